@@ -69,6 +69,10 @@ class Settings(BaseSettings):
         default="",
         description="A YAML or JSON file of tenants and the SHA-256 of their keys; empty: one tenant.",
     )
+    tenant_folders: bool = Field(
+        default=True,
+        description="A tenant's files must lie in the folder of its name in an allowed root; 0: anywhere.",
+    )
     audit_log: str = Field(
         default="audit.jsonl",
         description="A file of lines of JSON, one for each change asked for; a relative path is in home. "
@@ -242,8 +246,17 @@ class Settings(BaseSettings):
     @property
     def roots(self) -> tuple[Path, ...]:
         """Allowed source folders; the home's own caches and the deltas made here always are."""
-        named = [Path(part).expanduser().resolve() for part in self.allowed_roots.split(":") if part]
-        return (*named, (self.home / "models").resolve(), self.artifacts_folder.resolve())
+        return (*self._named_roots, (self.home / "models").resolve(), self.artifacts_folder.resolve())
+
+    def roots_of(self, tenant: str) -> tuple[Path, ...]:
+        """Where the files must lie that a tenant names; of "", the installation, in any of the roots."""
+        if not tenant or not self.tenant_folders:
+            return self.roots
+        return tuple(root / tenant for root in self._named_roots)
+
+    @property
+    def _named_roots(self) -> list[Path]:
+        return [Path(part).expanduser().resolve() for part in self.allowed_roots.split(":") if part]
 
     @property
     def artifacts_folder(self) -> Path:

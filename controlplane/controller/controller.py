@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 from controlplane import errors
 from controlplane.cluster.engine_status import EngineStatus, EngineView
@@ -305,11 +306,17 @@ class Controller:
                 await self._do_not_count(name, counted[-1])
             raise
 
+    def _roots(self, model: Model) -> tuple[Path, ...]:
+        """Where its files may lie. A delta that was made here lies where those are made."""
+        made_here = model.delta is not None and model.adapter is not None
+        roots = self._settings.roots_of(model.tenant)
+        return (*roots, self._settings.artifacts_folder.resolve()) if made_here else roots
+
     async def _read_counted(self, model: Model) -> None:
         await self._note(
             OperationKind.REGISTER, model.name, Phase.PROFILING, "reading its files", _read_share(model)
         )
-        limits = registration.Limits(self._settings.roots, self._settings.max_lora_rank)
+        limits = registration.Limits(self._roots(model), self._settings.max_lora_rank)
         versioned = (await self._repository.read_async()).models.get(model.base or "")
         base = versioned.record if versioned else None
         try:

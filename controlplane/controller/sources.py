@@ -61,8 +61,8 @@ def _allowed(path: Path, roots: Sequence[Path], param: str) -> Path:
         raise errors.InvalidRequest(f"'{path}' is not a usable path: {e}", param=param) from e
     if not is_inside(real, roots):
         raise errors.PathNotAllowed(
-            f"'{path}' is outside the folders this installation reads from (OSTINATO_ALLOWED_ROOTS); move it"
-            " there or add its folder",
+            f"'{path}' is outside the folders this installation reads from (OSTINATO_ALLOWED_ROOTS, and of a "
+            "tenant the folder of its name in one); move it there or add its folder",
             param=param,
         )
     return real

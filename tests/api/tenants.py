@@ -28,9 +28,10 @@ def write(path: Path, *entries: dict[str, Any]) -> None:
 
 
 def started(start: Start, path: Path, *entries: dict[str, Any], **options: Any) -> Installation:
-    """An installation with these tenants; by default one of each role, and a second deployer."""
+    """An installation with these tenants; by default one of each role, and a second deployer. Unless told
+    otherwise they share their files."""
     write(path, *(entries or (entry(name, role) for name, role in ROLES.items())))
-    return start(api_key=OWN_KEY, tenants=str(path), **options)
+    return start(api_key=OWN_KEY, tenants=str(path), **{"tenant_folders": False, **options})
 
 
 @dataclass(frozen=True)

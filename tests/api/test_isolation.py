@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,7 @@ from typing import Any
 import pytest
 import tenants
 from installations import Installation, Start
-from tenants import As, code
+from tenants import As, code, started
 
 CHAT = {"model": "{}", "messages": [{"role": "user", "content": "a"}]}
 FIGURE = {"task": "t", "metric": "exact_match", "value": 0.5, "items": 2}
@@ -249,3 +251,42 @@ def test_prefixes_are_looked_for_in_the_tenants_own_cache(divided: Installation)
         seen.append(divided.cluster.heard.beginning)
     assert seen[0] == seen[2] != seen[1]
     assert 0 not in seen
+
+
+# --- files -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def apart(start: Start, tmp_path: Path) -> Iterator[Installation]:
+    """With files of each deployer's own, of a base that is the installation's; one has links as well."""
+    made = started(start, tmp_path / "tenants.json", tenant_folders=True)
+    made.register("base")
+    for name in ("maker", "other"):
+        shutil.copytree(made.files / "v1", made.files / name / "adapter")
+    (made.files / "maker/link").symlink_to(made.files / "other/adapter")
+    (made.files / "maker/linked").mkdir()
+    for file in (made.files / "other/adapter").iterdir():
+        (made.files / "maker/linked" / file.name).symlink_to(file)
+    yield made
+    for name in ("maker", "other"):
+        shutil.rmtree(made.files / name)
+
+
+def test_a_tenant_registers_what_lies_in_its_own_folder(apart: Installation) -> None:
+    maker = As(apart, "maker")
+    assert maker.register("own", folder="maker/adapter")["phase"] == "Ready"
+    assert As(apart, "other").register("theirs", folder="other/adapter")["phase"] == "Ready"
+
+
+@pytest.mark.parametrize(
+    "folder", ["other/adapter", "maker/../other/adapter", "maker/link", "maker/linked", "v1", ""]
+)
+def test_but_nothing_of_anybody_else(apart: Installation, folder: str) -> None:
+    refused = As(apart, "maker").register("stolen", folder=folder)
+    assert refused["phase"] == "Failed"
+    assert refused["error"]["error"]["code"] == "path_not_allowed"
+
+
+def test_the_installation_registers_from_everywhere(apart: Installation) -> None:
+    assert As(apart, "chief").register("any", folder="maker/adapter")["phase"] == "Ready"
+    assert apart.register("own", "base", folder="other/adapter")["phase"] == "Ready"
