@@ -170,7 +170,7 @@ class Settings(BaseSettings):
     )
     max_body_bytes: int = Field(default=4 << 20, ge=1024)
     write_timeout_s: float = Field(
-        default=30.0, gt=0, description="A client that takes nothing of its answer for so long is cut off."
+        default=20.0, gt=0, description="A client that takes nothing of its answer for so long is cut off."
     )
     unsent_bytes: int = Field(
         default=8 << 10,

@@ -53,7 +53,7 @@ _IN_VAIN = (
     errors.EngineFailed,
     errors.Unavailable,
 )
-WRITE_S = 30.0  # of streams that no setting speaks of
+WRITE_S = 20.0  # of streams that no setting speaks of
 CUT = "cut"  # the client read nothing of its answer for too long
 
 
