@@ -325,7 +325,10 @@ class InMemoryCluster:
         return [await self._engine(host).worker.report()]
 
     async def residency(self, host: str) -> list[EngineResidency]:
-        return [await self._engine(host).worker.residency()]
+        engine = self._engine(host)
+        if engine.view.status is EngineStatus.STARTING:  # as one that Serve does not reach yet
+            raise errors.Unavailable(f"no engine of '{host}' is there; try again", retry_after_s=5)
+        return [await engine.worker.residency()]
 
     async def limit_variants(self, host: str, limit: int) -> None:
         await self._engine(host).worker.limit_variants(limit)

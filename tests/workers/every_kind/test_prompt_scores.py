@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
-from variant_lab import LAYERS, MODELS, Checkpoints, Lab, engine_config, running
+from variant_lab import MODELS, Lab
 
 from workers.messages import EngineCall
 
@@ -27,19 +26,12 @@ TEXTS = (
     "Once upon a time, in a village by the sea, there lived a fisherman. " * 4,
     "One, two, three, four, five, six, seven. " * 12,
 )
-PLANS = {"one process": (1, (LAYERS,)), "three-way tensors": (3, (LAYERS,))}
 
 
 @dataclass(frozen=True)
 class Prompt:
     ids: list[int]
     logprobs: list[dict[int, float]]  # of each token but the first
-
-
-@pytest.fixture(scope="module", params=PLANS)
-def lab(request: pytest.FixtureRequest, checkpoints: Checkpoints) -> Iterator[Lab]:
-    with running(checkpoints, engine_config(checkpoints.base, *PLANS[request.param])) as lab:
-        yield lab
 
 
 async def scored(lab: Lab, model: str, text: str) -> Prompt:
@@ -71,6 +63,7 @@ def worst(reference: Any, prompts: list[Prompt]) -> float:
     return off
 
 
+@pytest.mark.parametrize("lab", ["one process", "three-way tensors"], indirect=True)
 def test_prompts_are_scored_with_each_models_own_weights(lab: Lab) -> None:
     rows = [(model, text) for text in TEXTS for model in MODELS]
     found = lab.run(all_scored(lab, rows))

@@ -3,35 +3,13 @@ equals what transformers answers with its merged (dequantised) weights."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-from variant_lab import (
-    KINDS,
-    LAYERS,
-    MODELS,
-    PROMPTS,
-    Checkpoints,
-    Lab,
-    engine_config,
-    running,
-)
+from variant_lab import KINDS, MODELS, PROMPTS, Lab
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-PLANS = {
-    "one process": (1, (LAYERS,)),
-    "two stages": (1, (1, LAYERS - 1)),
-    "three-way tensors": (3, (LAYERS,)),
-}
 
-
-@pytest.fixture(scope="module", params=PLANS)
-def lab(request: pytest.FixtureRequest, checkpoints: Checkpoints) -> Iterator[Lab]:
-    with running(checkpoints, engine_config(checkpoints.base, *PLANS[request.param])) as lab:
-        yield lab
-
-
+@pytest.mark.parametrize("lab", ["one process", "two stages", "three-way tensors"], indirect=True)
 def test_one_batch_equals_merged_weights(lab: Lab) -> None:
     rows = [(model, prompt) for prompt in PROMPTS for model in MODELS]
     for name in KINDS:
