@@ -259,34 +259,38 @@ def test_prefixes_are_looked_for_in_the_tenants_own_cache(divided: Installation)
 @pytest.fixture
 def apart(start: Start, tmp_path: Path) -> Iterator[Installation]:
     """With files of each deployer's own, of a base that is the installation's; one has links as well."""
-    made = started(start, tmp_path / "tenants.json", tenant_folders=True)
+    makers = [tenants.entry(name, "deployer") for name in ("left", "right")]
+    made = started(
+        start, tmp_path / "tenants.json", *makers, tenants.entry("chief", "admin"), tenant_folders=True
+    )
     made.register("base")
-    for name in ("maker", "other"):
-        shutil.copytree(made.files / "v1", made.files / name / "adapter")
-    (made.files / "maker/link").symlink_to(made.files / "other/adapter")
-    (made.files / "maker/linked").mkdir()
-    for file in (made.files / "other/adapter").iterdir():
-        (made.files / "maker/linked" / file.name).symlink_to(file)
+    left, right = made.files / "left", made.files / "right"
+    for folder in (left, right):
+        shutil.copytree(made.files / "v1", folder / "adapter")
+    (left / "link").symlink_to(right / "adapter")
+    (left / "linked").mkdir()
+    for file in (right / "adapter").iterdir():
+        (left / "linked" / file.name).symlink_to(file)
     yield made
-    for name in ("maker", "other"):
-        shutil.rmtree(made.files / name)
+    for folder in (left, right):
+        shutil.rmtree(folder)
 
 
 def test_a_tenant_registers_what_lies_in_its_own_folder(apart: Installation) -> None:
-    maker = As(apart, "maker")
-    assert maker.register("own", folder="maker/adapter")["phase"] == "Ready"
-    assert As(apart, "other").register("theirs", folder="other/adapter")["phase"] == "Ready"
+    left = As(apart, "left")
+    assert left.register("own", folder="left/adapter")["phase"] == "Ready"
+    assert As(apart, "right").register("theirs", folder="right/adapter")["phase"] == "Ready"
 
 
 @pytest.mark.parametrize(
-    "folder", ["other/adapter", "maker/../other/adapter", "maker/link", "maker/linked", "v1", ""]
+    "folder", ["right/adapter", "left/../right/adapter", "left/link", "left/linked", "v1", ""]
 )
 def test_but_nothing_of_anybody_else(apart: Installation, folder: str) -> None:
-    refused = As(apart, "maker").register("stolen", folder=folder)
+    refused = As(apart, "left").register("stolen", folder=folder)
     assert refused["phase"] == "Failed"
     assert refused["error"]["error"]["code"] == "path_not_allowed"
 
 
 def test_the_installation_registers_from_everywhere(apart: Installation) -> None:
-    assert As(apart, "chief").register("any", folder="maker/adapter")["phase"] == "Ready"
-    assert apart.register("own", "base", folder="other/adapter")["phase"] == "Ready"
+    assert As(apart, "chief").register("any", folder="left/adapter")["phase"] == "Ready"
+    assert apart.register("own", "base", folder="right/adapter")["phase"] == "Ready"

@@ -72,7 +72,7 @@ class BoundedWrites(HttpToolsProtocol):
         self._least_unsent = min(unsent, self._least_unsent)
         limit_s = self.patience * WRITE_S
         left_s = self._moved_s + limit_s - now_s
-        if left_s > 0:
+        if left_s > 1e-9:  # as sums of fractions come out
             self._look_at_writes_later(min(left_s, limit_s / LOOKS))
         else:
             self._stall_timer = None
