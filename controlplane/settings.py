@@ -14,6 +14,7 @@ from workers.addresses import Ports
 MAX_SEQUENCES = 16  # of a request, as many as an engine holds by default
 MAX_WORDS = 256  # in a list of them; OpenAI takes four stop sequences
 MAX_GRAMMAR_BYTES = 64 << 10
+WRITE_TIMEOUT_S = 20.0
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 NO_GPUS = "none"
@@ -170,7 +171,9 @@ class Settings(BaseSettings):
     )
     max_body_bytes: int = Field(default=4 << 20, ge=1024)
     write_timeout_s: float = Field(
-        default=20.0, gt=0, description="A client that takes nothing of its answer for so long is cut off."
+        default=WRITE_TIMEOUT_S,
+        gt=0,
+        description="A client that takes nothing of its answer for so long is cut off.",
     )
     unsent_bytes: int = Field(
         default=8 << 10,

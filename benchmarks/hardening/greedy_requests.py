@@ -14,6 +14,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 
+from benchmarks.hardening.probing import ms
 from benchmarks.live.arrivals import Mix, endless
 from benchmarks.live.groups import BASE, Running
 from benchmarks.live.streaming import COMPLETIONS, Kind, Outcome, Target, closed_loop
@@ -29,16 +30,13 @@ def greedy(running: Running) -> dict[str, dict[str, Any]]:
     served = running.served
     room = served.max_model_len - served.max_output - 1
     choices = [f"choice number {number:05d}" for number in range(MAX_GRAMMAR_BYTES // 32)]
+    longest = " ".join(f"w{1 + number % 50}" for number in range(room))
     few, long = {"prompt": "w1 w2 w3"}, {"max_tokens": served.max_output, "ignore_eos": True}
     return {
         "n": {**few, **long, "n": MAX_SEQUENCES},
         "logprobs": {**few, **long, "logprobs": MOST_LOGPROBS},
-        "prompt": {"prompt": " ".join(f"w{1 + number % 50}" for number in range(room)), "max_tokens": 1},
-        "prompt_logprobs": {
-            "prompt": " ".join(f"w{1 + number % 50}" for number in range(room)),
-            "max_tokens": 1,
-            "prompt_logprobs": MOST_LOGPROBS,
-        },
+        "prompt": {"prompt": longest, "max_tokens": 1},
+        "prompt_logprobs": {"prompt": longest, "max_tokens": 1, "prompt_logprobs": MOST_LOGPROBS},
         "stop": {**few, **long, "stop": [f"never {number}" for number in range(MAX_WORDS)]},
         "grammar": {**few, "max_tokens": 8, "structured_outputs": {"choice": choices}},
     }
@@ -52,6 +50,8 @@ def measure(running: Running, seconds: float) -> dict[str, Any]:
         outcomes, asked = asyncio.run(_beside(running, body, seconds, number))
         rows.append({"greedy": kind, **asked, **_told(outcomes)})
     alone.append(_told(asyncio.run(_others(running, seconds, 0))))
+    if not all(row["answers"] for row in (*alone, *rows)):
+        raise RuntimeError(f"expected answers to the others in each part, got {alone} and {rows}")
     idle_ms = max(row["p99_ms"] for row in alone)
     for row in rows:
         row["of_idle_p99"] = round(row["p99_ms"] / idle_ms, 2)
@@ -92,12 +92,5 @@ async def _beside(
 
 
 def _told(outcomes: list[Outcome]) -> dict[str, Any]:
-    taken_ms = [1e3 * (o.end_s - o.ask.at_s) for o in outcomes if o.kind == Kind.ANSWERED]
-    p50, p99 = np.percentile(taken_ms, [50, 99]) if taken_ms else (float("nan"), float("nan"))
-    failed = sum(o.kind != Kind.ANSWERED for o in outcomes)
-    return {
-        "answers": len(taken_ms),
-        "failed": failed,
-        "p50_ms": round(float(p50), 1),
-        "p99_ms": round(float(p99), 1),
-    }
+    taken_s = [o.end_s - o.ask.at_s for o in outcomes if o.kind == Kind.ANSWERED]
+    return {"answers": len(taken_s), "failed": len(outcomes) - len(taken_s), **ms(taken_s)}

@@ -18,12 +18,13 @@ from starlette.types import Receive, Scope, Send
 
 from controlplane import errors
 from controlplane.api.departure import unless_client_leaves
-from controlplane.api.request_bounds import DEFAULTS, Bounds, check, output_limit
+from controlplane.api.request_bounds import DEFAULTS, Bounds, check, has_length
 from controlplane.api.services import Services
 from controlplane.api.time_limit import TimeLimit, WriteLimit
 from controlplane.gateway.engine_errors import from_engine, from_engine_event
 from controlplane.gateway.metrics import UNKNOWN
 from controlplane.gateway.rate_book import Charge
+from controlplane.settings import WRITE_TIMEOUT_S
 from controlplane.traffic.attainment import Outcome, attained
 from controlplane.traffic.request_terms import (
     NO_TERMS,
@@ -53,7 +54,6 @@ _IN_VAIN = (
     errors.EngineFailed,
     errors.Unavailable,
 )
-WRITE_S = 20.0  # of streams that no setting speaks of
 CUT = "cut"  # the client read nothing of its answer for too long
 
 
@@ -146,7 +146,7 @@ def _written(body: dict[str, Any], changes: dict[str, Any]) -> bytes:
 
 
 def _bounded(path: str, body: dict[str, Any], max_tokens: int) -> dict[str, int]:
-    if output_limit(body, max_tokens) is not None or path != CHAT:
+    if has_length(body, max_tokens) or path != CHAT:
         return {}
     return {"max_completion_tokens": max_tokens}
 
@@ -381,7 +381,7 @@ class ClosingStream(StreamingResponse):
         close: Callable[[], Awaitable[None]],
         media_type: str,
         cut: Callable[[], None] = lambda: None,
-        write_s: float = WRITE_S,
+        write_s: float = WRITE_TIMEOUT_S,
     ) -> None:
         super().__init__(content, media_type=media_type)
         self._content = content

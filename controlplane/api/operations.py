@@ -17,7 +17,7 @@ from controlplane.state.repository import Put, State, Versioned
 from controlplane.state.transactions import Context, Outcome
 from controlplane.traffic.tenants import Caller
 
-KEEP_ALIVE_S = 25.0
+KEEP_ALIVE_S = 25.0  # proxies on the way take a stream for dead after 30 to 60 s
 MAX_WATCHERS = 5_000  # of a gateway: less than its places, which requests for models need as well
 
 

@@ -43,8 +43,8 @@ def check(body: Mapping[str, Any], bounds: Bounds) -> None:
     _check_grammars(body, bounds.grammar_bytes)
 
 
-def output_limit(body: Mapping[str, Any], max_tokens: int) -> int | None:
-    """How long an answer may be at most by the body's own words; None where it has none.
+def has_length(body: Mapping[str, Any], max_tokens: int) -> bool:
+    """Whether the body says how long an answer may be at most.
 
     Errors: InvalidRequest where that is more than `max_tokens`, or no integer.
     """
@@ -58,7 +58,7 @@ def output_limit(body: Mapping[str, Any], max_tokens: int) -> int | None:
                 f"{max_tokens} tokens",
                 param=name,
             )
-    return min(value for _, value in requested) if requested else None
+    return bool(requested)
 
 
 def _check_sequences(body: Mapping[str, Any], most: int) -> None:

@@ -387,8 +387,8 @@ def ray_switches(settings: Settings) -> dict[str, str]:
 
 
 def _start_node(cluster: LocalCluster, settings: Settings, progress: Progress) -> None:
-    """Ray waits 30 s for a node to register, and cannot be told to wait longer: where a machine is busy, the
-    second start finds its files in memory. Errors: Unavailable."""
+    """Ray waits 30 s for a node to register, and cannot be told to wait longer. A machine that was too busy
+    for that gets a second try. Errors: Unavailable."""
     try:
         _start_ray(cluster, settings)
     except errors.Unavailable as e:

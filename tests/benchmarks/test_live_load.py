@@ -14,7 +14,7 @@ from benchmarks.live.arrivals import Mix, Share, endless, poisson
 from benchmarks.live.memory import MIB, growth
 from benchmarks.live.streaming import COMPLETIONS, Ask, Kind, Outcome, Target, closed_loop, open_loop, text_of
 from benchmarks.overload import report
-from benchmarks.overload.classes import CLASSES, TENANTS, PriorityClass, shares
+from benchmarks.overload.classes import CLASSES, TENANTS, PriorityClass, parts, shares, within
 
 TOKENS = 3
 
@@ -153,6 +153,17 @@ def test_shares_are_of_every_class_and_tenant() -> None:
     }
 
 
+def test_a_small_tenant_keeps_to_its_part_of_the_capacity_and_nobody_waits_longer_than_told() -> None:
+    for factor in (3.0, 10.0):
+        made = shares(CLASSES, 0.02, {}, parts(0.4, factor))
+        small = sum(share.share for share in made if share.tenant == "small")
+        assert factor * small == pytest.approx(0.4)
+        assert sum(share.share for share in made) == pytest.approx(1.0)
+    assert parts(None, 3.0) == TENANTS
+    assert [one.ttft_s for one in CLASSES] == [1.0, 4.0, 15.0]
+    assert [one.ttft_s for one in within(CLASSES, 2.0)] == [1.0, 2.0, 2.0]
+
+
 def outcome(at_s: float, first_s: float | None, end_s: float, code: str = "", status: int = 200) -> Outcome:
     ask = Ask(at_s, "m", 5, TOKENS, "high", "small")
     return Outcome(ask, at_s, first_s, end_s, TOKENS if not code else 0, 5, status, code)
@@ -206,3 +217,19 @@ def test_a_process_that_came_later_may_grow_while_it_starts() -> None:
         "share": 0.0,
         "mib_per_minute": 0.0,
     }
+
+
+def test_goodput_is_of_what_was_answered_while_the_load_lasted() -> None:
+    """Ten seconds of which the first does not count: two answers of three tokens in nine of them."""
+    outcomes = [
+        outcome(0.1, 0.2, 0.9),  # too early
+        outcome(1.0, 1.5, 2.0),
+        outcome(5.0, 5.1, 10.0),
+        outcome(9.0, 9.1, 10.1),  # too late
+        outcome(2.0, None, 2.25, "overloaded", 429),
+    ]
+    found = report.against_capacity(outcomes, tokens_per_s=2.0, seconds=10.0)
+    assert found["goodput_tokens_per_s"] == round(6 / 9, 1)
+    assert found["goodput_of_capacity"] == round(6 / 9 / 2.0, 4)
+    assert found["admitted_ttft_s"]["max"] == 0.5
+    assert found["refused_after_s"]["p50"] == 0.25

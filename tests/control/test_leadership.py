@@ -262,6 +262,7 @@ def stopped_between_commits(of: Process, file: Path) -> bool:
     """Whether it was. One that is stopped within a commit keeps SQLite's lock, and nobody can write: then it
     goes on."""
     of.process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, of.process.pid, os.WSTOPPED)  # a signal takes effect somewhat later
     with contextlib.closing(sqlite3.connect(file, timeout=0.5, isolation_level=None)) as db:
         try:
             db.execute("BEGIN IMMEDIATE")

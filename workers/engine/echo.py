@@ -116,30 +116,27 @@ class EchoEngine:
                 speaker = Speaker(request["model"], answerer, is_chat)
                 await self._send_stream(send, speaker, text, request)
             else:
-                await asyncio.sleep(self._config.echo_tpot_s * len(text.split()))
+                if pace_s := self._config.echo_tpot_s:
+                    await asyncio.sleep(pace_s * len(text.split()))
                 await _answer(send, whole_answer(request["model"], text, is_chat, answerer))
 
     @asynccontextmanager
     async def _row(self) -> AsyncIterator[None]:
-        """A place in the batch; at once all that are here run. None has keys and values."""
-        if not self._config.echo_tpot_s:
-            self._count(1, 0)
+        """A place in the batch, of which there are so many at a pace only. None has keys and values."""
+        paced = self._config.echo_tpot_s > 0
+        if paced:
+            self._count(0, 1)
             try:
-                yield
+                await self._rows.acquire()
             finally:
-                self._count(-1, 0)
-            return
-        self._count(0, 1)
-        try:
-            await self._rows.acquire()
-        finally:
-            self._count(0, -1)
+                self._count(0, -1)
         self._count(1, 0)
         try:
             yield
         finally:
-            self._rows.release()
             self._count(-1, 0)
+            if paced:
+                self._rows.release()
 
     def _count(self, running: int, waiting: int) -> None:
         """So many more of them."""

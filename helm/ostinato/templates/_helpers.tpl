@@ -243,7 +243,7 @@ applications:
   value: "0"
 # Of a client that is to send, or to read: an hour by Serve's own choice.
 - name: RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S
-  value: {{ .Values.settings.writeTimeoutS | default 20 | quote }}
+  value: {{ .Values.settings.writeTimeoutS | default 20 | float64 | ceil | int | quote }}
 {{- end }}
 # A proxy that died is missed after three looks, ten seconds apart by Serve's own choice.
 - name: RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S
