@@ -241,9 +241,9 @@ applications:
 # The gateway answers inference calls in its replica's own server, so both share one loop.
 - name: RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD
   value: "0"
-# Of a client that is to send, or to read: an hour by Serve's own choice.
+# Of a client that is to send, or to read, as OSTINATO_WRITE_TIMEOUT_S is; an hour by Serve's own choice.
 - name: RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S
-  value: {{ .Values.settings.writeTimeoutS | default 20 | float64 | ceil | int | quote }}
+  value: "20"
 {{- end }}
 # A proxy that died is missed after three looks, ten seconds apart by Serve's own choice.
 - name: RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S
