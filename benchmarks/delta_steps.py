@@ -20,10 +20,9 @@ import argparse
 import itertools
 import json
 import os
-import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from benchmarks import gpu_engine, rehearsing
 from benchmarks.rehearsal_engine import SHAPE as REHEARSED
 from benchmarks.rehearsal_engine import base_of
 from benchmarks.serving import deltas
+from benchmarks.streams import Player, Stream, median
 from workers.group.cuda_graphs import graph_sizes, sizes_for
 from workers.variant_config import VariantConfig
 
@@ -53,56 +53,6 @@ class Lengths:
     rounds: int = 5
 
 
-@dataclass
-class Stream:
-    """A request: `after`, it is sent once all before it have so many tokens."""
-
-    prompt: int
-    tokens: int
-    variant: Any = None
-    after: int = 0
-    sent_s: float = 0.0
-    arrivals_s: list[float] = field(default_factory=list)
-
-    @property
-    def ttft_ms(self) -> float:
-        return (self.arrivals_s[0] - self.sent_s) * 1e3
-
-    def gaps_ms(self, since_s: float = 0.0) -> list[float]:
-        return [(b - a) * 1e3 for a, b in itertools.pairwise(self.arrivals_s) if b >= since_s]
-
-
-class Player:
-    """Sends streams to an engine and notes when each token arrives."""
-
-    def __init__(self, llm: Any, vocabulary: int) -> None:
-        self._engine, self._vocabulary = llm.llm_engine, vocabulary
-        self._sent = 0
-
-    def play(self, streams: Sequence[Stream]) -> None:
-        running: dict[str, Stream] = {}
-        waiting = list(streams)
-        while waiting or self._engine.has_unfinished_requests():
-            while waiting and all(len(s.arrivals_s) >= waiting[0].after for s in running.values()):
-                stream = waiting.pop(0)
-                running[self._send(stream)] = stream
-            for output in self._engine.step():
-                now, tokens = time.perf_counter(), len(output.outputs[0].token_ids)
-                stream = running[output.request_id]
-                stream.arrivals_s += [now] * (tokens - len(stream.arrivals_s))
-
-    def _send(self, stream: Stream) -> str:
-        from vllm import SamplingParams
-
-        self._sent += 1
-        name = f"stream-{self._sent}"
-        prompt = [5 + (37 * i + 101 * self._sent) % (self._vocabulary - 5) for i in range(stream.prompt)]
-        sampling = SamplingParams(max_tokens=stream.tokens, temperature=0, ignore_eos=True, detokenize=False)
-        stream.sent_s = time.perf_counter()
-        self._engine.add_request(name, {"prompt_token_ids": prompt}, sampling, lora_request=stream.variant)
-        return name
-
-
 def measured(player: Player, variants: Sequence[Any], lengths: Lengths) -> dict[str, Any]:
     """`variants`: what to ask with, or None for the base, as many times."""
     player.play([Stream(lengths.short, 4, variant) for variant in variants])  # all are in their slots
@@ -119,18 +69,18 @@ def _alone(player: Player, variant: Any, lengths: Lengths) -> dict[str, Any]:
         streams = [Stream(prompt, 2, variant) for _ in range(lengths.rounds + 1)]  # the first one warms
         for stream in streams:
             player.play([stream])
-        ttft_ms[str(prompt)] = _median(stream.ttft_ms for stream in streams[1:])
+        ttft_ms[str(prompt)] = median(stream.ttft_ms for stream in streams[1:])
     streams = [Stream(lengths.short, lengths.tokens, variant) for _ in range(lengths.rounds)]
     for stream in streams:
         player.play([stream])
-    return {"ttft_ms": ttft_ms, "tpot_ms": _median(gap for stream in streams for gap in stream.gaps_ms())}
+    return {"ttft_ms": ttft_ms, "tpot_ms": median(gap for stream in streams for gap in stream.gaps_ms())}
 
 
 def _together(player: Player, variants: Sequence[Any], lengths: Lengths) -> float:
     streams = [Stream(lengths.short, lengths.tokens, variant) for variant in variants]
     player.play(streams)
     last_began_s = max(stream.arrivals_s[0] for stream in streams)
-    return _median(gap for stream in streams for gap in stream.gaps_ms(last_began_s)[1:])
+    return median(gap for stream in streams for gap in stream.gaps_ms(last_began_s)[1:])
 
 
 def _mixed(player: Player, variants: Sequence[Any], lengths: Lengths) -> dict[str, float]:
@@ -139,13 +89,9 @@ def _mixed(player: Player, variants: Sequence[Any], lengths: Lengths) -> dict[st
         streams = [Stream(lengths.short, lengths.tokens, variant) for variant in variants[1:]]
         late = Stream(lengths.mixed, 2, variants[0], after=lengths.tokens // 4)
         player.play([*streams, late])
-        gaps.append(_median(max(stream.gaps_ms(late.sent_s)) for stream in streams))
+        gaps.append(median(max(stream.gaps_ms(late.sent_s)) for stream in streams))
         ttfts.append(late.ttft_ms)
-    return {"gap_ms": _median(gaps[1:]), "ttft_ms": _median(ttfts[1:])}
-
-
-def _median(values: Any) -> float:
-    return round(float(statistics.median(values)), 3)
+    return {"gap_ms": median(gaps[1:]), "ttft_ms": median(ttfts[1:])}
 
 
 def one(bits: int, count: int, work: Path) -> None:

@@ -15,6 +15,7 @@ import argparse
 import json
 import statistics
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,16 +36,19 @@ SETS = {"8 x r16": [16] * 8, "32 x r16": [16] * 32, "8 x r8..64": [8, 16, 32, 64
 SHAPES = {"llama-2-7b": gpu_engine.LLAMA_7B, "qwen2.5-7b": gpu_engine.QWEN_7B}
 
 
-def write_adapter(folder: Path, rank: int, seed: int, shape: dict[str, int]) -> Path:
-    """A random LoRA on q, k, v and o, as PEFT writes it."""
+def write_adapter(
+    folder: Path, rank: int, seed: int, shape: dict[str, int], modules: Sequence[str] = ATTENTION
+) -> Path:
+    """A random LoRA, as PEFT writes it. `modules`: the linears that it is of, by their last names."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
-    shapes = gpu_engine.linear_shapes(shape)
+    shapes = {
+        name: dims for name, dims in gpu_engine.linear_shapes(shape).items() if name.split(".")[-1] in modules
+    }
     tensors = {}
     for layer in range(shape["num_hidden_layers"]):
-        for module in ATTENTION:
-            out, into = shapes[f"self_attn.{module}"]
-            name = f"base_model.model.model.layers.{layer}.self_attn.{module}"
+        for module, (out, into) in shapes.items():
+            name = f"base_model.model.model.layers.{layer}.{module}"
             a, b = rng.standard_normal((rank, into)), rng.standard_normal((out, rank))
             tensors[f"{name}.lora_A.weight"] = (a / into**0.5).astype(np.float16)
             tensors[f"{name}.lora_B.weight"] = (0.02 * b).astype(np.float16)
@@ -55,7 +59,7 @@ def write_adapter(folder: Path, rank: int, seed: int, shape: dict[str, int]) -> 
         "r": rank,
         "lora_alpha": rank,
         "bias": "none",
-        "target_modules": list(ATTENTION),
+        "target_modules": list(modules),
         "base_model_name_or_path": "dummy-7b",
     }
     (folder / "adapter_config.json").write_text(json.dumps(config))

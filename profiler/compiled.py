@@ -31,6 +31,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 _PACKAGES = (
     "profiler",
     "workers/scheduling",
+    "workers/kernels/copying",
     "workers/kernels/sparse_delta",
     "controlplane/routing",
     "controlplane/simulation",

@@ -37,6 +37,7 @@ from profiler.variants.types import (
 
 CHUNK_BYTES = 1 << 20  # still in the processor's cache when it is hashed
 FINITE_BLOCK = 1 << 16  # values looked at together, for the same reason
+STRETCH_ALIGNMENT = 128  # bytes; more than any value has
 # The bits that are all ones in infinities and NaNs, and the unsigned type of that width.
 EXPONENTS: dict[str, tuple[type[np.unsignedinteger[Any]], int]] = {
     "F16": (np.uint16, 0x7C00),
@@ -92,6 +93,64 @@ def read_tensors(
     return begins
 
 
+def read_stretches(
+    folder: Path, file: FileRef, refs: Iterable[TensorRef], into: memoryview
+) -> dict[TensorRef, int]:
+    """Tensors of a file that is stored as it is, into `into`: where each begins there, at a multiple of its
+    values' bytes. Neighbours of one type are read at once. `stretches_bytes` says how much room is needed.
+
+    The file's size is verified, the values are not. Raises CheckpointError.
+    """
+    path, begins = folder / file.name, dict[TensorRef, int]()
+    try:
+        with open_file(path) as raw:
+            source = Source(os.fstat(raw.fileno()).st_size, raw.readinto)
+            if source.size_bytes != file.size_bytes:
+                raise _other_size(path, file)
+            at = 0
+            for stretch in _neighbours(refs):
+                first, size = stretch[0].offset, sum(ref.size_bytes for ref in stretch)
+                raw.seek(first)
+                if source.fill(into[at : at + size]) != size:
+                    raise _other_size(path, file)
+                begins |= {ref: at + ref.offset - first for ref in stretch}
+                at += _rounded_up(size)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    return begins
+
+
+def stretches_bytes(refs: Iterable[TensorRef]) -> int:
+    """The room that `read_stretches` needs at most."""
+    return sum(_rounded_up(ref.size_bytes) for ref in refs)
+
+
+def _rounded_up(size: int) -> int:
+    return -(-size // STRETCH_ALIGNMENT) * STRETCH_ALIGNMENT
+
+
+def _neighbours(refs: Iterable[TensorRef]) -> Iterator[list[TensorRef]]:
+    """In the file's order, those of one type that follow one another together."""
+    stretch: list[TensorRef] = []
+    for ref in sorted(refs, key=lambda ref: ref.offset):
+        last = stretch[-1] if stretch else None
+        if last and (ref.dtype, ref.offset) != (last.dtype, last.offset + last.size_bytes):
+            yield stretch
+            stretch = []
+        stretch.append(ref)
+    if stretch:
+        yield stretch
+
+
+def not_finite(folder: Path, ref: TensorRef, at: int) -> CheckpointError:
+    """What to say of a tensor whose value number `at` is a NaN or an infinity."""
+    index = ", ".join(str(int(i)) for i in np.unravel_index(at, ref.shape))
+    return CheckpointError(
+        f"{folder / ref.file}: {ref.name} holds a value that is not finite at [{index}]; "
+        "train or compress the variant again"
+    )
+
+
 def check_finite(data: memoryview, refs: Iterable[TensorRef], folder: Path) -> None:
     """Raises CheckpointError if a floating-point tensor in a file's `data` holds a NaN or an infinity."""
     for ref in refs:
@@ -101,7 +160,7 @@ def check_finite(data: memoryview, refs: Iterable[TensorRef], folder: Path) -> N
 def _check_values(data: memoryview, ref: TensorRef, folder: Path) -> None:
     at = _not_finite(data, ref.dtype)
     if at is not None:
-        raise _bad_value(folder, ref, at)
+        raise not_finite(folder, ref, at)
 
 
 def verify_data(manifest: Manifest) -> None:
@@ -124,7 +183,7 @@ def _verify_file(folder: Path, file: FileRef, refs: Iterable[TensorRef]) -> None
             for ref, start, piece in _pieces(source, path, file, refs):
                 digest.update(piece)
                 if ref is not None and fault is None and (at := _not_finite(piece, ref.dtype)) is not None:
-                    fault = _bad_value(folder, ref, start // _value_bytes(ref) + at)
+                    fault = not_finite(folder, ref, start // _value_bytes(ref) + at)
             if not source.at_end():
                 raise _other_size(path, file)
     except OSError as error:
@@ -175,14 +234,6 @@ def _not_finite(data: memoryview, dtype: str) -> int | None:
         if bad.any():
             return start + int(bad.argmax())
     return None
-
-
-def _bad_value(folder: Path, ref: TensorRef, at: int) -> CheckpointError:
-    index = ", ".join(str(int(i)) for i in np.unravel_index(at, ref.shape))
-    return CheckpointError(
-        f"{folder / ref.file}: {ref.name} holds a value that is not finite at [{index}]; "
-        "train or compress the variant again"
-    )
 
 
 def refs_of(module: LoraModule | BoftModule | SparseModule | SvdModule) -> Iterator[TensorRef]:

@@ -34,7 +34,7 @@ def with_large_tiles(rows: Rows) -> Rows:
 
     def tiles(num_rows: int) -> Tiles:
         most = max_tiles(num_rows, rows.num_slots, LARGE_BLOCK)
-        return Tiles(LARGE_BLOCK, most, large[:most], rows._parts["order"])
+        return Tiles(num_rows, LARGE_BLOCK, most, large[:most], rows._parts["order"])
 
     rows.tiles = tiles  # type: ignore[method-assign]
     return rows

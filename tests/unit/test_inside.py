@@ -15,7 +15,13 @@ from profiler.errors import CheckpointError
 from profiler.types import ModelSpec
 from profiler.variants.reading import read_manifest
 from profiler.variants.types import VariantLimits
-from profiler.variants.verifying import read_file, read_tensors, tensors_of, verify_data
+from profiler.variants.verifying import (
+    read_file,
+    read_stretches,
+    read_tensors,
+    tensors_of,
+    verify_data,
+)
 
 
 @pytest.fixture
@@ -63,6 +69,7 @@ def test_one_that_is_exchanged_between_its_headers_and_its_bytes(confined: Path,
     for read in (
         lambda: read_file(folder, file),
         lambda: read_tensors(folder, file, tensors_of(manifest), into),
+        lambda: read_stretches(folder, file, tensors_of(manifest), into),
         lambda: verify_data(manifest),
     ):
         with pytest.raises(CheckpointError, match="lies outside the folders"):

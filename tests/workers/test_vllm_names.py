@@ -74,6 +74,11 @@ RELIED_ON = [
     ("v1/worker/gpu/sample/prompt_logprob.py", "PromptLogprobsWorker", ("compute_prompt_logprobs",)),
     ("forward_context.py", "ForwardContext", ("no_compile_layers",)),
     ("config/compilation.py", "CompilationConfig", ("static_forward_context",)),
+    # workers.variants.graph_choice
+    ("v1/worker/gpu/model_runner.py", "GPUModelRunner", ("execute_model", "cudagraph_manager")),
+    ("v1/worker/gpu_model_runner.py", "GPUModelRunner", ("execute_model", "cudagraph_dispatcher")),
+    ("v1/core/sched/output.py", "SchedulerOutput", ("scheduled_new_reqs",)),
+    ("v1/core/sched/output.py", "NewRequestData", ("req_id", "lora_request")),
     # workers.group.cpu_pipeline
     ("v1/worker/cpu_worker.py", "CPUWorker", ("determine_available_memory",)),
     # workers.group
@@ -227,6 +232,20 @@ def test_a_rank_with_a_fixed_cache_needs_no_other_memory_free_than_we_say() -> N
     assert "init_snapshot.total_memory * cache_config.gpu_memory_utilization" in asked
     found = ast.unparse(function_in(tree("v1/worker/gpu_worker.py"), "determine_available_memory"))
     assert "if (kv_cache_memory_bytes := self.cache_config.kv_cache_memory_bytes)" in found
+
+
+@pytest.mark.parametrize(
+    ("file", "owner", "flag"),
+    [
+        ("v1/worker/gpu/cudagraph_utils.py", "CudaGraphManager", "_graphs_captured"),
+        ("v1/cudagraph_dispatcher.py", "CudagraphDispatcher", "keys_initialized"),
+    ],
+)
+def test_without_its_flag_no_graph_is_found_for_a_step(file: str, owner: str, flag: str) -> None:
+    """As `workers.variants.graph_choice` has it, which is asked before each step: in `execute_model`."""
+    chosen = ast.unparse(function_in(class_in(file, owner), "dispatch"))
+    assert f"self.{flag}" in chosen
+    assert "CUDAGraphMode.NONE" in chosen
 
 
 def test_a_model_without_a_chat_template_is_refused_in_the_words_that_we_know() -> None:

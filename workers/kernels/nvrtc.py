@@ -6,6 +6,7 @@ NVRTC and the driver are called through `cuda.bindings`, which torch's CUDA buil
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -13,15 +14,33 @@ from typing import Any
 
 import torch
 
-Argument = ctypes.Structure | ctypes.c_int | ctypes.c_int64 | ctypes.c_void_p
+
+class Parameters:
+    """Where a kernel's parameters lie when it is launched: made once, for making them anew takes longer than
+    the launch. `formats`: each parameter's, as `struct` has it: P, q, i, or 5i for a structure of five."""
+
+    def __init__(self, formats: Sequence[str]) -> None:
+        self._packed = struct.Struct("@" + "".join(formats))
+        self._memory = (ctypes.c_char * self._packed.size)()
+        before = ("".join(formats[:i]) for i in range(len(formats)))
+        starts = [struct.calcsize(f"@{b}0{f[-1]}") for b, f in zip(before, formats, strict=True)]
+        first = ctypes.addressof(self._memory)
+        self._pointers = (ctypes.c_void_p * len(formats))(*(first + start for start in starts))
+        self.address = ctypes.addressof(self._pointers)
+
+    def set(self, values: Sequence[int]) -> None:
+        self._packed.pack_into(self._memory, 0, *values)
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A compiled function that is loaded on a device, and the shared memory that a block of it takes."""
+    """A compiled function that is loaded on a device, the shared memory that a block of it takes, and its
+    parameters. One thread at a time launches it."""
 
     function: Any
     shared_bytes: int
+    parameters: Parameters
+    device: int
 
 
 def compiled(package: str, file: str, architecture: str, options: Sequence[str]) -> bytes:
@@ -52,25 +71,32 @@ def compiled(package: str, file: str, architecture: str, options: Sequence[str])
 
 
 def kernel(
-    package: str, file: str, name: str, architecture: str, options: Sequence[str], shared_bytes: int
+    package: str,
+    file: str,
+    name: str,
+    architecture: str,
+    options: Sequence[str],
+    shared_bytes: int,
+    formats: Sequence[str],
 ) -> Kernel:
-    """The function `name`, loaded on the current device. Raises ImportError where there is no
-    `cuda.bindings`, and RuntimeError."""
+    """The function `name`, loaded on the current device; `formats` as `Parameters` has them. Raises
+    ImportError where there is no `cuda.bindings`, and RuntimeError."""
     from cuda.bindings import driver
 
     module = _checked(driver.cuModuleLoadData(compiled(package, file, architecture, options)))
     function = _checked(driver.cuModuleGetFunction(module, name.encode()))
     most = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     _checked(driver.cuFuncSetAttribute(function, most, shared_bytes))
-    return Kernel(function, shared_bytes)
+    return Kernel(function, shared_bytes, Parameters(formats), torch.cuda.current_device())
 
 
-def launch(made: Kernel, grid: tuple[int, int], threads: int, arguments: Sequence[Argument]) -> None:
-    """On torch's current stream; graphs capture it. Raises RuntimeError."""
+def launch(made: Kernel, grid: tuple[int, int], threads: int, arguments: Sequence[int]) -> None:
+    """On torch's current stream of the kernel's device; graphs capture it. Raises RuntimeError."""
     from cuda.bindings import driver
 
-    addresses = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
-    stream = torch.cuda.current_stream().cuda_stream
+    made.parameters.set(arguments)
+    # torch.cuda.current_stream() builds an object, which takes longer than the launch.
+    stream = torch._C._cuda_getCurrentRawStream(made.device)
     _checked(
         driver.cuLaunchKernel(
             made.function,
@@ -81,7 +107,7 @@ def launch(made: Kernel, grid: tuple[int, int], threads: int, arguments: Sequenc
             1,
             made.shared_bytes,
             stream,
-            ctypes.addressof(addresses),
+            made.parameters.address,
             0,
         )
     )

@@ -34,9 +34,11 @@ class Tiles:
     """Tiles for one launch over `num_rows` rows.
 
     `tiles` is int32 [max_tiles, 3]: slot (-1: no tile), first position in `order`, rows in the tile.
-    `order` is int32 [rows]: row numbers grouped by slot; base rows are not in any tile.
+    `order` is int32 [rows]: row numbers grouped by slot; base rows are not in any tile. There are at most
+    `num_rows` rows of variants.
     """
 
+    num_rows: int
     block: int
     max_tiles: int
     tiles: torch.Tensor
@@ -122,11 +124,13 @@ def long_runs(slots: Int32s, of: Collection[int], at_least: int) -> tuple[Run, .
 class Rows:
     """The rows of the current batch, on a device, at addresses that never change.
 
-    One int32 buffer holds everything, so that a new batch costs one copy to the device.
+    One int32 buffer holds everything, so that a new batch costs one copy to the device. `exact`: no graph
+    captures launches over these rows, so each allows for the tiles that there are, and there is none without.
     """
 
-    def __init__(self, max_rows: int, num_slots: int, device: torch.device) -> None:
+    def __init__(self, max_rows: int, num_slots: int, device: torch.device, exact: bool = False) -> None:
         self.num_slots = num_slots
+        self._exact = exact
         self.max_rows = max_rows
         sizes = {
             "slots": max_rows,
@@ -162,7 +166,8 @@ class Rows:
         """The tiles for a launch over the first `num_rows` rows (a graph's padded size included)."""
         small = num_rows < LARGE_FROM
         block = SMALL_BLOCK if small else LARGE_BLOCK
-        return self._tiles("small" if small else "large", block, max_tiles(num_rows, self.num_slots, block))
+        most = max_tiles(num_rows, self.num_slots, block)
+        return self._tiles("small" if small else "large", num_rows, block, most)
 
     def tiles_by_count(self, num_rows: int) -> tuple[Tiles, ...]:
         """The tiles for several launches that together do what one over `tiles` does.
@@ -170,14 +175,25 @@ class Rows:
         Among many rows a variant that has few, which decodes beside another's prefill, has small tiles: its
         rows' results are then those of any batch that only decodes, and cost as little.
         """
+        if self._exact:
+            return tuple(self._exact_tiles(num_rows))
         if num_rows < LARGE_FROM:
             return (self.tiles(num_rows),)
-        few = self._tiles("few", SMALL_BLOCK, max_few_tiles(num_rows, self.num_slots))
-        many = self._tiles("many", LARGE_BLOCK, max_many_tiles(num_rows, self.num_slots))
+        few = self._tiles("few", num_rows, SMALL_BLOCK, max_few_tiles(num_rows, self.num_slots))
+        many = self._tiles("many", num_rows, LARGE_BLOCK, max_many_tiles(num_rows, self.num_slots))
         return (many, few)
 
-    def _tiles(self, name: str, block: int, most: int) -> Tiles:
-        return Tiles(block, most, self._parts[name].view(-1, 3)[:most], self._parts["order"])
+    def _exact_tiles(self, num_rows: int) -> Iterator[Tiles]:
+        """The same tiles, where there are any."""
+        blocks = (
+            {"small": SMALL_BLOCK} if num_rows < LARGE_FROM else {"many": LARGE_BLOCK, "few": SMALL_BLOCK}
+        )
+        for name, block in blocks.items():
+            if count := len(getattr(self.grouping, name)):
+                yield self._tiles(name, len(self.grouping.order), block, count)
+
+    def _tiles(self, name: str, num_rows: int, block: int, most: int) -> Tiles:
+        return Tiles(num_rows, block, most, self._parts[name].view(-1, 3)[:most], self._parts["order"])
 
     def groups(self) -> list[tuple[int, torch.Tensor]]:
         """(slot, its rows int64 [n]) on the host: what torch references iterate over."""

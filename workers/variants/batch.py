@@ -20,7 +20,8 @@ class Batch:
 
     `merged` are runs of rows so long that it pays to merge their variant's sparse delta into the base's
     weights; `others` says what `tokens` does, but that these rows are the base's. A graph holds for every
-    batch: so there are none in those of at most `largest_graph` rows, or in any if that is None.
+    batch: so there are none in those of at most `largest_graph` rows, but where `describe` is told that no
+    graph runs, or in any if `largest_graph` is None.
 
     `operations` are those that have something to do in this batch; the layers launch no others, except
     that what runs while a CUDA graph is captured must hold for every later batch.
@@ -41,7 +42,9 @@ class Batch:
         self.operations = NOTHING
         self._largest_graph = largest_graph
         self.merged: tuple[Run, ...] = ()
-        self.others = self.tokens if largest_graph is None else Rows(max_tokens, slots, device)
+        self.others = self.tokens
+        if largest_graph is not None:
+            self.others = Rows(max_tokens, slots, device, exact=True)
 
     @property
     def merges(self) -> bool:
@@ -55,16 +58,17 @@ class Batch:
         slot_of: Mapping[int, int],
         operations: frozenset[str],
         sparse: Collection[int] = (),
+        ungraphed: bool = False,
     ) -> None:
         """A new batch. Variants are uids by row, 0 for the base; every other one is in `slot_of`. Those of
-        slots `sparse` are sparse deltas."""
+        slots `sparse` are sparse deltas. `ungraphed`: it runs without a graph, whatever its size."""
         self.operations = operations
         self.merged = ()
         if not operations:
             return  # no layer asks whose row is whose
         slots = _slots(token_variants, slot_of)
         self.tokens.update(slots)
-        if self._largest_graph is not None and len(slots) > self._largest_graph:
+        if self._largest_graph is not None and (ungraphed or len(slots) > self._largest_graph):
             self._merge(slots, sparse)
         self.samples.update(_slots(sample_variants, slot_of))
 

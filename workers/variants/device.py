@@ -5,6 +5,7 @@ Nothing here changes its address while the engine lives, so captured CUDA graphs
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 
 import torch
@@ -34,6 +35,8 @@ class DeviceMemory:
         self.arena = torch.zeros(arena_bytes, dtype=torch.uint8, device=device)
         self._widths = dict(widths)
         self._starts: dict[TableKey, int] = {}
+        begins = itertools.accumulate(widths.values(), initial=0)
+        self._begins = dict(zip(widths, begins, strict=False))  # of each table in a slot's row of all
         length = 0
         for key, width in widths.items():
             self._starts[key] = length
@@ -108,12 +111,8 @@ class DeviceMemory:
 
     def _row(self, variant: HostVariant, start: int) -> torch.Tensor:
         """All tables' rows of one slot, one after the other, as `_positions` orders them."""
-        row = self._empty_row()
-        at, begins = 0, {}
-        for key, width in self._widths.items():
-            begins[key] = at
-            at += width
+        row = [0] * sum(self._widths.values())
         for entry in variant.entries:
-            begin = begins[entry.key]
-            row[begin : begin + self._widths[entry.key]] = torch.tensor(entry.row_at(start))
-        return row
+            begin = self._begins[entry.key]
+            row[begin : begin + self._widths[entry.key]] = entry.row_at(start)
+        return torch.tensor(row, dtype=torch.int64)

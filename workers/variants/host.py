@@ -6,7 +6,7 @@ import contextlib
 import logging
 import mmap
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,6 +15,7 @@ import torch
 
 from workers.kernels.types import Part, offsets, views
 from workers.variant_config import REMEDY
+from workers.variants import copies
 from workers.variants.layer_weights import Contents, LayerWeights, Row
 from workers.variants.loader_threads import LoaderThreads
 from workers.variants.shapes import LayerShape
@@ -81,7 +82,9 @@ def pack(
     memory = _whole_pages(size)
     placed = list(zip(all_weights, starts, strict=True))
     buffers = Buffers()
-    jobs = [partial(_fill, files, own, memory, buffers) for files, own in _by_files(placed)]
+    filled = [(weights, start) for weights, start in placed if not weights.copies]
+    jobs = copies.jobs(list(_copied(placed)), memory, buffers, threads.count if threads else 1)
+    jobs += [partial(_fill, files, own, memory, buffers) for files, own in _by_files(filled)]
     if threads is None:
         for job in jobs:
             job()
@@ -102,6 +105,13 @@ def _fill(
                 weights.fill(views(memory, weights.parts, start))
             except ValueError as e:
                 raise ValueError(f"{weights.layer}: {e}") from e
+
+
+def _copied(placed: Iterable[Placed]) -> Iterator[copies.Placed]:
+    for weights, start in placed:
+        if weights.copies:
+            at = offsets(weights.parts, start)
+            yield from ((copy, at[copy.part.name]) for copy in weights.copies)
 
 
 def _by_files(placed: Iterable[Placed]) -> list[tuple[tuple[Holding, ...], list[Placed]]]:

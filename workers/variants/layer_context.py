@@ -29,7 +29,7 @@ class Workspace:
         if "lora" in config.kinds:
             self.lora = lora.Scratch(rows, config.slots, max_slices * config.max_rank, device)
         if merges:
-            self.merged = merging.scratch(device)
+            self.merged = merging.Scratch(device)
         if "svd_delta" in config.kinds:
             self.svd = svd_delta.Scratch(rows, config.max_svd_rank, device, max_slices)
 

@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 
 from workers.kernels.types import Part, total_bytes
+from workers.variants.copies import MatrixCopy
 from workers.variants.shapes import LayerShape
 from workers.variants.tensors import Holding
 
@@ -23,7 +24,8 @@ Row = Callable[[Mapping[str, int]], tuple[int, ...]]
 class LayerWeights:
     """What operation `op` needs in `layer`: `parts` of memory, `fill` to write them, and `row`, the
     operation's table row once the parts' offsets in the arena are known. `fill` runs while `files` are
-    loaded, perhaps beside those of other layers.
+    loaded, perhaps beside those of other layers. Where there are `copies`, they write all parts and
+    `fill` is not called.
 
     Those with the same `source` (not empty) share one memory: a tied head is the embedding.
     """
@@ -35,6 +37,7 @@ class LayerWeights:
     row: Row
     source: str = ""
     files: tuple[Holding, ...] = ()
+    copies: tuple[MatrixCopy, ...] = ()
 
     @property
     def size_bytes(self) -> int:

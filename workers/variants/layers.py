@@ -30,7 +30,7 @@ class VariantLinear:
         self._layer = layer
         self._shape = shape
         self._context = context
-        self._out_size = shape.out_size
+        self._weight = merged_product.PlainWeight(layer, shape)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -38,7 +38,7 @@ class VariantLinear:
     def apply(
         self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        out: torch.Tensor = torch.ops.ostinato.linear(x, bias, layer.variant_tag, self._out_size)
+        out: torch.Tensor = torch.ops.ostinato.linear(x, bias, layer.variant_tag, self._shape.out_size)
         return out
 
     def run(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -47,7 +47,7 @@ class VariantLinear:
             return self._base(x, bias)
         rows = x.reshape(-1, x.shape[-1])
         runs = merged_product.merged_runs(self._context, self._shape, rows.dtype)
-        merging = self._plain_weight(rows) if runs else None
+        merging = self._weight.of(rows.dtype) if runs else None
         out = self._product(rows, bias, merging)
         for op in operators.ADDITIONS:
             if self._context.has(op):
@@ -55,9 +55,6 @@ class VariantLinear:
         if self._context.has("bias"):
             operators.replace_bias(out, bias, self._context)
         return out.view(*x.shape[:-1], out.shape[-1])
-
-    def _plain_weight(self, x: torch.Tensor) -> torch.Tensor | None:
-        return merged_product.plain_weight(self._layer, self._shape, x.dtype)
 
     def _product(
         self, x: torch.Tensor, bias: torch.Tensor | None, merging: torch.Tensor | None
@@ -84,7 +81,7 @@ class VariantLinear:
         """Each slice's input meets its slice of the weight."""
         if len(rotated) == 1:
             return self._base(rotated[0], bias)
-        weight = self._plain_weight(rotated)
+        weight = self._weight.of(rotated.dtype)
         if weight is not None and rotated.device.type == "cuda":
             return self._by_slices(rotated, weight, bias)
         # A packed or quantised weight cannot be cut: the whole product for each slice's input.

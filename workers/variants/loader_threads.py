@@ -28,6 +28,7 @@ class LoaderThreads:
     """Runs jobs of several callers, one of each in turn: a large load does not hold up a small one."""
 
     def __init__(self, threads: int) -> None:
+        self.count = threads
         self._callers: deque[deque[tuple[Job, Future[None]]]] = deque()
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(threads, "variant-loader-threads", initializer=_modest)

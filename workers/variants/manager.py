@@ -19,9 +19,10 @@ from vllm import envs
 from profiler.checkpoint import read_model
 from profiler.inside import confine
 from workers.group import plan
-from workers.kernels import sparse_delta
+from workers.kernels import copying, sparse_delta
+from workers.kernels.sparse_delta import UNGRAPHED_FROM
 from workers.variant_config import VariantConfig, from_additional
-from workers.variants import hooking, loader_threads, prompt_scoring, warming
+from workers.variants import graph_choice, hooking, loader_threads, prompt_scoring, warming
 from workers.variants.batch import Batch
 from workers.variants.device import DeviceMemory, NoRoom
 from workers.variants.kinds import open_variant
@@ -55,7 +56,8 @@ class VariantManager:
             self._largest_graph(vllm_config.compilation_config, limits.max_num_batched_tokens),
         )
         self._dummies: dict[int, int] = {}
-        self._last: Any = None
+        self._requests = graph_choice.Requests()
+        self._ungraphed = False
         self._all = operations_for(self.config.kinds)
 
     def create_lora_manager(self, model: torch.nn.Module, vllm_config: Any) -> torch.nn.Module:
@@ -95,6 +97,10 @@ class VariantManager:
                 hooking.hook(module, shape, layer_context, register)
                 hooked.append((module, shape, layer_context))
         prompt_scoring.follow(model, self.batch)
+        if self.batch.merges:
+            graph_choice.follow(self._merges)
+        if "lora" in self.config.kinds:
+            copying.make_ready()
         if self._device.type == "cuda":
             warming.warm_up(hooked, self._dtype)
         self._loader = Loader.connect(self._parallel.rank, self.variant_cache)
@@ -102,12 +108,11 @@ class VariantManager:
 
     def _largest_graph(self, compilation: Any, most_rows: int) -> int | None:
         """The most rows of a batch that runs from a CUDA graph; None: deltas are never merged into weights
-        here, as where all batches do, or vLLM promises results that do not depend on the others in one."""
+        here, as where vLLM promises results that do not depend on the others in one."""
         possible = "sparse_delta" in self.config.kinds and sparse_delta.on_tensor_cores(self._dtype)
         if not possible or envs.VLLM_BATCH_INVARIANT:
             return None
-        largest = int(compilation.max_cudagraph_capture_size or 0)
-        return largest if largest < most_rows else None
+        return min(int(compilation.max_cudagraph_capture_size or 0), most_rows)
 
     def _arena_bytes(self) -> int:
         """This rank's part of a planned group: stages of fewer layers take less of every variant."""
@@ -115,6 +120,13 @@ class VariantManager:
         return group.ranks[self._parallel.rank].variant_memory_bytes if group else self.config.arena_bytes
 
     # --- every step ----------------------------------------------------------------------------
+
+    def _merges(self, step: Any) -> bool:
+        """Whether vLLM's next step (SchedulerOutput) is to merge a delta, and so to run without a graph."""
+        self._requests.see(step)
+        many = self._requests.of_at_least(UNGRAPHED_FROM, step)
+        self._ungraphed = bool(self._sparse(many & self.variant_cache.slot_of.keys()))
+        return self._ungraphed
 
     def set_active_adapters(self, requests: set[Any], mapping: Any) -> None:
         """The next forward pass is of this batch. `mapping` has a uid (0: base) for each row. `requests` may
@@ -131,6 +143,7 @@ class VariantManager:
             {uid: self._slot(uid) for uid in uids},
             self._operations(uids),
             self._sparse(uids) if self.batch.merges else (),
+            self._ungraphed,
         )
 
     def _slot(self, uid: int) -> int:

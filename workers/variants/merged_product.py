@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch.nn import functional
 
 from workers.kernels.rows import Run
 from workers.kernels.sparse_delta import in_squares, merging
@@ -11,12 +10,26 @@ from workers.variants.layer_context import LayerContext
 from workers.variants.shapes import LinearShape
 
 
-def plain_weight(layer: torch.nn.Module, shape: LinearShape, dtype: torch.dtype) -> torch.Tensor | None:
-    """The layer's weight [out, in] on this rank, unless it is packed, quantised or not `dtype`."""
-    weight: torch.Tensor | None = getattr(layer, "weight", None)
-    if weight is None or weight.dtype != dtype or weight.shape != (shape.out_size, shape.in_size):
-        return None
-    return weight if weight.stride(1) == 1 else None
+class PlainWeight:
+    """A layer's weight [out, in] on this rank, as a plain tensor: vLLM's parameters pass through Python at
+    each use."""
+
+    def __init__(self, layer: torch.nn.Module, shape: LinearShape) -> None:
+        self._layer = layer
+        self._shape = (shape.out_size, shape.in_size)
+        self._parameter: torch.Tensor | None = None
+        self._plain: torch.Tensor | None = None
+
+    def of(self, dtype: torch.dtype) -> torch.Tensor | None:
+        """None where it is packed, quantised or not `dtype`."""
+        parameter: torch.Tensor | None = getattr(self._layer, "weight", None)
+        if parameter is not self._parameter:
+            self._parameter, self._plain = parameter, None if parameter is None else self._checked(parameter)
+        return self._plain if self._plain is not None and self._plain.dtype == dtype else None
+
+    def _checked(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        plain = parameter.data
+        return plain if plain.shape == self._shape and plain.stride(1) == 1 else None
 
 
 def merged_runs(context: LayerContext, shape: LinearShape, dtype: torch.dtype) -> tuple[Run, ...]:
@@ -38,14 +51,24 @@ def product(
 ) -> torch.Tensor:
     """[rows, in] -> [rows, out]: the rows of `runs` with their variants' merged weights, the others with the
     base's."""
-    out = x.new_empty(len(x), shape.out_size)
+    count = x.shape[0]
+    out = x.new_empty(count, shape.out_size)
     table, done = context.tables["sparse_delta"], 0
-    for run in (*runs, Run(-1, len(x), len(x))):
+    for run in (*runs, Run(-1, count, count)):
         between = slice(done, run.start)
         if done < run.start:
-            out[between] = functional.linear(x[between], weight, bias)
+            _plain(x[between], weight, bias, out[between])
         if run.start < run.end:
+            whole = run.end - run.start == count
+            inputs, into = (x, out) if whole else (x[run.rows], out[run.rows])
             merged = merging.Weights(weight, context.arena, table[run.slot], shape.widths)
-            merging.product(x[run.rows], out[run.rows], bias, merged, context.workspace.merged)
+            merging.product(inputs, into, bias, merged, context.workspace.merged)
         done = run.end
     return out
+
+
+def _plain(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
+    if bias is None:
+        torch.mm(x, weight.t(), out=out)
+    else:
+        torch.addmm(bias, x, weight.t(), out=out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,11 @@ class LinearShape:
     def columns(self) -> slice:
         return slice(self.in_start, self.in_start + self.in_size)
 
-    @property
+    @cached_property  # asked at every product
     def widths(self) -> tuple[int, ...]:
         return tuple(part.size for part in self.slices)
 
-    @property
+    @cached_property
     def out_size(self) -> int:
         return sum(self.widths)
 

@@ -21,7 +21,7 @@ from profiler.variants.types import FileRef, Manifest
 from profiler.variants.verifying import check_finite, read_file, read_tensors, tensors_of
 from workers.kernels.types import ALIGNMENT, aligned
 
-_DTYPES = {
+DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
     "F16": torch.float16,
@@ -103,6 +103,9 @@ class Files:
             by_file.setdefault(ref.file, {})[ref.offset] = ref
         return tuple(self._held(self._files[name], tuple(own.values())) for name, own in by_file.items())
 
+    def file_of(self, ref: TensorRef) -> File:
+        return self._files[ref.file]
+
     def _held(self, file: File, refs: tuple[TensorRef, ...]) -> Holding:
         whole = file.ref.sha256 is not None or file.ref.compressed is not None
         return file if whole else SomeTensors(file, refs)
@@ -116,7 +119,7 @@ class Files:
         if data is None:
             raise RuntimeError(f"{ref.name} was asked for while it was not loaded")
         raw = torch.from_numpy(data)
-        picked = raw.view(_DTYPES[ref.dtype]).view(ref.shape)[rows]
+        picked = raw.view(DTYPES[ref.dtype]).view(ref.shape)[rows]
         return (picked[..., columns] if len(ref.shape) > 1 else picked).contiguous()
 
 

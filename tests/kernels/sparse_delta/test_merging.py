@@ -37,7 +37,7 @@ def test_it_is_that_of_the_merged_model(slot: int, strips: int, seed: int, biase
     arena, table = load(made, squares=True)
     base, bias = torch.randn(sum(SLICES), INPUTS), torch.randn(sum(SLICES)) if biased else None
     x, out = torch.randn(5, INPUTS), torch.full((5, sum(SLICES)), torch.nan)
-    scratch = torch.empty(64 * strips * ROW_BYTES + 100, dtype=torch.uint8)
+    scratch = merging.Scratch(torch.device("cpu"), 64 * strips * ROW_BYTES + 100)
     merging.product(x, out, bias, merging.Weights(base, arena, table[slot], SLICES), scratch)
     want = x.double() @ merged(base, made[slot]).T
     want = want if bias is None else want + bias
@@ -49,7 +49,7 @@ def test_it_may_write_into_rows_of_a_wider_output() -> None:
     arena, table = load(made, squares=True)
     base, x = torch.randn(sum(SLICES), INPUTS), torch.randn(3, INPUTS)
     whole = torch.zeros(5, sum(SLICES) + 8)
-    scratch = torch.empty(64 * ROW_BYTES, dtype=torch.uint8)
+    scratch = merging.Scratch(torch.device("cpu"), 64 * ROW_BYTES)
     weights = merging.Weights(base, arena, table[1], SLICES)
     merging.product(x, whole[1:4, 8:], None, weights, scratch)
     want = x.double() @ merged(base, made[1]).T

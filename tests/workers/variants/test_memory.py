@@ -19,6 +19,7 @@ from workers.kernels.rows import (
     BASE,
     FEW_ROWS,
     LARGE_BLOCK,
+    LARGE_FROM,
     SMALL_BLOCK,
     Rows,
     Run,
@@ -380,10 +381,28 @@ def test_long_runs_of_sparse_deltas_are_merged_in_batches_that_no_graph_runs() -
     for small, operations in ((uids[:enough], {"sparse_delta"}), (uids, set())):
         batch.describe(small, (), slot_of, frozenset(operations), sparse=[0])
         assert not batch.merged
+    batch.describe(uids[: enough + 2], (), slot_of, frozenset({"sparse_delta"}), sparse=[0], ungraphed=True)
+    assert list(batch.merged) == [Run(0, 2, 2 + enough)]
     never = Batch(most, 4, SLOTS, CPU)
     never.describe(uids, (), slot_of, frozenset({"sparse_delta"}), sparse=[0])
     assert not never.merged
     assert not never.merges
+
+
+@given(ROWS)
+def test_exact_tiles_are_those_there_are(slots: list[int]) -> None:
+    """Each launch over rows that no graph captures is as large as it must be, and none is of nothing."""
+    for padding in (0, LARGE_FROM):  # few rows, and many of the base beside them
+        padded = [*slots, *[BASE] * padding]
+        usual, exact = (Rows(len(padded), SLOTS, CPU, exact=kind) for kind in (False, True))
+        for rows in (usual, exact):
+            rows.update(np.array(padded, np.int32))
+        found = exact.tiles_by_count(len(padded))
+        assert all(tiles.num_rows == sum(slot != BASE for slot in slots) for tiles in found)
+        assert all(len(tiles.tiles) == tiles.max_tiles > 0 for tiles in found)
+        expected = [tiles.tiles[tiles.tiles[:, 0] != BASE] for tiles in usual.tiles_by_count(len(padded))]
+        expected = [tiles for tiles in expected if len(tiles)]
+        assert [tiles.tiles.tolist() for tiles in found] == [tiles.tolist() for tiles in expected]
 
 
 def test_more_rows_than_there_is_room_for_are_refused() -> None:

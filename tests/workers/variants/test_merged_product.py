@@ -13,7 +13,7 @@ from kernels.sparse_delta.deltas import dense, load, random_delta
 
 from workers.kernels import sparse_delta
 from workers.kernels.rows import Run
-from workers.kernels.sparse_delta import MERGED_FROM, Delta, Shape
+from workers.kernels.sparse_delta import MERGED_FROM, Delta, Shape, merging
 from workers.variants import merged_product, operators
 from workers.variants.batch import Batch
 from workers.variants.layer_context import LayerContext
@@ -40,7 +40,7 @@ def made(
     arena, table = load(slots, squares=True)
     batch = Batch(len(uids), 4, SLOTS, CPU, largest_graph=8)
     batch.describe(uids, (), {7: 0, 8: 2}, operations, sparse=[0, 2])
-    space = SimpleNamespace(merged=torch.empty(100 * 4 * INPUTS, dtype=torch.uint8))
+    space = SimpleNamespace(merged=merging.Scratch(CPU, 100 * 4 * INPUTS))
     return LayerContext(batch, arena, dict.fromkeys(operations, table), cast(Any, space)), slots
 
 
@@ -83,6 +83,8 @@ def test_nor_is_a_layer_whose_deltas_are_not_in_squares(monkeypatch: pytest.Monk
 
 def test_only_a_plain_weight_is() -> None:
     layer, rows = torch.nn.Module(), sum(WIDTHS)
+    kept = merged_product.PlainWeight(layer, SHAPE)
+    assert kept.of(torch.float32) is None
     for weight, plain in (
         (torch.randn(rows, INPUTS), True),
         (torch.randn(INPUTS, rows).T, False),
@@ -91,6 +93,6 @@ def test_only_a_plain_weight_is() -> None:
         (torch.zeros(rows, INPUTS, dtype=torch.uint8), False),
     ):
         layer.register_parameter("weight", torch.nn.Parameter(weight, requires_grad=False))
-        found = merged_product.plain_weight(layer, SHAPE, torch.float32)
+        found = kept.of(torch.float32)
         assert (found is not None) == plain
-    assert merged_product.plain_weight(torch.nn.Module(), SHAPE, torch.float32) is None
+        assert found is None or found.data_ptr() == weight.data_ptr()

@@ -22,11 +22,14 @@ import random_variants
 import torch
 from random_adapters import MLP, RandomLora
 from random_variants import RandomDelta
+from safetensors.torch import load_file, save_file
 
 from profiler.checkpoint import read_model
-from workers.kernels.types import Part
+from workers.kernels.types import Part, views
 from workers.variant_config import VariantConfig
+from workers.variants import copies
 from workers.variants.host import HostVariant, pack
+from workers.variants.kinds import lora as lora_kind
 from workers.variants.kinds import open_variant
 from workers.variants.layer_weights import LayerWeights
 from workers.variants.loader_threads import MAX_THREADS, LoaderThreads, threads_for
@@ -87,12 +90,64 @@ def test_layers_of_one_file_are_read_beside_each_other(base: Path, lora: Path) -
     weights = [w for layer in layers() for w in opened.layer_weights(layer, torch.float32)]
     assert len(weights) == 2 * LAYERS
     assert len({id(each) for own in weights for each in own.files}) == len(weights)
+    assert all(own.copies for own in weights)
     alone, together = packed(lora, base, None), packed(lora, base, LoaderThreads(3))
     assert len(alone.entries) == len(weights)
     for one, other in zip(alone.entries, together.entries, strict=True):
         assert (one.key, one.parts, one.row_at(0)) == (other.key, other.parts, other.row_at(0))
         span = slice(one.start, one.start + sum(part.size_bytes for part in one.parts))
         assert torch.equal(alone.memory[span], together.memory[span])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16, torch.float32])
+def test_compiled_copies_give_what_torch_gives(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: torch.dtype, dtype: torch.dtype
+) -> None:
+    """Of a rank that has a part of each layer, some of it without an adapter."""
+    folder = random_adapters.write(
+        base, tmp_path / "lora", RandomLora("l", 8, seed=1, modules=("up_proj", "down_proj"))
+    )
+    (path,) = folder.glob("*.safetensors")
+    save_file({name: value.to(stored) for name, value in load_file(path).items()}, path)
+    halves: list[LayerShape] = []
+    for number in range(LAYERS):
+        at = f"model.layers.{number}.mlp."
+        both = tuple(Slice(f"{at}{name}_proj", INNER // 2, INNER // 2, INNER) for name in ("gate", "up"))
+        halves.append(LinearShape(f"{at}gate_up_proj", both, 0, HIDDEN, HIDDEN))
+        down = (Slice(f"{at}down_proj", 0, HIDDEN, HIDDEN),)
+        halves.append(LinearShape(f"{at}down_proj", down, INNER // 2, INNER // 2, INNER))
+
+    def all_of_it() -> HostVariant:
+        return pack(open_variant(folder, read_model(base), CONFIG), halves, dtype, False, LoaderThreads(2))
+
+    ours = all_of_it()
+    monkeypatch.setattr(lora_kind, "possible", lambda *asked: False)
+    torchs = all_of_it()
+    assert [entry.row_at(0) for entry in ours.entries] == [entry.row_at(0) for entry in torchs.entries]
+    assert len(ours.entries) == 2 * LAYERS
+    for entry in ours.entries:
+        for name, part in views(ours.memory, entry.parts, entry.start).items():
+            assert part.any()
+            assert torch.equal(part, views(torchs.memory, entry.parts, entry.start)[name])
+
+
+def test_a_file_is_shared_by_threads_in_its_order(base: Path, tmp_path: Path) -> None:
+    """In parts that are worth a thread's start."""
+    weights = open_variant(random_adapters.write(base, tmp_path / "l", LORA), read_model(base), CONFIG)
+    placed = [
+        (copy, 0)
+        for layer in layers()
+        for own in weights.layer_weights(layer, torch.float32)
+        for copy in own.copies
+    ]
+    memory, total = torch.zeros(0, dtype=torch.uint8), sum(copy.ref.size_bytes for copy, _ in placed)
+    assert len(copies.jobs(placed, memory, Buffers(), 4)) == -(-total // copies.LEAST_BYTES)
+    shares = copies._shares(placed, total // 4)
+    assert 3 <= len(shares) <= 5
+    offsets = [copy.ref.offset for share in shares for copy, _ in share]
+    assert offsets == sorted(offsets)
+    assert len(offsets) == len(placed)
 
 
 def test_of_one_file_too_what_is_not_sound_is_refused(base: Path, tmp_path: Path) -> None:

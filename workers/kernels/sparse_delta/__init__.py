@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -14,11 +15,12 @@ import torch
 from workers.kernels.rows import Rows
 from workers.kernels.sparse_delta import reference, squares, tensor_cores, tensor_cores_check
 from workers.kernels.sparse_delta.layout import FIELDS, Delta, Shape, describe, pack, parts, width
-from workers.kernels.sparse_delta.merging import MERGED_FROM
+from workers.kernels.sparse_delta.merging import MERGED_FROM, UNGRAPHED_FROM
 
 __all__ = [
     "FIELDS",
     "MERGED_FROM",
+    "UNGRAPHED_FROM",
     "Delta",
     "Shape",
     "apply",
@@ -34,8 +36,11 @@ __all__ = [
 def in_squares(inputs: int, slices: Sequence[int], dtype: torch.dtype) -> bool:
     """Whether the deltas of such a layer lie in squares here, for activations of `dtype`: packing and `apply`
     agree by it."""
-    if not on_tensor_cores(dtype):
-        return False
+    return on_tensor_cores(dtype) and _cut_into_squares(inputs, tuple(slices))
+
+
+@functools.cache
+def _cut_into_squares(inputs: int, slices: tuple[int, ...]) -> bool:
     return len(slices) <= tensor_cores.MAX_SLICES and all(squares.fits(inputs, width) for width in slices)
 
 
@@ -54,7 +59,7 @@ def apply(
     slices: Sequence[int],
 ) -> None:
     """Add every row's delta. `out`: [M, sum(slices)], `x`: [M, K], `table`: [slots, width(len(slices))]."""
-    if out.ndim != 2 or x.ndim != 2 or len(out) != len(x) or out.shape[1] != sum(slices):
+    if out.ndim != 2 or x.ndim != 2 or out.shape[0] != x.shape[0] or out.shape[1] != sum(slices):
         raise ValueError(
             f"Outputs {list(out.shape)} and inputs {list(x.shape)} of slices {list(slices)}; expected as many"
             " rows of both, and the slices side by side in the outputs."

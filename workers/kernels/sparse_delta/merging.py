@@ -6,8 +6,8 @@ rows, so it pays from `MERGED_FROM` on. Large weights are merged in parts, to bo
 
 from __future__ import annotations
 
-import ctypes
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -17,11 +17,24 @@ from workers.kernels.sparse_delta import reference, squares, tensor_cores
 
 SCRATCH_BYTES = 96 << 20
 MERGED_FROM = 384  # rows of one variant, from which on merging is the faster way on an H100
+UNGRAPHED_FROM = 512  # the same where a step could run from a graph, which saves the host's time
 
 
-def scratch(device: torch.device) -> torch.Tensor:
+class Scratch:
     """Memory for merged weights; one layer uses it at a time."""
-    return torch.empty(SCRATCH_BYTES, dtype=torch.uint8, device=device)
+
+    def __init__(self, device: torch.device, size: int = SCRATCH_BYTES) -> None:
+        self.size = size
+        self._memory = torch.empty(size, dtype=torch.uint8, device=device)
+        self._made: dict[tuple[int, int, torch.dtype], torch.Tensor] = {}
+
+    def weights(self, outputs: int, inputs: int, dtype: torch.dtype) -> torch.Tensor:
+        """[outputs, inputs], at the memory's start."""
+        key = outputs, inputs, dtype
+        if (made := self._made.get(key)) is None:
+            used = self._memory[: outputs * inputs * dtype.itemsize]
+            made = self._made[key] = used.view(dtype).view(outputs, inputs)
+        return made
 
 
 @dataclass(frozen=True)
@@ -42,23 +55,27 @@ def product(
     out: torch.Tensor,  # [M, sum(slices)]
     bias: torch.Tensor | None,
     weights: Weights,
-    scratch: torch.Tensor,
+    scratch: Scratch,
 ) -> None:
     """out = x (base + D)^T + bias."""
-    outputs, row_bytes = len(weights.base), x.dtype.itemsize * x.shape[1]
-    parts = -(-outputs * row_bytes // len(scratch))
-    at_once = -(-outputs // (parts * squares.SIDE)) * squares.SIDE
-    if at_once * row_bytes > len(scratch):  # parts of whole strips are a little larger
-        at_once -= squares.SIDE
-    for first in range(0, outputs, at_once):
-        here = slice(first, min(first + at_once, outputs))
-        count = here.stop - here.start
-        merged = scratch[: count * row_bytes].view(x.dtype).view(count, x.shape[1])
-        merge(merged, weights, first)
+    outputs, inputs = weights.base.shape
+    for part in _parts(outputs, x.dtype.itemsize * inputs, scratch.size):
+        merged = scratch.weights(part.stop - part.start, inputs, x.dtype)
+        merge(merged, weights, part.start)
+        into = out if merged.shape[0] == outputs else out[:, part]
         if bias is None:
-            torch.mm(x, merged.t(), out=out[:, here])
+            torch.mm(x, merged.t(), out=into)
         else:
-            torch.addmm(bias[here], x, merged.t(), out=out[:, here])
+            torch.addmm(bias[part], x, merged.t(), out=into)
+
+
+def _parts(outputs: int, row_bytes: int, room: int) -> Iterator[slice]:
+    """Outputs whose weights fit into `room` bytes at a time, in as few parts of about one size as can be."""
+    parts = -(-outputs * row_bytes // room)
+    at_once = -(-outputs // (parts * squares.SIDE)) * squares.SIDE
+    if at_once * row_bytes > room:  # parts of whole strips are a little larger
+        at_once -= squares.SIDE
+    return (slice(first, min(first + at_once, outputs)) for first in range(0, outputs, at_once))
 
 
 def merge(into: torch.Tensor, weights: Weights, first: int) -> None:
@@ -71,20 +88,23 @@ def merge(into: torch.Tensor, weights: Weights, first: int) -> None:
     inputs = base.shape[1]
     nvrtc.launch(
         compiled(base.dtype, base.device.index),
-        (-(-inputs // (squares.SIDE * tensor_cores.WARPS)), len(into) // squares.SIDE),
+        (-(-inputs // (squares.SIDE * tensor_cores.WARPS)), into.shape[0] // squares.SIDE),
         32 * tensor_cores.WARPS,
-        [
-            *(ctypes.c_void_p(tensor.data_ptr()) for tensor in (into, base, arena, fields)),
-            ctypes.c_int64(base.stride(0)),
-            ctypes.c_int(inputs),
-            ctypes.c_int(first // squares.SIDE),
-            tensor_cores.slices_argument(weights.slices),
-        ],
+        (
+            into.data_ptr(),
+            base.data_ptr(),
+            arena.data_ptr(),
+            fields.data_ptr(),
+            base.stride(0),
+            inputs,
+            first // squares.SIDE,
+            *tensor_cores.slices_argument(weights.slices),
+        ),
     )
 
 
 @functools.cache
 def compiled(dtype: torch.dtype, device: int) -> nvrtc.Kernel:
     """Loaded on `device`, the current one; once."""
-    options = tensor_cores.options(dtype)
-    return nvrtc.kernel(__package__, "merge.cu", "merge", tensor_cores.ARCHITECTURE, options, 0)
+    options, formats = tensor_cores.options(dtype), (*"PPPPqii", tensor_cores.SLICES_FORMAT)
+    return nvrtc.kernel(__package__, "merge.cu", "merge", tensor_cores.ARCHITECTURE, options, 0, formats)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -83,13 +82,12 @@ def config_for(num_rows: int, slices: Sequence[int], block: int) -> Config:
     return FEW_ROWS_WIDE if sum(slices) >= WIDE * squares.SIDE else FEW_ROWS
 
 
-class _Slices(ctypes.Structure):
-    _fields_ = (("count", ctypes.c_int), ("outputs", ctypes.c_int * MAX_SLICES))
+SLICES_FORMAT = f"{1 + MAX_SLICES}i"
 
 
-def slices_argument(slices: Sequence[int]) -> _Slices:
-    """`Slices` of squares.cuh."""
-    return _Slices(len(slices), (ctypes.c_int * MAX_SLICES)(*slices))
+def slices_argument(slices: Sequence[int]) -> tuple[int, ...]:
+    """The values of `Slices` of squares.cuh."""
+    return (len(slices), *slices, *(0,) * (MAX_SLICES - len(slices)))
 
 
 def apply(
@@ -104,11 +102,13 @@ def apply(
     """Add every row's delta, of those in squares. `config`: instead of `config_for`'s."""
     if len(slices) > MAX_SLICES:
         raise ValueError(f"{len(slices)} slices in a layer; expected at most {MAX_SLICES}.")
-    if len(x) == 0:
+    num_rows = x.shape[0]
+    if num_rows == 0:
         return
     inputs = x if x.stride(1) == 1 and x.stride(0) % 8 == 0 and x.data_ptr() % 16 == 0 else x.contiguous()
-    for tiles in rows.tiles_by_count(len(x)):
-        _launch(inputs, out, arena, table, tiles, slices, config or config_for(len(x), slices, tiles.block))
+    for tiles in rows.tiles_by_count(num_rows):
+        chosen = config or config_for(tiles.num_rows, slices, tiles.block)
+        _launch(inputs, out, arena, table, tiles, slices, chosen)
 
 
 def _launch(
@@ -122,26 +122,30 @@ def _launch(
 ) -> None:
     cuts = -(-tiles.block // config.rows)
     groups = sum(-(-outputs // (squares.SIDE * config.output_warps)) for outputs in slices)
-    tensors = (out, x, arena, table, tiles.tiles, tiles.order)
     nvrtc.launch(
         compiled(config, x.dtype, x.device.index),
         (tiles.max_tiles * cuts, groups),
         32 * WARPS,
-        [
-            *(ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors),
-            ctypes.c_int64(out.stride(0)),
-            ctypes.c_int64(x.stride(0)),
-            ctypes.c_int(x.shape[1]),
-            ctypes.c_int(table.shape[1]),
-            ctypes.c_int(cuts),
-            slices_argument(slices),
-        ],
+        (
+            out.data_ptr(),
+            x.data_ptr(),
+            arena.data_ptr(),
+            table.data_ptr(),
+            tiles.tiles.data_ptr(),
+            tiles.order.data_ptr(),
+            out.stride(0),
+            x.stride(0),
+            x.shape[1],
+            table.shape[1],
+            cuts,
+            *slices_argument(slices),
+        ),
     )
 
 
 @functools.cache
 def compiled(config: Config, dtype: torch.dtype, device: int) -> nvrtc.Kernel:
     """Loaded on `device`, the current one; once."""
-    return nvrtc.kernel(
-        __package__, "sbmm.cu", "sbmm", ARCHITECTURE, config.options(dtype), config.shared_bytes
-    )
+    formats = (*"PPPPPPqqiii", SLICES_FORMAT)
+    options = config.options(dtype)
+    return nvrtc.kernel(__package__, "sbmm.cu", "sbmm", ARCHITECTURE, options, config.shared_bytes, formats)

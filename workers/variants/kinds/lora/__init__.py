@@ -6,13 +6,15 @@ where the input is split, and B by rows where the output is; partial sums meet i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
 from profiler.variants.types import LoraManifest, LoraModule
 from profiler.variants.verifying import refs_of
 from workers.kernels.lora import layout
+from workers.kernels.types import Part
+from workers.variants.copies import MatrixCopy, possible
 from workers.variants.layer_weights import LayerWeights
 from workers.variants.shapes import LayerShape, LinearShape
 from workers.variants.tensors import Files
@@ -35,8 +37,27 @@ def layer_weights(
         return layout.describe(ranks, offsets)
 
     parts = layout.parts(layer.in_size, layer.widths, ranks, dtype)
-    refs = (ref for module in modules if module for ref in refs_of(module))
-    return (LayerWeights(layer.name, "lora", parts, fill, row, files=files.holding(refs)),)
+    refs = [ref for module in modules if module for ref in refs_of(module)]
+    copies: tuple[MatrixCopy, ...] = ()
+    if possible(files.file_of(refs[0]), refs, dtype):
+        copies = tuple(_copies(modules, files, layer, parts))
+    return (LayerWeights(layer.name, "lora", parts, fill, row, files=files.holding(refs), copies=copies),)
+
+
+def _copies(
+    modules: Sequence[LoraModule | None], files: Files, layer: LinearShape, parts: Sequence[Part]
+) -> Iterator[MatrixCopy]:
+    """What `layout.pack` makes of `_factors`."""
+    stacked, *expanding = parts
+    first, each = 0, iter(expanding)
+    for module, part in zip(modules, layer.slices, strict=True):
+        if module is not None:
+            file, whole = files.file_of(module.a), slice(None)
+            yield MatrixCopy(file, module.a, whole, layer.columns, stacked, first_row=first)
+            yield MatrixCopy(
+                file, module.b, part.rows, whole, next(each), scaling=module.scaling, transposed=True
+            )
+            first += module.rank
 
 
 def _factors(

@@ -1,0 +1,27 @@
+"""How a kernel's parameters are handed to the driver, as ctypes lays them out. Needs no GPU."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import pytest
+
+from workers.kernels.nvrtc import Parameters
+
+TYPES: dict[str, Any] = {"P": ctypes.c_void_p, "q": ctypes.c_int64, "i": ctypes.c_int}
+
+
+@pytest.mark.parametrize("formats", ["PPPPPPqqiii", "PPPPqii", "i", "iPiqiP"])
+def test_each_pointer_leads_to_its_value(formats: str) -> None:
+    parameters, five = Parameters((*formats, "5i")), (3, 11, 22, 33, 44)
+    values = [2**40 + i if kind != "i" else -7 - i for i, kind in enumerate(formats)]
+    for _ in range(2):  # they lie where they lay before
+        values = [value + 1 for value in values]
+        parameters.set((*values, *five))
+        pointers = (ctypes.c_void_p * (len(formats) + 1)).from_address(parameters.address)
+        found = [TYPES[kind].from_address(pointers[i] or 0).value for i, kind in enumerate(formats)]
+        assert found == values
+        assert tuple((ctypes.c_int * 5).from_address(pointers[-1] or 0)) == five
+        for kind, pointer in zip(formats, pointers, strict=False):
+            assert (pointer or 0) % ctypes.alignment(TYPES[kind]) == 0

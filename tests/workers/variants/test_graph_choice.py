@@ -1,0 +1,107 @@
+"""Which steps run without a graph, on stand-ins for vLLM's two runners: what they choose by is theirs."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from workers.variants import graph_choice
+from workers.variants.graph_choice import RUNNERS, Requests
+
+
+def step(
+    rows: dict[str, int], new: dict[str, int | None] | None = None, finished: tuple[str, ...] = ()
+) -> Any:
+    """vLLM's SchedulerOutput. `new`: the variant of each request that begins, None for the base."""
+    asked = [
+        SimpleNamespace(req_id=name, lora_request=uid and SimpleNamespace(lora_int_id=uid))
+        for name, uid in (new or {}).items()
+    ]
+    return SimpleNamespace(
+        num_scheduled_tokens=rows, scheduled_new_reqs=asked, finished_req_ids=set(finished)
+    )
+
+
+def test_requests_keep_their_variants_from_their_first_step_on() -> None:
+    requests = Requests()
+    first = step({"a": 600, "b": 600, "c": 3}, {"a": 7, "b": None, "c": 9})
+    requests.see(first)
+    assert requests.of_at_least(512, first) == {7}
+    later = step({"a": 1, "c": 700}, {})
+    requests.see(later)
+    assert requests.of_at_least(512, later) == {9}
+    again = step({"a": 600, "c": 512}, {"a": 8}, finished=("a",))
+    requests.see(again)
+    assert requests.of_at_least(512, again) == {8, 9}
+
+
+def test_what_ended_is_forgotten() -> None:
+    requests = Requests()
+    requests.see(step({"a": 1}, {"a": 7}))
+    last = step({"a": 600}, finished=("a",))
+    requests.see(last)
+    assert requests.of_at_least(1, last) == set()
+
+
+@pytest.fixture(params=RUNNERS, ids=["v1", "v2"])
+def runner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A runner of a class like vLLM's, in a module of that name."""
+    module, chooser, flag = request.param
+
+    class GPUModelRunner:
+        def __init__(self) -> None:
+            setattr(self, chooser, SimpleNamespace(**{flag: True}))
+            self.flags: list[bool] = []
+
+        def execute_model(self, step: Any, *others: Any, fails: bool = False) -> tuple[Any, ...]:
+            self.flags.append(self.finds_graphs)
+            if fails:
+                raise RuntimeError("as if it had failed")
+            return (step, *others)
+
+        @property
+        def finds_graphs(self) -> bool:
+            return bool(getattr(getattr(self, chooser), flag))
+
+    stand_in = ModuleType(module)
+    stand_in.GPUModelRunner = GPUModelRunner  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module, stand_in)
+    for other, _, _ in RUNNERS:
+        if other != module:
+            monkeypatch.delitem(sys.modules, other, raising=False)
+    return GPUModelRunner()
+
+
+def test_a_step_that_merges_finds_no_graph(runner: Any) -> None:
+    graph_choice.follow(lambda step: step == "merges")
+    assert runner.execute_model("merges", 1) == ("merges", 1)
+    assert runner.execute_model("not", 2) == ("not", 2)
+    assert runner.flags == [False, True]
+    assert runner.finds_graphs
+
+
+def test_graphs_are_found_again_after_a_failure(runner: Any) -> None:
+    graph_choice.follow(lambda step: True)
+    with pytest.raises(RuntimeError, match="as if"):
+        runner.execute_model("merges", fails=True)
+    assert runner.finds_graphs
+
+
+def test_a_later_engine_of_the_process_is_asked_in_place_of_the_first(runner: Any) -> None:
+    for answer in (True, False):
+        graph_choice.follow(lambda step, answer=answer: answer)  # type: ignore[misc]
+    runner.execute_model("step")
+    assert runner.flags == [True]
+
+
+def test_before_there_are_graphs_there_are_none_afterwards(runner: Any) -> None:
+    """vLLM sets the flag when it has captured them."""
+    for _, chooser, flag in RUNNERS:
+        if hasattr(runner, chooser):
+            setattr(getattr(runner, chooser), flag, False)
+    graph_choice.follow(lambda step: True)
+    runner.execute_model("a dummy run")
+    assert not runner.finds_graphs

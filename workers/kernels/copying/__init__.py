@@ -1,0 +1,90 @@
+"""Matrices of a variant's files to where kernels read them: cut, scaled, turned over, rounded.
+
+All of them in one compiled call, during which other threads run: torch does the same (`reference.py`) in some
+calls for each matrix, and an adapter has hundreds of small ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from workers.kernels.copying import machine_code
+from workers.kernels.copying.machine_code import BF16, F16, F32
+
+KINDS = {torch.float16: F16, torch.bfloat16: BF16, torch.float32: F32}
+
+Memory = npt.NDArray[np.uint8]
+
+
+class Copy(NamedTuple):
+    """Rows [first_row, first_row + rows), and columns alike, of a matrix with `width` columns and `values`
+    values, which begins at byte `source` of what was read.
+
+    They go to byte `into`, `stride` values from row to row; if `transposed`, columns of the matrix are rows
+    there.
+    `kind` and `into_kind` are of KINDS; values are multiplied by `scaling` in float32 and then rounded.
+    """
+
+    source: int
+    kind: int
+    values: int
+    width: int
+    first_row: int
+    rows: int
+    first_column: int
+    columns: int
+    into: int
+    into_kind: int
+    stride: int
+    scaling: float
+    transposed: bool
+
+
+def copy(copies: Sequence[Copy], source: Memory, into: Memory) -> tuple[int, int] | None:
+    """Carry them out: None, or the number of the first whose matrix holds a NaN or an infinity, and at which
+    of its values. Raises ValueError, and copies nothing, where one would leave its matrix, `source` or
+    `into`.
+
+    Matrices, and what they become, begin at multiples of their values' bytes; `source` and `into` are of a
+    multiple of 4 bytes, and begin at one in memory.
+    """
+    if not copies:
+        return None
+    jobs = np.array(copies, dtype=machine_code.JOB).view(np.recarray)
+    if len(outside := np.flatnonzero(_outside(jobs, len(source), len(into)))):
+        raise ValueError(
+            f"{copies[outside[0]]} does not lie within {len(source)} bytes that were read, or not within the"
+            f" {len(into)} that it is copied to."
+        )
+    most = max(each.columns * (1 + machine_code.BLOCK * each.transposed) for each in copies)
+    floats = np.empty(most, np.float32)
+    halves = source.view(np.uint16), source.view(np.uint32), into.view(np.uint16), into.view(np.uint32)
+    number, at = machine_code.copy(jobs, *halves, floats, floats.view(np.uint32))
+    return None if number < 0 else (int(number), int(at))
+
+
+def _outside(jobs: npt.NDArray[np.void], read: int, room: int) -> npt.NDArray[np.bool_]:
+    """Which jobs would read or write what is not theirs. The compiled code asks nobody."""
+    size, into_size = (np.where(jobs[kind] == F32, 4, 2) for kind in ("kind", "into_kind"))
+    lines = np.where(jobs["transposed"], jobs["columns"], jobs["rows"])
+    line = np.where(jobs["transposed"], jobs["rows"], jobs["columns"])
+    last = (lines - 1) * jobs["stride"] + line
+    wrong: npt.NDArray[np.bool_] = (jobs["first_row"] + jobs["rows"]) * jobs["width"] > jobs["values"]
+    wrong |= jobs["first_column"] + jobs["columns"] > jobs["width"]
+    wrong |= jobs["source"] + jobs["values"] * size > read
+    wrong |= (jobs["into"] + last * into_size > room) | (line > jobs["stride"])
+    for name in ("source", "first_row", "rows", "first_column", "columns", "into"):
+        wrong |= jobs[name] < 0
+    wrong |= (jobs["source"] % size > 0) | (jobs["into"] % into_size > 0)
+    return wrong
+
+
+def make_ready() -> None:
+    """Have the machine code before it is needed, compiled or read from where it is kept."""
+    memory = np.zeros(128, np.uint8)
+    copy([Copy(0, F16, 1, 1, 0, 1, 0, 1, 0, BF16, 1, 1.0, transposed=False)], memory, np.zeros(128, np.uint8))

@@ -1,0 +1,214 @@
+"""The compiled part: a job is a `Copy` as a record."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from profiler.compiled import Records, compiled
+
+F16, BF16, F32 = range(3)
+JOB = np.dtype(
+    [
+        *((name, np.int64) for name in ("source", "kind", "values", "width", "first_row", "rows")),
+        *((name, np.int64) for name in ("first_column", "columns", "into", "into_kind", "stride")),
+        ("scaling", np.float32),
+        ("transposed", np.bool_),
+    ],
+    align=True,
+)
+BLOCK = 64  # rows that are turned over together: their values stay in the processor's cache
+SEARCHED = 4096  # values looked at together
+TWO_TO_112 = np.float32(2.0**112)  # a half's exponent counts from 15, a float's from 127
+
+Array = Any  # of numpy; in the compiled functions below words of 16 and 32 bits, and floats
+
+
+@compiled
+def copy(
+    jobs: Records,
+    halves: Array,
+    words: Array,
+    into_halves: Array,
+    into_words: Array,
+    floats: Array,
+    bits: Array,
+) -> tuple[int, int]:
+    """(job, value) of the first that is not finite, or (-1, -1). `halves` and `words` are one memory, and so
+    are `into_halves` and `into_words`, and `floats` and `bits`."""
+    for number in range(len(jobs)):
+        job = jobs[number]
+        at = _not_finite(job, halves, words)
+        if at >= 0:
+            return number, at
+        if job.transposed:
+            _turned_over(job, halves, words, into_halves, into_words, floats, bits)
+        else:
+            _as_it_lies(job, halves, words, into_halves, into_words, floats, bits)
+    return -1, -1
+
+
+@compiled
+def _as_it_lies(
+    job: Records,
+    halves: Array,
+    words: Array,
+    into_halves: Array,
+    into_words: Array,
+    floats: Array,
+    bits: Array,
+) -> None:
+    value = 4 if job.into_kind == F32 else 2
+    line = slice(0, job.columns)
+    for row in range(job.rows):
+        _read(job, row, halves, words, floats[line], bits[line])
+        _scale(floats[line], job.scaling)
+        _write_line(job.into_kind, job.into + row * job.stride * value, bits[line], into_halves, into_words)
+
+
+@compiled
+def _turned_over(
+    job: Records,
+    halves: Array,
+    words: Array,
+    into_halves: Array,
+    into_words: Array,
+    floats: Array,
+    bits: Array,
+) -> None:
+    """BLOCK rows at a time: each is written as a column of [columns, BLOCK], whose rows are then written."""
+    value, columns = 4 if job.into_kind == F32 else 2, job.columns
+    line, turned = slice(0, columns), bits[columns:]
+    for first in range(0, job.rows, BLOCK):
+        count = min(BLOCK, job.rows - first)
+        for row in range(count):
+            _read(job, first + row, halves, words, floats[line], bits[line])
+            _scale(floats[line], job.scaling)
+            _spread(bits[line], turned[row:])
+        for column in range(columns):
+            at = job.into + (column * job.stride + first) * value
+            begin = column * BLOCK
+            _write_line(job.into_kind, at, turned[begin : begin + count], into_halves, into_words)
+
+
+@compiled
+def _spread(line: Array, into: Array) -> None:
+    for i in range(len(line)):
+        into[i * BLOCK] = line[i]
+
+
+@compiled
+def _not_finite(job: Records, halves: Array, words: Array) -> int:
+    """The first value of a job's matrix that is a NaN or an infinity: all bits of its exponent are ones."""
+    for start in range(0, job.values, SEARCHED):
+        count = min(SEARCHED, job.values - start)
+        if job.kind == F32:
+            begin = job.source // 4 + start
+            at = _all_ones(words[begin : begin + count], 0x7F800000)
+        else:
+            begin = job.source // 2 + start
+            at = _all_ones(halves[begin : begin + count], 0x7C00 if job.kind == F16 else 0x7F80)
+        if at >= 0:
+            return int(start + at)
+    return -1
+
+
+@compiled
+def _all_ones(values: Array, mask: int) -> int:
+    found = 0
+    for i in range(len(values)):
+        found += (values[i] & mask) == mask
+    if found == 0:
+        return -1
+    for i in range(len(values)):
+        if (values[i] & mask) == mask:
+            return i
+    return -1
+
+
+@compiled
+def _read(job: Records, row: int, halves: Array, words: Array, floats: Array, bits: Array) -> None:
+    """A row's columns as floats, scaled."""
+    begin = (job.first_row + row) * job.width + job.first_column
+    if job.kind == F32:
+        begin += job.source // 4
+        _from_words(words[begin : begin + job.columns], bits)
+        return
+    begin += job.source // 2
+    line = halves[begin : begin + job.columns]
+    if job.kind == BF16:
+        _from_bfloats(line, bits)
+    else:
+        _from_halves(line, floats, bits)
+
+
+@compiled
+def _from_words(line: Array, bits: Array) -> None:
+    for i in range(len(line)):
+        bits[i] = line[i]
+
+
+@compiled
+def _from_bfloats(line: Array, bits: Array) -> None:
+    for i in range(len(line)):
+        bits[i] = np.uint32(line[i]) << np.uint32(16)
+
+
+@compiled
+def _from_halves(line: Array, floats: Array, bits: Array) -> None:
+    for i in range(len(line)):
+        half = np.uint32(line[i])
+        bits[i] = (half & np.uint32(0x8000)) << np.uint32(16) | (half & np.uint32(0x7FFF)) << np.uint32(13)
+    for i in range(len(line)):
+        floats[i] *= TWO_TO_112
+
+
+@compiled
+def _scale(floats: Array, by: float) -> None:
+    for i in range(len(floats)):
+        floats[i] *= by
+
+
+@compiled
+def _write_line(kind: int, into: int, bits: Array, into_halves: Array, into_words: Array) -> None:
+    """Floats to values of `kind` that follow one another from byte `into` on."""
+    if kind == F32:
+        begin = into // 4
+        _from_words(bits, into_words[begin : begin + len(bits)])
+        return
+    begin = into // 2
+    line = into_halves[begin : begin + len(bits)]
+    if kind == BF16:
+        _to_bfloats(bits, line)
+    else:
+        _to_halves(bits, line)
+
+
+@compiled
+def _to_bfloats(bits: Array, line: Array) -> None:
+    for i in range(len(line)):
+        word = bits[i]
+        line[i] = (word + np.uint32(0x7FFF) + (word >> np.uint32(16) & np.uint32(1))) >> np.uint32(16)
+
+
+@compiled
+def _to_halves(bits: Array, line: Array) -> None:
+    for i in range(len(line)):
+        line[i] = half_of(bits[i])
+
+
+@compiled
+def half_of(word: int) -> int:
+    """A finite float's bits to those of the nearest half, of two as near the even one."""
+    sign, size = word >> 16 & 0x8000, word & 0x7FFFFFFF
+    if size >= 0x47800000:  # 2^16: infinity
+        return sign | 0x7C00
+    if size >= 0x38800000:  # 2^-14: a half of full precision; what is rounded up to 2^16 is infinity, too
+        return sign | (size - 0x38000000 + 0xFFF + (size >> 13 & 1)) >> 13
+    shift = 126 - (size >> 23)
+    if shift > 24:  # less than half of the least
+        return sign
+    digits = (size & 0x7FFFFF) | 0x800000
+    kept, lost, tie = digits >> shift, digits & (1 << shift) - 1, 1 << (shift - 1)
+    return sign | kept + (lost > tie or (lost == tie and kept & 1 == 1))

@@ -1,0 +1,103 @@
+"""A variant's matrices that go into memory as they lie in its file: threads read, verify and copy them.
+
+Each thread reads its share of the file in a few long stretches and then copies all of it in one compiled
+call, so that threads seldom wait for Python. A kind whose weights need more than that fills them itself
+(`LayerWeights.fill`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from profiler.types import TensorRef
+from profiler.variants.verifying import not_finite, read_stretches, stretches_bytes
+from workers.kernels import copying
+from workers.kernels.types import Part
+from workers.variants.loader_threads import Job
+from workers.variants.tensors import DTYPES, Buffers, File
+
+LEAST_BYTES = 1 << 20  # of a share: less is not worth a thread's start
+SHARES = 2  # of each thread: one that is held up leaves work to others
+
+
+@dataclass(frozen=True)
+class MatrixCopy:
+    """Rows and columns of a matrix to rows of `part` from `first_row` on, in the part's type, `scaling` times
+    as large; if `transposed`, columns of the matrix are rows of the part."""
+
+    file: File
+    ref: TensorRef
+    rows: slice
+    columns: slice
+    part: Part
+    first_row: int = 0
+    scaling: float = 1.0
+    transposed: bool = False
+
+
+Placed = tuple[MatrixCopy, int]  # and the byte at which its part begins in the variant's memory
+
+
+def possible(file: File, refs: Iterable[TensorRef], dtype: torch.dtype) -> bool:
+    """Whether such matrices can be copied to values of `dtype`: their file must be stored as it is, without a
+    checksum, which is of all of it."""
+    plain = file.ref.sha256 is None and file.ref.compressed is None
+    return plain and dtype in copying.KINDS and all(DTYPES.get(ref.dtype) in copying.KINDS for ref in refs)
+
+
+def jobs(placed: Sequence[Placed], memory: torch.Tensor, buffers: Buffers, threads: int) -> list[Job]:
+    """All of them, in about SHARES jobs for each thread."""
+    total = sum(copy.ref.size_bytes for copy, _ in placed)
+    share = max(LEAST_BYTES, -(-total // (SHARES * threads)))
+    return [partial(_carry_out, own, memory, buffers) for own in _shares(placed, share)]
+
+
+def _shares(placed: Sequence[Placed], share: int) -> list[list[Placed]]:
+    """Of one file each, in its order, of about `share` bytes."""
+    shares: list[list[Placed]] = []
+    taken, file = 0, None
+    for copy, start in sorted(placed, key=lambda p: (p[0].ref.file, p[0].ref.offset)):
+        if not shares or taken >= share or copy.file is not file:
+            shares.append([])
+            taken, file = 0, copy.file
+        shares[-1].append((copy, start))
+        taken += copy.ref.size_bytes
+    return shares
+
+
+def _carry_out(placed: Sequence[Placed], memory: torch.Tensor, buffers: Buffers) -> None:
+    """Raises CheckpointError when the file is not sound."""
+    file, refs = placed[0][0].file, [copy.ref for copy, _ in placed]
+    with buffers.borrowed(stretches_bytes(dict.fromkeys(refs))) as read:
+        begins = read_stretches(file.folder, file.ref, dict.fromkeys(refs), read.data)
+        copies = [_described(copy, begins[copy.ref], start) for copy, start in placed]
+        if (found := copying.copy(copies, read, memory.numpy())) is not None:
+            raise not_finite(file.folder, refs[found[0]], found[1])
+
+
+def _described(copy: MatrixCopy, source: int, start: int) -> copying.Copy:
+    rows, columns = (
+        range(size)[cut] for size, cut in zip(copy.ref.shape, (copy.rows, copy.columns), strict=True)
+    )
+    width, lines = copy.part.shape[1], len(columns) if copy.transposed else len(rows)
+    if copy.first_row + lines > copy.part.shape[0]:
+        raise ValueError(f"{copy.ref.name} has {lines} rows for {copy.part}, from row {copy.first_row} on.")
+    return copying.Copy(
+        source=source,
+        kind=copying.KINDS[DTYPES[copy.ref.dtype]],
+        values=copy.ref.shape[0] * copy.ref.shape[1],
+        width=copy.ref.shape[1],
+        first_row=rows.start,
+        rows=len(rows),
+        first_column=columns.start,
+        columns=len(columns),
+        into=start + copy.first_row * width * copy.part.dtype.itemsize,
+        into_kind=copying.KINDS[copy.part.dtype],
+        stride=width,
+        scaling=copy.scaling,
+        transposed=copy.transposed,
+    )
