@@ -158,6 +158,11 @@ class Rows:
         self._turn = (self._turn + 1) % STAGINGS
         self._staged[self._turn].send(self.grouping, self._device)
 
+    @property
+    def nobodys(self) -> bool:
+        """Whether all rows are the base's and no graph captures launches over them: none is needed."""
+        return self._exact and not len(self.grouping.order)
+
     def slots(self, num_rows: int) -> torch.Tensor:
         """int32 [num_rows] on the device: the slot of each row, -1 for the base."""
         return self._parts["slots"][:num_rows]

@@ -20,7 +20,6 @@ from profiler.checkpoint import read_model
 from profiler.inside import confine
 from workers.group import plan
 from workers.kernels import copying, sparse_delta
-from workers.kernels.sparse_delta import UNGRAPHED_FROM
 from workers.variant_config import VariantConfig, from_additional
 from workers.variants import graph_choice, hooking, loader_threads, prompt_scoring, warming
 from workers.variants.batch import Batch
@@ -124,7 +123,8 @@ class VariantManager:
     def _merges(self, step: Any) -> bool:
         """Whether vLLM's next step (SchedulerOutput) is to merge a delta, and so to run without a graph."""
         self._requests.see(step)
-        many = self._requests.of_at_least(UNGRAPHED_FROM, step)
+        enough = sparse_delta.ungraphed_from(len(step.num_scheduled_tokens))
+        many = self._requests.of_at_least(enough, step)
         self._ungraphed = bool(self._sparse(many & self.variant_cache.slot_of.keys()))
         return self._ungraphed
 

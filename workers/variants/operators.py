@@ -79,7 +79,8 @@ def add(
             lora.apply(x, out, context.arena, table, rows, widths, space.lora)
         case "sparse_delta":
             others = context.batch.others if but_merged else rows
-            sparse_delta.apply(x, out, context.arena, table, others, widths)
+            if not others.nobodys:
+                sparse_delta.apply(x, out, context.arena, table, others, widths)
         case "svd_delta":
             svd_delta.apply(x, out, context.arena, table, rows, widths, space.svd)
 

@@ -66,3 +66,8 @@ def test_weights_are_merged_from_any_strip_on(slot: int, first: int) -> None:
     into = torch.empty(128, INPUTS, dtype=torch.bfloat16)
     merging.merge(into, merging.Weights(base, arena, table[slot], SLICES), first)
     assert torch.equal(into, merged(base, made[slot])[first : first + 128].bfloat16())
+
+
+def test_a_step_beside_which_the_gpu_is_busy_leaves_its_graph_sooner() -> None:
+    busy, alone = merging.ungraphed_from(merging.BUSY), merging.ungraphed_from(1)
+    assert merging.MERGED_FROM <= busy < alone == merging.ungraphed_from(merging.BUSY - 1)

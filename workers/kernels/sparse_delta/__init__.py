@@ -15,12 +15,11 @@ import torch
 from workers.kernels.rows import Rows
 from workers.kernels.sparse_delta import reference, squares, tensor_cores, tensor_cores_check
 from workers.kernels.sparse_delta.layout import FIELDS, Delta, Shape, describe, pack, parts, width
-from workers.kernels.sparse_delta.merging import MERGED_FROM, UNGRAPHED_FROM
+from workers.kernels.sparse_delta.merging import MERGED_FROM, ungraphed_from
 
 __all__ = [
     "FIELDS",
     "MERGED_FROM",
-    "UNGRAPHED_FROM",
     "Delta",
     "Shape",
     "apply",
@@ -29,6 +28,7 @@ __all__ = [
     "on_tensor_cores",
     "pack",
     "parts",
+    "ungraphed_from",
     "width",
 ]
 

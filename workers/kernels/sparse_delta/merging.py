@@ -17,7 +17,16 @@ from workers.kernels.sparse_delta import reference, squares, tensor_cores
 
 SCRATCH_BYTES = 96 << 20
 MERGED_FROM = 384  # rows of one variant, from which on merging is the faster way on an H100
-UNGRAPHED_FROM = 512  # the same where a step could run from a graph, which saves the host's time
+# The same where a step could run from a graph: without one the host takes some 60 ms to launch it for a 7B
+# model, and the GPU would wait. With BUSY requests or more it still has the step before, and does not.
+UNGRAPHED_FROM = 1024
+UNGRAPHED_FROM_BUSY = 512
+BUSY = 9
+
+
+def ungraphed_from(requests: int) -> int:
+    """Rows of one variant from which on a step of so many requests merges instead of running from a graph."""
+    return UNGRAPHED_FROM_BUSY if requests >= BUSY else UNGRAPHED_FROM
 
 
 class Scratch:
