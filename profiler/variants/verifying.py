@@ -13,7 +13,8 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -75,21 +76,13 @@ def read_tensors(
 
     The file's size is verified, and that floating-point values are finite. Raises CheckpointError.
     """
-    path, begins, at = folder / file.name, dict[TensorRef, int](), 0
-    try:
-        with open_file(path) as raw:
-            source = Source(os.fstat(raw.fileno()).st_size, raw.readinto)
-            if source.size_bytes != file.size_bytes:
-                raise _other_size(path, file)
-            for ref in refs:
-                here = into[at : at + ref.size_bytes]
-                raw.seek(ref.offset)
-                if source.fill(here) != ref.size_bytes:
-                    raise _other_size(path, file)
-                _check_values(here, ref, folder)
-                begins[ref], at = at, at + ref.size_bytes
-    except OSError as error:
-        raise _unreadable(path, error) from error
+    begins, at = dict[TensorRef, int](), 0
+    with _stored_as_it_is(folder, file) as fill:
+        for ref in refs:
+            here = into[at : at + ref.size_bytes]
+            fill(ref.offset, here)
+            _check_values(here, ref, folder)
+            begins[ref], at = at, at + ref.size_bytes
     return begins
 
 
@@ -101,23 +94,34 @@ def read_stretches(
 
     The file's size is verified, the values are not. Raises CheckpointError.
     """
-    path, begins = folder / file.name, dict[TensorRef, int]()
+    begins, at = dict[TensorRef, int](), 0
+    with _stored_as_it_is(folder, file) as fill:
+        for stretch in _neighbours(refs):
+            first, size = stretch[0].offset, sum(ref.size_bytes for ref in stretch)
+            fill(first, into[at : at + size])
+            begins |= {ref: at + ref.offset - first for ref in stretch}
+            at += _rounded_up(size)
+    return begins
+
+
+@contextmanager
+def _stored_as_it_is(folder: Path, file: FileRef) -> Iterator[Callable[[int, memoryview], None]]:
+    """Fills memory from any byte of a file of the expected size. Raises CheckpointError."""
+    path = folder / file.name
     try:
         with open_file(path) as raw:
             source = Source(os.fstat(raw.fileno()).st_size, raw.readinto)
+
+            def fill(offset: int, into: memoryview) -> None:
+                raw.seek(offset)
+                if source.fill(into) != len(into):
+                    raise _other_size(path, file)
+
             if source.size_bytes != file.size_bytes:
                 raise _other_size(path, file)
-            at = 0
-            for stretch in _neighbours(refs):
-                first, size = stretch[0].offset, sum(ref.size_bytes for ref in stretch)
-                raw.seek(first)
-                if source.fill(into[at : at + size]) != size:
-                    raise _other_size(path, file)
-                begins |= {ref: at + ref.offset - first for ref in stretch}
-                at += _rounded_up(size)
+            yield fill
     except OSError as error:
         raise _unreadable(path, error) from error
-    return begins
 
 
 def stretches_bytes(refs: Iterable[TensorRef]) -> int:
@@ -142,7 +146,7 @@ def _neighbours(refs: Iterable[TensorRef]) -> Iterator[list[TensorRef]]:
         yield stretch
 
 
-def not_finite(folder: Path, ref: TensorRef, at: int) -> CheckpointError:
+def not_finite_error(folder: Path, ref: TensorRef, at: int) -> CheckpointError:
     """What to say of a tensor whose value number `at` is a NaN or an infinity."""
     index = ", ".join(str(int(i)) for i in np.unravel_index(at, ref.shape))
     return CheckpointError(
@@ -160,7 +164,7 @@ def check_finite(data: memoryview, refs: Iterable[TensorRef], folder: Path) -> N
 def _check_values(data: memoryview, ref: TensorRef, folder: Path) -> None:
     at = _not_finite(data, ref.dtype)
     if at is not None:
-        raise not_finite(folder, ref, at)
+        raise not_finite_error(folder, ref, at)
 
 
 def verify_data(manifest: Manifest) -> None:
@@ -183,7 +187,7 @@ def _verify_file(folder: Path, file: FileRef, refs: Iterable[TensorRef]) -> None
             for ref, start, piece in _pieces(source, path, file, refs):
                 digest.update(piece)
                 if ref is not None and fault is None and (at := _not_finite(piece, ref.dtype)) is not None:
-                    fault = not_finite(folder, ref, start // _value_bytes(ref) + at)
+                    fault = not_finite_error(folder, ref, start // _value_bytes(ref) + at)
             if not source.at_end():
                 raise _other_size(path, file)
     except OSError as error:

@@ -31,7 +31,7 @@ Integers = npt.NDArray[np.integer]
 
 @dataclass(frozen=True)
 class Tiles:
-    """Tiles for one launch over `num_rows` rows.
+    """Tiles for one launch.
 
     `tiles` is int32 [max_tiles, 3]: slot (-1: no tile), first position in `order`, rows in the tile.
     `order` is int32 [rows]: row numbers grouped by slot; base rows are not in any tile. There are at most
@@ -159,7 +159,7 @@ class Rows:
         self._staged[self._turn].send(self.grouping, self._device)
 
     @property
-    def nobodys(self) -> bool:
+    def needs_no_launch(self) -> bool:
         """Whether all rows are the base's and no graph captures launches over them: none is needed."""
         return self._exact and not len(self.grouping.order)
 

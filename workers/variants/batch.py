@@ -20,8 +20,8 @@ class Batch:
 
     `merged` are runs of rows so long that it pays to merge their variant's sparse delta into the base's
     weights; `others` says what `tokens` does, but that these rows are the base's. A graph holds for every
-    batch: so there are none in those of at most `largest_graph` rows, but where `describe` is told that no
-    graph runs, or in any if `largest_graph` is None.
+    batch, so a batch of at most `largest_graph` rows has no such runs, unless `describe` is told that it runs
+    without a graph. If `largest_graph` is None no batch has any.
 
     `operations` are those that have something to do in this batch; the layers launch no others, except
     that what runs while a CUDA graph is captured must hold for every later batch.

@@ -14,13 +14,14 @@ from functools import partial
 import torch
 
 from profiler.types import TensorRef
-from profiler.variants.verifying import not_finite, read_stretches, stretches_bytes
+from profiler.variants.verifying import not_finite_error, read_stretches, stretches_bytes
 from workers.kernels import copying
 from workers.kernels.types import Part
 from workers.variants.loader_threads import Job
 from workers.variants.tensors import DTYPES, Buffers, File
 
 LEAST_BYTES = 1 << 20  # of a share: less is not worth a thread's start
+MOST_BYTES = 16 << 20  # a thread holds as much, and another variant's share waits for it
 SHARES = 2  # of each thread: one that is held up leaves work to others
 
 
@@ -39,26 +40,26 @@ class MatrixCopy:
     transposed: bool = False
 
 
-Placed = tuple[MatrixCopy, int]  # and the byte at which its part begins in the variant's memory
+PlacedCopy = tuple[MatrixCopy, int]  # and the byte at which its part begins in the variant's memory
 
 
 def possible(file: File, refs: Iterable[TensorRef], dtype: torch.dtype) -> bool:
     """Whether such matrices can be copied to values of `dtype`: their file must be stored as it is, without a
     checksum, which is of all of it."""
     plain = file.ref.sha256 is None and file.ref.compressed is None
-    return plain and dtype in copying.KINDS and all(DTYPES.get(ref.dtype) in copying.KINDS for ref in refs)
+    return plain and dtype in copying.TYPES and all(DTYPES.get(ref.dtype) in copying.TYPES for ref in refs)
 
 
-def jobs(placed: Sequence[Placed], memory: torch.Tensor, buffers: Buffers, threads: int) -> list[Job]:
-    """All of them, in about SHARES jobs for each thread."""
+def jobs(placed: Sequence[PlacedCopy], memory: torch.Tensor, buffers: Buffers, threads: int) -> list[Job]:
+    """All of them, in about SHARES jobs for each thread, or more where that would be much at a time."""
     total = sum(copy.ref.size_bytes for copy, _ in placed)
-    share = max(LEAST_BYTES, -(-total // (SHARES * threads)))
+    share = min(MOST_BYTES, max(LEAST_BYTES, -(-total // (SHARES * threads))))
     return [partial(_carry_out, own, memory, buffers) for own in _shares(placed, share)]
 
 
-def _shares(placed: Sequence[Placed], share: int) -> list[list[Placed]]:
+def _shares(placed: Sequence[PlacedCopy], share: int) -> list[list[PlacedCopy]]:
     """Of one file each, in its order, of about `share` bytes."""
-    shares: list[list[Placed]] = []
+    shares: list[list[PlacedCopy]] = []
     taken, file = 0, None
     for copy, start in sorted(placed, key=lambda p: (p[0].ref.file, p[0].ref.offset)):
         if not shares or taken >= share or copy.file is not file:
@@ -69,26 +70,30 @@ def _shares(placed: Sequence[Placed], share: int) -> list[list[Placed]]:
     return shares
 
 
-def _carry_out(placed: Sequence[Placed], memory: torch.Tensor, buffers: Buffers) -> None:
+def _carry_out(placed: Sequence[PlacedCopy], memory: torch.Tensor, buffers: Buffers) -> None:
     """Raises CheckpointError when the file is not sound."""
     file, refs = placed[0][0].file, [copy.ref for copy, _ in placed]
     with buffers.borrowed(stretches_bytes(dict.fromkeys(refs))) as read:
         begins = read_stretches(file.folder, file.ref, dict.fromkeys(refs), read.data)
         copies = [_described(copy, begins[copy.ref], start) for copy, start in placed]
         if (found := copying.copy(copies, read, memory.numpy())) is not None:
-            raise not_finite(file.folder, refs[found[0]], found[1])
+            raise not_finite_error(file.folder, refs[found[0]], found[1])
 
 
 def _described(copy: MatrixCopy, source: int, start: int) -> copying.Copy:
     rows, columns = (
         range(size)[cut] for size, cut in zip(copy.ref.shape, (copy.rows, copy.columns), strict=True)
     )
-    width, lines = copy.part.shape[1], len(columns) if copy.transposed else len(rows)
-    if copy.first_row + lines > copy.part.shape[0]:
-        raise ValueError(f"{copy.ref.name} has {lines} rows for {copy.part}, from row {copy.first_row} on.")
+    room, width = copy.part.shape
+    lines, line = (columns, rows) if copy.transposed else (rows, columns)
+    if copy.first_row + len(lines) > room or len(line) != width:
+        raise ValueError(
+            f"{copy.ref.name} has {len(lines)} rows of {len(line)}; {copy.part.name} has {room} of {width},"
+            f" of which these begin at {copy.first_row}."
+        )
     return copying.Copy(
         source=source,
-        kind=copying.KINDS[DTYPES[copy.ref.dtype]],
+        source_type=copying.TYPES[DTYPES[copy.ref.dtype]],
         values=copy.ref.shape[0] * copy.ref.shape[1],
         width=copy.ref.shape[1],
         first_row=rows.start,
@@ -96,7 +101,7 @@ def _described(copy: MatrixCopy, source: int, start: int) -> copying.Copy:
         first_column=columns.start,
         columns=len(columns),
         into=start + copy.first_row * width * copy.part.dtype.itemsize,
-        into_kind=copying.KINDS[copy.part.dtype],
+        into_type=copying.TYPES[copy.part.dtype],
         stride=width,
         scaling=copy.scaling,
         transposed=copy.transposed,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 
 from workers.kernels.types import ALIGNMENT
@@ -34,14 +35,10 @@ class DeviceMemory:
         self._allocator = ArenaAllocator(arena_bytes // ALIGNMENT * ALIGNMENT)
         self.arena = torch.zeros(arena_bytes, dtype=torch.uint8, device=device)
         self._widths = dict(widths)
-        self._starts: dict[TableKey, int] = {}
-        begins = itertools.accumulate(widths.values(), initial=0)
-        self._begins = dict(zip(widths, begins, strict=False))  # of each table in a slot's row of all
-        length = 0
-        for key, width in widths.items():
-            self._starts[key] = length
-            length += slots * width
-        self._flat = torch.zeros(length, dtype=torch.int64, device=device)
+        *begins, whole = itertools.accumulate(widths.values(), initial=0)
+        self._begins = dict(zip(widths, begins, strict=True))  # of each table in a slot's row of all
+        self._starts = {key: slots * begin for key, begin in self._begins.items()}
+        self._flat = torch.zeros(slots * whole, dtype=torch.int64, device=device)
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._positions = [self._positions_of(slot).to(device) for slot in range(slots)]
 
@@ -111,8 +108,8 @@ class DeviceMemory:
 
     def _row(self, variant: HostVariant, start: int) -> torch.Tensor:
         """All tables' rows of one slot, one after the other, as `_positions` orders them."""
-        row = [0] * sum(self._widths.values())
+        row = np.zeros(sum(self._widths.values()), np.int64)
         for entry in variant.entries:
             begin = self._begins[entry.key]
             row[begin : begin + self._widths[entry.key]] = entry.row_at(start)
-        return torch.tensor(row, dtype=torch.int64)
+        return torch.from_numpy(row)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -41,27 +42,36 @@ class Requests:
         return {self._uid_of[request_id] for request_id in many if request_id in self._uid_of}
 
 
-def follow(merges: Callable[[Any], bool]) -> None:
-    """Have the runner of this process take no graph for steps that `merges` says so of. It is asked before
-    each step, of vLLM's SchedulerOutput."""
+class _Followed:
+    """Whom the runners of this process ask; an engine that is gone is not kept by it."""
+
+    merges: weakref.WeakMethod[Callable[[Any], bool]] | None = None
+
+
+def follow(merges: Callable[[Any], bool] | None) -> None:
+    """Have the runner of this process take no graph for steps that `merges`, a method, says so of. It is
+    asked before each step, of vLLM's SchedulerOutput. None: nobody is asked any more."""
+    _Followed.merges = weakref.WeakMethod(merges) if merges is not None else None
     for module, chooser, flag in RUNNERS:
         if module in sys.modules:  # the runner that is used has been imported: it called us
-            _wrap(sys.modules[module].GPUModelRunner, merges, chooser, flag)
+            _wrap(sys.modules[module].GPUModelRunner, chooser, flag)
 
 
-def _wrap(runner: Any, merges: Callable[[Any], bool], chooser: str, flag: str) -> None:
-    inner = getattr(
-        runner.execute_model, _OURS, runner.execute_model
-    )  # not one around that of an earlier engine
+def _wrap(runner: Any, chooser: str, flag: str) -> None:
+    """Once per process."""
+    inner = runner.execute_model
+    if hasattr(inner, _OURS):
+        return
 
     @functools.wraps(inner)
     def execute_model(self: Any, step: Any, *args: Any, **kwargs: Any) -> Any:
-        if not merges(step):
+        merges = _Followed.merges() if _Followed.merges is not None else None
+        if merges is None or not merges(step):
             return inner(self, step, *args, **kwargs)
         with _unset(getattr(self, chooser, None), flag):
             return inner(self, step, *args, **kwargs)
 
-    setattr(execute_model, _OURS, inner)
+    setattr(execute_model, _OURS, True)
     runner.execute_model = execute_model
 
 

@@ -67,8 +67,8 @@ def pack(
 ) -> HostVariant:
     """Read, verify, cut, repack: everything a rank needs of one variant. Blocking, seconds for a large delta.
 
-    File by file, in `threads` where there are any: as many files are in memory at once as there are
-    threads. Raises ValueError when a file is not sound or does not fit the layers, and before anything is
+    File by file, or in stretches of one, in `threads` where there are any: each has one in memory at a time.
+    Raises ValueError when a file is not sound or does not fit the layers, and before anything is
     read when more than `max_bytes` are needed.
     """
     all_weights = [weights for layer in layers for weights in contents.layer_weights(layer, dtype)]
@@ -107,7 +107,7 @@ def _fill(
                 raise ValueError(f"{weights.layer}: {e}") from e
 
 
-def _copied(placed: Iterable[Placed]) -> Iterator[copies.Placed]:
+def _copied(placed: Iterable[Placed]) -> Iterator[copies.PlacedCopy]:
     for weights, start in placed:
         if weights.copies:
             at = offsets(weights.parts, start)

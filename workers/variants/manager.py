@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,9 @@ from workers.variants.layer_context import LayerContext, Workspace
 from workers.variants.layer_weights import Contents
 from workers.variants.layers import define_operators, tagged
 from workers.variants.loader import Loader
+from workers.variants.merged_product import PlainWeight
 from workers.variants.operators import operations_for, operations_of, table_width
+from workers.variants.shapes import LinearShape
 from workers.variants.variant_cache import VariantCache
 
 log = logging.getLogger(__name__)
@@ -46,14 +48,6 @@ class VariantManager:
         self._device = torch.device(device)
         self._dtype: torch.dtype = vllm_config.model_config.dtype
         self._parallel = vllm_config.parallel_config
-        limits = vllm_config.scheduler_config
-        self.batch = Batch(
-            limits.max_num_batched_tokens,
-            limits.max_num_seqs,
-            self.config.slots,
-            self._device,
-            self._largest_graph(vllm_config.compilation_config, limits.max_num_batched_tokens),
-        )
         self._dummies: dict[int, int] = {}
         self._requests = graph_choice.Requests()
         self._ungraphed = False
@@ -63,6 +57,8 @@ class VariantManager:
         """Hook the model's layers; make room for variants. Called once, after its weights were loaded."""
         define_operators(self._device.type)
         layers = hooking.find_layers(model)
+        self._weight_bytes = self._mergeable(layers)
+        self.batch = self._new_batch(vllm_config)
         widths = {
             (shape.name, op): table_width(op, shape)
             for _, shape in layers
@@ -96,8 +92,7 @@ class VariantManager:
                 hooking.hook(module, shape, layer_context, register)
                 hooked.append((module, shape, layer_context))
         prompt_scoring.follow(model, self.batch)
-        if self.batch.merges:
-            graph_choice.follow(self._merges)
+        graph_choice.follow(self._merges if self.batch.merges else None)
         if "lora" in self.config.kinds:
             copying.make_ready()
         if self._device.type == "cuda":
@@ -105,13 +100,25 @@ class VariantManager:
         self._loader = Loader.connect(self._parallel.rank, self.variant_cache)
         return model
 
-    def _largest_graph(self, compilation: Any, most_rows: int) -> int | None:
-        """The most rows of a batch that runs from a CUDA graph; None: deltas are never merged into weights
-        here, as where vLLM promises results that do not depend on the others in one."""
-        possible = "sparse_delta" in self.config.kinds and sparse_delta.on_tensor_cores(self._dtype)
-        if not possible or envs.VLLM_BATCH_INVARIANT:
-            return None
-        return min(int(compilation.max_cudagraph_capture_size or 0), most_rows)
+    def _mergeable(self, layers: Sequence[hooking.Found]) -> list[int]:
+        """Bytes of each linear's weight into which sparse deltas can be merged; none where vLLM promises
+        results that do not depend on the others in a batch."""
+        if "sparse_delta" not in self.config.kinds or envs.VLLM_BATCH_INVARIANT:
+            return []
+        weights = (
+            PlainWeight(module, shape).of(self._dtype)
+            for module, shape in layers
+            if isinstance(shape, LinearShape)
+            and sparse_delta.in_squares(shape.in_size, shape.widths, self._dtype)
+        )
+        return [weight.nbytes for weight in weights if weight is not None]
+
+    def _new_batch(self, vllm_config: Any) -> Batch:
+        limits, largest = vllm_config.scheduler_config, None
+        if self._weight_bytes:
+            largest = int(vllm_config.compilation_config.max_cudagraph_capture_size or 0)
+        rows, sequences = limits.max_num_batched_tokens, limits.max_num_seqs
+        return Batch(rows, sequences, self.config.slots, self._device, largest)
 
     def _arena_bytes(self) -> int:
         """This rank's part of a planned group: stages of fewer layers take less of every variant."""
@@ -123,10 +130,20 @@ class VariantManager:
     def _merges(self, step: Any) -> bool:
         """Whether vLLM's next step (SchedulerOutput) is to merge a delta, and so to run without a graph."""
         self._requests.see(step)
-        enough = sparse_delta.ungraphed_from(len(step.num_scheduled_tokens))
-        many = self._requests.of_at_least(enough, step)
-        self._ungraphed = bool(self._sparse(many & self.variant_cache.slot_of.keys()))
+        average = sum(self._weight_bytes) / len(self._weight_bytes)
+        enough = sparse_delta.ungraphed_from(len(step.num_scheduled_tokens), average)
+        self._ungraphed = self._has_sparse(self._requests.of_at_least(enough, step)) and not self._has_boft(
+            step
+        )
         return self._ungraphed
+
+    def _has_sparse(self, uids: set[int]) -> bool:
+        return bool(self._sparse(uids & self.variant_cache.slot_of.keys()))
+
+    def _has_boft(self, step: Any) -> bool:
+        """Its rows have inputs of their own in every layer, and nothing is merged beside them."""
+        found = self.variant_cache.operations_of
+        return any("boft" in found.get(uid, ()) for uid in self._requests.of_at_least(1, step))
 
     def set_active_adapters(self, requests: set[Any], mapping: Any) -> None:
         """The next forward pass is of this batch. `mapping` has a uid (0: base) for each row. `requests` may

@@ -12,7 +12,8 @@ from workers.variants.shapes import LinearShape
 
 class PlainWeight:
     """A layer's weight [out, in] on this rank, as a plain tensor: vLLM's parameters pass through Python at
-    each use."""
+    each use. A weight may be exchanged for another parameter, but none for another's memory, which captured
+    graphs would not see either."""
 
     def __init__(self, layer: torch.nn.Module, shape: LinearShape) -> None:
         self._layer = layer

@@ -1,7 +1,8 @@
 """Tensors of a variant's files, verified before anyone sees them.
 
 A file with a checksum is read whole. Of one without (PEFT's, one for all layers) each layer's tensors are
-read by themselves, so that several threads read it.
+read by themselves, so that several threads read it; matrices that are only copied are read in longer
+stretches (`copies.py`).
 """
 
 from __future__ import annotations

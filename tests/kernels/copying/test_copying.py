@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workers.kernels import copying
-from workers.kernels.copying import KINDS, Copy, Memory, reference
+from workers.kernels.copying import TYPES, Copy, Memory, reference
 
-TYPES = sorted(KINDS, key=str)
+DTYPES = sorted(TYPES, key=str)
 INTEGERS = {2: torch.int16, 4: torch.int32}
 
 
@@ -27,7 +27,7 @@ def described(matrix: torch.Tensor, rows: range, columns: range, target: torch.T
     """Of the matrix, which begins where the source does, to where `target` does."""
     about = Copy(
         source=0,
-        kind=KINDS[matrix.dtype],
+        source_type=TYPES[matrix.dtype],
         values=matrix.numel(),
         width=matrix.shape[1],
         first_row=rows.start,
@@ -35,7 +35,7 @@ def described(matrix: torch.Tensor, rows: range, columns: range, target: torch.T
         first_column=columns.start,
         columns=len(columns),
         into=0,
-        into_kind=KINDS[target.dtype],
+        into_type=TYPES[target.dtype],
         stride=target.shape[1],
         scaling=1.0,
         transposed=False,
@@ -81,8 +81,8 @@ def floats() -> torch.Tensor:
 
 
 @pytest.mark.parametrize("scaling", [1.0, 0.5, 2 / 3, 60000.0])
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("source", TYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("source", DTYPES)
 def test_every_value_is_rounded_as_torch_rounds(
     source: torch.dtype, dtype: torch.dtype, scaling: float
 ) -> None:
@@ -96,7 +96,7 @@ def test_any_rows_and_columns_lie_as_they_should(data: st.DataObject) -> None:
     first_row, first_column = data.draw(st.integers(0, height - 1)), data.draw(st.integers(0, width - 1))
     rows = range(first_row, data.draw(st.integers(first_row + 1, height)))
     columns = range(first_column, data.draw(st.integers(first_column + 1, width)))
-    source, dtype = data.draw(st.sampled_from(TYPES)), data.draw(st.sampled_from(TYPES))
+    source, dtype = data.draw(st.sampled_from(DTYPES)), data.draw(st.sampled_from(DTYPES))
     matrix = torch.randn(
         height, width, generator=torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
     )
@@ -117,7 +117,7 @@ def test_several_lie_side_by_side() -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("source", TYPES)
+@pytest.mark.parametrize("source", DTYPES)
 def test_the_first_value_that_is_not_finite_is_told(source: torch.dtype, bad: float) -> None:
     """Also where no copy takes it: another rank would."""
     good, matrix = torch.randn(4, 6).to(source), torch.randn(300, 60).to(source)

@@ -69,5 +69,9 @@ def test_weights_are_merged_from_any_strip_on(slot: int, first: int) -> None:
 
 
 def test_a_step_beside_which_the_gpu_is_busy_leaves_its_graph_sooner() -> None:
-    busy, alone = merging.ungraphed_from(merging.BUSY), merging.ungraphed_from(1)
-    assert merging.MERGED_FROM <= busy < alone == merging.ungraphed_from(merging.BUSY - 1)
+    """And one of smaller weights later: the host takes as long for each of them."""
+    measured = merging.MEASURED_BYTES
+    busy, alone = merging.ungraphed_from(merging.BUSY, measured), merging.ungraphed_from(1, measured)
+    assert merging.MERGED_FROM <= busy < alone == merging.ungraphed_from(merging.BUSY - 1, measured)
+    assert merging.ungraphed_from(1, measured / 4) == 4 * alone
+    assert merging.ungraphed_from(1, measured * 1000) == merging.MERGED_FROM

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import weakref
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -75,8 +77,17 @@ def runner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> A
     return GPUModelRunner()
 
 
+class Engine:
+    def __init__(self, *merging: str) -> None:
+        self._merging = merging
+
+    def merges(self, step: str) -> bool:
+        return step in self._merging
+
+
 def test_a_step_that_merges_finds_no_graph(runner: Any) -> None:
-    graph_choice.follow(lambda step: step == "merges")
+    engine = Engine("merges")
+    graph_choice.follow(engine.merges)
     assert runner.execute_model("merges", 1) == ("merges", 1)
     assert runner.execute_model("not", 2) == ("not", 2)
     assert runner.flags == [False, True]
@@ -84,16 +95,32 @@ def test_a_step_that_merges_finds_no_graph(runner: Any) -> None:
 
 
 def test_graphs_are_found_again_after_a_failure(runner: Any) -> None:
-    graph_choice.follow(lambda step: True)
+    engine = Engine("merges")
+    graph_choice.follow(engine.merges)
     with pytest.raises(RuntimeError, match="as if"):
         runner.execute_model("merges", fails=True)
     assert runner.finds_graphs
 
 
 def test_a_later_engine_of_the_process_is_asked_in_place_of_the_first(runner: Any) -> None:
-    for answer in (True, False):
-        graph_choice.follow(lambda step, answer=answer: answer)  # type: ignore[misc]
-    runner.execute_model("step")
+    first, second = Engine("a"), Engine("b")
+    for engine in (first, second):
+        graph_choice.follow(engine.merges)
+    runner.execute_model("a")
+    runner.execute_model("b")
+    graph_choice.follow(None)
+    runner.execute_model("b")
+    assert runner.flags == [True, False, True]
+
+
+def test_an_engine_that_is_gone_is_neither_kept_nor_asked(runner: Any) -> None:
+    engine = Engine("a")
+    graph_choice.follow(engine.merges)
+    gone = weakref.ref(engine)
+    del engine
+    gc.collect()
+    assert gone() is None
+    runner.execute_model("a")
     assert runner.flags == [True]
 
 
@@ -102,6 +129,7 @@ def test_before_there_are_graphs_there_are_none_afterwards(runner: Any) -> None:
     for _, chooser, flag in RUNNERS:
         if hasattr(runner, chooser):
             setattr(getattr(runner, chooser), flag, False)
-    graph_choice.follow(lambda step: True)
+    engine = Engine("a dummy run")
+    graph_choice.follow(engine.merges)
     runner.execute_model("a dummy run")
     assert not runner.finds_graphs

@@ -398,8 +398,8 @@ def test_exact_tiles_are_those_there_are(slots: list[int]) -> None:
         for rows in (usual, exact):
             rows.update(np.array(padded, np.int32))
         found = exact.tiles_by_count(len(padded))
-        assert exact.nobodys == all(slot == BASE for slot in slots)
-        assert not usual.nobodys
+        assert exact.needs_no_launch == all(slot == BASE for slot in slots)
+        assert not usual.needs_no_launch
         assert all(tiles.num_rows == sum(slot != BASE for slot in slots) for tiles in found)
         assert all(len(tiles.tiles) == tiles.max_tiles > 0 for tiles in found)
         expected = [tiles.tiles[tiles.tiles[:, 0] != BASE] for tiles in usual.tiles_by_count(len(padded))]

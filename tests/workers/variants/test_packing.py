@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import itertools
 import json
 import math
 import mmap
 import os
+import re
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,14 +24,22 @@ import pytest
 import random_adapters
 import random_variants
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from random_adapters import MLP, RandomLora
 from random_variants import RandomDelta
 from safetensors.torch import load_file, save_file
 
 from profiler.checkpoint import read_model
+from profiler.errors import CheckpointError
+from profiler.types import TensorRef
+from profiler.variants.reading import read_manifest
+from profiler.variants.types import FileRef, VariantLimits
+from profiler.variants.verifying import read_stretches, stretches_bytes, tensors_of
 from workers.kernels.types import Part, views
 from workers.variant_config import VariantConfig
 from workers.variants import copies
+from workers.variants.copies import MatrixCopy
 from workers.variants.host import HostVariant, pack
 from workers.variants.kinds import lora as lora_kind
 from workers.variants.kinds import open_variant
@@ -39,6 +51,7 @@ from workers.variants.tensors import Buffers, File
 WAIT_S = 60
 HIDDEN, INNER, LAYERS = 64, 128, 2
 CONFIG = VariantConfig(1, 1 << 30, 1 << 30, 16)
+LIMITS = VariantLimits(CONFIG.max_rank)
 LORA = RandomLora("l", 8, seed=1, modules=MLP)
 
 
@@ -132,6 +145,70 @@ def test_compiled_copies_give_what_torch_gives(
             assert torch.equal(part, views(torchs.memory, entry.parts, entry.start)[name])
 
 
+def stored(folder: Path, tensors: list[tuple[str, int, int]]) -> tuple[FileRef, list[TensorRef]]:
+    """A file with these tensors of random bytes: (type, first byte, bytes) each."""
+    size = max(offset + count for _, offset, count in tensors) + 3
+    (folder / "some").write_bytes(os.urandom(size))
+    refs = [
+        TensorRef("some", f"t{n}", kind, (count,), at, count) for n, (kind, at, count) in enumerate(tensors)
+    ]
+    return FileRef("some", size), refs
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["F16", "BF16", "F32"]), st.integers(0, 9), st.integers(1, 40)), min_size=1
+    ),
+    st.integers(0, 3),
+)
+def test_stretches_are_their_tensors_bytes(pieces: list[tuple[str, int, int]], first: int) -> None:
+    """With gaps between some of them, in any order, from an odd byte on, of several types."""
+    tensors, at = [], first
+    for kind, gap, values in pieces:
+        size = values * (4 if kind == "F32" else 2)
+        tensors.append((kind, at + gap, size))
+        at += gap + size
+    with tempfile.TemporaryDirectory() as name:
+        file, refs = stored(Path(name), tensors)
+        into = memoryview(bytearray(stretches_bytes(refs)))
+        begins = read_stretches(Path(name), file, refs[::-1], into)
+        whole = (Path(name) / "some").read_bytes()
+    for ref in refs:
+        start = begins[ref]
+        assert start % (4 if ref.dtype == "F32" else 2) == 0
+        assert into[start : start + ref.size_bytes] == whole[ref.offset : ref.offset + ref.size_bytes]
+    spans = sorted((begins[ref], begins[ref] + ref.size_bytes) for ref in refs)
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
+
+
+def test_a_stretch_of_another_file_is_refused(tmp_path: Path) -> None:
+    file, refs = stored(tmp_path, [("F16", 0, 8)])
+    for size in (file.size_bytes - 1, file.size_bytes + 1):
+        with pytest.raises(CheckpointError, match="no longer has"):
+            read_stretches(tmp_path, FileRef("some", size), refs, memoryview(bytearray(128)))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"first_row": 1},
+        {"columns": slice(0, 4)},
+        {"transposed": True},
+        {"rows": slice(0, 1), "transposed": True},
+    ],
+)
+def test_a_copy_that_is_no_part_of_its_part_is_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    (tmp_path / "some").write_bytes(bytes(4 * 5 * 2))
+    file = File(tmp_path, FileRef("some", 40))
+    ref, part = TensorRef("some", "a", "F16", (4, 5), 0, 40), Part("a", torch.bfloat16, (4, 5))
+    copy, memory = MatrixCopy(file, ref, slice(None), slice(None), part), torch.zeros(128, dtype=torch.uint8)
+    (job,) = copies.jobs([(copy, 0)], memory, Buffers(), 1)
+    job()
+    (job,) = copies.jobs([(replace(copy, **wrong), 0)], memory, Buffers(), 1)
+    with pytest.raises(ValueError, match=r"a has \d rows of"):
+        job()
+
+
 def test_a_file_is_shared_by_threads_in_its_order(base: Path, tmp_path: Path) -> None:
     """In parts that are worth a thread's start."""
     weights = open_variant(random_adapters.write(base, tmp_path / "l", LORA), read_model(base), CONFIG)
@@ -143,6 +220,10 @@ def test_a_file_is_shared_by_threads_in_its_order(base: Path, tmp_path: Path) ->
     ]
     memory, total = torch.zeros(0, dtype=torch.uint8), sum(copy.ref.size_bytes for copy, _ in placed)
     assert len(copies.jobs(placed, memory, Buffers(), 4)) == -(-total // copies.LEAST_BYTES)
+    many = [
+        (replace(copy, ref=replace(copy.ref, size_bytes=copies.MOST_BYTES)), start) for copy, start in placed
+    ]
+    assert len(copies.jobs(many, memory, Buffers(), 1)) == len(placed)  # though one thread does them all
     shares = copies._shares(placed, total // 4)
     assert 3 <= len(shares) <= 5
     offsets = [copy.ref.offset for share in shares for copy, _ in share]
@@ -156,7 +237,14 @@ def test_of_one_file_too_what_is_not_sound_is_refused(base: Path, tmp_path: Path
     (path,) = folder.glob("*.safetensors")
     whole = path.read_bytes()
     path.write_bytes(whole[:-4] + struct.pack("<f", math.inf))
-    with pytest.raises(ValueError, match="not finite"):
+    last = max(
+        (ref for ref in tensors_of(read_manifest(folder, read_model(base), LIMITS))),
+        key=lambda ref: ref.offset,
+    )
+    where = ", ".join(str(size - 1) for size in last.shape)
+    with pytest.raises(
+        ValueError, match=rf"{re.escape(last.name)} holds a value that is not finite at \[{where}\]"
+    ):
         pack(opened, layers(), torch.float32, False, LoaderThreads(2))
     os.truncate(path, len(whole) - 4)
     with pytest.raises(ValueError, match="no longer has"):

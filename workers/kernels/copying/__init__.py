@@ -16,7 +16,7 @@ import torch
 from workers.kernels.copying import machine_code
 from workers.kernels.copying.machine_code import BF16, F16, F32
 
-KINDS = {torch.float16: F16, torch.bfloat16: BF16, torch.float32: F32}
+TYPES = {torch.float16: F16, torch.bfloat16: BF16, torch.float32: F32}
 
 Memory = npt.NDArray[np.uint8]
 
@@ -27,11 +27,12 @@ class Copy(NamedTuple):
 
     They go to byte `into`, `stride` values from row to row; if `transposed`, columns of the matrix are rows
     there.
-    `kind` and `into_kind` are of KINDS; values are multiplied by `scaling` in float32 and then rounded.
+    `source_type` and `into_type` are of TYPES. Values are multiplied by `scaling` in float32 and then
+    rounded.
     """
 
     source: int
-    kind: int
+    source_type: int
     values: int
     width: int
     first_row: int
@@ -39,7 +40,7 @@ class Copy(NamedTuple):
     first_column: int
     columns: int
     into: int
-    into_kind: int
+    into_type: int
     stride: int
     scaling: float
     transposed: bool
@@ -70,7 +71,7 @@ def copy(copies: Sequence[Copy], source: Memory, into: Memory) -> tuple[int, int
 
 def _outside(jobs: npt.NDArray[np.void], read: int, room: int) -> npt.NDArray[np.bool_]:
     """Which jobs would read or write what is not theirs. The compiled code asks nobody."""
-    size, into_size = (np.where(jobs[kind] == F32, 4, 2) for kind in ("kind", "into_kind"))
+    size, into_size = (np.where(jobs[each] == F32, 4, 2) for each in ("source_type", "into_type"))
     lines = np.where(jobs["transposed"], jobs["columns"], jobs["rows"])
     line = np.where(jobs["transposed"], jobs["rows"], jobs["columns"])
     last = (lines - 1) * jobs["stride"] + line

@@ -11,8 +11,8 @@ from profiler.compiled import Records, compiled
 F16, BF16, F32 = range(3)
 JOB = np.dtype(
     [
-        *((name, np.int64) for name in ("source", "kind", "values", "width", "first_row", "rows")),
-        *((name, np.int64) for name in ("first_column", "columns", "into", "into_kind", "stride")),
+        *((name, np.int64) for name in ("source", "source_type", "values", "width", "first_row", "rows")),
+        *((name, np.int64) for name in ("first_column", "columns", "into", "into_type", "stride")),
         ("scaling", np.float32),
         ("transposed", np.bool_),
     ],
@@ -59,12 +59,12 @@ def _as_it_lies(
     floats: Array,
     bits: Array,
 ) -> None:
-    value = 4 if job.into_kind == F32 else 2
+    value = 4 if job.into_type == F32 else 2
     line = slice(0, job.columns)
     for row in range(job.rows):
         _read(job, row, halves, words, floats[line], bits[line])
         _scale(floats[line], job.scaling)
-        _write_line(job.into_kind, job.into + row * job.stride * value, bits[line], into_halves, into_words)
+        _write_line(job.into_type, job.into + row * job.stride * value, bits[line], into_halves, into_words)
 
 
 @compiled
@@ -78,7 +78,7 @@ def _turned_over(
     bits: Array,
 ) -> None:
     """BLOCK rows at a time: each is written as a column of [columns, BLOCK], whose rows are then written."""
-    value, columns = 4 if job.into_kind == F32 else 2, job.columns
+    value, columns = 4 if job.into_type == F32 else 2, job.columns
     line, turned = slice(0, columns), bits[columns:]
     for first in range(0, job.rows, BLOCK):
         count = min(BLOCK, job.rows - first)
@@ -89,7 +89,7 @@ def _turned_over(
         for column in range(columns):
             at = job.into + (column * job.stride + first) * value
             begin = column * BLOCK
-            _write_line(job.into_kind, at, turned[begin : begin + count], into_halves, into_words)
+            _write_line(job.into_type, at, turned[begin : begin + count], into_halves, into_words)
 
 
 @compiled
@@ -103,12 +103,12 @@ def _not_finite(job: Records, halves: Array, words: Array) -> int:
     """The first value of a job's matrix that is a NaN or an infinity: all bits of its exponent are ones."""
     for start in range(0, job.values, SEARCHED):
         count = min(SEARCHED, job.values - start)
-        if job.kind == F32:
+        if job.source_type == F32:
             begin = job.source // 4 + start
             at = _all_ones(words[begin : begin + count], 0x7F800000)
         else:
             begin = job.source // 2 + start
-            at = _all_ones(halves[begin : begin + count], 0x7C00 if job.kind == F16 else 0x7F80)
+            at = _all_ones(halves[begin : begin + count], 0x7C00 if job.source_type == F16 else 0x7F80)
         if at >= 0:
             return int(start + at)
     return -1
@@ -129,15 +129,15 @@ def _all_ones(values: Array, mask: int) -> int:
 
 @compiled
 def _read(job: Records, row: int, halves: Array, words: Array, floats: Array, bits: Array) -> None:
-    """A row's columns as floats, scaled."""
+    """A row's columns as floats."""
     begin = (job.first_row + row) * job.width + job.first_column
-    if job.kind == F32:
+    if job.source_type == F32:
         begin += job.source // 4
         _from_words(words[begin : begin + job.columns], bits)
         return
     begin += job.source // 2
     line = halves[begin : begin + job.columns]
-    if job.kind == BF16:
+    if job.source_type == BF16:
         _from_bfloats(line, bits)
     else:
         _from_halves(line, floats, bits)
@@ -171,15 +171,15 @@ def _scale(floats: Array, by: float) -> None:
 
 
 @compiled
-def _write_line(kind: int, into: int, bits: Array, into_halves: Array, into_words: Array) -> None:
-    """Floats to values of `kind` that follow one another from byte `into` on."""
-    if kind == F32:
+def _write_line(into_type: int, into: int, bits: Array, into_halves: Array, into_words: Array) -> None:
+    """Floats to values of `source_type` that follow one another from byte `into` on."""
+    if into_type == F32:
         begin = into // 4
         _from_words(bits, into_words[begin : begin + len(bits)])
         return
     begin = into // 2
     line = into_halves[begin : begin + len(bits)]
-    if kind == BF16:
+    if into_type == BF16:
         _to_bfloats(bits, line)
     else:
         _to_halves(bits, line)

@@ -17,16 +17,23 @@ from workers.kernels.sparse_delta import reference, squares, tensor_cores
 
 SCRATCH_BYTES = 96 << 20
 MERGED_FROM = 384  # rows of one variant, from which on merging is the faster way on an H100
-# The same where a step could run from a graph: without one the host takes some 60 ms to launch it for a 7B
-# model, and the GPU would wait. With BUSY requests or more it still has the step before, and does not.
+# The same where a step could run from a graph. Without one the host launches each kernel, which took some
+# 60 ms for the 128 linears of a 7B model on an H200, and the GPU would wait. Beside BUSY requests or more it
+# is still busy with the step before, so it does not.
 UNGRAPHED_FROM = 1024
 UNGRAPHED_FROM_BUSY = 512
 BUSY = 9
+MEASURED_BYTES = 101_187_584  # of such a linear's weight, on average
 
 
-def ungraphed_from(requests: int) -> int:
-    """Rows of one variant from which on a step of so many requests merges instead of running from a graph."""
-    return UNGRAPHED_FROM_BUSY if requests >= BUSY else UNGRAPHED_FROM
+def ungraphed_from(requests: int, weight_bytes: float) -> int:
+    """Rows of one variant from which on a step of so many requests merges instead of running from a graph.
+
+    `weight_bytes`: of a linear on this rank, on average. The host's time is the same for small ones, so more
+    rows must gain it.
+    """
+    rows = UNGRAPHED_FROM_BUSY if requests >= BUSY else UNGRAPHED_FROM
+    return max(MERGED_FROM, round(rows * MEASURED_BYTES / weight_bytes))
 
 
 class Scratch:
