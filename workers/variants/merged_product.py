@@ -58,7 +58,7 @@ def product(
     for run in (*runs, Run(-1, count, count)):
         between = slice(done, run.start)
         if done < run.start:
-            _plain(x[between], weight, bias, out[between])
+            merging.linear(x[between], weight, bias, out[between])
         if run.start < run.end:
             whole = run.end - run.start == count
             inputs, into = (x, out) if whole else (x[run.rows], out[run.rows])
@@ -66,10 +66,3 @@ def product(
             merging.product(inputs, into, bias, merged, context.workspace.merged)
         done = run.end
     return out
-
-
-def _plain(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
-    if bias is None:
-        torch.mm(x, weight.t(), out=out)
-    else:
-        torch.addmm(bias, x, weight.t(), out=out)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from profiler.compiled import Records, compiled
+from profiler.variants.verifying import EXPONENTS
 
 F16, BF16, F32 = range(3)
 JOB = np.dtype(
@@ -18,6 +19,7 @@ JOB = np.dtype(
     ],
     align=True,
 )
+EXPONENT_F16, EXPONENT_BF16, EXPONENT_F32 = (EXPONENTS[name][1] for name in ("F16", "BF16", "F32"))
 BLOCK = 64  # rows that are turned over together: their values stay in the processor's cache
 SEARCHED = 4096  # values looked at together
 TWO_TO_112 = np.float32(2.0**112)  # a half's exponent counts from 15, a float's from 127
@@ -105,10 +107,12 @@ def _not_finite(job: Records, halves: Array, words: Array) -> int:
         count = min(SEARCHED, job.values - start)
         if job.source_type == F32:
             begin = job.source // 4 + start
-            at = _all_ones(words[begin : begin + count], 0x7F800000)
+            at = _all_ones(words[begin : begin + count], EXPONENT_F32)
         else:
             begin = job.source // 2 + start
-            at = _all_ones(halves[begin : begin + count], 0x7C00 if job.source_type == F16 else 0x7F80)
+            at = _all_ones(
+                halves[begin : begin + count], EXPONENT_F16 if job.source_type == F16 else EXPONENT_BF16
+            )
         if at >= 0:
             return int(start + at)
     return -1
@@ -172,7 +176,7 @@ def _scale(floats: Array, by: float) -> None:
 
 @compiled
 def _write_line(into_type: int, into: int, bits: Array, into_halves: Array, into_words: Array) -> None:
-    """Floats to values of `source_type` that follow one another from byte `into` on."""
+    """Floats to values of `into_type` that follow one another from byte `into` on."""
     if into_type == F32:
         begin = into // 4
         _from_words(bits, into_words[begin : begin + len(bits)])

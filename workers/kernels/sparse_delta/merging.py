@@ -79,10 +79,15 @@ def product(
         merged = scratch.weights(part.stop - part.start, inputs, x.dtype)
         merge(merged, weights, part.start)
         into = out if merged.shape[0] == outputs else out[:, part]
-        if bias is None:
-            torch.mm(x, merged.t(), out=into)
-        else:
-            torch.addmm(bias[part], x, merged.t(), out=into)
+        linear(x, merged, None if bias is None else bias[part], into)
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
+    """out [M, outputs] = x [M, K] weight^T + bias, written where it shall lie."""
+    if bias is None:
+        torch.mm(x, weight.t(), out=out)
+    else:
+        torch.addmm(bias, x, weight.t(), out=out)
 
 
 def _parts(outputs: int, row_bytes: int, room: int) -> Iterator[slice]:
