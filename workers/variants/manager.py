@@ -57,7 +57,8 @@ class VariantManager:
         """Hook the model's layers; make room for variants. Called once, after its weights were loaded."""
         define_operators(self._device.type)
         layers = hooking.find_layers(model)
-        self._weight_bytes = self._mergeable(layers)
+        mergeable = self._mergeable(layers)
+        self._weight_bytes = sum(mergeable) / max(1, len(mergeable))  # of a linear, on average
         self.batch = self._new_batch(vllm_config)
         widths = {
             (shape.name, op): table_width(op, shape)
@@ -130,11 +131,9 @@ class VariantManager:
     def _merges(self, step: Any) -> bool:
         """Whether vLLM's next step (SchedulerOutput) is to merge a delta, and so to run without a graph."""
         self._requests.see(step)
-        average = sum(self._weight_bytes) / len(self._weight_bytes)
-        enough = sparse_delta.ungraphed_from(len(step.num_scheduled_tokens), average)
-        self._ungraphed = self._has_sparse(self._requests.of_at_least(enough, step)) and not self._has_boft(
-            step
-        )
+        enough = sparse_delta.ungraphed_from(len(step.num_scheduled_tokens), self._weight_bytes)
+        many = self._requests.of_at_least(enough, step)
+        self._ungraphed = self._has_sparse(many) and not self._has_boft(step)
         return self._ungraphed
 
     def _has_sparse(self, uids: set[int]) -> bool:

@@ -19,7 +19,7 @@ ENOUGH = merging.UNGRAPHED_FROM
 def manager() -> Any:
     """Of an engine of a 7B's weights with a variant of each kind in a slot, and a stand-in for one."""
     made: Any = object.__new__(VariantManager)
-    made._weight_bytes = [merging.MEASURED_BYTES // 2, 3 * merging.MEASURED_BYTES // 2]
+    made._weight_bytes = merging.MEASURED_BYTES
     made._requests, made._dummies, made._ungraphed = Requests(), {STAND_IN: 3}, False
     operations = {SPARSE: {"sparse_delta", "norm"}, LORA: {"lora"}, BOFT: {"boft", "bias"}}
     made.variant_cache = SimpleNamespace(slot_of={SPARSE: 0, LORA: 1, BOFT: 2}, operations_of=operations)
