@@ -16,10 +16,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from profiler.contents import Source, opened
 from profiler.errors import CheckpointError
@@ -27,6 +25,7 @@ from profiler.files import read_json
 from profiler.inside import open_file
 from profiler.types import TensorRef
 from profiler.variants.delta import DELTA, read_files
+from profiler.variants.finite import EXPONENTS, not_finite
 from profiler.variants.types import (
     BoftModule,
     FileRef,
@@ -37,14 +36,7 @@ from profiler.variants.types import (
 )
 
 CHUNK_BYTES = 1 << 20  # still in the processor's cache when it is hashed
-FINITE_BLOCK = 1 << 16  # values looked at together, for the same reason
 STRETCH_ALIGNMENT = 128  # bytes; more than any value has
-# The bits that are all ones in infinities and NaNs, and the unsigned type of that width.
-EXPONENTS: dict[str, tuple[type[np.unsignedinteger[Any]], int]] = {
-    "F16": (np.uint16, 0x7C00),
-    "BF16": (np.uint16, 0x7F80),
-    "F32": (np.uint32, 0x7F800000),
-}
 
 
 def read_file(folder: Path, file: FileRef, into: memoryview | None = None) -> memoryview:
@@ -52,20 +44,17 @@ def read_file(folder: Path, file: FileRef, into: memoryview | None = None) -> me
 
     A tensor of the file is `data[ref.offset : ref.offset + ref.size_bytes]`. Raises CheckpointError.
     """
-    path, digest, at = folder / file.stored_name, hashlib.sha256(), 0
+    path = folder / file.stored_name
     try:
         with opened(path, file.size_bytes) as source:
             data = memoryview(bytearray(file.size_bytes)) if into is None else into[: file.size_bytes]
-            while count := source.fill(data[at : at + CHUNK_BYTES]):
-                if file.sha256 is not None:
-                    digest.update(data[at : at + count])
-                at += count
-            whole = at == file.size_bytes and source.at_end()
+            whole = source.fill(data) == file.size_bytes and source.at_end()
     except OSError as error:
         raise _unreadable(path, error) from error
     if not whole:
         raise _other_size(path, file)
-    _check_digest(path, file.sha256, digest.hexdigest())
+    if file.sha256 is not None:  # in one call, for a thread may wait for Python before each
+        _check_digest(path, file.sha256, hashlib.sha256(data).hexdigest())
     return data
 
 
@@ -162,7 +151,7 @@ def check_finite(data: memoryview, refs: Iterable[TensorRef], folder: Path) -> N
 
 
 def _check_values(data: memoryview, ref: TensorRef, folder: Path) -> None:
-    at = _not_finite(data, ref.dtype)
+    at = not_finite(data, ref.dtype)
     if at is not None:
         raise not_finite_error(folder, ref, at)
 
@@ -186,7 +175,7 @@ def _verify_file(folder: Path, file: FileRef, refs: Iterable[TensorRef]) -> None
         with opened(path, file.size_bytes) as source:
             for ref, start, piece in _pieces(source, path, file, refs):
                 digest.update(piece)
-                if ref is not None and fault is None and (at := _not_finite(piece, ref.dtype)) is not None:
+                if ref is not None and fault is None and (at := not_finite(piece, ref.dtype)) is not None:
                     fault = not_finite_error(folder, ref, start // _value_bytes(ref) + at)
             if not source.at_end():
                 raise _other_size(path, file)
@@ -225,19 +214,6 @@ def _stretches(file: FileRef, refs: Iterable[TensorRef]) -> Iterator[tuple[Tenso
 
 def _value_bytes(ref: TensorRef) -> int:
     return EXPONENTS[ref.dtype][0]().itemsize
-
-
-def _not_finite(data: memoryview, dtype: str) -> int | None:
-    """The place of the first value that is a NaN or an infinity; None if there is none."""
-    if dtype not in EXPONENTS:
-        return None
-    kind, mask = EXPONENTS[dtype]
-    words: npt.NDArray[Any] = np.frombuffer(data, dtype=kind)
-    for start in range(0, len(words), FINITE_BLOCK):
-        bad = (words[start : start + FINITE_BLOCK] & kind(mask)) == mask
-        if bad.any():
-            return start + int(bad.argmax())
-    return None
 
 
 def refs_of(module: LoraModule | BoftModule | SparseModule | SvdModule) -> Iterator[TensorRef]:

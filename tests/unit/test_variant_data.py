@@ -82,10 +82,7 @@ def damaged(folder: Path, factory: pytest.TempPathFactory) -> Iterator[Path]:
 @contextlib.contextmanager
 def pieces_of(chunk_bytes: int) -> Iterator[None]:
     """Files are read in pieces of so many bytes, so that small ones have several."""
-    with (
-        mock.patch.object(verifying, "CHUNK_BYTES", chunk_bytes),
-        mock.patch.object(verifying, "FINITE_BLOCK", max(1, chunk_bytes // 16)),
-    ):
+    with mock.patch.object(verifying, "CHUNK_BYTES", chunk_bytes):
         yield
 
 

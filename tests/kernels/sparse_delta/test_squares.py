@@ -47,6 +47,18 @@ def test_what_is_packed_means_the_same(shape: Shape, seed: int) -> None:
     assert total_bytes(sparse_delta.parts([shape])) == total_bytes(sparse_delta.parts([rows]))
 
 
+@pytest.mark.parametrize("bits", [4, 2])
+def test_a_matrix_that_begins_within_a_word_is_packed_the_same(bits: int) -> None:
+    delta = random_delta(Shape(64, 128, bits, 1, True), np.random.default_rng(0))
+
+    def shifted(matrix: torch.Tensor) -> torch.Tensor:
+        memory = torch.empty(matrix.numel() + 1, dtype=torch.uint8)
+        return memory[1:].view(matrix.shape).copy_(matrix)
+
+    moved = replace(delta, values=shifted(delta.values), indices=shifted(delta.indices))
+    assert all(map(torch.equal, packed(moved), packed(delta)))
+
+
 @dataclass(frozen=True)
 class Warp:
     """A square's bytes as 32 lanes load them, of one delta of `bits`."""

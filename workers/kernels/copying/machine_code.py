@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from profiler.compiled import Records, compiled
-from profiler.variants.verifying import EXPONENTS
+from profiler.variants.finite import EXPONENTS, first_with_all
 
 F16, BF16, F32 = range(3)
 JOB = np.dtype(
@@ -21,7 +21,6 @@ JOB = np.dtype(
 )
 EXPONENT_F16, EXPONENT_BF16, EXPONENT_F32 = (EXPONENTS[name][1] for name in ("F16", "BF16", "F32"))
 BLOCK = 64  # rows that are turned over together: their values stay in the processor's cache
-SEARCHED = 4096  # values looked at together
 TWO_TO_112 = np.float32(2.0**112)  # a half's exponent counts from 15, a float's from 127
 
 Array = Any  # of numpy; in the compiled functions below words of 16 and 32 bits, and floats
@@ -102,33 +101,13 @@ def _spread(line: Array, into: Array) -> None:
 
 @compiled
 def _not_finite(job: Records, halves: Array, words: Array) -> int:
-    """The first value of a job's matrix that is a NaN or an infinity: all bits of its exponent are ones."""
-    for start in range(0, job.values, SEARCHED):
-        count = min(SEARCHED, job.values - start)
-        if job.source_type == F32:
-            begin = job.source // 4 + start
-            at = _all_ones(words[begin : begin + count], EXPONENT_F32)
-        else:
-            begin = job.source // 2 + start
-            at = _all_ones(
-                halves[begin : begin + count], EXPONENT_F16 if job.source_type == F16 else EXPONENT_BF16
-            )
-        if at >= 0:
-            return int(start + at)
-    return -1
-
-
-@compiled
-def _all_ones(values: Array, mask: int) -> int:
-    found = 0
-    for i in range(len(values)):
-        found += (values[i] & mask) == mask
-    if found == 0:
-        return -1
-    for i in range(len(values)):
-        if (values[i] & mask) == mask:
-            return i
-    return -1
+    """The first value of a job's matrix that is not finite, or -1."""
+    if job.source_type == F32:
+        begin = job.source // 4
+        return first_with_all(words[begin : begin + job.values], EXPONENT_F32)
+    begin = job.source // 2
+    mask = EXPONENT_F16 if job.source_type == F16 else EXPONENT_BF16
+    return first_with_all(halves[begin : begin + job.values], mask)
 
 
 @compiled

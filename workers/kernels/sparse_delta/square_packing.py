@@ -5,12 +5,21 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from profiler.compiled import compiled
 from workers.kernels.sparse_delta.squares import OUTPUTS, SIDE
 
-Bytes = Any  # numpy arrays of uint8
+Words = Any  # numpy arrays: of uint64 what is read, of uint32 what is written
+Word = np.uint64
+
+_EACH = 0x0001_0001_0001_0001  # in a word of 64 bits, every 16
+_LOW_NIBBLES, _HIGH_NIBBLES = np.uint64(_EACH * 0x0F0F), np.uint64(_EACH * 0xF0F0)
+_LOW_PAIRS, _HIGH_PAIRS = np.uint64(_EACH * 0x3333), np.uint64(_EACH * 0xCCCC)
+_EVEN_BYTES, _EVEN_HALVES = np.uint64(_EACH * 0x00FF), np.uint64(0x0000_FFFF_0000_FFFF)
+_LOW_WORD, _LOW_16 = np.uint64(0xFFFF_FFFF), np.uint64(0xFFFF)
+_2, _4, _8, _16, _32 = (np.uint64(bits) for bits in (2, 4, 8, 16, 32))
 
 
 def pack(
@@ -24,66 +33,118 @@ def pack(
     """Write a delta, as `layout.Delta` has it, to `into` and `scales_into`, as `squares.unpack` has them; on
     the host."""
     write = four_bits if bits == 4 else two_bits
-    write(values.contiguous().numpy(), indices.contiguous().numpy(), into.numpy())
+    write(_words(values), _words(indices), into.numpy().view(np.uint32))
     count = len(into)
     by_output = scales.T.reshape(-1, count, *OUTPUTS)
     scales_into.view(-1, count, 8, 4, 2).copy_(by_output.permute(0, 1, 4, 2, 3))
 
 
+def _words(matrix: torch.Tensor) -> Words:
+    """Its rows are of whole words. A file may have it begin within a word, where no word can be read."""
+    whole = matrix.contiguous()
+    return (whole if whole.data_ptr() % 8 == 0 else whole.clone()).numpy().view(np.uint64)
+
+
 @compiled
-def four_bits(values: Bytes, indices: Bytes, into: Bytes) -> None:
-    """`values` [outputs, inputs / 4], `indices` [outputs, inputs / 8] to `into` [strips, squares, 1536]."""
+def four_bits(values: Words, indices: Words, into: Words) -> None:
+    """`values` [outputs, inputs / 32], `indices` [outputs, inputs / 64] to `into` [strips, squares, 384]."""
     for strip in range(into.shape[0]):
-        for square in range(into.shape[1]):
-            for m in range(4):
-                for g in range(8):
-                    row = strip * SIDE + m * 16 + g
-                    word = (m >> 1) * 512 + g * 64 + (m & 1) * 8
-                    for half in range(2):
-                        column = square * 16 + half * 8
-                        for t in range(4):
-                            a, c = int(values[row, column + t]), int(values[row, column + 4 + t])
-                            b, d = int(values[row + 8, column + t]), int(values[row + 8, column + 4 + t])
-                            at = word + t * 16 + half * 4
-                            into[strip, square, at] = (a & 15) | (b & 15) << 4
-                            into[strip, square, at + 1] = (c & 15) | (d & 15) << 4
-                            into[strip, square, at + 2] = a >> 4 | (b & 240)
-                            into[strip, square, at + 3] = c >> 4 | (d & 240)
-            _indices(indices, into, strip, square, 1024)
+        for tiles in range(2):  # two of the four
+            for g in range(8):
+                first, begin = strip * SIDE + tiles * 32 + g, tiles * 128 + g * 16
+                for square in range(into.shape[1]):
+                    words = into[strip, square, begin : begin + 16]
+                    for tile in range(2):
+                        row, above = values[first + tile * 16], values[first + tile * 16 + 8]
+                        for half in range(2):
+                            _four_bit_words(
+                                row[square * 2 + half], above[square * 2 + half], words[tile * 2 + half :]
+                            )
+        _indices(indices, into[strip], strip * SIDE, 256)
 
 
 @compiled
-def two_bits(values: Bytes, indices: Bytes, into: Bytes) -> None:
-    """`values`, `indices` [outputs, inputs / 8] to `into` [strips, squares, 1024]."""
+def two_bits(values: Words, indices: Words, into: Words) -> None:
+    """`values`, `indices` [outputs, inputs / 64] to `into` [strips, squares, 256]."""
     for strip in range(into.shape[0]):
-        for square in range(into.shape[1]):
-            for m in range(4):
-                for g in range(8):
-                    row = strip * SIDE + m * 16 + g
-                    for half in range(2):
-                        column = square * 8 + half * 4  # of bytes, two groups each
-                        for t in range(4):
-                            byte, up = column + (t >> 1), 4 * (t & 1)
-                            a, c = int(values[row, byte]) >> up, int(values[row, byte + 2]) >> up
-                            b, d = int(values[row + 8, byte]) >> up, int(values[row + 8, byte + 2]) >> up
-                            at = g * 64 + t * 16 + m * 4 + half
-                            into[strip, square, at] = _four_codes(a, b, c, d)
-                            into[strip, square, at + 2] = _four_codes(a >> 2, b >> 2, c >> 2, d >> 2)
-            _indices(indices, into, strip, square, 512)
-
-
-@compiled
-def _four_codes(a: int, b: int, c: int, d: int) -> int:
-    return (a & 3) | (b & 3) << 2 | (c & 3) << 4 | (d & 3) << 6
-
-
-@compiled
-def _indices(indices: Bytes, into: Bytes, strip: int, square: int, start: int) -> None:
-    for m in range(4):
         for g in range(8):
-            for quarter in range(4):  # of the square's columns: half and pair
-                at = start + g * 64 + quarter * 16 + m * 4
-                for h in range(2):
-                    row = strip * SIDE + m * 16 + h * 8 + g
-                    for byte in range(2):
-                        into[strip, square, at + h * 2 + byte] = indices[row, square * 8 + quarter * 2 + byte]
+            for square in range(into.shape[1]):
+                words = into[strip, square, g * 16 : g * 16 + 16]
+                for tile in range(4):
+                    row = strip * SIDE + tile * 16 + g
+                    _two_bit_words(values[row, square], values[row + 8, square], words[tile:])
+        _indices(indices, into[strip], strip * SIDE, 128)
+
+
+@compiled
+def _four_bit_words(of_g: Word, of_g_8: Word, words: Words) -> None:
+    """The codes of a tile's half, of outputs g and g + 8. Byte t of each half of the word is of pair t."""
+    _byte_by_byte(
+        (of_g & _LOW_NIBBLES) | (of_g_8 & _LOW_NIBBLES) << _4,
+        (of_g >> _4 & _LOW_NIBBLES) | (of_g_8 & _HIGH_NIBBLES),
+        words,
+    )
+
+
+@compiled
+def _two_bit_words(of_g: Word, of_g_8: Word, words: Words) -> None:
+    """The codes of a tile, of outputs g and g + 8. Each half of the word is of one of the tile's halves, and
+    in it nibbles t and t + 4 are of pair t."""
+    _byte_by_byte(
+        _nibbles_joined((of_g & _LOW_PAIRS) | (of_g_8 & _LOW_PAIRS) << _2),
+        _nibbles_joined((of_g >> _2 & _LOW_PAIRS) | (of_g_8 & _HIGH_PAIRS)),
+        words,
+    )
+
+
+@compiled
+def _nibbles_joined(word: Word) -> Word:
+    """Of each half: byte t has nibbles t and t + 4."""
+    return _nibbles_apart(word & _EVEN_HALVES) | _nibbles_apart(word >> _16 & _EVEN_HALVES) << _4
+
+
+@compiled
+def _nibbles_apart(word: Word) -> Word:
+    """Of each half: byte t has nibble t."""
+    by_two = (word | word << _8) & _EVEN_BYTES
+    return (by_two | by_two << _4) & _LOW_NIBBLES
+
+
+@compiled
+def _byte_by_byte(first: Word, second: Word, words: Words) -> None:
+    """Byte t of both halves of both words makes `words[4 * t]`."""
+    even = _halves_alternating(first & _EVEN_BYTES), _halves_alternating(second & _EVEN_BYTES)
+    odd = _halves_alternating(first >> _8 & _EVEN_BYTES), _halves_alternating(second >> _8 & _EVEN_BYTES)
+    words[0], words[8] = _low_halves(*even), _high_halves(*even)
+    words[4], words[12] = _low_halves(*odd), _high_halves(*odd)
+
+
+@compiled
+def _halves_alternating(word: Word) -> Word:
+    """Bytes 0 and 2 of the low half, and between them those of the high half. All others are 0."""
+    return (word | word >> _32 << _8) & _LOW_WORD
+
+
+@compiled
+def _low_halves(first: Word, second: Word) -> Word:
+    return (first & _LOW_16) | (second & _LOW_16) << _16
+
+
+@compiled
+def _high_halves(first: Word, second: Word) -> Word:
+    return (first >> _16 & _LOW_16) | (second >> _16 & _LOW_16) << _16
+
+
+@compiled
+def _indices(indices: Words, squares: Words, first: int, start: int) -> None:
+    """Of a strip whose outputs begin at `first`: in 16 words of each g, word 4 * quarter + m has a quarter's
+    two bytes of output 16m + g, and of 16m + g + 8."""
+    for g in range(8):
+        for square in range(squares.shape[0]):
+            words = squares[square, start + g * 16 : start + g * 16 + 16]
+            for tile in range(4):
+                row = first + tile * 16 + g
+                low, high = indices[row, square], indices[row + 8, square]
+                words[tile], words[4 + tile] = _low_halves(low, high), _high_halves(low, high)
+                low, high = low >> _32, high >> _32
+                words[8 + tile], words[12 + tile] = _low_halves(low, high), _high_halves(low, high)
