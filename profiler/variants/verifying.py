@@ -40,7 +40,7 @@ STRETCH_ALIGNMENT = 128  # bytes; more than any value has
 
 
 def read_file(folder: Path, file: FileRef, into: memoryview | None = None) -> memoryview:
-    """The whole file, its size and checksum verified; `into`, if given, is filled from its start.
+    """The whole file, its size verified; `into`, if given, is filled from its start.
 
     A tensor of the file is `data[ref.offset : ref.offset + ref.size_bytes]`. Raises CheckpointError.
     """
@@ -53,26 +53,13 @@ def read_file(folder: Path, file: FileRef, into: memoryview | None = None) -> me
         raise _unreadable(path, error) from error
     if not whole:
         raise _other_size(path, file)
-    if file.sha256 is not None:  # in one call, for a thread may wait for Python before each
-        _check_digest(path, file.sha256, hashlib.sha256(data).hexdigest())
     return data
 
 
-def read_tensors(
-    folder: Path, file: FileRef, refs: Iterable[TensorRef], into: memoryview
-) -> dict[TensorRef, int]:
-    """Tensors of a file that is stored as it is, one after the other into `into`: where each begins there.
-
-    The file's size is verified, and that floating-point values are finite. Raises CheckpointError.
-    """
-    begins, at = dict[TensorRef, int](), 0
-    with _stored_as_it_is(folder, file) as fill:
-        for ref in refs:
-            here = into[at : at + ref.size_bytes]
-            fill(ref.offset, here)
-            _check_values(here, ref, folder)
-            begins[ref], at = at, at + ref.size_bytes
-    return begins
+def check_digest(folder: Path, file: FileRef, data: memoryview) -> None:
+    """Raises CheckpointError if a file's `data` has not the checksum that it should have."""
+    if file.sha256 is not None:  # in one call, for a thread may wait for Python before each
+        _check_digest(folder / file.stored_name, file.sha256, hashlib.sha256(data).hexdigest())
 
 
 def read_stretches(
@@ -147,10 +134,11 @@ def not_finite_error(folder: Path, ref: TensorRef, at: int) -> CheckpointError:
 def check_finite(data: memoryview, refs: Iterable[TensorRef], folder: Path) -> None:
     """Raises CheckpointError if a floating-point tensor in a file's `data` holds a NaN or an infinity."""
     for ref in refs:
-        _check_values(data[ref.offset : ref.offset + ref.size_bytes], ref, folder)
+        check_values(data[ref.offset : ref.offset + ref.size_bytes], ref, folder)
 
 
-def _check_values(data: memoryview, ref: TensorRef, folder: Path) -> None:
+def check_values(data: memoryview, ref: TensorRef, folder: Path) -> None:
+    """The same of one tensor's `data`."""
     at = not_finite(data, ref.dtype)
     if at is not None:
         raise not_finite_error(folder, ref, at)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 from profiler.variants.finite import EXPONENTS, not_finite
 
-FLOATS = {"F16": np.float16, "F32": np.float32}
+FLOATS: dict[str, type[np.floating[Any]]] = {"F16": np.float16, "F32": np.float32}
 
 
 @given(

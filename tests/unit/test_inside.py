@@ -18,7 +18,6 @@ from profiler.variants.types import VariantLimits
 from profiler.variants.verifying import (
     read_file,
     read_stretches,
-    read_tensors,
     tensors_of,
     verify_data,
 )
@@ -68,7 +67,6 @@ def test_one_that_is_exchanged_between_its_headers_and_its_bytes(confined: Path,
     file, into = manifest.files[0], memoryview(bytearray(1 << 20))
     for read in (
         lambda: read_file(folder, file),
-        lambda: read_tensors(folder, file, tensors_of(manifest), into),
         lambda: read_stretches(folder, file, tensors_of(manifest), into),
         lambda: verify_data(manifest),
     ):

@@ -6,25 +6,24 @@ import contextlib
 import logging
 import mmap
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
 
-from workers.kernels.types import Part, offsets, views
+from workers.kernels.types import Part, offsets
 from workers.variant_config import REMEDY
-from workers.variants import copies
+from workers.variants import copies, filling
+from workers.variants.filling import Placed
 from workers.variants.layer_weights import Contents, LayerWeights, Row
-from workers.variants.loader_threads import LoaderThreads
+from workers.variants.loader_threads import LoaderThreads, run_here
 from workers.variants.shapes import LayerShape
-from workers.variants.tensors import Buffers, Holding, loaded
+from workers.variants.tensors import Buffers
 
 log = logging.getLogger(__name__)
 
 TableKey = tuple[str, str]  # (layer, operation)
-Placed = tuple[LayerWeights, int]  # and where it begins in the variant's memory
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ def pack(
 ) -> HostVariant:
     """Read, verify, cut, repack: everything a rank needs of one variant. Blocking, seconds for a large delta.
 
-    File by file, or in stretches of one, in `threads` where there are any: each has one in memory at a time.
+    File by file, or in stretches of one, in `threads` where there are any: about as many are in memory.
     Raises ValueError when a file is not sound or does not fit the layers, and before anything is
     read when more than `max_bytes` are needed.
     """
@@ -84,27 +83,12 @@ def pack(
     buffers = Buffers()
     filled = [(weights, start) for weights, start in placed if not weights.copies]
     jobs = copies.jobs(list(_copied(placed)), memory, buffers, threads.count if threads else 1)
-    jobs += [partial(_fill, files, own, memory, buffers) for files, own in _by_files(filled)]
-    if threads is None:
-        for job in jobs:
-            job()
-    else:
-        threads.run(jobs)
+    jobs += filling.jobs(filled, memory, buffers)
+    (threads.run if threads else run_here)(jobs)
     entries = (
         Entry((weights.layer, weights.op), weights.parts, start, weights.row) for weights, start in placed
     )
     return HostVariant(_page_locked(memory) if pinned else memory, tuple(entries))
-
-
-def _fill(
-    files: Sequence[Holding], all_weights: Sequence[Placed], memory: torch.Tensor, buffers: Buffers
-) -> None:
-    with loaded(files, buffers):
-        for weights, start in all_weights:
-            try:
-                weights.fill(views(memory, weights.parts, start))
-            except ValueError as e:
-                raise ValueError(f"{weights.layer}: {e}") from e
 
 
 def _copied(placed: Iterable[Placed]) -> Iterator[copies.PlacedCopy]:
@@ -112,24 +96,6 @@ def _copied(placed: Iterable[Placed]) -> Iterator[copies.PlacedCopy]:
         if weights.copies:
             at = offsets(weights.parts, start)
             yield from ((copy, at[copy.part.name]) for copy in weights.copies)
-
-
-def _by_files(placed: Iterable[Placed]) -> list[tuple[tuple[Holding, ...], list[Placed]]]:
-    """What can be written by itself: some files, and the weights that come of these alone. Of weights that
-    share their memory the first are among them. Largest first, so that none is left over at the end."""
-    groups: dict[int, tuple[tuple[Holding, ...], list[Placed]]] = {}
-    group_of: dict[Holding, int] = {}
-    filled: set[str] = set()
-    for number, (weights, start) in enumerate(placed):
-        if weights.source in filled:
-            continue
-        filled.update([weights.source] if weights.source else ())
-        joined = [groups.pop(n) for n in sorted({group_of[f] for f in weights.files if f in group_of})]
-        files = tuple(dict.fromkeys([*(f for group in joined for f in group[0]), *weights.files]))
-        own = [*(entry for group in joined for entry in group[1]), (weights, start)]
-        groups[number] = files, own
-        group_of.update(dict.fromkeys(files, number))
-    return sorted(groups.values(), key=lambda group: -sum(file.size_bytes for file in group[0]))
 
 
 def _whole_pages(size: int) -> torch.Tensor:

@@ -7,7 +7,8 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import TypeAlias
 
 import torch
 
@@ -16,7 +17,15 @@ MAX_THREADS = 8
 # thread that holds Python's lock could make the engine wait for it.
 NICENESS = 5
 
-Job = Callable[[], None]
+# It may give others that are to be done after it, and before what else its caller asks for.
+Job: TypeAlias = "Callable[[], Sequence[Job] | None]"
+
+
+def run_here(jobs: Sequence[Job]) -> None:
+    """Do them all, and what they give, in this thread."""
+    waiting = deque(jobs)
+    while waiting:
+        waiting.extendleft(reversed(waiting.popleft()() or ()))
 
 
 def threads_for(ranks: int) -> int:
@@ -24,47 +33,61 @@ def threads_for(ranks: int) -> int:
     return max(1, min(MAX_THREADS, len(os.sched_getaffinity(0)) // (2 * ranks)))
 
 
+class _Caller:
+    """Who waits until its jobs are done. `undone` of them are not, of which `jobs` were not begun."""
+
+    def __init__(self) -> None:
+        self.jobs: deque[Job] = deque()
+        self.undone = 0
+        self.error: BaseException | None = None
+        self.done = threading.Event()
+
+
 class LoaderThreads:
     """Runs jobs of several callers, one of each in turn: a large load does not hold up a small one."""
 
     def __init__(self, threads: int) -> None:
         self.count = threads
-        self._callers: deque[deque[tuple[Job, Future[None]]]] = deque()
+        self._callers: deque[_Caller] = deque()  # those with jobs that were not begun
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(threads, "variant-loader-threads", initializer=_modest)
         self._start(threads)
 
     def run(self, jobs: Sequence[Job]) -> None:
-        """Do them all, in any order. Raises what the first to fail raised, once none runs any more."""
+        """Do them all, and what they give, in any order. Raises what the first to fail raised, once none
+        runs any more."""
         if not jobs:
             return
-        futures: list[Future[None]] = [Future() for _ in jobs]
+        caller = _Caller()
+        self._add(caller, jobs)
+        caller.done.wait()
+        if caller.error is not None:
+            raise caller.error
+
+    def _add(self, caller: _Caller, jobs: Sequence[Job]) -> None:
         with self._lock:
-            self._callers.append(deque(zip(jobs, futures, strict=True)))
-        for _ in jobs:
-            self._threads.submit(self._next)
-        wait(futures, return_when=FIRST_EXCEPTION)
-        for future in futures:
-            future.cancel()  # has no effect on those that ended or run
-        wait(futures)
-        for future in futures:
-            if not future.cancelled():
-                future.result()
+            for _ in jobs:
+                self._threads.submit(self._next)  # raises when Python ends: then nothing was added
+            if jobs and not caller.jobs:
+                self._callers.append(caller)
+            caller.jobs.extendleft(reversed(jobs))
+            caller.undone += len(jobs)
 
     def _next(self) -> None:
         with self._lock:
-            jobs = self._callers.popleft()
-            job, future = jobs.popleft()
-            if jobs:
-                self._callers.append(jobs)
-        if not future.set_running_or_notify_cancel():
-            return
+            caller = self._callers.popleft()
+            job = caller.jobs.popleft()
+            if caller.jobs:
+                self._callers.append(caller)
         try:
-            job()
+            if caller.error is None:
+                self._add(caller, job() or ())
         except BaseException as e:
-            future.set_exception(e)
-        else:
-            future.set_result(None)
+            caller.error = caller.error or e
+        with self._lock:
+            caller.undone -= 1
+            if not caller.undone:
+                caller.done.set()
 
     def _start(self, threads: int) -> None:
         """Have all threads now, each without helpers of torch's: `threads` is what all of this may take."""

@@ -7,7 +7,7 @@ stretches (`copies.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,8 +19,15 @@ import torch
 
 from profiler.types import TensorRef
 from profiler.variants.types import FileRef, Manifest
-from profiler.variants.verifying import check_finite, read_file, read_tensors, tensors_of
-from workers.kernels.types import ALIGNMENT, aligned
+from profiler.variants.verifying import (
+    check_digest,
+    check_finite,
+    check_values,
+    read_file,
+    read_stretches,
+    stretches_bytes,
+    tensors_of,
+)
 
 DTYPES = {
     "F64": torch.float64,
@@ -35,13 +42,16 @@ Memory = npt.NDArray[np.uint8]
 
 
 class Holding(Protocol):
-    """Some bytes of a variant's files that are read together; its tensors are there while it is loaded."""
+    """Some bytes of a variant's files that are read together; its tensors are there until it is dropped."""
 
     @property
     def size_bytes(self) -> int: ...
 
-    def load(self, memory: Memory) -> None:
-        """Read into `memory` [size_bytes], verified. Raises CheckpointError when it is not sound."""
+    def read(self, memory: Memory) -> None:
+        """Into `memory` [size_bytes]. Raises CheckpointError when it is of another size than expected."""
+
+    def verify(self) -> None:
+        """What was read. Raises CheckpointError when it is not sound."""
 
     def drop(self) -> None:
         """Its memory will hold something else."""
@@ -54,18 +64,25 @@ class File:
     folder: Path
     ref: FileRef
     tensors: list[TensorRef] = field(default_factory=list)
-    data: dict[int, Memory] = field(default_factory=dict)  # of loaded tensors, by where they begin
+    data: dict[int, Memory] = field(default_factory=dict)  # of tensors that were read, by where they begin
+    contents: memoryview | None = None
 
     @property
     def size_bytes(self) -> int:
         return self.ref.size_bytes
 
-    def load(self, memory: Memory) -> None:
-        check_finite(read_file(self.folder, self.ref, memory.data), self.tensors, self.folder)
+    def read(self, memory: Memory) -> None:
+        self.contents = read_file(self.folder, self.ref, memory.data)
         self.data.update({t.offset: memory[t.offset : t.offset + t.size_bytes] for t in self.tensors})
+
+    def verify(self) -> None:
+        assert self.contents is not None
+        check_digest(self.folder, self.ref, self.contents)
+        check_finite(self.contents, self.tensors, self.folder)
 
     def drop(self) -> None:
         self.data.clear()
+        self.contents = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,12 +94,15 @@ class SomeTensors:
 
     @property
     def size_bytes(self) -> int:
-        return sum(ref.size_bytes for ref in self.refs)
+        return stretches_bytes(self.refs)
 
-    def load(self, memory: Memory) -> None:
-        data = read_tensors(self.file.folder, self.file.ref, self.refs, memory.data)
-        for ref, start in data.items():
+    def read(self, memory: Memory) -> None:
+        for ref, start in read_stretches(self.file.folder, self.file.ref, self.refs, memory.data).items():
             self.file.data[ref.offset] = memory[start : start + ref.size_bytes]
+
+    def verify(self) -> None:
+        for ref in self.refs:
+            check_values(self.file.data[ref.offset].data, ref, self.file.folder)
 
     def drop(self) -> None:
         for ref in self.refs:
@@ -90,7 +110,7 @@ class SomeTensors:
 
 
 class Files:
-    """Those of one variant, by name. Loading is another's business (`loaded`)."""
+    """Those of one variant, by name. Reading them is another's business (`filling`)."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._files = {ref.name: File(manifest.folder, ref) for ref in manifest.files}
@@ -98,7 +118,7 @@ class Files:
             self._files[tensor.file].tensors.append(tensor)
 
     def holding(self, refs: Iterable[TensorRef]) -> tuple[Holding, ...]:
-        """What to load for these tensors, each of which nobody else asks for at the same time."""
+        """What to read for these tensors, each of which nobody else asks for at the same time."""
         by_file: dict[str, dict[int, TensorRef]] = {}
         for ref in refs:
             by_file.setdefault(ref.file, {})[ref.offset] = ref
@@ -112,13 +132,13 @@ class Files:
         return file if whole else SomeTensors(file, refs)
 
     def read(self, ref: TensorRef, rows: slice = EVERYTHING, columns: slice = EVERYTHING) -> torch.Tensor:
-        """Rows (first dimension) and columns (last) of a tensor that is loaded.
+        """Rows (first dimension) and columns (last) of a tensor that was read.
 
         Not to be written to, nor kept: where all of a row is asked for it is the memory that was read into.
         """
         data = self._files[ref.file].data.get(ref.offset)
         if data is None:
-            raise RuntimeError(f"{ref.name} was asked for while it was not loaded")
+            raise RuntimeError(f"{ref.name} was asked for while it was not there")
         raw = torch.from_numpy(data)
         picked = raw.view(DTYPES[ref.dtype]).view(ref.shape)[rows]
         return (picked[..., columns] if len(ref.shape) > 1 else picked).contiguous()
@@ -130,28 +150,20 @@ class Buffers:
     def __init__(self) -> None:
         self._free: list[Memory] = []
 
-    @contextmanager
-    def borrowed(self, size: int) -> Iterator[Memory]:
+    def take(self, size: int) -> Memory:
+        """Of `size` bytes or more."""
         try:
             memory = self._free.pop()
         except IndexError:
-            memory = np.empty(size, np.uint8)
-        if len(memory) < size:
-            memory = np.empty(size, np.uint8)
-        yield memory[:size]
+            return np.empty(size, np.uint8)
+        return memory if len(memory) >= size else np.empty(size, np.uint8)
+
+    def give(self, memory: Memory) -> None:
+        """What was taken, back."""
         self._free.append(memory)
 
-
-@contextmanager
-def loaded(holdings: Sequence[Holding], buffers: Buffers) -> Iterator[None]:
-    """Within, their tensors are there. Raises CheckpointError when a file is not sound."""
-    with buffers.borrowed(sum(ALIGNMENT + each.size_bytes for each in holdings)) as memory:
-        try:
-            at = 0
-            for each in holdings:
-                each.load(memory[at : at + each.size_bytes])
-                at += aligned(each.size_bytes)
-            yield
-        finally:
-            for each in holdings:
-                each.drop()
+    @contextmanager
+    def borrowed(self, size: int) -> Iterator[Memory]:
+        memory = self.take(size)
+        yield memory[:size]
+        self.give(memory)

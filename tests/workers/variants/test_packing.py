@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -44,7 +45,7 @@ from workers.variants.host import HostVariant, pack
 from workers.variants.kinds import lora as lora_kind
 from workers.variants.kinds import open_variant
 from workers.variants.layer_weights import LayerWeights
-from workers.variants.loader_threads import MAX_THREADS, LoaderThreads, threads_for
+from workers.variants.loader_threads import MAX_THREADS, Job, LoaderThreads, run_here, threads_for
 from workers.variants.shapes import LayerShape, LinearShape, NormShape, Slice
 from workers.variants.tensors import Buffers, File
 
@@ -252,7 +253,7 @@ def test_of_one_file_too_what_is_not_sound_is_refused(base: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("count", [0, 2])
-def test_a_damaged_file_is_refused_before_any_of_it_is_used(
+def test_a_damaged_file_is_refused_and_the_threads_go_on(
     base: Path, delta: Path, tmp_path: Path, count: int
 ) -> None:
     folder = random_variants.write(base, tmp_path / "delta", RandomDelta("d", 1))
@@ -264,6 +265,36 @@ def test_a_damaged_file_is_refused_before_any_of_it_is_used(
     with pytest.raises(ValueError, match=r"layer-00001.*corrupt"):
         packed(folder, base, threads)
     assert packed(delta, base, threads).size_bytes  # those threads are still of use
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_damaged_file_is_named_rather_than_what_was_made_of_it(
+    base: Path, tmp_path: Path, count: int
+) -> None:
+    """Though its weights do not wait until it is verified."""
+    folder = random_variants.write(base, tmp_path / "delta", RandomDelta("d", 1))
+    opened = open_variant(folder, read_model(base), CONFIG)
+    path = folder / "layer-00001.safetensors"
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    tried = []
+
+    class Unfit:
+        def layer_weights(self, layer: LayerShape, dtype: torch.dtype) -> list[LayerWeights]:
+            return [replace(weights, fill=self.fill) for weights in opened.layer_weights(layer, dtype)]
+
+        def fill(self, into: Mapping[str, torch.Tensor]) -> None:
+            tried.append(into)
+            raise ValueError("a code does not fit")
+
+    threads = LoaderThreads(count) if count else None
+    with pytest.raises(ValueError, match=r": a code does not fit"):
+        pack(Unfit(), layers(), torch.float32, False, threads)
+    path.write_bytes(raw)
+    damaged = [layer for layer in layers() if ".1." in layer.name]
+    with pytest.raises(ValueError, match=r"layer-00001.*corrupt"):
+        pack(Unfit(), damaged, torch.float32, False, threads)
+    assert tried
 
 
 def test_a_file_that_shrinks_after_it_was_opened_is_an_error(base: Path, tmp_path: Path) -> None:
@@ -375,6 +406,37 @@ def test_callers_take_turns() -> None:
         each.join(WAIT_S)
     assert order[:4] in (["large", "small"] * 2, ["small", "large"] * 2)
     assert sorted(order) == ["large"] * 3 + ["small"] * 3
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_what_a_job_gives_is_done_before_what_else_was_asked_for(count: int) -> None:
+    order: list[str] = []
+
+    def job(name: str, *given: Job) -> Job:
+        def work() -> Sequence[Job]:
+            order.append(name)
+            return given
+
+        return work
+
+    run = LoaderThreads(count).run if count else run_here
+    run([job("a", job("a1", job("a11")), job("a2")), job("b"), job("c", job("c1"))])
+    assert sorted(order) == ["a", "a1", "a11", "a2", "b", "c", "c1"]
+    if count < 2:
+        assert order == sorted(order)
+
+
+def test_what_a_job_gives_may_fail_too() -> None:
+    threads = LoaderThreads(2)
+
+    def fail() -> None:
+        raise ValueError("not sound")
+
+    with pytest.raises(ValueError, match="not sound"):
+        threads.run([lambda: [lambda: None, fail, lambda: None]])
+    done: list[int] = []
+    threads.run([lambda: [lambda: done.append(1)]])
+    assert done == [1]
 
 
 def test_the_first_error_comes_back_once_nothing_runs_any_more() -> None:

@@ -1,0 +1,95 @@
+"""Weights that a kind makes of its tensors: their files are read, and then verified beside what is made of
+them. A variant is nobody's before all of that is done and was sound.
+
+A file with a checksum is verified by one thread, which takes as long as all that is made of a delta's layer,
+and its embedding and head, half a gigabyte, are in one file.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+import torch
+
+from profiler.errors import CheckpointError
+from workers.kernels.types import ALIGNMENT, aligned, views
+from workers.variants.layer_weights import LayerWeights
+from workers.variants.loader_threads import Job
+from workers.variants.tensors import Buffers, Holding
+
+Placed = tuple[LayerWeights, int]  # and where it begins in the variant's memory
+
+
+def jobs(placed: Iterable[Placed], memory: torch.Tensor, buffers: Buffers) -> list[Job]:
+    """Fill all of them, in `memory`, the variant's. A job raises ValueError when a file is not sound or does
+    not fit its layer."""
+    return [_Filling(files, own, memory, buffers).read for files, own in _by_files(placed)]
+
+
+class _Filling:
+    """Some files, and the weights that come of these alone."""
+
+    def __init__(
+        self, files: Sequence[Holding], placed: Sequence[Placed], memory: torch.Tensor, buffers: Buffers
+    ) -> None:
+        self._files = files
+        self._placed = placed
+        self._memory = memory
+        self._buffers = buffers
+        self._lock = threading.Lock()
+        self._left = 0
+        self._errors: list[Exception] = []
+
+    def read(self) -> Sequence[Job]:
+        """Gives the jobs that can be done once all is read, in any order and at the same time."""
+        self._taken = self._buffers.take(sum(ALIGNMENT + each.size_bytes for each in self._files))
+        at = 0
+        for each in self._files:
+            each.read(self._taken[at : at + each.size_bytes])
+            at += aligned(each.size_bytes)
+        work: list[Callable[[], None]] = [each.verify for each in self._files]
+        work += [partial(self._fill, weights, start) for weights, start in self._placed]
+        self._left = len(work)
+        return [partial(self._do, each) for each in work]
+
+    def _fill(self, weights: LayerWeights, start: int) -> None:
+        try:
+            weights.fill(views(self._memory, weights.parts, start))
+        except ValueError as e:
+            raise ValueError(f"{weights.layer}: {e}") from e
+
+    def _do(self, work: Callable[[], None]) -> None:
+        """The last to end raises what went wrong: that a file is not sound rather than what came of it."""
+        try:
+            work()
+        except Exception as e:
+            self._errors.append(e)
+        with self._lock:
+            self._left -= 1
+            if self._left:
+                return
+        for each in self._files:
+            each.drop()
+        self._buffers.give(self._taken)
+        if self._errors:
+            raise min(self._errors, key=lambda error: not isinstance(error, CheckpointError))
+
+
+def _by_files(placed: Iterable[Placed]) -> list[tuple[tuple[Holding, ...], list[Placed]]]:
+    """What can be written by itself: some files, and the weights that come of these alone. Of weights that
+    share their memory the first are among them. Largest first, so that none is left over at the end."""
+    groups: dict[int, tuple[tuple[Holding, ...], list[Placed]]] = {}
+    group_of: dict[Holding, int] = {}
+    filled: set[str] = set()
+    for number, (weights, start) in enumerate(placed):
+        if weights.source in filled:
+            continue
+        filled.update([weights.source] if weights.source else ())
+        joined = [groups.pop(n) for n in sorted({group_of[f] for f in weights.files if f in group_of})]
+        files = tuple(dict.fromkeys([*(f for group in joined for f in group[0]), *weights.files]))
+        own = [*(entry for group in joined for entry in group[1]), (weights, start)]
+        groups[number] = files, own
+        group_of.update(dict.fromkeys(files, number))
+    return sorted(groups.values(), key=lambda group: -sum(file.size_bytes for file in group[0]))
