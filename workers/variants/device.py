@@ -14,6 +14,7 @@ import torch
 from workers.kernels.types import ALIGNMENT
 from workers.variants.arena_allocator import ArenaAllocator
 from workers.variants.host import HostVariant, TableKey
+from workers.variants.pages import stretches
 
 
 class NoRoom(Exception):
@@ -93,7 +94,9 @@ class DeviceMemory:
     def _copy(self, slot: int, row: torch.Tensor, weights: tuple[int, torch.Tensor] | None) -> None:
         if weights is not None:
             start, memory = weights
-            self.arena[start : start + memory.numel()].copy_(memory, non_blocking=True)
+            for stretch in stretches(memory):
+                self.arena[start : start + stretch.numel()].copy_(stretch, non_blocking=True)
+                start += stretch.numel()
         self._flat.index_copy_(0, self._positions[slot], row.to(self._device, non_blocking=True))
 
     def _positions_of(self, slot: int) -> torch.Tensor:

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import mmap
-import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from workers.kernels.types import Part, offsets
@@ -18,10 +13,9 @@ from workers.variants import copies, filling
 from workers.variants.filling import Placed
 from workers.variants.layer_weights import Contents, LayerWeights, Row
 from workers.variants.loader_threads import LoaderThreads, run_here
+from workers.variants.pages import page_locked, whole_pages
 from workers.variants.shapes import LayerShape
 from workers.variants.tensors import Buffers
-
-log = logging.getLogger(__name__)
 
 TableKey = tuple[str, str]  # (layer, operation)
 
@@ -78,7 +72,7 @@ def pack(
             f"the variant needs {size} bytes on this rank, but only {max_bytes} are set aside for all "
             f"variants; {REMEDY}"
         )
-    memory = _whole_pages(size)
+    memory = torch.from_numpy(whole_pages(size))
     placed = list(zip(all_weights, starts, strict=True))
     buffers = Buffers()
     filled = [(weights, start) for weights, start in placed if not weights.copies]
@@ -88,7 +82,7 @@ def pack(
     entries = (
         Entry((weights.layer, weights.op), weights.parts, start, weights.row) for weights, start in placed
     )
-    return HostVariant(_page_locked(memory) if pinned else memory, tuple(entries))
+    return HostVariant(page_locked(memory) if pinned else memory, tuple(entries))
 
 
 def _copied(placed: Iterable[Placed]) -> Iterator[copies.PlacedCopy]:
@@ -96,26 +90,6 @@ def _copied(placed: Iterable[Placed]) -> Iterator[copies.PlacedCopy]:
         if weights.copies:
             at = offsets(weights.parts, start)
             yield from ((copy, at[copy.part.name]) for copy in weights.copies)
-
-
-def _whole_pages(size: int) -> torch.Tensor:
-    """uint8 [size] in pages of its own, as page-locking is by page; large ones where the system has them."""
-    pages = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError, AttributeError):
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    return torch.from_numpy(np.frombuffer(pages, np.uint8)[:size])
-
-
-def _page_locked(memory: torch.Tensor) -> torch.Tensor:
-    """The same bytes, page-locked. Their pages are there already: what the driver does to them is short,
-    and torch's own page-locked memory comes in powers of two: 4 GiB for a delta of 2.9."""
-    size, runtime = memory.numel(), torch.cuda.cudart()
-    if size and int(runtime.cudaHostRegister(memory.data_ptr(), size, 0)) != 0:
-        log.warning("%d bytes could not be page-locked as they are; torch's allocator takes more", size)
-        return memory.pin_memory()
-    if size:
-        weakref.finalize(memory, runtime.cudaHostUnregister, memory.data_ptr())
-    return memory
 
 
 def _starts(all_weights: Iterable[LayerWeights]) -> list[int]:

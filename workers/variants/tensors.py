@@ -28,6 +28,7 @@ from profiler.variants.verifying import (
     stretches_bytes,
     tensors_of,
 )
+from workers.variants.pages import whole_pages
 
 DTYPES = {
     "F64": torch.float64,
@@ -155,8 +156,8 @@ class Buffers:
         try:
             memory = self._free.pop()
         except IndexError:
-            return np.empty(size, np.uint8)
-        return memory if len(memory) >= size else np.empty(size, np.uint8)
+            return whole_pages(size)
+        return memory if len(memory) >= size else whole_pages(size)
 
     def give(self, memory: Memory) -> None:
         """What was taken, back."""

@@ -39,7 +39,7 @@ from profiler.variants.types import FileRef, VariantLimits
 from profiler.variants.verifying import read_stretches, stretches_bytes, tensors_of
 from workers.kernels.types import Part, views
 from workers.variant_config import VariantConfig
-from workers.variants import copies
+from workers.variants import copies, pages
 from workers.variants.copies import MatrixCopy
 from workers.variants.host import HostVariant, pack
 from workers.variants.kinds import lora as lora_kind
@@ -352,31 +352,49 @@ def test_buffers_are_used_again_and_never_shared() -> None:
         assert small.ctypes.data in {one.ctypes.data, other.ctypes.data}
 
 
-def test_memory_is_page_locked_once_it_is_full_and_unlocked_when_it_goes(
-    base: Path, delta: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As where there is a GPU, whose driver is told here by a stand-in."""
-    expected = packed(delta, base, None)
-    entry = expected.entries[0]
-    first = slice(entry.start, entry.start + entry.parts[0].size_bytes)
+def locking(monkeypatch: pytest.MonkeyPatch, refused: int | None = None) -> list[tuple[Any, ...]]:
+    """What the GPU's driver is told; it is a stand-in, and refuses the lock of this number."""
     calls: list[tuple[Any, ...]] = []
 
     def lock(address: int, size: int, flags: int) -> int:
-        calls.append(("lock", address, size, ctypes.string_at(address + first.start, 16)))
-        return 0
+        calls.append(("lock", address, size, ctypes.string_at(address, size)))
+        return int(len(calls) - 1 == refused)
 
     def unlock(address: int) -> None:
-        calls.append(("unlock", address, ctypes.string_at(address + first.start, 16)))
+        calls.append(("unlock", address))
 
     runtime = SimpleNamespace(cudaHostRegister=lock, cudaHostUnregister=unlock)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    monkeypatch.setattr(pages, "STRETCH_BYTES", mmap.PAGESIZE)
+    return calls
+
+
+def test_memory_is_page_locked_once_it_is_full_and_unlocked_when_it_goes(
+    base: Path, delta: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where there is a GPU; in stretches, between which its driver does other work."""
+    expected, calls = packed(delta, base, None), locking(monkeypatch)
     held = pack(open_variant(delta, read_model(base), CONFIG), layers(), torch.float32, pinned=True)
-    address, there = held.memory.data_ptr(), bytes(expected.memory[first][:16].tolist())
+    address = held.memory.data_ptr()
     assert address % mmap.PAGESIZE == 0
-    assert calls == [("lock", address, expected.size_bytes, there)]
+    locked = list(calls)
+    assert len(locked) > 2
+    assert [call[:3] for call in locked] == [
+        ("lock", each.data_ptr(), each.numel()) for each in pages.stretches(held.memory)
+    ]
+    assert b"".join(call[3] for call in locked) == expected.memory.numpy().tobytes()
     del held
     gc.collect()
-    assert calls[1:] == [("unlock", address, there)]
+    assert calls[len(locked) :] == [("unlock", call[1]) for call in locked]
+
+
+def test_memory_that_cannot_be_locked_is_copied_to_some_that_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, memory = locking(monkeypatch, refused=2), torch.from_numpy(pages.whole_pages(1 << 16))
+    copied = memory.clone()
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: copied)
+    assert pages.page_locked(memory) is copied
+    assert [call[0] for call in calls] == ["lock", "lock", "lock", "unlock", "unlock"]
+    assert [call[1] for call in calls[3:]] == [call[1] for call in calls[:2]]
 
 
 # --- the threads ------------------------------------------------------------------------------------

@@ -1,0 +1,54 @@
+"""Memory of whole pages, which the GPU's driver can lock, and which goes back to the system without Python's
+lock: gigabytes of it take tens of milliseconds, in which an engine would stand still."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import mmap
+import weakref
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+log = logging.getLogger(__name__)
+
+# Locked and copied at a time: the driver does nothing else meanwhile, for a millisecond or two. A copy must
+# not cross from what was locked at one time to what was locked at another.
+STRETCH_BYTES = 64 << 20
+
+
+def whole_pages(size: int) -> npt.NDArray[np.uint8]:
+    """uint8 [size] in pages of its own, of zeros; large ones where the system has them."""
+    pages = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError, AttributeError):
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(pages, np.uint8)[:size]
+
+
+def stretches(memory: torch.Tensor) -> Iterator[torch.Tensor]:
+    """All of `memory`, in the parts that are locked and copied at a time."""
+    return (memory[start : start + STRETCH_BYTES] for start in range(0, memory.numel(), STRETCH_BYTES))
+
+
+def page_locked(memory: torch.Tensor) -> torch.Tensor:
+    """The same bytes, page-locked. Their pages are there already: what the driver does to them is short,
+    and torch's own page-locked memory comes in powers of two: 4 GiB for a delta of 2.9."""
+    locked: list[int] = []
+    for stretch in stretches(memory):
+        if int(torch.cuda.cudart().cudaHostRegister(stretch.data_ptr(), stretch.numel(), 0)) != 0:
+            log.warning(
+                "%d bytes could not be page-locked as they are; torch's allocator takes more", memory.numel()
+            )
+            _unlock(locked)
+            return memory.pin_memory()
+        locked.append(stretch.data_ptr())
+    weakref.finalize(memory, _unlock, locked)
+    return memory
+
+
+def _unlock(addresses: list[int]) -> None:
+    for address in addresses:
+        torch.cuda.cudart().cudaHostUnregister(address)
