@@ -97,6 +97,8 @@ class DeviceMemory:
             for stretch in stretches(memory):
                 self.arena[start : start + stretch.numel()].copy_(stretch, non_blocking=True)
                 start += stretch.numel()
+                if self._copies is not None:  # what a step copies goes between two
+                    self._copies.synchronize()
         self._flat.index_copy_(0, self._positions[slot], row.to(self._device, non_blocking=True))
 
     def _positions_of(self, slot: int) -> torch.Tensor:

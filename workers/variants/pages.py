@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import mmap
+import time
 import weakref
 from collections.abc import Iterator
 
@@ -15,9 +16,12 @@ import torch
 
 log = logging.getLogger(__name__)
 
-# Locked and copied at a time: the driver does nothing else meanwhile, for a millisecond or two. A copy must
-# not cross from what was locked at one time to what was locked at another.
+# Locked and copied at a time. While the driver locks or unlocks it starts no kernel, and a copy to the GPU
+# waits for those before it: all of a delta at once would hold up a step for 60 ms, a stretch does for 1 to 3.
+# A copy must not cross from what was locked at one time to what was locked at another.
 STRETCH_BYTES = 64 << 20
+# Between two of them. Without it a thread that waits to start a kernel is passed over.
+PAUSE_S = 0.0002
 
 
 def whole_pages(size: int) -> npt.NDArray[np.uint8]:
@@ -45,6 +49,7 @@ def page_locked(memory: torch.Tensor) -> torch.Tensor:
             _unlock(locked)
             return memory.pin_memory()
         locked.append(stretch.data_ptr())
+        time.sleep(PAUSE_S)
     weakref.finalize(memory, _unlock, locked)
     return memory
 
@@ -52,3 +57,4 @@ def page_locked(memory: torch.Tensor) -> torch.Tensor:
 def _unlock(addresses: list[int]) -> None:
     for address in addresses:
         torch.cuda.cudart().cudaHostUnregister(address)
+        time.sleep(PAUSE_S)

@@ -73,7 +73,9 @@ class VariantCache:
     def _keep(self, uid: int, variant: HostVariant) -> HostVariant:
         with self._lock:
             self._host[uid] = variant
-            self._shrink_host()
+            forgotten = self._shrink_host()
+        if forgotten:  # unlocking their pages takes time, which no request need wait for
+            threading.Thread(target=forgotten.clear, name="variant-forgetting").start()
         return variant
 
     def _read(self, path: str) -> HostVariant:
@@ -86,11 +88,14 @@ class VariantCache:
             self._memory.capacity_bytes,
         )
 
-    def _shrink_host(self) -> None:
-        """Forget those used longest ago, down to the limit; the newest stays whatever its size."""
+    def _shrink_host(self) -> list[HostVariant]:
+        """Those used longest ago leave, down to the limit; the newest stays whatever its size."""
+        forgotten = []
         while len(self._host) > 1 and self._held_bytes() > self._max_host_bytes:
-            uid, _ = self._host.popitem(last=False)
+            uid, variant = self._host.popitem(last=False)
+            forgotten.append(variant)
             log.info("variant %d leaves host memory", uid)
+        return forgotten
 
     def forget(self, uid: int) -> None:
         with self._lock:
