@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -17,7 +16,6 @@ MAX_THREADS = 8
 # To Linux' scheduler: a thread of the engine weighs three of these. Much lower, and on a busy machine a
 # thread that holds Python's lock could make the engine wait for it.
 NICENESS = 5
-SWITCH_S = 0.0005
 
 # It may give others that are to be done after it, and before what else its caller asks for.
 Job: TypeAlias = "Callable[[], Sequence[Job] | None]"
@@ -33,12 +31,6 @@ def run_here(jobs: Sequence[Job]) -> None:
 def threads_for(ranks: int) -> int:
     """Of one rank of `ranks` on this machine: together they take at most half of its cores."""
     return max(1, min(MAX_THREADS, len(os.sched_getaffinity(0)) // (2 * ranks)))
-
-
-def share_python() -> None:
-    """Threads beside the engine's own get Python's lock sooner than after the usual 5 ms: a load asks for it
-    hundreds of times, each time for microseconds."""
-    sys.setswitchinterval(SWITCH_S)
 
 
 class _Caller:

@@ -75,7 +75,6 @@ class VariantManager:
             return open_variant(folder, base(), self.config)
 
         shapes = [shape for _, shape in layers]
-        loader_threads.share_python()
         threads = loader_threads.LoaderThreads(loader_threads.threads_for(self._parallel.world_size))
         self.variant_cache = VariantCache(
             opener, memory, shapes, self._dtype, self.config.host_bytes, threads
