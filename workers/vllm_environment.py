@@ -70,6 +70,18 @@ def vllm_cache() -> str:
     return os.environ.get("VLLM_CACHE_ROOT") or f"{home}/vllm"
 
 
+def cache_apart(name: str) -> str:
+    """A folder in vLLM's cache for code of its own. What vLLM knows of classes of models is one for all: it
+    finds that out in a process that imports all of torch, for 10 s."""
+    cache, classes = Path(vllm_cache()), "modelinfos"
+    folder = cache / name
+    with suppress(OSError):  # then it finds out anew
+        folder.mkdir(parents=True, exist_ok=True)
+        (cache / classes).mkdir(exist_ok=True)
+        (folder / classes).symlink_to(Path("..") / classes)
+    return str(folder)
+
+
 def put(variables: Mapping[str, str | None]) -> None:
     """Into this process's environment, which its children inherit."""
     for name, value in variables.items():

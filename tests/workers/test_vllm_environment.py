@@ -11,6 +11,7 @@ from workers.vllm_environment import (
     BINDING,
     START_METHOD,
     V2_RUNNER,
+    cache_apart,
     environment,
     fork_ranks,
     share_cores,
@@ -45,6 +46,19 @@ def test_where_nothing_can_be_written_torch_chooses(monkeypatch: pytest.MonkeyPa
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "file"))
     assert triton_cache() is None
+
+
+def test_code_apart_shares_what_is_known_of_classes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for _ in range(2):
+        folder = Path(cache_apart("repeated-4"))
+        assert folder == tmp_path / "home/.cache/vllm/repeated-4"
+    (folder / "modelinfos/Llama.json").write_text("{}")  # as vLLM does, which makes its folder if need be
+    assert (tmp_path / "home/.cache/vllm/modelinfos/Llama.json").exists()
+    (folder.parent / "repeated-6/modelinfos").mkdir(parents=True)  # of a version that shared nothing
+    assert cache_apart("repeated-6") == str(folder.parent / "repeated-6")
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "file"))
+    assert cache_apart("repeated-4") == str(tmp_path / "file/repeated-4")
 
 
 def test_stages_on_gpus_overlap_whatever_the_model(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from workers.imports import quick_children, uncollected
 from workers.measuring import layer_sharing, start_barrier
 from workers.measuring.engine_run_job import VARIANTS_VARIABLE, Job
 from workers.variant_config import ADDRESS_VARIABLE, VariantConfig
-from workers.vllm_environment import set_environment, vllm_cache
+from workers.vllm_environment import cache_apart, set_environment
 
 PROBE = "workers.measuring.probe.Probe"
 CPU_RANK = "workers.group.cpu_pipeline.CpuRank"
@@ -124,7 +124,7 @@ def _set_environment(job: Job) -> None:
     if job.distinct_layers:
         os.environ[layer_sharing.VARIABLE] = str(job.distinct_layers)
         # Code compiled for a repeated layer must not be mistaken for a whole model's.
-        os.environ["VLLM_CACHE_ROOT"] = f"{vllm_cache()}/repeated-{job.distinct_layers}"
+        os.environ["VLLM_CACHE_ROOT"] = cache_apart(f"repeated-{job.distinct_layers}")
     if job.variants:
         os.environ[ADDRESS_VARIABLE] = new_address()
         os.environ[VARIANTS_VARIABLE] = "1"
