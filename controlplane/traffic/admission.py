@@ -57,7 +57,8 @@ class Admission:
     def arrive(self, terms: RequestTerms, now_s: float, refuses: bool = True) -> Joined | Refused:
         """A newcomer joins the line, perhaps in another's place, or is refused. `refuses`: also when its
         promise would be broken."""
-        wait_s = self._forecast.wait_s(self._line, terms)
+        self._forecast.asked(terms, now_s)
+        wait_s = self._forecast.wait_s(self._line, terms, now_s)
         if refuses:
             after_s = retry_after_s(self._forecast.ttft_s(self._line, terms, wait_s, now_s), terms)
             if after_s is not None:
@@ -82,7 +83,7 @@ class Admission:
         """Whose turn it is, which leaves the line; None when nobody waits."""
         waiting = self._line.take(now_s)
         if waiting is not None:
-            self._forecast.moved(waiting, now_s)
+            self._forecast.moved(self._line, waiting, now_s)
         return waiting
 
     def drop_late(self, now_s: float) -> list[Waiting]:

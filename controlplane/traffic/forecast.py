@@ -1,9 +1,10 @@
 """When a newcomer to the line would have its first token. Pure.
 
 A forecast adds up how long the newcomer waits in the line, by how fast it moves; how far such waits were off
-lately; and how long it took lately from a request's turn to its first token. Of the last two it takes a high
-quantile of what was seen, so that no distribution need be assumed (conformal prediction; Vovk, Gammerman and
-Shafer, 2005).
+lately, those of the ones that go first until now included (Ibrahim and Whitt, 2009); and how long it took
+lately from a request's turn to its first token. Of the last two it takes a quantile of what was seen, so that
+no distribution need be assumed (conformal prediction; Vovk, Gammerman and Shafer, 2005): a high one for who
+asks for more than its share. Who asks for no more is refused only if it would probably be late.
 """
 
 from __future__ import annotations
@@ -14,18 +15,20 @@ from collections import deque
 
 from controlplane.state.terms import Priority
 from controlplane.traffic.request_terms import RequestTerms
+from controlplane.traffic.tenants import Tenant
 from controlplane.traffic.waiting_line import Waiting, WaitingLine
 
 # Observations are forgotten with this time constant, but the last few never; fewer than these say nothing.
 MEMORY_S = 10.0
 ENOUGH = 8
-# This share of the last waits and first tokens was within what is forecast. With many newcomers refused there
-# is little to see, so what was seen long ago is forgotten, or they would be refused for ever.
-QUANTILE = 0.9
-LAST, FEW = 64, 32
+# This share of the last waits and first tokens was within what is forecast: to tenants that ask for more than
+# their share, and to the others. With many newcomers refused there is little to see, so what was seen long
+# ago is forgotten, or they would be refused for ever.
+QUANTILE, MEDIAN = 0.98, 0.5
+LAST, FEW = 200, 100
 FORGET_S = 30.0
 # How far a wait is off grows with the wait, from as much as this long a wait would be.
-SHORTEST_SCALE_S = 1.0
+SHORTEST_SCALE_S = 0.5
 # How far a wait is taken to be off before any was seen.
 UNSEEN = 0.25
 
@@ -40,16 +43,22 @@ class LineSpeed:
     def __init__(self, memory_s: float = MEMORY_S, enough: int = ENOUGH) -> None:
         self._memory_s = memory_s
         self._enough = enough
-        self._tokens = self._seconds = 0.0
+        self._tokens = self._seconds = self._recent = 0.0
         self._turns = 0
         self._last_s: float | None = None
+        self._turned_s = -math.inf
 
     def begin(self, now_s: float) -> None:
         """The line begins to move, or its first request waits."""
         self._last_s = now_s
 
+    def stood_s(self, now_s: float) -> float | None:
+        """Since the last one left it, or it began; None: it never did."""
+        return None if self._last_s is None else now_s - self._last_s
+
     def moved(self, tokens: int, now_s: float) -> None:
         """One with so many tokens left it; since the last one, or since it began, requests waited."""
+        self._turned_s = now_s
         if self._last_s is None:
             self._last_s = now_s
             return
@@ -57,6 +66,7 @@ class LineSpeed:
         kept = max(math.exp(-took_s / self._memory_s), 1 - 1 / self._enough)
         self._tokens = self._tokens * kept + tokens
         self._seconds = self._seconds * kept + took_s
+        self._recent = self._recent * kept + 1
         self._turns += 1
         self._last_s = now_s
 
@@ -65,6 +75,56 @@ class LineSpeed:
         if self._turns < self._enough or self._tokens <= 0:
             return None
         return tokens * self._seconds / self._tokens
+
+    def turn_s(self, now_s: float) -> float:
+        """From one turn to the next; 0.0: not known, or too long ago."""
+        if self._turns < self._enough or self._turned_s < now_s - FORGET_S:
+            return 0.0
+        return self._seconds / self._recent
+
+
+class Fading:
+    """A sum that fades with FORGET_S."""
+
+    def __init__(self) -> None:
+        self._sum = 0.0
+        self.since_s = 0.0  # the last that was added
+
+    def add(self, value: float, now_s: float) -> None:
+        self._sum = self.at(now_s) + value
+        self.since_s = now_s
+
+    def at(self, now_s: float) -> float:
+        return self._sum * math.exp((self.since_s - now_s) / FORGET_S)
+
+
+class Shares:
+    """Which tenants asked for no more lately than their weight's share of all that went, in tokens of all
+    priorities. A tenant that asked for nothing for FORGET_S is forgotten, and has no share."""
+
+    def __init__(self) -> None:
+        self._went = Fading()
+        self._asked: dict[str, tuple[Tenant, Fading]] = {}  # who asked last is the last
+        self._weight = 0.0
+
+    def asked(self, tenant: Tenant, tokens: int, now_s: float) -> None:
+        known, asked = self._asked.pop(tenant.name, (None, Fading()))
+        self._weight += tenant.weight - (known.weight if known is not None else 0.0)
+        asked.add(tokens, now_s)
+        self._asked[tenant.name] = tenant, asked
+        while (first := next(iter(self._asked.values())))[1].since_s < now_s - FORGET_S:
+            self._weight -= first[0].weight
+            del self._asked[first[0].name]
+
+    def went(self, tokens: int, now_s: float) -> None:
+        self._went.add(tokens, now_s)
+
+    def within(self, tenant: Tenant, now_s: float) -> bool:
+        """Whether this one is such a tenant. One that is alone is not: who waits is all its own."""
+        if len(self._asked) < 2 or tenant.name not in self._asked:
+            return False
+        asked = self._asked[tenant.name][1].at(now_s)
+        return asked * self._weight <= self._went.at(now_s) * tenant.weight
 
 
 class LastSeen:
@@ -80,15 +140,16 @@ class LastSeen:
         self._seen.append((now_s, value))
         insort(self._sorted, value)
 
-    def quantile(self, unseen: float, now_s: float) -> float:
-        """The least value that QUANTILE of the observations are no larger than. What lacks of FEW of them
+    def quantile(self, unseen: float, now_s: float, share: float = QUANTILE) -> float:
+        """The least value that this share of the observations are no larger than. What lacks of FEW of them
         counts as `unseen`: so one that was far off does not decide alone."""
         while self._seen and self._seen[0][0] < now_s - FORGET_S:
             self._forget()
         values, lacking = self._sorted, FEW - len(self._sorted)
+        index = math.ceil(share * max(len(values), FEW)) - 1
         if lacking > 0:
             values = sorted([*values, *[unseen] * lacking])
-        return values[math.ceil(QUANTILE * len(values)) - 1]
+        return values[index]
 
     def _forget(self) -> None:
         del self._sorted[bisect_left(self._sorted, self._seen.popleft()[1])]
@@ -98,6 +159,9 @@ class Forecast:
     """Of one line. Requests of a higher priority that come later go before a newcomer. They are not in the
     line yet, but they were in the way of those of its priority that went before: so the pace of its priority
     alone counts, too.
+
+    A tenant that asks for more than its share is promised only what leaves room for the others: to it all
+    count that wait of its priority, whatever their tenants' shares.
     """
 
     def __init__(self) -> None:
@@ -106,27 +170,39 @@ class Forecast:
         self._said: dict[int, tuple[float, float]] = {}  # by number: since when, the wait forecast
         self._off = {priority: LastSeen() for priority in Priority}
         self._first_s = LastSeen()
+        self._shares = Shares()
+        self._served = Priority.HIGH  # that of the last turn that no higher one waited for
+
+    def asked(self, terms: RequestTerms, now_s: float) -> None:
+        """A newcomer is there: it may be refused."""
+        self._shares.asked(terms.tenant, terms.tokens, now_s)
 
     def ttft_s(
         self, line: WaitingLine, terms: RequestTerms, wait_s: float | None, now_s: float
     ) -> float | None:
-        """Of a newcomer whose `wait_s` is that, and hardly ever later; None: not enough is known.
-
-        What waits of its priority were off by does not count for one who would be next. Else a priority whose
-        waits were long once would be refused for as long as that is remembered, and lower ones served.
-        """
+        """Of a newcomer whose `wait_s` is that; None: not enough is known."""
         if wait_s is None:
             return None
-        is_next = line.tokens_before(terms) == 0
-        off = UNSEEN if is_next else max(0.0, self._off[terms.priority].quantile(UNSEEN, now_s))
+        off = UNSEEN
+        if not self._is_next(line, terms):
+            within = self._shares.within(terms.tenant, now_s)
+            first = [] if within else line.first_ones(terms.priority)
+            off = max(
+                0.0,
+                self._off[terms.priority].quantile(UNSEEN, now_s, MEDIAN if within else QUANTILE),
+                *(self._off_by(waiting.number, now_s) for waiting in first),
+            )
         return wait_s + off * (wait_s + SHORTEST_SCALE_S) + self._first_s.quantile(0.0, now_s)
 
-    def wait_s(self, line: WaitingLine, terms: RequestTerms) -> float | None:
+    def wait_s(self, line: WaitingLine, terms: RequestTerms, now_s: float) -> float | None:
         """In the line, at the paces of now; None: not enough is known."""
-        known = (
-            self._whole.wait_s(line.tokens_before(terms)),
-            self._own[terms.priority].wait_s(line.tokens_before(terms, own_priority=True)),
-        )
+        whole = not self._shares.within(terms.tenant, now_s)
+        own = self._own[terms.priority]
+        known = [self._whole.wait_s(line.tokens_before(terms, whole=whole))]
+        wait_s = own.wait_s(line.tokens_before(terms, own_priority=True, whole=whole))
+        if wait_s is not None:
+            known.append(wait_s + (0.0 if self._is_next(line, terms) else own.turn_s(now_s)))
+            known.append(own.stood_s(now_s) if line.count(terms.priority) else None)
         return max((wait_s for wait_s in known if wait_s is not None), default=None)
 
     def turn_s(self, terms: RequestTerms) -> float | None:
@@ -147,18 +223,21 @@ class Forecast:
         if wait_s is not None:
             self._said[waiting.number] = now_s, wait_s
 
-    def moved(self, waiting: Waiting, now_s: float) -> None:
-        """It has had its turn."""
-        self._whole.moved(waiting.terms.tokens, now_s)
-        self._own[waiting.terms.priority].moved(waiting.terms.tokens, now_s)
+    def moved(self, line: WaitingLine, waiting: Waiting, now_s: float) -> None:
+        """It has had its turn, and left `line`."""
+        terms = waiting.terms
+        if not line.waits_above(terms.priority):
+            self._served = terms.priority
+        self._shares.went(terms.tokens, now_s)
+        self._whole.moved(terms.tokens, now_s)
+        self._own[terms.priority].moved(terms.tokens, now_s)
         self.waited(waiting, now_s)
 
     def waited(self, waiting: Waiting, now_s: float) -> None:
         """It has left the line: for its turn, or because it was late, and would have waited for longer."""
-        since_s, said_s = self._said.pop(waiting.number, (0.0, None))
-        if said_s is not None:
-            off_s = now_s - since_s - said_s
-            self._off[waiting.terms.priority].add(off_s / (said_s + SHORTEST_SCALE_S), now_s)
+        if waiting.number in self._said:
+            self._off[waiting.terms.priority].add(self._off_by(waiting.number, now_s), now_s)
+            del self._said[waiting.number]
 
     def left(self, number: int) -> None:
         """It left the line without a turn, by its own will or displaced, which says nothing."""
@@ -167,3 +246,15 @@ class Forecast:
     def answered(self, took_s: float, now_s: float) -> None:
         """A request that had waited has its first token, so long after its turn."""
         self._first_s.add(took_s, now_s)
+
+    def _off_by(self, number: int, now_s: float) -> float:
+        """How far the wait of one that waits, or did until now, is off by now."""
+        since_s, said_s = self._said.get(number, (now_s, 0.0))
+        return (now_s - since_s - said_s) / (said_s + SHORTEST_SCALE_S)
+
+    def _is_next(self, line: WaitingLine, terms: RequestTerms) -> bool:
+        """Whether it would be, and a lower priority has had the last turn, but for aging. How long its own
+        priority's turns took, and what waits were off by, does not count then. Else a priority whose waits
+        were long once would be refused for as long as that is remembered, and lower ones served.
+        """
+        return terms.priority.level > self._served.level and not line.tokens_before(terms)

@@ -207,17 +207,25 @@ class WaitingLine:
         """How many of a priority wait."""
         return sum(len(flow) for flow in self._bands[priority].occupied())
 
-    def tokens_before(self, terms: RequestTerms, own_priority: bool = False) -> float:
+    def waits_above(self, priority: Priority) -> bool:
+        """Whether anybody of a higher priority waits."""
+        return any(any(b.occupied()) for p, b in self._bands.items() if p.level > priority.level)
+
+    def first_ones(self, priority: Priority) -> list[Waiting]:
+        """Of each tenant, the one of this priority that goes first."""
+        return [flow.first() for flow in self._bands[priority].occupied()]
+
+    def tokens_before(self, terms: RequestTerms, own_priority: bool = False, whole: bool = False) -> float:
         """Estimated tokens that go before a newcomer would, if nobody else came; or those of its own priority
-        among them."""
+        among them. `whole`: if all that wait of its priority went first, whatever their tenants' shares.
+        """
         weight, tenant, level = terms.tenant.weight, terms.tenant.name, terms.priority.level
         above = sum(flow.tokens for p, b in self._bands.items() if p.level > level for flow in b.occupied())
         flows = self._bands[terms.priority].flows
         own = flows[tenant].tokens if tenant in flows else 0
+        most = math.inf if whole else (own + terms.tokens) / weight
         others = sum(
-            min(flow.tokens, (own + terms.tokens) * flow.tenant.weight / weight)
-            for name, flow in flows.items()
-            if name != tenant
+            min(flow.tokens, most * flow.tenant.weight) for name, flow in flows.items() if name != tenant
         )
         return own + others + (0 if own_priority else above)
 

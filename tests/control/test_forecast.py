@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from controlplane.state.terms import Priority
 from controlplane.traffic import forecast
 from controlplane.traffic.admission import Admission, Reason, Refused, retry_after_s
-from controlplane.traffic.forecast import Forecast, LastSeen, LineSpeed
+from controlplane.traffic.forecast import Forecast, LastSeen, LineSpeed, Shares
 from controlplane.traffic.request_terms import RequestTerms
 from controlplane.traffic.tenants import Tenant
 from controlplane.traffic.waiting_line import Joined, LineLimits, Waiting, WaitingLine
@@ -97,11 +97,11 @@ def test_what_will_come_before_a_newcomer_counts_too() -> None:
             come(of(A, HIGH, 4), second - 0.5)
         waiting = line.take(float(second))
         assert waiting is not None
-        told.moved(waiting, float(second))
+        told.moved(line, waiting, float(second))
     assert line.count(NORMAL) == 10
-    assert told.wait_s(line, of(A, NORMAL, 4)) == pytest.approx(20.0, rel=0.1)
-    assert told.wait_s(line, of(A, HIGH, 4)) == pytest.approx(0.0)
-    assert Forecast().wait_s(line, of(A, NORMAL, 4)) is None
+    assert told.wait_s(line, of(A, NORMAL, 4), 40.0) == pytest.approx(20.0, rel=0.1)
+    assert told.wait_s(line, of(A, HIGH, 4), 40.0) == pytest.approx(0.0)
+    assert Forecast().wait_s(line, of(A, NORMAL, 4), 40.0) is None
     assert Forecast().ttft_s(line, of(A, NORMAL, 4), None, 0.0) is None
 
 
@@ -145,11 +145,11 @@ def refused(line: Admission, ttft_s: float, now_s: float) -> bool:
 
 
 def test_where_every_wait_is_as_forecast_the_promise_may_be_as_short_as_the_wait() -> None:
-    """Twenty before it, a turn each second, half a second from there to the first token: with its own turn
-    that is 21.5 seconds."""
-    line, now_s = served(300, 1.0, 0.5)
-    assert refused(line, 21.4, now_s)
-    assert not refused(line, 21.6, now_s)
+    """Twenty before it, four turns a second, half a second from there to the first token: with its own turn
+    that is 5.75 seconds."""
+    line, now_s = served(300, 0.25, 0.5)
+    assert refused(line, 5.7, now_s)
+    assert not refused(line, 5.8, now_s)
 
 
 def test_one_wait_that_was_far_off_refuses_nobody_for_long() -> None:
@@ -159,19 +159,23 @@ def test_one_wait_that_was_far_off_refuses_nobody_for_long() -> None:
     now_s += 100.0
     while line.next(now_s) is not None:  # all who waited go at once, late
         pass
-    for _ in range(2):
-        joined(line, of(tokens=4), now_s)
+    two = [joined(line, of(tokens=4), now_s) for _ in range(2)]
     assert refused(line, 10.0, now_s)
+    for waiting in two:
+        line.leave(waiting.number)
     assert not refused(line, 10.0, now_s + forecast.FORGET_S + 1.0)
 
 
 def test_who_would_be_next_is_not_refused_for_what_others_waited() -> None:
-    """All waits were far off; then lower ones wait, and nobody of its priority does."""
+    """All waits were far off; then lower ones are served, and nobody of its priority waits."""
     line, now_s = served(300, 1.0, 0.0)
     now_s += 100.0
     while line.next(now_s) is not None:
         pass
-    joined(line, of(tokens=4, priority=LOW), now_s)
+    for _ in range(2):
+        joined(line, of(tokens=4, priority=LOW), now_s)
+    assert refused(line, 1.0, now_s)
+    assert line.next(now_s) is not None
     assert not refused(line, 1.0, now_s)
     joined(line, of(tokens=4), now_s)
     assert refused(line, 1.0, now_s)
@@ -184,3 +188,28 @@ def test_one_stranger_among_few_does_not_decide() -> None:
     for _ in range(math.ceil((1 - forecast.QUANTILE) * forecast.FEW)):
         line.answered(1e6, now_s)
     assert refused(line, 10.0, now_s)
+
+
+def test_while_one_is_passed_over_nobody_is_admitted_behind_it() -> None:
+    """Its priority had four turns a second until a higher one takes them all."""
+    line, now_s = served(300, 0.25, 0.0, at_once=2)
+    for second in range(1, 6):
+        joined(line, of(priority=HIGH, tokens=4), now_s + second)
+        assert line.next(now_s + second) is not None
+    assert refused(line, 4.5, now_s + 5.0)
+
+
+def test_who_asks_for_no_more_than_its_share() -> None:
+    """Two of equal weight: one asks for a sixth of all, of which half is answered."""
+    shares, small, large = Shares(), Tenant("small", weight=2.0), Tenant("large", weight=2.0)
+    for k in range(1000):
+        now_s = 0.1 * k
+        shares.asked(small, 1, now_s)
+        shares.asked(large, 5, now_s)
+        shares.went(3, now_s)
+    assert shares.within(small, now_s)
+    assert not shares.within(large, now_s)
+    assert not shares.within(A, now_s)
+    shares.asked(large, 5, now_s + forecast.FORGET_S + 0.1)
+    assert not shares.within(small, now_s)  # it is forgotten
+    assert not shares.within(large, now_s)  # and this one is alone

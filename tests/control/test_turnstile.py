@@ -118,7 +118,7 @@ async def test_a_promise_that_cannot_be_kept_is_not_made() -> None:
     assert reason(too_late) == "promise"
     error = too_late.exception()
     assert isinstance(error, errors.Overloaded)
-    assert error.retry_after_s == pytest.approx(20 * 1.25 - 5, abs=2)  # 20 wait before it
+    assert error.retry_after_s == pytest.approx((21 + 1) * 1.25 - 5, abs=2)  # 21 turns, and its own
 
 
 async def test_who_is_late_and_to_be_dropped_gets_no_turn() -> None:

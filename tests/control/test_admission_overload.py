@@ -1,0 +1,121 @@
+"""Who is admitted, and keeps its promise, where more is asked for than can be answered.
+
+Sixteen places, one after another used by whoever's turn it is; two tenants of equal weight. One asks for 0.4
+of what can be answered, so it is within its share; the other for all the rest.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+from random import Random
+
+import pytest
+
+from controlplane.state.terms import LatePolicy, Priority
+from controlplane.traffic.admission import Admission, Refused
+from controlplane.traffic.request_terms import RequestTerms
+from controlplane.traffic.tenants import Tenant
+from controlplane.traffic.waiting_line import LineLimits
+
+LOW, NORMAL, HIGH = Priority
+SMALL, LARGE = Tenant("small"), Tenant("large")
+PLACES, PER_S, SMALL_SHARE = 16, 17.2, 0.4
+TARGET_S = {HIGH: 1.0, NORMAL: 2.0, LOW: 2.0}
+# What happens while all is still empty is not looked at.
+WARM_S, UNTIL_S = 20.0, 120.0
+
+
+@dataclass
+class Outcomes:
+    asked: int = 0
+    first_s: list[float] = field(default_factory=list)
+
+    def lost(self, target_s: float) -> float:
+        return 1 - sum(first_s <= target_s for first_s in self.first_s) / self.asked
+
+
+@dataclass
+class Servers:
+    """`factor` times as much is asked for as can be answered."""
+
+    factor: float
+    seed: int
+    until_s: float = UNTIL_S
+
+    def __post_init__(self) -> None:
+        self.rng = Random(self.seed)
+        self.line = Admission(LineLimits(200))
+        self.room = PLACES
+        self.outcomes = {(t.name, p): Outcomes() for t in (SMALL, LARGE) for p in Priority}
+        self.tells: list[tuple[float, int, float | None]] = []  # first tokens and (None) ends
+
+    def serve(self) -> None:
+        now_s = 0.0
+        while (now_s := now_s + self.rng.expovariate(self.factor * PER_S)) < self.until_s:
+            while self.tells and self.tells[0][0] <= now_s:
+                self._tell(*heapq.heappop(self.tells))
+            self._arrive(now_s)
+            self._send(now_s)
+
+    def _arrive(self, now_s: float) -> None:
+        tenant = SMALL if self.rng.random() < SMALL_SHARE / self.factor else LARGE
+        priority = self.rng.choices([HIGH, NORMAL, LOW], [0.2, 0.4, 0.4])[0]
+        late = LatePolicy.DROP if priority is LOW else LatePolicy.FINISH
+        terms = RequestTerms(
+            TARGET_S[priority], priority=priority, late=late, tenant=tenant, tokens=self.rng.randint(30, 110)
+        )
+        if now_s >= WARM_S:
+            self.outcomes[tenant.name, priority].asked += 1
+        self.line.drop_late(now_s)
+        assert isinstance(self.line.arrive(terms, now_s), Refused) or len(self.line)
+
+    def _send(self, now_s: float) -> None:
+        self.line.drop_late(now_s)
+        while self.room and (waiting := self.line.next(now_s)) is not None:
+            self.room -= 1
+            terms, first_s = waiting.terms, self.rng.uniform(0.05, 0.1)
+            if waiting.arrived_s >= WARM_S:
+                self.outcomes[terms.tenant.name, terms.priority].first_s.append(
+                    now_s - waiting.arrived_s + first_s
+                )
+            takes_s = PLACES / PER_S * (terms.tokens - 20) / 50
+            heapq.heappush(self.tells, (now_s + first_s, 2 * waiting.number, first_s))
+            heapq.heappush(self.tells, (now_s + takes_s, 2 * waiting.number + 1, None))
+
+    def _tell(self, now_s: float, _: int, first_s: float | None) -> None:
+        if first_s is not None:
+            self.line.answered(first_s, now_s)
+        else:
+            self.room += 1
+        self._send(now_s)
+
+    def lost(self, tenant: Tenant, priority: Priority) -> float:
+        return self.outcomes[tenant.name, priority].lost(TARGET_S[priority])
+
+    def first_s(self) -> list[float]:
+        return sorted(first_s for outcomes in self.outcomes.values() for first_s in outcomes.first_s)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_tenant_within_its_share_keeps_what_it_is_promised_beside_a_greedy_one(seed: int) -> None:
+    servers = Servers(3.0, seed)
+    servers.serve()
+    first_s = servers.first_s()
+    assert servers.lost(SMALL, HIGH) < 0.01
+    assert servers.lost(SMALL, NORMAL) < 0.1
+    assert servers.lost(LARGE, HIGH) < 0.03
+    assert first_s[int(0.99 * len(first_s))] < 2.3
+    assert len(first_s) / (UNTIL_S - WARM_S) > 0.95 * PER_S
+
+
+def test_where_a_higher_priority_takes_all_turns_hardly_anybody_is_admitted_in_vain() -> None:
+    """Those of high priority alone ask for twice what can be answered."""
+    servers = Servers(10.0, 1, 60.0)
+    servers.serve()
+    late = [first_s for first_s in servers.outcomes["large", NORMAL].first_s if first_s > 2.0]
+    first_s = servers.first_s()
+    assert servers.lost(SMALL, HIGH) < 0.02
+    assert len(late) <= 3
+    assert first_s[int(0.99 * len(first_s))] < 2.0
+    assert len(first_s) / (60.0 - WARM_S) > 0.95 * PER_S
