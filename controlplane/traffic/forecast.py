@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import deque
+from enum import Enum
 
 from controlplane.state.terms import Priority
 from controlplane.traffic.request_terms import RequestTerms
@@ -21,10 +22,8 @@ from controlplane.traffic.waiting_line import Waiting, WaitingLine
 # Observations are forgotten with this time constant, but the last few never; fewer than these say nothing.
 MEMORY_S = 10.0
 ENOUGH = 8
-# This share of the last waits and first tokens was within what is forecast: to tenants that ask for more than
-# their share, and to the others. With many newcomers refused there is little to see, so what was seen long
-# ago is forgotten, or they would be refused for ever.
-QUANTILE, MEDIAN = 0.98, 0.5
+# With many newcomers refused there is little to see, so what was seen long ago is forgotten, or they would be
+# refused for ever.
 LAST, FEW = 200, 100
 FORGET_S = 30.0
 # How far a wait is off grows with the wait, from as much as this long a wait would be.
@@ -98,6 +97,15 @@ class Fading:
         return self._sum * math.exp((self.since_s - now_s) / FORGET_S)
 
 
+class Standing(Enum):
+    """Of a tenant beside others. The value is which share of the last waits and first tokens was within what
+    is forecast to it."""
+
+    ALONE = 0.9
+    WITHIN_ITS_SHARE = 0.5
+    ABOVE_ITS_SHARE = 0.98
+
+
 class Shares:
     """Which tenants asked for no more lately than their weight's share of all that went, in tokens of all
     priorities. A tenant that asked for nothing for FORGET_S is forgotten, and has no share."""
@@ -119,12 +127,13 @@ class Shares:
     def went(self, tokens: int, now_s: float) -> None:
         self._went.add(tokens, now_s)
 
-    def within(self, tenant: Tenant, now_s: float) -> bool:
-        """Whether this one is such a tenant. One that is alone is not: who waits is all its own."""
-        if len(self._asked) < 2 or tenant.name not in self._asked:
-            return False
+    def standing(self, tenant: Tenant, now_s: float) -> Standing:
+        """Of one that has asked."""
+        if len(self._asked) < 2:
+            return Standing.ALONE
         asked = self._asked[tenant.name][1].at(now_s)
-        return asked * self._weight <= self._went.at(now_s) * tenant.weight
+        is_within = asked * self._weight <= self._went.at(now_s) * tenant.weight
+        return Standing.WITHIN_ITS_SHARE if is_within else Standing.ABOVE_ITS_SHARE
 
 
 class LastSeen:
@@ -140,7 +149,7 @@ class LastSeen:
         self._seen.append((now_s, value))
         insort(self._sorted, value)
 
-    def quantile(self, unseen: float, now_s: float, share: float = QUANTILE) -> float:
+    def quantile(self, share: float, unseen: float, now_s: float) -> float:
         """The least value that this share of the observations are no larger than. What lacks of FEW of them
         counts as `unseen`: so one that was far off does not decide alone."""
         while self._seen and self._seen[0][0] < now_s - FORGET_S:
@@ -183,25 +192,26 @@ class Forecast:
         """Of a newcomer whose `wait_s` is that; None: not enough is known."""
         if wait_s is None:
             return None
-        off = UNSEEN
+        standing, off = self._shares.standing(terms.tenant, now_s), UNSEEN
         if not self._is_next(line, terms):
-            within = self._shares.within(terms.tenant, now_s)
-            first = [] if within else line.first_ones(terms.priority)
+            first = line.first_ones(terms.priority) if standing is Standing.ABOVE_ITS_SHARE else []
             off = max(
                 0.0,
-                self._off[terms.priority].quantile(UNSEEN, now_s, MEDIAN if within else QUANTILE),
+                self._off[terms.priority].quantile(standing.value, UNSEEN, now_s),
                 *(self._off_by(waiting.number, now_s) for waiting in first),
             )
-        return wait_s + off * (wait_s + SHORTEST_SCALE_S) + self._first_s.quantile(0.0, now_s)
+        first_s = self._first_s.quantile(max(standing.value, Standing.ALONE.value), 0.0, now_s)
+        return wait_s + off * (wait_s + SHORTEST_SCALE_S) + first_s
 
     def wait_s(self, line: WaitingLine, terms: RequestTerms, now_s: float) -> float | None:
         """In the line, at the paces of now; None: not enough is known."""
-        whole = not self._shares.within(terms.tenant, now_s)
-        own = self._own[terms.priority]
+        standing, own = self._shares.standing(terms.tenant, now_s), self._own[terms.priority]
+        whole = standing is Standing.ABOVE_ITS_SHARE
         known = [self._whole.wait_s(line.tokens_before(terms, whole=whole))]
         wait_s = own.wait_s(line.tokens_before(terms, own_priority=True, whole=whole))
         if wait_s is not None:
-            known.append(wait_s + (0.0 if self._is_next(line, terms) else own.turn_s(now_s)))
+            passes = standing is Standing.ALONE or self._is_next(line, terms)
+            known.append(wait_s + (0.0 if passes else own.turn_s(now_s)))
             known.append(own.stood_s(now_s) if line.count(terms.priority) else None)
         return max((wait_s for wait_s in known if wait_s is not None), default=None)
 
