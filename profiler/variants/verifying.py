@@ -39,21 +39,28 @@ CHUNK_BYTES = 1 << 20  # still in the processor's cache when it is hashed
 STRETCH_ALIGNMENT = 128  # bytes; more than any value has
 
 
-def read_file(folder: Path, file: FileRef, into: memoryview | None = None) -> memoryview:
-    """The whole file, its size verified; `into`, if given, is filled from its start.
+def read_file(folder: Path, file: FileRef) -> memoryview:
+    """The whole file, its size and checksum verified.
 
     A tensor of the file is `data[ref.offset : ref.offset + ref.size_bytes]`. Raises CheckpointError.
     """
+    data = memoryview(bytearray(file.size_bytes))
+    read_unverified(folder, file, data)
+    check_digest(folder, file, data)
+    return data
+
+
+def read_unverified(folder: Path, file: FileRef, into: memoryview) -> None:
+    """The whole file to the start of `into`, for a caller that asks `check_digest` itself; its size is
+    verified. Raises CheckpointError."""
     path = folder / file.stored_name
     try:
         with opened(path, file.size_bytes) as source:
-            data = memoryview(bytearray(file.size_bytes)) if into is None else into[: file.size_bytes]
-            whole = source.fill(data) == file.size_bytes and source.at_end()
+            whole = source.fill(into[: file.size_bytes]) == file.size_bytes and source.at_end()
     except OSError as error:
         raise _unreadable(path, error) from error
     if not whole:
         raise _other_size(path, file)
-    return data
 
 
 def check_digest(folder: Path, file: FileRef, data: memoryview) -> None:

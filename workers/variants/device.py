@@ -14,7 +14,7 @@ import torch
 from workers.kernels.types import ALIGNMENT
 from workers.variants.arena_allocator import ArenaAllocator
 from workers.variants.host import HostVariant, TableKey
-from workers.variants.pages import stretches
+from workers.variants.pages import chunks
 
 
 class NoRoom(Exception):
@@ -94,9 +94,9 @@ class DeviceMemory:
     def _copy(self, slot: int, row: torch.Tensor, weights: tuple[int, torch.Tensor] | None) -> None:
         if weights is not None:
             start, memory = weights
-            for stretch in stretches(memory):
-                self.arena[start : start + stretch.numel()].copy_(stretch, non_blocking=True)
-                start += stretch.numel()
+            for chunk in chunks(memory):
+                self.arena[start : start + chunk.numel()].copy_(chunk, non_blocking=True)
+                start += chunk.numel()
                 if self._copies is not None:  # what a step copies goes between two
                     self._copies.synchronize()
         self._flat.index_copy_(0, self._positions[slot], row.to(self._device, non_blocking=True))

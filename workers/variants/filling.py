@@ -17,7 +17,7 @@ from profiler.errors import CheckpointError
 from workers.kernels.types import ALIGNMENT, aligned, views
 from workers.variants.layer_weights import LayerWeights
 from workers.variants.loader_threads import Job
-from workers.variants.tensors import Buffers, Holding
+from workers.variants.tensors import Buffers, Holding, Memory
 
 Placed = tuple[LayerWeights, int]  # and where it begins in the variant's memory
 
@@ -39,15 +39,16 @@ class _Filling:
         self._memory = memory
         self._buffers = buffers
         self._lock = threading.Lock()
+        self._taken: Memory | None = None
         self._left = 0
         self._errors: list[Exception] = []
 
     def read(self) -> Sequence[Job]:
         """Gives the jobs that can be done once all is read, in any order and at the same time."""
-        self._taken = self._buffers.take(sum(ALIGNMENT + each.size_bytes for each in self._files))
+        self._taken = memory = self._buffers.take(sum(ALIGNMENT + each.size_bytes for each in self._files))
         at = 0
         for each in self._files:
-            each.read(self._taken[at : at + each.size_bytes])
+            each.read(memory[at : at + each.size_bytes])
             at += aligned(each.size_bytes)
         work: list[Callable[[], None]] = [each.verify for each in self._files]
         work += [partial(self._fill, weights, start) for weights, start in self._placed]
@@ -72,9 +73,15 @@ class _Filling:
                 return
         for each in self._files:
             each.drop()
+        self._give_back()
+        errors, self._errors = self._errors, []  # an error holds its frames, and these this
+        if errors:
+            raise min(errors, key=lambda error: not isinstance(error, CheckpointError))
+
+    def _give_back(self) -> None:
+        assert self._taken is not None
         self._buffers.give(self._taken)
-        if self._errors:
-            raise min(self._errors, key=lambda error: not isinstance(error, CheckpointError))
+        self._taken = None
 
 
 def _by_files(placed: Iterable[Placed]) -> list[tuple[tuple[Holding, ...], list[Placed]]]:

@@ -1,4 +1,4 @@
-"""A variant in host memory: packed as it will lie on the device, so that placing it is one copy."""
+"""A variant in host memory: packed as it will lie on the device, so that placing it is a plain copy."""
 
 from __future__ import annotations
 

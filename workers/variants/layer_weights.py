@@ -23,9 +23,10 @@ Row = Callable[[Mapping[str, int]], tuple[int, ...]]
 @dataclass(frozen=True)
 class LayerWeights:
     """What operation `op` needs in `layer`: `parts` of memory, `fill` to write them, and `row`, the
-    operation's table row once the parts' offsets in the arena are known. `fill` runs while `files` are
-    loaded, perhaps beside those of other layers. Where there are `copies`, they write all parts and
-    `fill` is not called.
+    operation's table row once the parts' offsets in the arena are known. `fill` runs once `files` are
+    read. They may still prove to be unsound, so it must neither write to them nor take from them where to
+    write. Others run at the same time, also of the same files. Where there are `copies`, they write all
+    parts and `fill` is not called.
 
     Those with the same `source` (not empty) share one memory: a tied head is the embedding.
     """

@@ -67,7 +67,7 @@ class LoaderThreads:
     def _add(self, caller: _Caller, jobs: Sequence[Job]) -> None:
         with self._lock:
             for _ in jobs:
-                self._threads.submit(self._next)  # raises when Python ends: then nothing was added
+                self._threads.submit(self._next)  # raises when Python ends
             if jobs and not caller.jobs:
                 self._callers.append(caller)
             caller.jobs.extendleft(reversed(jobs))

@@ -17,9 +17,9 @@ import torch
 log = logging.getLogger(__name__)
 
 # Locked and copied at a time. While the driver locks or unlocks it starts no kernel, and a copy to the GPU
-# waits for those before it: all of a delta at once would hold up a step for 60 ms, a stretch does for 1 to 3.
+# waits for those before it: all of a delta at once would hold up a step for 60 ms, a chunk does for 1 to 3.
 # A copy must not cross from what was locked at one time to what was locked at another.
-STRETCH_BYTES = 64 << 20
+CHUNK_BYTES = 64 << 20
 # Between two of them. Without it a thread that waits to start a kernel is passed over.
 PAUSE_S = 0.0002
 
@@ -32,25 +32,25 @@ def whole_pages(size: int) -> npt.NDArray[np.uint8]:
     return np.frombuffer(pages, np.uint8)[:size]
 
 
-def stretches(memory: torch.Tensor) -> Iterator[torch.Tensor]:
+def chunks(memory: torch.Tensor) -> Iterator[torch.Tensor]:
     """All of `memory`, in the parts that are locked and copied at a time."""
-    return (memory[start : start + STRETCH_BYTES] for start in range(0, memory.numel(), STRETCH_BYTES))
+    return (memory[start : start + CHUNK_BYTES] for start in range(0, memory.numel(), CHUNK_BYTES))
 
 
 def page_locked(memory: torch.Tensor) -> torch.Tensor:
     """The same bytes, page-locked. Their pages are there already: what the driver does to them is short,
     and torch's own page-locked memory comes in powers of two: 4 GiB for a delta of 2.9."""
     locked: list[int] = []
-    for stretch in stretches(memory):
-        if int(torch.cuda.cudart().cudaHostRegister(stretch.data_ptr(), stretch.numel(), 0)) != 0:
+    for chunk in chunks(memory):
+        if int(torch.cuda.cudart().cudaHostRegister(chunk.data_ptr(), chunk.numel(), 0)) != 0:
             log.warning(
                 "%d bytes could not be page-locked as they are; torch's allocator takes more", memory.numel()
             )
             _unlock(locked)
             return memory.pin_memory()
-        locked.append(stretch.data_ptr())
+        locked.append(chunk.data_ptr())
         time.sleep(PAUSE_S)
-    weakref.finalize(memory, _unlock, locked)
+    weakref.finalize(memory, _unlock, locked).atexit = False  # the process's end unlocks them all
     return memory
 
 

@@ -10,7 +10,9 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -74,19 +76,19 @@ class VariantCache:
         with self._lock:
             self._host[uid] = variant
             forgotten = self._shrink_host()
-        if forgotten:  # unlocking their pages takes time, which no request need wait for
-            threading.Thread(target=forgotten.clear, name="variant-forgetting").start()
+        self._release(forgotten)
         return variant
 
     def _read(self, path: str) -> HostVariant:
-        return pack(
-            self._open(Path(path)),
-            self._layers,
-            self._dtype,
-            self._pinned,
-            self._threads,
-            self._memory.capacity_bytes,
-        )
+        with self._device():
+            return pack(
+                self._open(Path(path)),
+                self._layers,
+                self._dtype,
+                self._pinned,
+                self._threads,
+                self._memory.capacity_bytes,
+            )
 
     def _shrink_host(self) -> list[HostVariant]:
         """Those used longest ago leave, down to the limit; the newest stays whatever its size."""
@@ -99,7 +101,22 @@ class VariantCache:
 
     def forget(self, uid: int) -> None:
         with self._lock:
-            self._host.pop(uid, None)
+            forgotten = [self._host.pop(uid)] if uid in self._host else []
+        self._release(forgotten)
+
+    def _release(self, forgotten: list[HostVariant]) -> None:
+        """Unlocking their pages takes time, which no request need wait for."""
+
+        def release() -> None:
+            with self._device():
+                forgotten.clear()
+
+        if forgotten:
+            threading.Thread(target=release, name="variant-releasing").start()
+
+    def _device(self) -> AbstractContextManager[Any]:
+        """Within, CUDA's calls of this thread go to this rank's device, not to the first one."""
+        return torch.cuda.device(self._memory.arena.device) if self._pinned else nullcontext()
 
     @property
     def host_bytes(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -31,6 +32,7 @@ from workers.kernels.rows import (
 )
 from workers.kernels.sparse_delta import MERGED_FROM
 from workers.kernels.types import Part
+from workers.variants import pages
 from workers.variants.arena_allocator import ArenaAllocator
 from workers.variants.batch import Batch
 from workers.variants.device import DeviceMemory, NoRoom
@@ -138,6 +140,18 @@ def test_weights_lie_one_after_the_other_and_shared_ones_once() -> None:
     }
 
 
+def test_a_variant_is_copied_chunk_by_chunk_to_where_it_was_put(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "CHUNK_BYTES", 100)
+    device = memory()
+    device.place(0, packed(one(7)))
+    held = packed(Weights(filled(1, UNIT, "a"), filled(2, 2 * UNIT, "b"), filled(3, 70, "c")))
+    assert held.size_bytes > 300
+    device.place(1, held)
+    assert torch.equal(device.arena[UNIT : UNIT + held.size_bytes], held.memory)
+    assert set(device.arena[:UNIT].tolist()) == {7}
+    assert set(device.arena[UNIT + held.size_bytes :].tolist()) == {POISON}
+
+
 def test_tables_say_where_a_slots_weights_lie_and_nothing_of_other_slots() -> None:
     device = memory()
     first = packed(Weights(filled(1, UNIT, "a"), filled(2, 2 * UNIT, "c")))
@@ -236,6 +250,26 @@ def test_host_memory_forgets_who_was_used_longest_ago() -> None:
     assert held.host_bytes == 8 * UNIT
     held.forget(4)
     assert held.in_host() == {}
+
+
+@pytest.mark.parametrize("forget", [True, False])
+def test_what_is_forgotten_is_let_go_where_nobody_waits(forget: bool) -> None:
+    """Not under the cache's lock, nor by the thread that loads."""
+    held, gone = variant_cache(Library(), host_units=5), threading.Event()
+    threads: list[threading.Thread] = []
+
+    def let_go() -> None:
+        threads.append(threading.current_thread())
+        with held._lock:
+            gone.set()
+
+    weakref.finalize(held.prepare(1, "1:2").memory, let_go)
+    if forget:
+        held.forget(1)
+    else:
+        held.prepare(2, "2:5")
+    assert gone.wait(60)
+    assert threads[0] is not threading.current_thread()
 
 
 def test_a_variant_that_cannot_be_read_is_tried_again() -> None:

@@ -365,14 +365,14 @@ def locking(monkeypatch: pytest.MonkeyPatch, refused: int | None = None) -> list
 
     runtime = SimpleNamespace(cudaHostRegister=lock, cudaHostUnregister=unlock)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
-    monkeypatch.setattr(pages, "STRETCH_BYTES", mmap.PAGESIZE)
+    monkeypatch.setattr(pages, "CHUNK_BYTES", mmap.PAGESIZE)
     return calls
 
 
 def test_memory_is_page_locked_once_it_is_full_and_unlocked_when_it_goes(
     base: Path, delta: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where there is a GPU; in stretches, between which its driver does other work."""
+    """As where there is a GPU; in chunks, between which its driver does other work."""
     expected, calls = packed(delta, base, None), locking(monkeypatch)
     held = pack(open_variant(delta, read_model(base), CONFIG), layers(), torch.float32, pinned=True)
     address = held.memory.data_ptr()
@@ -380,7 +380,7 @@ def test_memory_is_page_locked_once_it_is_full_and_unlocked_when_it_goes(
     locked = list(calls)
     assert len(locked) > 2
     assert [call[:3] for call in locked] == [
-        ("lock", each.data_ptr(), each.numel()) for each in pages.stretches(held.memory)
+        ("lock", each.data_ptr(), each.numel()) for each in pages.chunks(held.memory)
     ]
     assert b"".join(call[3] for call in locked) == expected.memory.numpy().tobytes()
     del held

@@ -14,10 +14,10 @@ from workers.kernels.sparse_delta.squares import OUTPUTS, SIDE
 Words = Any  # numpy arrays: of uint64 what is read, of uint32 what is written
 Word = np.uint64
 
-_EACH = 0x0001_0001_0001_0001  # in a word of 64 bits, every 16
+_EACH = 0x0001_0001_0001_0001  # times a mask of 16 bits: that mask in each 16 of a word's 64 bits
 _LOW_NIBBLES, _HIGH_NIBBLES = np.uint64(_EACH * 0x0F0F), np.uint64(_EACH * 0xF0F0)
 _LOW_PAIRS, _HIGH_PAIRS = np.uint64(_EACH * 0x3333), np.uint64(_EACH * 0xCCCC)
-_EVEN_BYTES, _EVEN_HALVES = np.uint64(_EACH * 0x00FF), np.uint64(0x0000_FFFF_0000_FFFF)
+_EVEN_BYTES, _EVEN_16S = np.uint64(_EACH * 0x00FF), np.uint64(0x0000_FFFF_0000_FFFF)
 _LOW_WORD, _LOW_16 = np.uint64(0xFFFF_FFFF), np.uint64(0xFFFF)
 _2, _4, _8, _16, _32 = (np.uint64(bits) for bits in (2, 4, 8, 16, 32))
 
@@ -100,7 +100,7 @@ def _two_bit_words(of_g: Word, of_g_8: Word, words: Words) -> None:
 @compiled
 def _nibbles_joined(word: Word) -> Word:
     """Of each half: byte t has nibbles t and t + 4."""
-    return _nibbles_apart(word & _EVEN_HALVES) | _nibbles_apart(word >> _16 & _EVEN_HALVES) << _4
+    return _nibbles_apart(word & _EVEN_16S) | _nibbles_apart(word >> _16 & _EVEN_16S) << _4
 
 
 @compiled
@@ -113,25 +113,25 @@ def _nibbles_apart(word: Word) -> Word:
 @compiled
 def _byte_by_byte(first: Word, second: Word, words: Words) -> None:
     """Byte t of both halves of both words makes `words[4 * t]`."""
-    even = _halves_alternating(first & _EVEN_BYTES), _halves_alternating(second & _EVEN_BYTES)
-    odd = _halves_alternating(first >> _8 & _EVEN_BYTES), _halves_alternating(second >> _8 & _EVEN_BYTES)
-    words[0], words[8] = _low_halves(*even), _high_halves(*even)
-    words[4], words[12] = _low_halves(*odd), _high_halves(*odd)
+    even = _alternating(first & _EVEN_BYTES), _alternating(second & _EVEN_BYTES)
+    odd = _alternating(first >> _8 & _EVEN_BYTES), _alternating(second >> _8 & _EVEN_BYTES)
+    words[0], words[8] = _low_16s(*even), _high_16s(*even)
+    words[4], words[12] = _low_16s(*odd), _high_16s(*odd)
 
 
 @compiled
-def _halves_alternating(word: Word) -> Word:
+def _alternating(word: Word) -> Word:
     """Bytes 0 and 2 of the low half, and between them those of the high half. All others are 0."""
     return (word | word >> _32 << _8) & _LOW_WORD
 
 
 @compiled
-def _low_halves(first: Word, second: Word) -> Word:
+def _low_16s(first: Word, second: Word) -> Word:
     return (first & _LOW_16) | (second & _LOW_16) << _16
 
 
 @compiled
-def _high_halves(first: Word, second: Word) -> Word:
+def _high_16s(first: Word, second: Word) -> Word:
     return (first >> _16 & _LOW_16) | (second >> _16 & _LOW_16) << _16
 
 
@@ -145,6 +145,6 @@ def _indices(indices: Words, squares: Words, first: int, start: int) -> None:
             for tile in range(4):
                 row = first + tile * 16 + g
                 low, high = indices[row, square], indices[row + 8, square]
-                words[tile], words[4 + tile] = _low_halves(low, high), _high_halves(low, high)
+                words[tile], words[4 + tile] = _low_16s(low, high), _high_16s(low, high)
                 low, high = low >> _32, high >> _32
-                words[8 + tile], words[12 + tile] = _low_halves(low, high), _high_halves(low, high)
+                words[8 + tile], words[12 + tile] = _low_16s(low, high), _high_16s(low, high)
