@@ -1,10 +1,10 @@
 """When a newcomer to the line would have its first token. Pure.
 
 A forecast adds up how long the newcomer waits in the line, by how fast it moves; how far such waits were off
-lately, those of the ones that go first until now included (Ibrahim and Whitt, 2009); and how long it took
-lately from a request's turn to its first token. Of the last two it takes a quantile of what was seen, so that
-no distribution need be assumed (conformal prediction; Vovk, Gammerman and Shafer, 2005): a high one for who
-asks for more than its share. Who asks for no more is refused only if it would probably be late.
+lately, with those that still wait and are first of their tenants (Ibrahim and Whitt, 2009); and how long it
+took lately from a request's turn to its first token. Of the last two it takes a quantile of what was seen, so
+that no distribution need be assumed (conformal prediction; Vovk, Gammerman and Shafer, 2005): of waits a high
+one for a tenant above its share. One within its share is refused only if it would probably be late.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ ENOUGH = 8
 # refused for ever.
 LAST, FEW = 200, 100
 FORGET_S = 30.0
+# This part of the last first tokens came as soon after their turns as is forecast, whoever asks: a variant
+# that is not loaded yet takes seconds, and nobody is to be refused for those.
+FIRST_QUANTILE = 0.9
 # How far a wait is off grows with the wait, from as much as this long a wait would be.
 SHORTEST_SCALE_S = 0.5
 # How far a wait is taken to be off before any was seen.
@@ -42,7 +45,7 @@ class LineSpeed:
     def __init__(self, memory_s: float = MEMORY_S, enough: int = ENOUGH) -> None:
         self._memory_s = memory_s
         self._enough = enough
-        self._tokens = self._seconds = self._recent = 0.0
+        self._tokens = self._seconds = self._faded_turns = 0.0
         self._turns = 0
         self._last_s: float | None = None
         self._turned_s = -math.inf
@@ -65,7 +68,7 @@ class LineSpeed:
         kept = max(math.exp(-took_s / self._memory_s), 1 - 1 / self._enough)
         self._tokens = self._tokens * kept + tokens
         self._seconds = self._seconds * kept + took_s
-        self._recent = self._recent * kept + 1
+        self._faded_turns = self._faded_turns * kept + 1
         self._turns += 1
         self._last_s = now_s
 
@@ -79,7 +82,7 @@ class LineSpeed:
         """From one turn to the next; 0.0: not known, or too long ago."""
         if self._turns < self._enough or self._turned_s < now_s - FORGET_S:
             return 0.0
-        return self._seconds / self._recent
+        return self._seconds / self._faded_turns
 
 
 class Fading:
@@ -87,53 +90,64 @@ class Fading:
 
     def __init__(self) -> None:
         self._sum = 0.0
-        self.since_s = 0.0  # the last that was added
+        self._since_s = 0.0  # the last that was added
 
     def add(self, value: float, now_s: float) -> None:
         self._sum = self.at(now_s) + value
-        self.since_s = now_s
+        self._since_s = now_s
 
     def at(self, now_s: float) -> float:
-        return self._sum * math.exp((self.since_s - now_s) / FORGET_S)
+        return self._sum * math.exp((self._since_s - now_s) / FORGET_S)
 
 
-class Standing(Enum):
-    """Of a tenant beside others. The value is which share of the last waits and first tokens was within what
-    is forecast to it."""
+class ShareUse(Enum):
+    """Of a tenant beside others. The value is which part of the last waits was within what is forecast."""
 
     ALONE = 0.9
-    WITHIN_ITS_SHARE = 0.5
-    ABOVE_ITS_SHARE = 0.98
+    WITHIN = 0.5
+    ABOVE = 0.98
 
 
 class Shares:
-    """Which tenants asked for no more lately than their weight's share of all that went, in tokens of all
-    priorities. A tenant that asked for nothing for FORGET_S is forgotten, and has no share."""
+    """Which tenants were admitted lately for no more than their weight's share of all that went, in tokens of
+    all priorities. What was refused does not count: who asks again would be above its share for that alone.
+
+    A tenant that asked for nothing for FORGET_S is forgotten, and has no share.
+    """
 
     def __init__(self) -> None:
         self._went = Fading()
-        self._asked: dict[str, tuple[Tenant, Fading]] = {}  # who asked last is the last
+        self._tenants: dict[str, tuple[Tenant, Fading]] = {}  # who asked last is the last
+        self._last_asked_s: dict[str, float] = {}
         self._weight = 0.0
 
-    def asked(self, tenant: Tenant, tokens: int, now_s: float) -> None:
-        known, asked = self._asked.pop(tenant.name, (None, Fading()))
-        self._weight += tenant.weight - (known.weight if known is not None else 0.0)
-        asked.add(tokens, now_s)
-        self._asked[tenant.name] = tenant, asked
-        while (first := next(iter(self._asked.values())))[1].since_s < now_s - FORGET_S:
-            self._weight -= first[0].weight
-            del self._asked[first[0].name]
+    def asked(self, tenant: Tenant, now_s: float) -> None:
+        known = self._tenants.pop(tenant.name, None)
+        self._tenants[tenant.name] = tenant, known[1] if known else Fading()
+        self._last_asked_s[tenant.name] = now_s
+        changed = known is None or known[0].weight != tenant.weight
+        while self._last_asked_s[first := next(iter(self._tenants))] < now_s - FORGET_S:
+            del self._tenants[first], self._last_asked_s[first]
+            changed = True
+        if changed:
+            self._weight = sum(each.weight for each, _ in self._tenants.values())
+
+    def joined(self, tenant: Tenant, tokens: int, now_s: float) -> None:
+        """One of its requests was admitted to the line."""
+        if tenant.name not in self._tenants:
+            self.asked(tenant, now_s)
+        self._tenants[tenant.name][1].add(tokens, now_s)
 
     def went(self, tokens: int, now_s: float) -> None:
         self._went.add(tokens, now_s)
 
-    def standing(self, tenant: Tenant, now_s: float) -> Standing:
-        """Of one that has asked."""
-        if len(self._asked) < 2:
-            return Standing.ALONE
-        asked = self._asked[tenant.name][1].at(now_s)
-        is_within = asked * self._weight <= self._went.at(now_s) * tenant.weight
-        return Standing.WITHIN_ITS_SHARE if is_within else Standing.ABOVE_ITS_SHARE
+    def use_of(self, tenant: Tenant, now_s: float) -> ShareUse:
+        """By one that has asked."""
+        if len(self._tenants) < 2:
+            return ShareUse.ALONE
+        joined = self._tenants[tenant.name][1].at(now_s)
+        is_within = joined * self._weight <= self._went.at(now_s) * tenant.weight
+        return ShareUse.WITHIN if is_within else ShareUse.ABOVE
 
 
 class LastSeen:
@@ -169,8 +183,8 @@ class Forecast:
     line yet, but they were in the way of those of its priority that went before: so the pace of its priority
     alone counts, too.
 
-    A tenant that asks for more than its share is promised only what leaves room for the others: to it all
-    count that wait of its priority, whatever their tenants' shares.
+    A tenant above its share is promised only what leaves room for the others: to it all count that wait of
+    its priority, whatever their tenants' shares.
     """
 
     def __init__(self) -> None:
@@ -184,7 +198,7 @@ class Forecast:
 
     def asked(self, terms: RequestTerms, now_s: float) -> None:
         """A newcomer is there: it may be refused."""
-        self._shares.asked(terms.tenant, terms.tokens, now_s)
+        self._shares.asked(terms.tenant, now_s)
 
     def ttft_s(
         self, line: WaitingLine, terms: RequestTerms, wait_s: float | None, now_s: float
@@ -192,25 +206,24 @@ class Forecast:
         """Of a newcomer whose `wait_s` is that; None: not enough is known."""
         if wait_s is None:
             return None
-        standing, off = self._shares.standing(terms.tenant, now_s), UNSEEN
+        use, off = self._shares.use_of(terms.tenant, now_s), UNSEEN
         if not self._is_next(line, terms):
-            first = line.first_ones(terms.priority) if standing is Standing.ABOVE_ITS_SHARE else []
+            first = line.first_ones(terms.priority) if use is ShareUse.ABOVE else []
             off = max(
                 0.0,
-                self._off[terms.priority].quantile(standing.value, UNSEEN, now_s),
+                self._off[terms.priority].quantile(use.value, UNSEEN, now_s),
                 *(self._off_by(waiting.number, now_s) for waiting in first),
             )
-        first_s = self._first_s.quantile(max(standing.value, Standing.ALONE.value), 0.0, now_s)
-        return wait_s + off * (wait_s + SHORTEST_SCALE_S) + first_s
+        return wait_s + off * (wait_s + SHORTEST_SCALE_S) + self._first_s.quantile(FIRST_QUANTILE, 0.0, now_s)
 
     def wait_s(self, line: WaitingLine, terms: RequestTerms, now_s: float) -> float | None:
         """In the line, at the paces of now; None: not enough is known."""
-        standing, own = self._shares.standing(terms.tenant, now_s), self._own[terms.priority]
-        whole = standing is Standing.ABOVE_ITS_SHARE
+        use, own = self._shares.use_of(terms.tenant, now_s), self._own[terms.priority]
+        whole = use is ShareUse.ABOVE
         known = [self._whole.wait_s(line.tokens_before(terms, whole=whole))]
         wait_s = own.wait_s(line.tokens_before(terms, own_priority=True, whole=whole))
         if wait_s is not None:
-            passes = standing is Standing.ALONE or self._is_next(line, terms)
+            passes = use is ShareUse.ALONE or self._is_next(line, terms)
             known.append(wait_s + (0.0 if passes else own.turn_s(now_s)))
             known.append(own.stood_s(now_s) if line.count(terms.priority) else None)
         return max((wait_s for wait_s in known if wait_s is not None), default=None)
@@ -220,7 +233,9 @@ class Forecast:
         return self._whole.wait_s(terms.tokens)
 
     def begin(self, now_s: float) -> None:
-        """There are workers again: who waits is counted from now on."""
+        """There are workers again: who waits is counted from now on, and what was forecast is forgotten."""
+        self._said.clear()
+        self._shares = Shares()
         for speed in (self._whole, *self._own.values()):
             speed.begin(now_s)
 
@@ -232,6 +247,7 @@ class Forecast:
             self._own[waiting.terms.priority].begin(now_s)
         if wait_s is not None:
             self._said[waiting.number] = now_s, wait_s
+        self._shares.joined(waiting.terms.tenant, waiting.terms.tokens, now_s)
 
     def moved(self, line: WaitingLine, waiting: Waiting, now_s: float) -> None:
         """It has had its turn, and left `line`."""
@@ -263,8 +279,10 @@ class Forecast:
         return (now_s - since_s - said_s) / (said_s + SHORTEST_SCALE_S)
 
     def _is_next(self, line: WaitingLine, terms: RequestTerms) -> bool:
-        """Whether it would be, and a lower priority has had the last turn, but for aging. How long its own
-        priority's turns took, and what waits were off by, does not count then. Else a priority whose waits
-        were long once would be refused for as long as that is remembered, and lower ones served.
+        """Whether nobody goes before it, and a lower priority has had the last turn (not for its age), or its
+        own and nobody waits. What waits were off by, and how long its own priority's turns took, does not
+        count then. Else a priority whose waits were long once would be refused for as long as that is
+        remembered, and lower ones served.
         """
-        return terms.priority.level > self._served.level and not line.tokens_before(terms)
+        above = terms.priority.level - self._served.level
+        return (above > 0 and not line.tokens_before(terms)) or (above == 0 and not len(line))

@@ -97,7 +97,7 @@ class Servers:
         return sorted(first_s for outcomes in self.outcomes.values() for first_s in outcomes.first_s)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, 2, 6])
 def test_a_tenant_within_its_share_keeps_what_it_is_promised_beside_a_greedy_one(seed: int) -> None:
     servers = Servers(3.0, seed)
     servers.serve()
@@ -117,5 +117,6 @@ def test_where_a_higher_priority_takes_all_turns_hardly_anybody_is_admitted_in_v
     first_s = servers.first_s()
     assert servers.lost(SMALL, HIGH) < 0.02
     assert len(late) <= 3
-    assert first_s[int(0.99 * len(first_s))] < 2.0
+    # Of normal priority one has a turn each 10 s, for its age, and one is admitted then.
+    assert sum(first > 2.0 for first in first_s) < 0.02 * len(first_s)
     assert len(first_s) / (60.0 - WARM_S) > 0.95 * PER_S

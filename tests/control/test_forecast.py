@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from controlplane.state.terms import Priority
 from controlplane.traffic import forecast
 from controlplane.traffic.admission import Admission, Reason, Refused, retry_after_s
-from controlplane.traffic.forecast import Forecast, LastSeen, LineSpeed, Shares, Standing
+from controlplane.traffic.forecast import Forecast, LastSeen, LineSpeed, Shares, ShareUse
 from controlplane.traffic.request_terms import RequestTerms
 from controlplane.traffic.tenants import Tenant
 from controlplane.traffic.waiting_line import Joined, LineLimits, Waiting, WaitingLine
@@ -108,7 +108,7 @@ def test_what_will_come_before_a_newcomer_counts_too() -> None:
 SEEN = st.lists(st.tuples(st.floats(0, 20), st.floats(-5, 5)), max_size=250)
 
 
-@given(SEEN, st.floats(-5, 5), st.sampled_from([standing.value for standing in Standing]))
+@given(SEEN, st.floats(-5, 5), st.sampled_from([use.value for use in ShareUse]))
 def test_the_share_asked_for_of_the_last_observations_is_within_the_quantile(
     seen: list[tuple[float, float]], unseen: float, share: float
 ) -> None:
@@ -185,7 +185,7 @@ def test_one_stranger_among_few_does_not_decide() -> None:
     line, now_s = served(forecast.ENOUGH + 2, 1.0, 0.0, at_once=2)
     line.answered(1e6, now_s)
     assert not refused(line, 10.0, now_s)
-    for _ in range(math.ceil((1 - Standing.ALONE.value) * forecast.FEW)):
+    for _ in range(math.ceil((1 - ShareUse.ALONE.value) * forecast.FEW)):
         line.answered(1e6, now_s)
     assert refused(line, 10.0, now_s)
 
@@ -199,15 +199,32 @@ def test_while_one_is_passed_over_nobody_is_admitted_behind_it() -> None:
     assert refused(line, 4.5, now_s + 5.0)
 
 
-def test_who_asks_for_no_more_than_its_share() -> None:
-    """Two of equal weight: one asks for a sixth of all, of which half is answered."""
-    shares, small, large = Shares(), Tenant("small", weight=2.0), Tenant("large", weight=2.0)
+def test_who_was_admitted_for_no_more_than_its_share() -> None:
+    """Three quarters of the weight are one's, which asks for half of all; the other is admitted for more than
+    its quarter, and who is refused is not above its share for that."""
+    shares, small, large = Shares(), Tenant("small", weight=3.0), Tenant("large", weight=1.0)
     for k in range(1000):
         now_s = 0.1 * k
-        shares.asked(small, 1, now_s)
-        shares.asked(large, 5, now_s)
-        shares.went(3, now_s)
-    assert shares.standing(small, now_s) is Standing.WITHIN_ITS_SHARE
-    assert shares.standing(large, now_s) is Standing.ABOVE_ITS_SHARE
-    shares.asked(large, 5, now_s + forecast.FORGET_S + 0.1)
-    assert shares.standing(large, now_s) is Standing.ALONE  # the other one is forgotten
+        for tenant in (small, small, small, large):
+            shares.asked(tenant, now_s)
+        shares.joined(small, 2, now_s)
+        shares.joined(large, 2, now_s)
+        shares.went(4, now_s)
+    assert shares.use_of(small, now_s) is ShareUse.WITHIN
+    assert shares.use_of(large, now_s) is ShareUse.ABOVE
+    shares.asked(small, now_s + forecast.FORGET_S + 0.1)
+    assert shares.use_of(small, now_s) is ShareUse.ALONE  # the other one is forgotten
+    for _ in range(10):
+        shares.joined(small, 1000, now_s)
+    shares.asked(large, now_s + forecast.FORGET_S + 0.2)
+    assert shares.use_of(small, now_s) is ShareUse.ABOVE
+
+
+def test_what_waited_while_there_were_no_workers_says_nothing_of_waits() -> None:
+    line, now_s = served(300, 1.0, 0.0)
+    joined(line, of(tokens=4), now_s)
+    line.begin(now_s + 100.0)
+    while line.next(now_s + 100.0) is not None:
+        pass
+    joined(line, of(tokens=4), now_s + 100.0)
+    assert not refused(line, 10.0, now_s + 100.0)
