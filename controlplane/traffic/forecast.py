@@ -117,20 +117,19 @@ class Shares:
 
     def __init__(self) -> None:
         self._went = Fading()
-        self._tenants: dict[str, tuple[Tenant, Fading]] = {}  # who asked last is the last
-        self._last_asked_s: dict[str, float] = {}
+        # Admitted tokens, and when it asked last: who did so last is the last.
+        self._tenants: dict[str, tuple[Tenant, Fading, float]] = {}
         self._weight = 0.0
 
     def asked(self, tenant: Tenant, now_s: float) -> None:
         known = self._tenants.pop(tenant.name, None)
-        self._tenants[tenant.name] = tenant, known[1] if known else Fading()
-        self._last_asked_s[tenant.name] = now_s
+        self._tenants[tenant.name] = tenant, known[1] if known else Fading(), now_s
         changed = known is None or known[0].weight != tenant.weight
-        while self._last_asked_s[first := next(iter(self._tenants))] < now_s - FORGET_S:
-            del self._tenants[first], self._last_asked_s[first]
+        while self._tenants[first := next(iter(self._tenants))][2] < now_s - FORGET_S:
+            del self._tenants[first]
             changed = True
         if changed:
-            self._weight = sum(each.weight for each, _ in self._tenants.values())
+            self._weight = sum(each.weight for each, *_ in self._tenants.values())
 
     def joined(self, tenant: Tenant, tokens: int, now_s: float) -> None:
         """One of its requests was admitted to the line."""
