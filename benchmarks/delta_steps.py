@@ -1,12 +1,17 @@
 """What sparse deltas cost in an engine's steps: one alone, many decoding, a prefill among them.
 
     python -m benchmarks.delta_steps --out RESULT.json [--variants 28] [--bits 4,2] [--switches 1,0]
+                                     [--merged 0,1]
 
 A 7B shape with dummy weights in bfloat16 and deltas of random codes, CUDA graphs on; each engine in a process
 of its own. The base's rows are those of a merged model: its steps are the same. A switch is
 OSTINATO_SPARSE_TENSOR_CORES: 0 has the Triton kernel in place of sparse tensor cores and merged weights.
+With `--merged` 1 the engine has a slot for a variant that runs alone (`workers.variants.merged_slot`).
 
+- `agreement`: log-probabilities of a prompt. How much those of a variant that has run alone for long differ
+  from those beside the base, how much these from the base's, and whether the base's are the same afterwards.
 - `alone`: one request; TTFT for each length of prompt, and TPOT.
+- `after_another`: TTFT of one request, when the last one was of another variant or of the base.
 - `together`: one stream of each variant; TPOT.
 - `mixed`: the same, but for one that arrives with a prompt of MIXED tokens while the others decode: the gap
   that the others see.
@@ -17,6 +22,7 @@ Milliseconds, medians; a stream's gaps are those between its tokens' arrivals.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
 import json
 import os
@@ -39,6 +45,8 @@ SWITCH = "OSTINATO_SPARSE_TENSOR_CORES"
 DISTINCT = 4  # deltas on disk; variants take them in turn
 STEP_TOKENS, KV_GIB = 4096, 7
 SHORT, MIXED = 64, 930  # tokens of a prompt
+SCORED = (64, 1100)  # the longer one is merged for its own rows, beside another
+ALONE = 8  # times that a variant is asked: it has run alone for long enough to be merged
 TIMEOUT_S = 400
 
 
@@ -58,6 +66,7 @@ def measured(player: Player, variants: Sequence[Any], lengths: Lengths) -> dict[
     player.play([Stream(lengths.short, 4, variant) for variant in variants])  # all are in their slots
     return {
         "alone": _alone(player, variants[0], lengths),
+        "after_another": _after_another(player, variants, lengths),
         "together": {"rows": len(variants), "tpot_ms": _together(player, variants, lengths)},
         "mixed": {"rows": len(variants) - 1, "prompt": lengths.mixed, **_mixed(player, variants, lengths)},
     }
@@ -74,6 +83,54 @@ def _alone(player: Player, variant: Any, lengths: Lengths) -> dict[str, Any]:
     for stream in streams:
         player.play([stream])
     return {"ttft_ms": ttft_ms, "tpot_ms": median(gap for stream in streams for gap in stream.gaps_ms())}
+
+
+def _after_another(player: Player, variants: Sequence[Any], lengths: Lengths) -> dict[str, Any]:
+    """By the prompt's length: after another variant, and after the base."""
+    return {
+        str(prompt): {
+            "variant_ms": _ttft_after(player, variants[-1], Stream(prompt, 2, variants[0]), lengths),
+            "base_ms": _ttft_after(player, None, Stream(prompt, 2, variants[0]), lengths),
+        }
+        for prompt in lengths.alone
+    }
+
+
+def _ttft_after(player: Player, other: Any, stream: Stream, lengths: Lengths) -> float:
+    """The other one's request is long enough to be merged, too."""
+    streams = [dataclasses.replace(stream, arrivals_s=[]) for _ in range(lengths.rounds)]
+    for each in streams:
+        player.play([Stream(lengths.mixed, lengths.tokens // 10, other)])
+        player.play([each])
+    return median(each.ttft_ms for each in streams)
+
+
+def agreement(llm: Any, variant: Any, vocabulary: int, tokens: int) -> dict[str, Any]:
+    """Of a prompt of `tokens` tokens."""
+    prompt = [5 + 41 * i % (vocabulary - 5) for i in range(tokens)]
+    (base,) = _scores(llm, prompt, [None])
+    _, first = _scores(llm, prompt, [None, variant])  # in one step
+    *_, last = [_scores(llm, prompt, [variant])[0] for _ in range(ALONE)]
+    (again,) = _scores(llm, prompt, [None])
+    return {
+        "tokens": tokens,
+        "mean": float(abs(last - first).mean()),
+        "largest": float(abs(last - first).max()),
+        "from_base": float(abs(first - base).mean()),
+        "base_is_the_same": bool((again == base).all()),
+    }
+
+
+def _scores(llm: Any, prompt: list[int], variants: list[Any]) -> list[Any]:
+    """[tokens - 1] for each."""
+    import numpy as np
+    from vllm import SamplingParams
+
+    sampling = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0, detokenize=False)
+    asked = [{"prompt_token_ids": prompt}] * len(variants)
+    outs = llm.generate(asked, sampling, lora_request=variants, use_tqdm=False)
+    pairs = [zip(out.prompt_logprobs[1:], prompt[1:], strict=True) for out in outs]
+    return [np.array([scores[token].logprob for scores, token in of_one]) for of_one in pairs]
 
 
 def _together(player: Player, variants: Sequence[Any], lengths: Lengths) -> float:
@@ -94,7 +151,7 @@ def _mixed(player: Player, variants: Sequence[Any], lengths: Lengths) -> dict[st
     return {"gap_ms": median(gaps[1:]), "ttft_ms": median(ttfts[1:])}
 
 
-def one(bits: int, count: int, work: Path) -> None:
+def one(bits: int, count: int, merged: bool, work: Path) -> None:
     """One engine: prints JSON lines."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"  # as it is served
     shape, lengths = gpu_engine.LLAMA_7B, Lengths()
@@ -105,7 +162,7 @@ def one(bits: int, count: int, work: Path) -> None:
     start_s = time.perf_counter()
     llm = gpu_engine.make_engine(
         base,
-        VariantConfig(count, arena, 8 * GIB, 8, kinds=("sparse_delta",)),
+        VariantConfig(count, arena, 8 * GIB, 8, kinds=("sparse_delta",), merged_slot=merged),
         load_format="dummy",
         max_model_len=STEP_TOKENS,
         max_num_seqs=count,
@@ -116,8 +173,10 @@ def one(bits: int, count: int, work: Path) -> None:
         compilation_config={"cudagraph_capture_sizes": _graphs(count, lengths)},
     )
     print(json.dumps({"started_s": round(time.perf_counter() - start_s, 1)}), flush=True)
-    player = Player(llm, shape["vocab_size"])
-    for name, asked in (("delta", _requests(folders, count)), ("base", [None] * count)):
+    player, requests = Player(llm, shape["vocab_size"]), _requests(folders, count)
+    agreed = [agreement(llm, requests[0], shape["vocab_size"], tokens) for tokens in SCORED]
+    print(json.dumps({"agreement": agreed}), flush=True)
+    for name, asked in (("delta", requests), ("base", [None] * count)):
         print(json.dumps({"of": name, **measured(player, asked, lengths)}), flush=True)
 
 
@@ -140,21 +199,32 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--variants", type=int, default=28)
     parser.add_argument("--bits", default="4,2")
     parser.add_argument("--switches", default="1,0")
+    parser.add_argument("--merged", default="0")
     parser.add_argument("--one", type=int)
     given = parser.parse_args(argv)
     if given.one:
-        one(given.one, given.variants, given.work)
+        one(given.one, given.variants, given.merged == "1", given.work)
         return
     import torch
 
     record: dict[str, Any] = {"command": rehearsing.command("benchmarks.delta_steps", argv)}
     record |= {"device": torch.cuda.get_device_name(0), "rows": []}
-    for bits, switch in itertools.product(given.bits.split(","), given.switches.split(",")):
+    settings = (given.bits.split(","), given.switches.split(","), given.merged.split(","))
+    for bits, switch, merged in itertools.product(*settings):
         os.environ[SWITCH] = switch
-        command = ("--one", bits, "--variants", str(given.variants), "--work", str(given.work))
-        for row in gpu_engine.in_own_process("benchmarks.delta_steps", *command, timeout_s=TIMEOUT_S):
-            print(json.dumps({"bits": int(bits), "switch": switch, **row}), flush=True)
-            record["rows"].append({"bits": int(bits), "switch": switch, **row})
+        command: tuple[str, ...] = (
+            "--one",
+            bits,
+            "--variants",
+            str(given.variants),
+            "--work",
+            str(given.work),
+        )
+        command += ("--merged", merged)
+        for found in gpu_engine.in_own_process("benchmarks.delta_steps", *command, timeout_s=TIMEOUT_S):
+            row = {"bits": int(bits), "switch": switch, "merged": merged, **found}
+            print(json.dumps(row), flush=True)
+            record["rows"].append(row)
             rehearsing.write_result(given.out, record)
 
 
@@ -168,6 +238,9 @@ def rehearse(folder: Path, llm: Any) -> None:
     player = Player(llm, REHEARSED["vocab_size"])
     rows = [{"of": "delta", **measured(player, requests, lengths)}]
     assert rows[0]["mixed"]["gap_ms"] > 0
+    agreed = agreement(llm, requests[0], REHEARSED["vocab_size"], lengths.mixed)
+    assert agreed["base_is_the_same"]
+    assert agreed["mean"] < agreed["from_base"] / 10
     rehearsing.write_result(folder / "delta_steps.json", {"rows": rows})
     rehearsing.check(folder / "delta_steps.json", "rows")
 

@@ -104,6 +104,11 @@ class Settings(BaseSettings):
     max_variants: int = Field(
         default=4, ge=1, description="Slots for variants: as many can run in one batch."
     )
+    merged_slot: bool = Field(
+        default=False,
+        description="Keep a copy of the base's weights in engines on GPUs that have sparse deltas, so that a "
+        "delta which runs alone is as fast as its merged model.",
+    )
     variant_host_bytes: int = Field(
         default=2 << 30, ge=1 << 20, description="Host memory per rank that keeps variants ready."
     )

@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from profiler.quantization import SERVABLE, once_bytes
+from profiler.quantization import SERVABLE, UNCOMPRESSED, once_bytes
 from profiler.shards import (
     active_shard_elements,
     head_is_embedding,
@@ -35,9 +35,11 @@ from profiler.types import DeviceRates, Estimate, ModelSpec, Plan, Workload
 __all__ = [
     "allowance_bytes",
     "estimate",
+    "has_merged_slot",
     "kv_bytes_per_token",
     "layer_shard_bytes",
     "lora_slot_bytes",
+    "merged_slot_bytes",
     "stage_memory_bytes",
     "stage_weight_bytes",
     "tp_fits",
@@ -123,13 +125,23 @@ def stage_memory_bytes(spec: ModelSpec, plan: Plan, stage: int) -> int:
     """Bytes of every rank of one stage: weights, KV cache, variants and a working allowance."""
     layers = plan.layers_per_stage[stage]
     kv = layers * plan.kv_cache_tokens * kv_bytes_per_token(spec, plan.tensor_parallel)
-    variants = variant_bytes(spec, plan, stage)
+    variants = variant_bytes(spec, plan, stage) + merged_slot_bytes(spec, plan, stage)
     return stage_weight_bytes(spec, plan, stage) + kv + variants + allowance_bytes(spec, plan, stage)
 
 
 def variant_bytes(spec: ModelSpec, plan: Plan, stage: int) -> int:
     """What a rank of one stage sets aside for the variants that may run at once."""
     return max(fixed + plan.layers_per_stage[stage] * each for fixed, each in variant_lines(spec, plan))
+
+
+def merged_slot_bytes(spec: ModelSpec, plan: Plan, stage: int) -> int:
+    """The copy of a rank's weights that lets one variant take their place."""
+    return stage_weight_bytes(spec, plan, stage) if has_merged_slot(plan) else 0
+
+
+def has_merged_slot(plan: Plan) -> bool:
+    """No delta is merged into weights that are quantised."""
+    return plan.merged_slot and plan.quantization == UNCOMPRESSED
 
 
 def variant_lines(spec: ModelSpec, plan: Plan) -> tuple[tuple[int, int], ...]:

@@ -154,7 +154,7 @@ class Plan:
     adapters of `max_lora_rank`, or for variants of other kinds, whichever is more: `delta_bytes` in the
     hidden layers, which TP shards; `whole_bytes` there, too, which each rank holds whole (BOFT's rotations);
     and `full_bytes` (tensors that replace the base's). A step of the engine takes at most `batched_tokens`
-    tokens; longer prompts are filled in several.
+    tokens; longer prompts are filled in several. With `merged_slot` each rank keeps a copy of its weights.
     """
 
     tensor_parallel: int
@@ -168,6 +168,7 @@ class Plan:
     full_bytes: int = 0
     batched_tokens: int = 2048
     whole_bytes: int = 0
+    merged_slot: bool = False
 
     @property
     def pipeline_parallel(self) -> int:

@@ -39,7 +39,7 @@ class EngineConfig:
     how many may run at once to begin with (DeltaZip's N); 0: as many as there are slots. A step takes at
     most `max_batched_tokens`. `quantization` is that of the hidden layers (`profiler.quantization`). Models
     and variants are read from folders below `roots`; none: from anywhere. A step of the echo engine takes
-    `echo_tpot_s`.
+    `echo_tpot_s`. With `merged_slot` each rank has room for a copy of its weights beside the variants.
     """
 
     engine: str
@@ -62,6 +62,7 @@ class EngineConfig:
     group: str = ""
     roots: tuple[str, ...] = ()
     echo_tpot_s: float = 0.0
+    merged_slot: bool = False
 
     @property
     def group_name(self) -> str:

@@ -24,7 +24,8 @@ class VariantConfig:
     """`slots` variants may run in one batch (DeltaZip's N) in `arena_bytes` of each rank's memory;
     `host_bytes` of each rank's host memory keep others ready. Only `kinds` can be served: a CUDA graph
     launches the kernels of those and no others. Scratch memory is made for LoRA ranks up to `max_rank`
-    and low-rank deltas up to `max_svd_rank`; a request may be passed by for `longest_wait_s`."""
+    and low-rank deltas up to `max_svd_rank`; a request may be passed by for `longest_wait_s`. With
+    `merged_slot` each rank keeps a second copy of the base's weights (`workers.variants.merged_slot`)."""
 
     slots: int
     arena_bytes: int
@@ -33,6 +34,7 @@ class VariantConfig:
     max_svd_rank: int = 2048
     kinds: tuple[str, ...] = tuple(kind.value for kind in VariantKind)
     longest_wait_s: float = 10.0
+    merged_slot: bool = False
 
     def as_json(self) -> dict[str, Any]:
         return {KEY: asdict(self)}

@@ -8,7 +8,7 @@ from controlplane.profiling.keys import engine_dtype, served_spec, spec_of
 from controlplane.settings import Settings
 from controlplane.state.records import Model
 from placement.types import CPU, Placement, Plan, RankPlacement
-from profiler.roofline import kv_bytes_per_token, variant_bytes
+from profiler.roofline import has_merged_slot, kv_bytes_per_token, variant_bytes
 from profiler.types import ModelSpec
 from profiler.variants.types import VariantKind, launched_kinds
 from workers.messages import EngineConfig, RankConfig
@@ -50,6 +50,7 @@ def engine_config(
         roots=tuple(map(str, settings.roots)),
         max_active_variants=min(max_active_variants or 0, plan.max_variants),
         echo_tpot_s=settings.echo_tpot_s,
+        merged_slot=has_merged_slot(plan),
     )
 
 

@@ -325,7 +325,14 @@ def with_room_for_variants(
         whole_bytes=demand.whole,
         full_bytes=demand.full,
         batched_tokens=settings.batched_tokens,
+        merged_slot=settings.merged_slot and _has_merged_slot(spec, variants),
     )
+
+
+def _has_merged_slot(spec: ModelSpec, variants: Iterable[Model]) -> bool:
+    """Sparse deltas are merged into weights of 16 bits, which engines on CPUs do not have."""
+    kinds = {v.variant_spec.kind for v in variants if v.variant_spec}
+    return VariantKind.SPARSE_DELTA in kinds and spec.dtype_bytes == 2
 
 
 @dataclasses.dataclass(frozen=True)

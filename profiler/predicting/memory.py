@@ -9,7 +9,13 @@ from profiler.physical.calibration import Cut
 from profiler.physical.memory import RankBytes, Ranks, known_ranks
 from profiler.predicting.intervals import ALLOWED_MEMORY, MEASURED_MEMORY, PLACED_MEMORY
 from profiler.predicting.types import Ground, RankCost
-from profiler.roofline import RUNTIME_BYTES, allowance_bytes, stage_weight_bytes, variant_bytes
+from profiler.roofline import (
+    RUNTIME_BYTES,
+    allowance_bytes,
+    merged_slot_bytes,
+    stage_weight_bytes,
+    variant_bytes,
+)
 from profiler.shards import kv_bytes_per_token
 from profiler.types import Interval, Plan
 
@@ -36,6 +42,7 @@ class Memory:
             plan.delta_bytes,
             plan.full_bytes,
             plan.whole_bytes,
+            plan.merged_slot,
         )
         costs: list[RankCost] = []
         for stage, layers in enumerate(plan.layers_per_stage):
@@ -72,7 +79,9 @@ class Memory:
 
     def _cost(self, plan: Plan, stage: int) -> RankCost:
         part, known = self.parts(plan, stage), self._known(plan)
-        variants = variant_bytes(self._ground.spec, plan, stage)
+        variants = variant_bytes(self._ground.spec, plan, stage) + merged_slot_bytes(
+            self._ground.spec, plan, stage
+        )
         kv_cache = self._tokens * part.kv_per_token
         total = part.without_kv_cache + kv_cache + variants
         if known is None or not known.is_measured:

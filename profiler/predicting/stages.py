@@ -13,7 +13,7 @@ from profiler.physical.calibration import Calibration, Cut, CutTimes
 from profiler.physical.curves import StepTime
 from profiler.predicting.memory import Memory
 from profiler.predicting.types import Ground
-from profiler.roofline import Pass, StageTime, stage_time, variant_lines
+from profiler.roofline import Pass, StageTime, merged_slot_bytes, stage_time, variant_lines
 from profiler.types import Plan, Workload
 
 Line = tuple[int, int]  # bytes beside the layers of a stage, and of each layer
@@ -104,21 +104,23 @@ def rank_lines(ground: Ground, plan: Plan) -> tuple[tuple[Line, ...], ...]:
     last = plan.pipeline_parallel - 1
     made = {}
     for stage in sorted({0, min(1, last), last}):  # those between the ends are alike
-        lines = dict.fromkeys(_line(memory, plan, stage, layers) for layers in (1, MANY))
+        lines = dict.fromkeys(_line(ground, memory, plan, stage, layers) for layers in (1, MANY))
         made[stage] = tuple((once + fixed, each + more) for once, each in lines for fixed, more in variants)
     return tuple(made[stage if stage in (0, last) else 1] for stage in range(plan.pipeline_parallel))
 
 
-def _line(memory: Memory, plan: Plan, stage: int, layers: int) -> Line:
+def _line(ground: Ground, memory: Memory, plan: Plan, stage: int, layers: int) -> Line:
     """Through what so many layers take, and one more."""
     here, there = (
-        _bytes(memory, dataclasses.replace(plan, layers_per_stage=(n,) * plan.pipeline_parallel), stage)
+        _bytes(
+            ground, memory, dataclasses.replace(plan, layers_per_stage=(n,) * plan.pipeline_parallel), stage
+        )
         for n in (layers, layers + 1)
     )
     each = there - here
     return here - layers * each, each
 
 
-def _bytes(memory: Memory, plan: Plan, stage: int) -> int:
-    part = memory.parts(plan, stage)
-    return part.without_kv_cache + plan.kv_cache_tokens * part.kv_per_token
+def _bytes(ground: Ground, memory: Memory, plan: Plan, stage: int) -> int:
+    part, copied = memory.parts(plan, stage), merged_slot_bytes(ground.spec, plan, stage)
+    return part.without_kv_cache + copied + plan.kv_cache_tokens * part.kv_per_token

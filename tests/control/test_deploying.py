@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,9 +13,14 @@ from in_memory import CPU, GIB
 from controlplane import errors
 from controlplane.planning.engine_config import engine_config
 from controlplane.planning.placement_decision import decide
+from controlplane.profiling.keys import served_spec, spec_of
 from controlplane.settings import Settings
 from controlplane.state.records import Deployment, Model, Phase
 from placement.types import Intent, Inventory, Slos
+from profiler.roofline import variant_bytes
+from profiler.variants.types import VariantKind, VariantSpec
+from workers.group.vllm_arguments import engine_arguments
+from workers.messages import EngineConfig
 
 HERE = Inventory((CPU,))
 DEPLOYMENT = Deployment("b", 1, "b", Phase.PENDING, Intent.MIN_COST, 16)
@@ -67,6 +73,39 @@ def test_the_context_is_bounded_by_the_model(base: Model, settings: Settings) ->
 def test_a_dtype_may_be_set(base: Model, settings: Settings) -> None:
     half = settings.model_copy(update={"engine_dtype": "bfloat16"})
     assert engine_config(base, decide(base, DEPLOYMENT, HERE, half), half).dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "asked", "kept"),
+    [
+        (VariantKind.SPARSE_DELTA, "bfloat16", True, True),
+        (VariantKind.SPARSE_DELTA, "bfloat16", False, False),
+        (VariantKind.SPARSE_DELTA, "float32", True, False),
+        (VariantKind.LORA, "bfloat16", True, False),
+    ],
+)
+def test_the_weights_are_kept_twice_where_a_sparse_delta_can_be_merged(
+    base: Model, settings: Settings, kind: VariantKind, dtype: str, asked: bool, kept: bool
+) -> None:
+    variant = Model("v", 2, Phase.READY, base="b", variant_spec=VariantSpec(kind, 100, {}))
+    chosen = settings.model_copy(update={"engine_dtype": dtype, "merged_slot": asked})
+    placements = [
+        decide(base, DEPLOYMENT, HERE, chosen.model_copy(update={"merged_slot": slot}), [variant])
+        for slot in (asked, False)
+    ]
+    config = engine_config(base, placements[0], chosen, [variant])
+    assert config.merged_slot == kept
+    assert json.loads(argument(config, "--additional-config"))["ostinato"]["merged_slot"] == kept
+    (more,), (fewer,) = (placement.estimate.memory_bytes for placement in placements)
+    assert (more > fewer) == kept
+    assert config.ranks[0].variant_memory_bytes == variant_bytes(
+        served_spec(spec_of(base), dtype), placements[1].plan, 0
+    )
+
+
+def argument(config: EngineConfig, flag: str) -> str:
+    arguments = engine_arguments(config)
+    return arguments[arguments.index(flag) + 1]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from profiler.physical.variants import decode_time, prefill_time, variant_load, 
 from profiler.plans import even_stages
 from profiler.predicting.predict import Ground, Prediction, predict, predict_all
 from profiler.profiling_plan import Reach, profiling_plan
-from profiler.roofline import estimate, variant_bytes
+from profiler.roofline import estimate, merged_slot_bytes, variant_bytes
 from profiler.types import Basis, Interval, ModelSpec, Plan, Workload
 from profiler.variants.synthetic import synthetic_spec
 from profiler.variants.types import ModuleFacts, VariantKind, VariantSpec
@@ -106,6 +106,18 @@ def test_slots_for_variants_take_memory() -> None:
     p = plan(max_variants=4, max_lora_rank=16)
     found = predict(ground(p), p, Workload(1, 8, 8))
     assert found.ranks[0].variants == variant_bytes(LLAMA_7B, p, 0) > 0
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_merged_slot_takes_as_much_as_the_weights(known: bool) -> None:
+    """6.74 billion parameters of two bytes; and nothing where they are quantised."""
+    without, load = plan(1, max_variants=4, max_lora_rank=16), Workload(1, 8, 8)
+    with_slot = replace(without, merged_slot=True)
+    (few,), (more,) = (predict(ground(p, known), p, load).ranks for p in (without, with_slot))
+    assert more.variants - few.variants == pytest.approx(13.5e9, rel=0.01)
+    assert more.total.value - few.total.value == more.variants - few.variants
+    quantised = replace(with_slot, quantization="fp8")
+    assert merged_slot_bytes(LLAMA_7B, quantised, 0) == 0
 
 
 # --- variants ---------------------------------------------------------------------------------------

@@ -18,10 +18,12 @@ from profiler.types import DeviceRates, Interval, Workload
 
 
 @pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("merged_slot", [True, False])
 @pytest.mark.parametrize("tp", [1, 2, 4])
-def test_stages_add_up_to_the_prediction_of_their_plan(tp: int, known: bool) -> None:
+def test_stages_add_up_to_the_prediction_of_their_plan(tp: int, merged_slot: bool, known: bool) -> None:
     """Times are linear in layers, memory with the plan's whole cache is the largest of its lines."""
-    p, load = plan(tp, (10, 22), delta_bytes=640 * MIB, full_bytes=7 * MIB), Workload(1, 128, OUT)
+    more = {"delta_bytes": 640 * MIB, "full_bytes": 7 * MIB, "merged_slot": merged_slot}
+    p, load = plan(tp, (10, 22), **more), Workload(1, 128, OUT)
     here = ground(p, known)
     found = predict(here, p, load)
     prompt, token = prompt_time(here, p, 128), decode_time(here, p, 1, 128 + OUT / 2)

@@ -79,6 +79,7 @@ def variant_config(config: EngineConfig) -> VariantConfig:
         host_bytes=config.variant_host_bytes,
         max_rank=config.max_lora_rank,
         kinds=config.variant_kinds,
+        merged_slot=config.merged_slot,
     )
 
 

@@ -42,10 +42,17 @@ class DeviceMemory:
         self._flat = torch.zeros(slots * whole, dtype=torch.int64, device=device)
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._positions = [self._positions_of(slot).to(device) for slot in range(slots)]
+        self._rows = [self._empty_row() for _ in range(slots)]  # as they are on the device
 
     def table(self, key: TableKey) -> torch.Tensor:
         start, width = self._starts[key], self._widths[key]
         return self._flat[start : start + self._slots * width].view(self._slots, width)
+
+    def fields(self, slot: int, key: TableKey) -> list[int]:
+        """One row of a table, without asking the device."""
+        begin = self._begins[key]
+        fields: list[int] = self._rows[slot][begin : begin + self._widths[key]].tolist()
+        return fields
 
     @property
     def capacity_bytes(self) -> int:
@@ -100,6 +107,7 @@ class DeviceMemory:
                 if self._copies is not None:  # what a step copies goes between two
                     self._copies.synchronize()
         self._flat.index_copy_(0, self._positions[slot], row.to(self._device, non_blocking=True))
+        self._rows[slot] = row
 
     def _positions_of(self, slot: int) -> torch.Tensor:
         spans = [

@@ -1,18 +1,22 @@
-"""Steps in which it pays to merge deltas into weights run without a CUDA graph.
+"""Which CUDA graph a step runs from, where that is not the one that vLLM takes for it.
 
-A graph's launches hold for every batch of its size, so none of them merges one variant's weights. vLLM takes
-a graph for every step that has one, by counts alone. Its runners are wrapped here so that such a step finds
-none.
+vLLM takes a graph by counts alone: of rows, and of variants. A graph's launches hold for every batch of its
+size. So a step that merges a delta into weights for its own rows must run without one, and a step whose
+variant is merged into the base's weights already (merged_slot.py) runs from the base's. vLLM's runners are
+wrapped here, so that such a step finds none, or finds that.
 """
 
 from __future__ import annotations
 
+import enum
 import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
+
+from workers.variants.alone import BASE_UID
 
 # Both model runners, each with what chooses its graphs and the flag of that without which it finds none.
 RUNNERS = (
@@ -20,6 +24,14 @@ RUNNERS = (
     ("vllm.v1.worker.gpu.model_runner", "cudagraph_manager", "_graphs_captured"),
 )
 _OURS = "_ostinato_graph_choice"
+
+
+class Graph(enum.Enum):
+    """What a step runs from."""
+
+    OF_ITS_VARIANTS = "as vLLM takes it"
+    OF_THE_BASE = "the base's"
+    NONE = "none"
 
 
 class Requests:
@@ -41,17 +53,25 @@ class Requests:
         many = (request_id for request_id, count in step.num_scheduled_tokens.items() if count >= rows)
         return {self._uid_of[request_id] for request_id in many if request_id in self._uid_of}
 
+    def alone(self, step: Any) -> int:
+        """The variant that all requests of this step ask for; BASE_UID where there is no such one."""
+        uids = {self._uid_of.get(request_id, BASE_UID) for request_id in step.num_scheduled_tokens}
+        return uids.pop() if len(uids) == 1 else BASE_UID
+
+
+Choose = Callable[[Any], Graph]
+
 
 class _Followed:
     """Whom the runners of this process ask; an engine that is gone is not kept by it."""
 
-    merges: weakref.WeakMethod[Callable[[Any], bool]] | None = None
+    choose: weakref.WeakMethod[Choose] | None = None
 
 
-def follow(merges: Callable[[Any], bool] | None) -> None:
-    """Have the runner of this process take no graph for steps that `merges`, a method, says so of. It is
-    asked before each step, of vLLM's SchedulerOutput. None: nobody is asked any more."""
-    _Followed.merges = weakref.WeakMethod(merges) if merges is not None else None
+def follow(choose: Choose | None) -> None:
+    """Have the runner of this process ask `choose`, a method, before each step, of vLLM's SchedulerOutput.
+    None: nobody is asked any more."""
+    _Followed.choose = weakref.WeakMethod(choose) if choose is not None else None
     for module, chooser, flag in RUNNERS:
         if module in sys.modules:  # the runner that is used has been imported: it called us
             _wrap(sys.modules[module].GPUModelRunner, chooser, flag)
@@ -65,23 +85,40 @@ def _wrap(runner: Any, chooser: str, flag: str) -> None:
 
     @functools.wraps(inner)
     def execute_model(self: Any, step: Any, *args: Any, **kwargs: Any) -> Any:
-        merges = _Followed.merges() if _Followed.merges is not None else None
-        if merges is None or not merges(step):
-            return inner(self, step, *args, **kwargs)
-        with _unset(getattr(self, chooser, None), flag):
+        choose = _Followed.choose() if _Followed.choose is not None else None
+        graph = Graph.OF_ITS_VARIANTS if choose is None else choose(step)
+        with _taking(graph, getattr(self, chooser, None), flag):
             return inner(self, step, *args, **kwargs)
 
     setattr(execute_model, _OURS, True)
     runner.execute_model = execute_model
 
 
+def _taking(graph: Graph, chooser: Any, flag: str) -> AbstractContextManager[None]:
+    match graph:
+        case Graph.NONE:
+            return _replaced(chooser, flag, False) if getattr(chooser, flag, False) else nullcontext()
+        case Graph.OF_THE_BASE if chooser is not None:
+            return _replaced(chooser, "dispatch", functools.partial(_as_base, chooser.dispatch))
+        case _:
+            return nullcontext()
+
+
+def _as_base(dispatch: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Both runners name these arguments; one of them has no `has_lora`."""
+    as_base = {"has_lora": False, "num_active_loras": 0}
+    return dispatch(*args, **{key: as_base.get(key, value) for key, value in kwargs.items()})
+
+
 @contextmanager
-def _unset(chooser: Any, flag: str) -> Iterator[None]:
-    before = getattr(chooser, flag, False)
-    if before:
-        setattr(chooser, flag, False)
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """`owner.name` is `value` meanwhile."""
+    before = vars(owner).get(name, _replaced)  # a method is its class's, not its own
+    setattr(owner, name, value)
     try:
         yield
     finally:
-        if before:
-            setattr(chooser, flag, before)
+        if before is _replaced:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, before)

@@ -21,7 +21,7 @@ from profiler.inside import confine
 from workers.group import plan
 from workers.kernels import copying, sparse_delta
 from workers.variant_config import VariantConfig, from_additional
-from workers.variants import graph_choice, hooking, loader_threads, prompt_scoring, warming
+from workers.variants import graph_choice, hooking, loader_threads, merged_slot, prompt_scoring, warming
 from workers.variants.batch import Batch
 from workers.variants.device import DeviceMemory, NoRoom
 from workers.variants.kinds import open_variant
@@ -32,6 +32,7 @@ from workers.variants.loader import Loader
 from workers.variants.merged_product import PlainWeight
 from workers.variants.operators import operations_for, operations_of, table_width
 from workers.variants.shapes import LinearShape
+from workers.variants.step_choice import StepChoice
 from workers.variants.variant_cache import VariantCache
 
 log = logging.getLogger(__name__)
@@ -49,8 +50,6 @@ class VariantManager:
         self._dtype: torch.dtype = vllm_config.model_config.dtype
         self._parallel = vllm_config.parallel_config
         self._dummies: dict[int, int] = {}
-        self._requests = graph_choice.Requests()
-        self._ungraphed = False
         self._all = operations_for(self.config.kinds)
 
     def create_lora_manager(self, model: torch.nn.Module, vllm_config: Any) -> torch.nn.Module:
@@ -58,8 +57,7 @@ class VariantManager:
         define_operators(self._device.type)
         layers = hooking.find_layers(model)
         mergeable = self._mergeable(layers)
-        self._weight_bytes = sum(mergeable) / max(1, len(mergeable))  # of a linear, on average
-        self.batch = self._new_batch(vllm_config)
+        self.batch = self._new_batch(vllm_config, bool(mergeable))
         widths = {
             (shape.name, op): table_width(op, shape)
             for _, shape in layers
@@ -93,7 +91,12 @@ class VariantManager:
                 hooking.hook(module, shape, layer_context, register)
                 hooked.append((module, shape, layer_context))
         prompt_scoring.follow(model, self.batch)
-        graph_choice.follow(self._merges if self.batch.merges else None)
+        self._steps = StepChoice(
+            self.variant_cache,
+            sum(mergeable) / max(1, len(mergeable)),
+            self._merged_slot(hooked, memory) if mergeable else None,
+        )
+        graph_choice.follow(self._steps.choose if self.batch.merges else None)
         if "lora" in self.config.kinds:
             copying.make_ready()
         if self._device.type == "cuda":
@@ -114,9 +117,14 @@ class VariantManager:
         )
         return [weight.nbytes for weight in weights if weight is not None]
 
-    def _new_batch(self, vllm_config: Any) -> Batch:
+    def _merged_slot(
+        self, hooked: Sequence[warming.Hooked], memory: DeviceMemory
+    ) -> merged_slot.MergedSlot | None:
+        return merged_slot.make(hooked, memory, self._dtype) if self.config.merged_slot else None
+
+    def _new_batch(self, vllm_config: Any, merges: bool) -> Batch:
         limits, largest = vllm_config.scheduler_config, None
-        if self._weight_bytes:
+        if merges:
             largest = int(vllm_config.compilation_config.max_cudagraph_capture_size or 0)
         rows, sequences = limits.max_num_batched_tokens, limits.max_num_seqs
         return Batch(rows, sequences, self.config.slots, self._device, largest)
@@ -128,22 +136,6 @@ class VariantManager:
 
     # --- every step ----------------------------------------------------------------------------
 
-    def _merges(self, step: Any) -> bool:
-        """Whether vLLM's next step (SchedulerOutput) is to merge a delta, and so to run without a graph."""
-        self._requests.see(step)
-        enough = sparse_delta.ungraphed_from(len(step.num_scheduled_tokens), self._weight_bytes)
-        many = self._requests.of_at_least(enough, step)
-        self._ungraphed = self._has_sparse(many) and not self._has_boft(step)
-        return self._ungraphed
-
-    def _has_sparse(self, uids: set[int]) -> bool:
-        return bool(self._sparse(uids & self.variant_cache.slot_of.keys()))
-
-    def _has_boft(self, step: Any) -> bool:
-        """Its rows have inputs of their own in every layer, and nothing is merged beside them."""
-        found = self.variant_cache.operations_of
-        return any("boft" in found.get(uid, ()) for uid in self._requests.of_at_least(1, step))
-
     def set_active_adapters(self, requests: set[Any], mapping: Any) -> None:
         """The next forward pass is of this batch. `mapping` has a uid (0: base) for each row. `requests` may
         lack one: to vLLM those of one name are equal, whatever their uids."""
@@ -153,13 +145,16 @@ class VariantManager:
         for request in requests:
             if request.lora_int_id not in self._dummies:
                 self._ensure(request.lora_int_id, request.lora_path, uids)
+        if self._steps.put_weights(uids - self._dummies.keys()):
+            self.batch.describe((), (), {}, frozenset())  # all its rows are as the base's
+            return
         self.batch.describe(
             mapping.index_mapping,
             mapping.prompt_mapping,
             {uid: self._slot(uid) for uid in uids},
             self._operations(uids),
             self._sparse(uids) if self.batch.merges else (),
-            self._ungraphed,
+            self._steps.ungraphed,
         )
 
     def _slot(self, uid: int) -> int:
@@ -206,6 +201,7 @@ class VariantManager:
 
     def remove_adapter(self, uid: int) -> bool:
         self.variant_cache.forget(uid)
+        self._steps.forget(uid)
         return True
 
     def pin_adapter(self, uid: int) -> bool:

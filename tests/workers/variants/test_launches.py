@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -12,6 +13,7 @@ from typing import Any, ClassVar
 import pytest
 import random_variants
 import torch
+from random_variants import RandomDelta
 
 from controlplane.planning.engine_config import engine_config
 from controlplane.settings import Settings
@@ -21,12 +23,19 @@ from profiler.checkpoint import read_model
 from profiler.profiling_plan import EngineRun, Reach, profiling_plan
 from profiler.types import Estimate
 from profiler.variants.synthetic import synthetic_spec
+from profiler.variants.types import VariantKind
 from workers.group.vllm_arguments import variant_config
 from workers.measuring.engine import variant_options
 from workers.measuring.engine_run_job import Job
-from workers.variants import operators
+from workers.variant_config import VariantConfig
+from workers.variants import hooking, operators
+from workers.variants.alone import COST
+from workers.variants.alone import ROWS as ROWS_PER_STEP
+from workers.variants.graph_choice import Graph
+from workers.variants.hooking import find_layers
 from workers.variants.layers import NormHook, VariantEmbedding
 from workers.variants.manager import VariantManager
+from workers.variants.shapes import LinearShape, Slice
 
 H200 = "nvidia-h200"
 # Wide enough for a block of every synthetic BOFT.
@@ -106,32 +115,38 @@ class Block(torch.nn.Module):
         self.compute_logits(torch.ones(ROWS, 64))
 
 
-def launches(additional: dict[str, Any], base: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """By operation, how often its kernels are launched in the step that a CUDA graph is captured of."""
-    from vllm.lora.request import LoRARequest
-
+def hooked(additional: dict[str, Any], base: Path) -> tuple[VariantManager, Block, list[Any]]:
+    """A manager, the layers it has hooked, and those of their hooks that torch.compile finds."""
     config = SimpleNamespace(
         lora_config=SimpleNamespace(max_loras=SLOTS, max_lora_rank=8),
         additional_config=json.loads(json.dumps(additional)),  # it travels as such
         model_config=SimpleNamespace(dtype=torch.float32, model=str(base)),
         parallel_config=SimpleNamespace(world_size=1, rank=0),
         scheduler_config=SimpleNamespace(max_num_batched_tokens=64, max_num_seqs=32),
-        compilation_config=SimpleNamespace(static_forward_context={}),
+        compilation_config=SimpleNamespace(static_forward_context={}, max_cudagraph_capture_size=32),
     )
     manager = VariantManager(config, torch.device("cpu"), {})
     model = Block()
     for parameter in model.parameters():
         torch.nn.init.ones_(parameter)
     for layer in (*model.linears, model.lm_head):
-        layer.quant_method.process_weights_after_loading(layer)
+        layer.cpu_linear = torch.nn.functional.linear  # and the weight stays, as it does on a GPU
     manager.create_lora_manager(model, config)
+    return manager, model, list(config.compilation_config.static_forward_context.values())
+
+
+def launches(additional: dict[str, Any], base: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """By operation, how often its kernels are launched in the step that a CUDA graph is captured of."""
+    from vllm.lora.request import LoRARequest
+
+    manager, model, hooks = hooked(additional, base)
     with monkeypatch.context() as counting:
         counted = _counting(counting)
         stand_in = LoRARequest("stand-in", 1, "/nowhere")
         manager.add_dummy_lora(stand_in, 8)
         mapping = SimpleNamespace(index_mapping=(1,) * ROWS, prompt_mapping=(1,) * ROWS)
         manager.set_active_adapters({stand_in}, mapping)
-        model.run(config.compilation_config.static_forward_context.values())
+        model.run(hooks)
     return counted
 
 
@@ -198,3 +213,54 @@ def test_both_have_as_many_slots_and_ranks(folder: Path, runs: dict[str, EngineR
         assert here["max_rank"] == there["max_rank"] == 4
         assert there["slots"] == SLOTS
         assert here["slots"] == max(SLOTS, len(run.variants))
+
+
+def in_first_layer(model: Block) -> list[hooking.Found]:
+    """Its linears, by the names that a checkpoint has for the parts of each."""
+    found = [(module, shape) for module, shape in find_layers(model) if isinstance(shape, LinearShape)]
+    block = {"q_proj": "self_attn", "k_proj": "self_attn", "v_proj": "self_attn", "o_proj": "self_attn"}
+
+    def named(part: Slice) -> Slice:
+        name = part.name.removeprefix(".")
+        return replace(part, name=f"model.layers.0.{block.get(name, 'mlp')}.{name}")
+
+    return [(module, replace(shape, slices=tuple(map(named, shape.slices)))) for module, shape in found]
+
+
+def test_a_variant_that_is_merged_in_the_bases_place_launches_nothing(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first step launches what its kind needs, a long one when it is in its slot runs as the base's, and
+    the base's own find the base's weights."""
+    from vllm.lora.request import LoRARequest
+
+    monkeypatch.setattr(VariantManager, "_mergeable", lambda self, layers: [1 << 20])  # as on a GPU
+    monkeypatch.setattr(hooking, "find_layers", in_first_layer)
+    random_variants.write(folder, tmp_path / "delta", RandomDelta("delta", 3, full=False))
+    kinds = (VariantKind.SPARSE_DELTA,)
+    variants = VariantConfig(SLOTS, 1 << 20, 1 << 30, 8, kinds=kinds, merged_slot=True)
+    manager, model, hooks = hooked(variants.as_json(), folder)
+    before = [layer.weight.data.clone() for layer in model.linears]
+    asked = LoRARequest("delta", 7, str(tmp_path / "delta"))
+    with monkeypatch.context() as counting:
+        counted = _counting(counting)
+
+        def run(rows: int, request: Any) -> tuple[Graph, bool, int]:
+            """What the step is run from, whether the weights are the base's own, and launches since."""
+            new = SimpleNamespace(req_id="r", lora_request=request)
+            step = SimpleNamespace(
+                num_scheduled_tokens={"r": rows}, scheduled_new_reqs=[new], finished_req_ids={"r"}
+            )
+            counted.clear()
+            graph = manager._steps.choose(step)
+            uid = request.lora_int_id if request else 0
+            mapping = SimpleNamespace(index_mapping=(uid,) * ROWS, prompt_mapping=(uid,) * ROWS)
+            manager.set_active_adapters({request} - {None}, mapping)
+            model.run(hooks)
+            own = all(torch.equal(a.weight.data, b) for a, b in zip(model.linears, before, strict=True))
+            return graph, own, counted.total()
+
+        many = round(COST * ROWS_PER_STEP)
+        assert run(1, asked) == (Graph.OF_ITS_VARIANTS, True, 4)
+        assert run(many, asked) == (Graph.OF_THE_BASE, False, 0)
+        assert run(many, None) == (Graph.OF_ITS_VARIANTS, True, 0)

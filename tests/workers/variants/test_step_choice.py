@@ -1,0 +1,197 @@
+"""How a step is said to compute its variants, and that the base's weights are those it needs."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workers.kernels.sparse_delta import merging
+from workers.variants.alone import BASE_UID, COST, ROWS
+from workers.variants.graph_choice import Graph
+from workers.variants.step_choice import StepChoice
+
+SPARSE, OTHER_SPARSE, LORA, BOFT, STAND_IN, ELSEWHERE = 7, 12, 8, 9, 10, 11
+ENOUGH = merging.UNGRAPHED_FROM
+CACHE: Any = SimpleNamespace(
+    slot_of={SPARSE: 0, LORA: 1, BOFT: 2, OTHER_SPARSE: 3},
+    operations_of={
+        SPARSE: {"sparse_delta", "norm"},
+        OTHER_SPARSE: {"sparse_delta"},
+        LORA: {"lora"},
+        BOFT: {"boft", "bias"},
+    },
+)
+
+
+class Slot:
+    """Stands in for a `MergedSlot`: notes whose weights the base's are."""
+
+    def __init__(self) -> None:
+        self.holds = BASE_UID
+        self.forgotten: list[int] = []
+
+    def takes(self, uid: int, slot: int, operations: set[str]) -> bool:
+        assert CACHE.slot_of[uid] == slot
+        return "sparse_delta" in operations
+
+    def merge(self, uid: int, slot: int) -> None:
+        assert CACHE.slot_of[uid] == slot
+        assert uid != self.holds
+        self.holds = uid
+
+    def restore(self) -> None:
+        assert self.holds != BASE_UID
+        self.holds = BASE_UID
+
+    def forget(self, uid: int) -> None:
+        self.forgotten.append(uid)
+
+
+def made(slot: Any = None) -> StepChoice:
+    """Of an engine of a 7B's weights with variants in slots, and a stand-in for one."""
+    return StepChoice(CACHE, merging.MEASURED_BYTES, slot)
+
+
+def step(rows: dict[str, int], **uids: int) -> Any:
+    new = [
+        SimpleNamespace(
+            req_id=name, lora_request=SimpleNamespace(lora_int_id=uids[name]) if name in uids else None
+        )
+        for name in rows
+    ]
+    return SimpleNamespace(num_scheduled_tokens=rows, scheduled_new_reqs=new, finished_req_ids=set())
+
+
+@pytest.mark.parametrize(
+    ("rows", "uids", "merges"),
+    [
+        ({"a": ENOUGH}, {"a": SPARSE}, True),
+        ({"a": ENOUGH - 1}, {"a": SPARSE}, False),
+        ({"a": ENOUGH}, {"a": LORA}, False),
+        ({"a": ENOUGH}, {"a": STAND_IN}, False),
+        ({"a": ENOUGH}, {"a": ELSEWHERE}, False),
+        ({"a": ENOUGH}, {}, False),
+        ({"a": ENOUGH, "b": 1}, {"a": SPARSE, "b": LORA}, True),
+        ({"a": ENOUGH, "b": 1}, {"a": SPARSE, "b": BOFT}, False),
+    ],
+)
+def test_one_in_which_a_sparse_delta_has_many_rows_takes_no_graph(
+    rows: dict[str, int], uids: dict[str, int], merges: bool
+) -> None:
+    steps = made()
+    assert steps.choose(step(rows, **uids)) is (Graph.NONE if merges else Graph.OF_ITS_VARIANTS)
+    assert steps.ungraphed == merges
+
+
+def test_beside_many_requests_fewer_rows_are_enough() -> None:
+    steps, others = made(), {f"other {n}": 1 for n in range(merging.BUSY - 1)}
+    assert steps.choose(step({"a": merging.UNGRAPHED_FROM_BUSY, **others}, a=SPARSE)) is Graph.NONE
+    assert steps.choose(step({"a": 1, **others}, a=SPARSE)) is Graph.OF_ITS_VARIANTS
+
+
+def test_nothing_is_merged_where_no_weight_can_be() -> None:
+    steps = StepChoice(CACHE, 0.0)
+    assert steps.choose(step({"a": ENOUGH}, a=SPARSE)) is Graph.OF_ITS_VARIANTS
+
+
+LONG = round(COST * ROWS)  # rows that are merged at once
+
+
+def test_a_long_prompt_alone_is_merged_in_the_bases_place_if_there_is_a_slot() -> None:
+    slot = Slot()
+    steps = made(slot)
+    assert steps.choose(step({"a": LONG}, a=SPARSE)) is Graph.OF_THE_BASE
+    assert steps.put_weights({SPARSE})
+    assert slot.holds == SPARSE
+    assert not steps.ungraphed
+
+
+@pytest.mark.parametrize("beside", [None, LORA, OTHER_SPARSE])
+def test_the_base_is_back_as_soon_as_another_comes(beside: int | None) -> None:
+    slot = Slot()
+    steps = made(slot)
+    steps.choose(step({"a": LONG}, a=SPARSE))
+    steps.put_weights({SPARSE})
+    other = {} if beside is None else {"b": beside}
+    assert steps.choose(step({"a": 1, "b": 1}, a=SPARSE, **other)) is Graph.OF_ITS_VARIANTS
+    assert not steps.put_weights({SPARSE, *other.values()})
+    assert slot.holds == BASE_UID
+
+
+@pytest.mark.parametrize("uid", [LORA, BOFT, ELSEWHERE, STAND_IN])
+def test_no_other_kind_is_merged_nor_what_is_in_no_slot(uid: int) -> None:
+    slot = Slot()
+    steps = made(slot)
+    for _ in range(20):
+        assert steps.choose(step({"a": LONG}, a=uid)) is Graph.OF_ITS_VARIANTS
+        assert not steps.put_weights({uid})
+    assert slot.holds == BASE_UID
+
+
+def test_stand_ins_find_the_bases_weights_and_the_next_step_its_variants() -> None:
+    """vLLM's dummy runs come between steps, and nobody chooses for them."""
+    slot = Slot()
+    steps = made(slot)
+    steps.choose(step({"a": LONG}, a=SPARSE))
+    steps.put_weights({SPARSE})
+    assert not steps.put_weights(set())
+    assert slot.holds == BASE_UID
+    assert steps.choose(step({"a": 1}, a=SPARSE)) is Graph.OF_THE_BASE
+    assert steps.put_weights({SPARSE})
+    assert slot.holds == SPARSE
+
+
+def test_a_step_of_nothing_changes_nothing() -> None:
+    slot = Slot()
+    steps = made(slot)
+    steps.choose(step({"a": LONG}, a=SPARSE))
+    steps.put_weights({SPARSE})
+    steps.choose(step({}))
+    assert steps.choose(step({"a": 1}, a=SPARSE)) is Graph.OF_THE_BASE
+
+
+def test_rows_of_others_never_run_from_the_bases_graph() -> None:
+    steps = made(Slot())
+    steps.choose(step({"a": LONG}, a=SPARSE))
+    with pytest.raises(RuntimeError, match="alone"):
+        steps.put_weights({LORA})
+
+
+def test_a_variant_that_is_removed_is_looked_at_anew() -> None:
+    slot = Slot()
+    made(slot).forget(SPARSE)
+    assert slot.forgotten == [SPARSE]
+    made().forget(SPARSE)
+
+
+@given(
+    st.lists(
+        st.dictionaries(
+            st.sampled_from("abcd"),
+            st.tuples(st.sampled_from([0, SPARSE, OTHER_SPARSE, LORA]), st.integers(1, LONG)),
+            max_size=3,
+        ),
+        max_size=30,
+    )
+)
+def test_whatever_comes_each_step_has_the_weights_its_graph_takes_for_granted(
+    steps: list[dict[str, tuple[int, int]]],
+) -> None:
+    """Every request is asked about in a step of its own, under a name of its own."""
+    slot = Slot()
+    chosen = made(slot)
+    for number, asked in enumerate(steps):
+        rows = {f"{name}{number}": count for name, (_, count) in asked.items()}
+        of = {f"{name}{number}": uid for name, (uid, _) in asked.items() if uid}
+        graph = chosen.choose(step(rows, **of))
+        if not rows:
+            continue
+        uids = {uid for uid, _ in asked.values()}
+        as_base = chosen.put_weights(uids - {0})
+        assert as_base == (graph is Graph.OF_THE_BASE)
+        assert slot.holds == (next(iter(uids)) if as_base else BASE_UID)
+        assert not as_base or uids in ({SPARSE}, {OTHER_SPARSE})

@@ -1,0 +1,184 @@
+"""The base's weights as one variant's merged model has them, in their own place, while it runs alone.
+
+Its steps are then the base's: they run from the base's graphs and cost what a merged model's cost, which no
+kernel that reads a delta beside the weights can reach. It takes a second copy of the base's weights.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from workers.kernels.bias import layout as bias_layout
+from workers.kernels.full import layout as full_layout
+from workers.kernels.sparse_delta import in_squares, merging
+from workers.kernels.types import view
+from workers.variants.alone import BASE_UID
+from workers.variants.device import DeviceMemory
+from workers.variants.host import TableKey
+from workers.variants.layer_context import LayerContext
+from workers.variants.merged_product import PlainWeight
+from workers.variants.shapes import LayerShape, LinearShape, NormShape
+
+log = logging.getLogger(__name__)
+
+Hooked = tuple[Any, LayerShape, LayerContext]  # a module, its shape, and what its hooks use
+# What a variant that is to be merged may consist of, and must have of these.
+OPERATIONS = frozenset({"sparse_delta", "norm", "embedding", "head", "bias"})
+NEEDED = "sparse_delta"
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A weight [out, in], into which a delta is merged; `base`: a copy of the base's."""
+
+    weight: torch.Tensor
+    base: torch.Tensor
+    context: LayerContext
+    slices: tuple[int, ...]
+
+    def merge(self, slot: int) -> None:
+        fields = self.context.tables["sparse_delta"][slot]
+        weights = merging.Weights(self.base, self.context.arena, fields, self.slices)
+        merging.merge(self.weight, weights, 0)
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A tensor that a variant may replace: a norm, a bias, the first rows of the embedding or the head.
+    `keys`: of the tables that say by what; several where layers share it. `dtype`: of what replaces it."""
+
+    weight: torch.Tensor
+    base: torch.Tensor
+    keys: tuple[TableKey, ...]
+    dtype: torch.dtype
+
+    def merge(self, slot: int, memory: DeviceMemory) -> None:
+        self.weight.copy_(self.base)
+        count, at = memory.fields(slot, self.keys[0])
+        if count:
+            self.weight[: self._rows(count)].copy_(self._own(memory, count, at))
+
+    def _rows(self, count: int) -> int:
+        return count if self.weight.ndim == 2 else len(self.weight)
+
+    def _own(self, memory: DeviceMemory, count: int, at: int) -> torch.Tensor:
+        if self.keys[0][1] == "bias":
+            (part,) = bias_layout.parts(len(self.weight))
+        else:
+            (part,) = full_layout.parts(count, self.weight.shape[-1], self.dtype)
+        own = view(memory.arena, part, at)
+        return own if self.weight.ndim == own.ndim else own[0]
+
+    def fits(self, slot: int, memory: DeviceMemory) -> bool:
+        """Layers that share a tensor cannot have it replaced by different ones."""
+        return len({tuple(memory.fields(slot, key)) for key in self.keys}) == 1
+
+
+class MergedSlot:
+    """`holds`: whose weights the base's are now, BASE_UID for its own. Not for use by threads."""
+
+    def __init__(
+        self,
+        linears: Sequence[Linear],
+        wholes: Sequence[Whole],
+        unbiased: Collection[TableKey],
+        memory: DeviceMemory,
+    ) -> None:
+        """`unbiased`: the tables of biases in layers of which the base has none."""
+        self._linears, self._wholes, self._unbiased, self._memory = linears, wholes, unbiased, memory
+        self._pairs = [(held.weight, held.base) for held in linears]
+        self._pairs += [(held.weight, held.base) for held in wholes]
+        self._fits: dict[int, bool] = {}
+        self.holds = BASE_UID
+
+    @property
+    def size_bytes(self) -> int:
+        """What the copy takes."""
+        return sum(base.nbytes for _, base in self._pairs)
+
+    def takes(self, uid: int, slot: int, operations: Collection[str]) -> bool:
+        """Whether a variant can be merged: a sparse delta, in tensors that the base has, too."""
+        if NEEDED not in operations or not OPERATIONS.issuperset(operations):
+            return False
+        if uid not in self._fits:
+            self._fits[uid] = self._all_fit(slot)
+        return self._fits[uid]
+
+    def _all_fit(self, slot: int) -> bool:
+        adds_bias = any(self._memory.fields(slot, key)[0] for key in self._unbiased)
+        return not adds_bias and all(whole.fits(slot, self._memory) for whole in self._wholes)
+
+    def forget(self, uid: int) -> None:
+        """It may be another variant when it comes again."""
+        self._fits.pop(uid, None)
+
+    def merge(self, uid: int, slot: int) -> None:
+        """Have the weights of the variant in `slot`, whoever's they were. Steps that were begun are not
+        changed: this runs on the device after them."""
+        for linear in self._linears:
+            linear.merge(slot)
+        for whole in self._wholes:
+            whole.merge(slot, self._memory)
+        self.holds = uid
+
+    def restore(self) -> None:
+        """Have the base's own weights again, bit for bit."""
+        for weight, base in self._pairs:
+            weight.copy_(base)
+        self.holds = BASE_UID
+
+
+def make(hooked: Iterable[Hooked], memory: DeviceMemory, dtype: torch.dtype) -> MergedSlot | None:
+    """One for the layers of a model, which copies their weights now. None, and the log says why, where a
+    weight is packed, quantised or not `dtype`. Raises torch.OutOfMemoryError."""
+    layers = list(hooked)
+    linears: list[Linear] = []
+    for module, shape, context in layers:
+        if not isinstance(shape, LinearShape):
+            continue
+        weight = PlainWeight(module, shape).of(dtype)
+        if weight is None or not _can_merge(shape, weight):
+            log.warning("no variant is merged into the base's weights: %s has none that can be", shape.name)
+            return None
+        linears.append(Linear(weight, weight.clone(), context, shape.widths))
+    unbiased = [
+        (shape.name, "bias")
+        for module, shape, _ in layers
+        if isinstance(shape, LinearShape) and getattr(module, "bias", None) is None
+    ]
+    made = MergedSlot(linears, list(_wholes(layers, dtype)), unbiased, memory)
+    log.info("a variant that runs alone is merged; the base's copy takes %d bytes", made.size_bytes)
+    return made
+
+
+def _can_merge(shape: LinearShape, weight: torch.Tensor) -> bool:
+    """On a CPU torch merges deltas as they lie there."""
+    return weight.device.type == "cpu" or in_squares(shape.in_size, shape.widths, weight.dtype)
+
+
+def _wholes(layers: Sequence[Hooked], dtype: torch.dtype) -> Iterator[Whole]:
+    keys: dict[int, list[TableKey]] = {}
+    tensors: dict[int, torch.Tensor] = {}
+    for module, shape, context in layers:
+        for op, tensor in _replaceable(module, shape):
+            if op in context.tables:
+                keys.setdefault(tensor.data_ptr(), []).append((shape.name, op))
+                tensors[tensor.data_ptr()] = tensor
+    for at, tensor in tensors.items():
+        yield Whole(tensor, tensor.clone(), tuple(keys[at]), dtype)
+
+
+def _replaceable(module: Any, shape: LayerShape) -> Iterator[tuple[str, torch.Tensor]]:
+    match shape:
+        case LinearShape():
+            if getattr(module, "bias", None) is not None:
+                yield "bias", module.bias.data
+        case NormShape():
+            yield "norm", module.weight.data
+        case _:
+            yield ("head" if shape.is_head else "embedding"), module.weight.data
