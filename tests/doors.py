@@ -37,7 +37,14 @@ async def opened(app: AsgiApp, tells: bool = True) -> AsyncIterator[Door]:
 
 def report(door: Door, limit: int = 4) -> WorkerReport:
     return WorkerReport(
-        1, "node", (), "test", address=door.address, secret=door.secret, max_ongoing_requests=limit
+        1,
+        "node",
+        (),
+        "test",
+        address=door.address,
+        secret=door.secret,
+        max_ongoing_requests=limit,
+        proof=door.proof,
     )
 
 

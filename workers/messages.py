@@ -145,8 +145,8 @@ class RankReport:
 
 @dataclass(frozen=True)
 class WorkerReport:
-    """What a worker says of itself. The gateway reaches its HTTP server by `address` and `secret`; the API
-    never shows them."""
+    """What a worker says of itself. The gateway reaches its HTTP server by `address` and `secret`, and knows
+    its answers by `proof` (older workers send none); the API never shows them."""
 
     pid: int
     node: str
@@ -159,6 +159,7 @@ class WorkerReport:
     ranks: tuple[RankReport, ...] = ()
     ongoing_requests: int = 0
     group: str = ""
+    proof: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True)

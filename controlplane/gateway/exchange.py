@@ -1,7 +1,8 @@
 """One request's way to a worker, and back.
 
-It is sent again if no engine has seen it: no connection was made, or the worker's server refused. And once,
-if its worker fell silent before anything of an answer came: then nobody has seen what the engine made of it.
+It is sent again if no engine has seen it: no connection was made, the worker's server refused, or a stranger
+answered, who has the worker's port by now. And once, if its worker fell silent before anything of an answer
+came: then nobody has seen what the engine made of it.
 
 A class, and not a context manager made of a generator: that costs several times as much, for each request.
 """
@@ -30,6 +31,7 @@ from workers.messages import EngineCall, VariantRef
 log = logging.getLogger(__name__)
 
 _REFUSED = request_headers.REFUSED.encode()
+_PROOF = request_headers.PROOF.encode()
 _HEADS = 4096
 
 T = TypeVar("T")
@@ -123,7 +125,8 @@ class Exchange:
             went = True
 
     async def _taken(self, worker: KnownWorker) -> Connection | None:
-        """The connection on which a worker answers. None: its server refused before the engine saw it."""
+        """The connection on which a worker answers. None: its server refused before the engine saw it, or it
+        was a stranger."""
         request, asked = self._request, self._asked
         self._connection = connection = await worker.take()
         connection.may_move = not self._was_moved
@@ -134,6 +137,9 @@ class Exchange:
         limit_s = asked.first_by_s if asked.streams else asked.whole_by_s
         asking = connection.ask_with(head, request.body)
         await (asking if limit_s is None else in_time(self._host, asked, limit_s, asking))
+        if worker.proof and connection.headers.get(_PROOF, b"").decode() != worker.proof:
+            log.warning("not a worker of %s, but a stranger answers at %s", self._host, worker.address)
+            return None
         return None if _REFUSED in connection.headers else connection
 
     def _began(self) -> None:

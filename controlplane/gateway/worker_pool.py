@@ -58,6 +58,7 @@ class KnownWorker(Member):
 
     address: str
     secret: str = field(repr=False)
+    proof: str = field(default="", repr=False)
     outstanding: int = 0
     load: WorkerLoad | None = field(default=None, repr=False)
     load_at_s: float = -math.inf
@@ -292,6 +293,7 @@ class HostWorkers:
         worker = KnownWorker(
             address=report.address,
             secret=report.secret,
+            proof=report.proof,
             max_ongoing=report.max_ongoing_requests,
             group=report.group,
         )

@@ -246,6 +246,25 @@ async def test_a_port_that_somebody_else_has_now_is_passed_over() -> None:
             assert [(await client.call("b", ASK)).body for _ in range(8)] == [b"here"] * 8
 
 
+@pytest.mark.parametrize("proves", [True, False])
+async def test_a_stranger_that_answers_whatever_it_is_asked_is_passed_over(proves: bool) -> None:
+    """A program that is no worker has the port now. Workers of older versions are believed all the same."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            while await reader.readuntil(b"\r\n\r\n"):
+                writer.write(b"HTTP/1.1 405 Method Not Allowed\r\ncontent-length: 7\r\n\r\nstrange")
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as stranger, opened(answering) as door:
+        host, port = stranger.sockets[0].getsockname()
+        proof = "what the worker had" if proves else ""
+        old = replace(report(door), address=f"{host}:{port}", proof=proof)
+        async with client_of(Cluster(old, report(door))) as client:
+            bodies = {(await client.call("b", ASK)).body for _ in range(8)}
+        assert bodies == ({b"here"} if proves else {b"here", b"strange"})
+
+
 async def test_requests_wait_for_an_engine_that_restarts() -> None:
     cluster = Cluster()
     cluster.error = RuntimeError("no replica")

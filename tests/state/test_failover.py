@@ -142,9 +142,9 @@ def test_no_revision_is_used_twice_and_the_loss_is_told(pair: Pair, caplog: pyte
 def test_a_commit_that_the_replica_does_not_have_is_not_acknowledged(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("controlplane.state.redis.WAIT_MS", 50)
     store = open_store(f"{pair.address}?replicas=1")
-    assert store.commit([put("a", "1")]) == 1
+    assert store.commit([put("a", "1")]) == 1  # with all the time that it has
+    monkeypatch.setattr("controlplane.state.redis.WAIT_MS", 50)
     pair.replica.process.send_signal(signal.SIGSTOP)
     try:
         with pytest.raises(Unavailable, match=r"^0 of the 1 replicas .* it was applied") as raised:

@@ -60,6 +60,23 @@ async def test_it_refuses_anyone_else(worker: Worker, secret: str | None) -> Non
     assert (await worker.report()).variants == ()
 
 
+async def test_every_answer_proves_whose_it_is(worker: Worker) -> None:
+    """Also a refusal, and one of the protocol itself."""
+    report = await worker.report()
+    known = await post(report, request_headers.request_headers(report.secret, None))
+    unknown = await post(report, {})
+    port = report.address.split(":")[1]
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(port))
+    writer.write(b"this is no HTTP\r\n\r\n")
+    head = (await reader.readuntil(b"\r\n\r\n")).decode()
+    writer.close()
+    assert len(report.proof) == 32
+    assert known.headers[request_headers.PROOF] == unknown.headers[request_headers.PROOF] == report.proof
+    assert f"{request_headers.PROOF}: {report.proof}" in head
+    assert report.proof not in repr(report)
+    assert report.proof != Door(worker.answer).proof
+
+
 async def test_secrets_are_of_each_worker_and_not_printed(worker: Worker) -> None:
     report = await worker.report()
     assert len(report.secret) == 64

@@ -41,6 +41,7 @@ class Door:
 
     def __init__(self, app: AsgiApp, feed: LoadFeed | None = None) -> None:
         self.secret = secrets.token_hex(32)
+        self.proof = secrets.token_hex(16)  # on every answer, also on those of the protocol itself
         self.address = ""
         self.running = 0
         self.closing = False
@@ -119,6 +120,7 @@ class _Server(uvicorn.Server):
 def _config(app: Door) -> uvicorn.Config:
     return uvicorn.Config(
         app,
+        headers=[(request_headers.PROOF, app.proof)],
         http=_DoorProtocol,
         ws="none",
         lifespan="off",

@@ -185,6 +185,7 @@ class Worker:
             metrics_address=self._metrics_address,
             address=self._door.address if self._door else "",
             secret=self._door.secret if self._door else "",
+            proof=self._door.proof if self._door else "",
             max_ongoing_requests=self._config.max_ongoing_requests,
             ranks=self.engine.ranks,
             ongoing_requests=self._door.running if self._door else 0,
