@@ -45,8 +45,15 @@ def cases(shapes: Sequence[Shape] = TIMED) -> list[Case]:
     return found
 
 
-# Rows, warps and stages of a program.
-CONFIGS = ((8, 1, 2), (8, 2, 2), (8, 4, 2), (8, 1, 1), (16, 2, 2), (16, 4, 2))
+# Columns, warps and stages of a program, and registers of a thread.
+CONFIGS = (
+    (128, 4, 2, 112),
+    (256, 4, 2, 112),
+    (512, 4, 2, 112),
+    (256, 4, 2, 96),
+    (256, 4, 2, 128),
+    (256, 8, 2, 64),
+)
 
 
 def tunings(shapes: Sequence[Shape] = SHAPES) -> list[Case]:
@@ -116,7 +123,7 @@ def _rotating(
     adapters: int,
     sizes: Sequence[tuple[int, int]],
     device: torch.device,
-    configs: Sequence[tuple[int, int, int]] = (),
+    configs: Sequence[tuple[int, ...]] = (),
 ) -> Prepared:
     weights = sum(m * b for m, b in (sizes[i % len(sizes)] for i in range(adapters)))
     slices = len(shape.slices)
@@ -128,7 +135,7 @@ def _rotating(
         layer = at.layers[copy]
         boft.rotate(layer.x, layer.into, at.arena, layer.table, at.rows, max_factors=most)
 
-    def configured(config: tuple[int, int, int], copy: int) -> None:
+    def configured(config: tuple[int, ...], copy: int) -> None:
         from workers.kernels.boft import kernel
 
         layer = at.layers[copy]
@@ -161,7 +168,7 @@ def _rotated(at: Setting, copy: int) -> torch.Tensor:
     for adapter, (parts, places) in enumerate(zip(at.parts, layer.offsets, strict=True)):
         for part in parts:
             if part.name.startswith("blocks"):
-                blocks = view(at.arena, part, places[part.name]).cpu()
+                blocks = view(at.arena, part, places[part.name]).cpu().transpose(-1, -2)
                 i = int(part.name.removeprefix("blocks"))
                 found[i, adapter] = rotated(layer.x[adapter : adapter + 1].cpu(), blocks)[0]
     return found.to(layer.x.device)

@@ -69,6 +69,31 @@ def test_batches_of_one_kind(of_rows: list[int]) -> None:
     _check(slots, of_rows, 64, torch.float16, max_factors=2)
 
 
+USUAL = [(1, 32), (2, 32), (3, 32), (1, 16), (2, 16), (1, 64), (2, 64)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_blocks_of_the_usual_sizes_over_more_columns_than_a_program_takes(dtype: torch.dtype) -> None:
+    """And not as many as fill the last one; a row's result is the same whatever is beside it."""
+    inputs = 384
+    slots: list[list[Rotation | None]] = [[random_rotation(inputs, 1, m, b, dtype), None] for m, b in USUAL]
+    _check(slots, [*range(len(slots)), 3, 3, -1, 1, 0], inputs, dtype)
+
+
+def test_a_rows_result_does_not_depend_on_how_many_there_are() -> None:
+    dtype, inputs = torch.bfloat16, 128
+    slots: list[list[Rotation | None]] = [[random_rotation(inputs, 1, 2, 32, dtype)]]
+    arena, table = load(slots, dtype, DEVICE)
+    x, found = torch.randn(9, inputs).to(DEVICE, dtype), []
+    for count in (1, 9):
+        rows, into = Rows(count, 1, DEVICE), torch.empty(1, count, inputs, dtype=dtype, device=DEVICE)
+        rows.update(np.zeros(count, np.int32))
+        kernel.rotate(x[:count], into, arena, table, rows, 0, 2)
+        found.append(into[0, 0])
+    assert torch.equal(*found)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("window", [(40, 50), (127, 1)])
 def test_a_window_of_columns(window: tuple[int, int]) -> None:

@@ -14,11 +14,11 @@ import torch
 import triton
 import triton.language as tl
 
+from workers.kernels.boft import few_rows
 from workers.kernels.boft.layout import FIELDS
 from workers.kernels.low_rank.kernel import dot
 from workers.kernels.rows import SMALL_BLOCK, Rows
 
-COLUMNS = 64  # of a program at least
 COPIED = 1024  # columns that a program copies of a row without a rotation
 RESCALED = 1024
 # Masks end in `!= 0` where they depend on a number from the table: Triton's interpreter would otherwise make
@@ -59,41 +59,13 @@ def _copy(x, into, slots, table, x_stride, into_stride, num_rows, num_slices, st
     tl.store(into + (slice * num_rows + row).to(tl.int64) * into_stride + columns, values, mask=mask)
 
 
-# Numbers that take many values, or are 1 in some layers.
-@triton.jit(do_not_specialize=["num_rows", "num_slices", "max_tiles", "stretches", "start", "buffer_stride"])
-def _rotate(x, into, sums, arena, table, tiles, order, slots, x_stride, into_stride, inputs, num_rows,
-            num_slices, max_tiles, stretches, start, size, buffer_stride,
-            WIDTH: tl.constexpr, FIELDS: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
-            COLUMNS: tl.constexpr, COPIED: tl.constexpr, CUTS: tl.constexpr):  # fmt: skip
-    program = tl.program_id(0)
-    if program >= max_tiles * CUTS * num_slices * stretches:
-        _copy(x, into, slots, table, x_stride, into_stride, num_rows, num_slices, start, size,
-              WIDTH, FIELDS, COPIED, program - max_tiles * CUTS * num_slices * stretches)  # fmt: skip
-        return
-    cut = program // (num_slices * stretches)
-    tile = tiles + 3 * (cut // CUTS)
-    first_row = (cut % CUTS) * ROWS
-    slice = (program // stretches) % num_slices
-    slot = tl.load(tile)
-    count = tl.load(tile + 2) - first_row
-    if (slot < 0) | (count <= 0):
-        return
-    fields = table + slot.to(tl.int64) * WIDTH + slice * FIELDS
-    factors = tl.load(fields).to(tl.int32)
-    if factors == 0:
-        return
-    block = tl.load(fields + 1).to(tl.int32)
-    span = block << (factors - 1)
-    unit = span * tl.cdiv(COLUMNS, span)
-    begin = (start // unit + program % stretches) * unit
-    if begin >= start + size:
-        return
-    end = tl.minimum(begin + unit, inputs)
-
-    blocks = (arena + tl.multiple_of(tl.load(fields + 2), 128)).to(tl.pointer_type(x.dtype.element_ty))
+@triton.jit
+def _any(x, into, sums, blocks, order, begins, count, x_stride, into_stride, inputs, num_rows, slice,
+         start, size, buffer_stride, begin, end, factors, block,
+         ROWS: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
+    """Blocks of any size and factors of any number: through memory from one factor to the next."""
     valid = tl.arange(0, ROWS) < count
-    rows = tl.load(order + tl.load(tile + 1) + first_row + tl.arange(0, ROWS), mask=valid, other=0)
-    rows = rows.to(tl.int64)
+    rows = tl.load(order + begins + tl.arange(0, ROWS), mask=valid, other=0).to(tl.int64)
     of_slice = slice.to(tl.int64) * num_rows
     sums += of_slice * inputs
     for step in range(factors):
@@ -118,7 +90,7 @@ def _rotate(x, into, sums, arena, table, tiles, order, slots, x_stride, into_str
                 for k in range(0, wide, TILE):
                     source = _column(c - inside + k + tl.arange(0, TILE), block, factor)
                     values = _source(x, x_stride, before, inputs, rows, source, valid[None, :], first)
-                    at = (k + tl.arange(0, TILE))[None, :] * wide + inside + tl.arange(0, TILE)[:, None]
+                    at = (inside + tl.arange(0, TILE))[:, None] * wide + k + tl.arange(0, TILE)[None, :]
                     weights = tl.load(of_block + at)
                     sum = dot(weights, values.to(weights.dtype), sum)
             else:
@@ -133,7 +105,7 @@ def _rotate(x, into, sums, arena, table, tiles, order, slots, x_stride, into_str
                         x, x_stride, before, inputs, rows, source, valid[None, :] & there[:, None], first
                     )
                     same = (from_position // block)[None, :] == (position // block)[:, None]
-                    at = from_position[None, :] * block + (position % block)[:, None]
+                    at = position[:, None] * block + (from_position % block)[None, :]
                     weights = tl.load(
                         of_factor + at, mask=same & there[None, :] & (position < end)[:, None], other=0
                     )
@@ -146,6 +118,66 @@ def _rotate(x, into, sums, arena, table, tiles, order, slots, x_stride, into_str
                 mask=(mine & seen[:, None] & last) != 0,
             )
         tl.debug_barrier()
+
+
+# Numbers that take many values, or are 1 in some layers.
+@triton.jit(do_not_specialize=["num_rows", "num_slices", "max_tiles", "stretches", "start", "buffer_stride"])
+def _rotate(x, into, sums, arena, table, tiles, order, slots, x_stride, into_stride, inputs, num_rows,
+            num_slices, max_tiles, stretches, start, size, buffer_stride,
+            WIDTH: tl.constexpr, FIELDS: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
+            COLUMNS: tl.constexpr, COPIED: tl.constexpr, KINDS: tl.constexpr,
+            FEW: tl.constexpr):  # fmt: skip
+    program = tl.program_id(0)
+    if program >= max_tiles * num_slices * stretches:
+        _copy(x, into, slots, table, x_stride, into_stride, num_rows, num_slices, start, size,
+              WIDTH, FIELDS, COPIED, program - max_tiles * num_slices * stretches)  # fmt: skip
+        return
+    tile = tiles + 3 * (program // (num_slices * stretches))
+    slice = (program // stretches) % num_slices
+    slot = tl.load(tile)
+    if slot < 0:
+        return
+    first = tl.load(tile + 1)
+    count = tl.load(tile + 2)
+    fields = table + slot.to(tl.int64) * WIDTH + slice * FIELDS
+    factors = tl.load(fields).to(tl.int32)
+    if factors == 0:
+        return
+    block = tl.load(fields + 1).to(tl.int32)
+    span = block << (factors - 1)
+    unit = span * tl.cdiv(COLUMNS, span)
+    begin = (start // unit + program % stretches) * unit
+    if begin >= start + size:
+        return
+    end = tl.minimum(begin + unit, inputs)
+    blocks = (arena + tl.multiple_of(tl.load(fields + 2), 128)).to(tl.pointer_type(x.dtype.element_ty))
+    of_slice = into + slice.to(tl.int64) * num_rows * into_stride
+    # Of the usual sizes each is compiled for itself, and takes columns of which 16 KiB of blocks are held.
+    kind = tl.where(factors < KINDS, block * KINDS + factors, 0)
+    if FEW & (kind == 32 * KINDS + 1):
+        few_rows.rotate(x, of_slice, blocks, order, first, count, x_stride, into_stride, inputs, start, size,
+                        begin, end, 32, 1, 256)  # fmt: skip
+    elif FEW & (kind == 32 * KINDS + 2):
+        few_rows.rotate(x, of_slice, blocks, order, first, count, x_stride, into_stride, inputs, start, size,
+                        begin, end, 32, 2, 128)  # fmt: skip
+    elif FEW & (kind == 32 * KINDS + 3):
+        few_rows.rotate(x, of_slice, blocks, order, first, count, x_stride, into_stride, inputs, start, size,
+                        begin, end, 32, 3, 128)  # fmt: skip
+    elif FEW & (kind == 16 * KINDS + 1):
+        few_rows.rotate(x, of_slice, blocks, order, first, count, x_stride, into_stride, inputs, start, size,
+                        begin, end, 16, 1, 256)  # fmt: skip
+    elif FEW & (kind == 16 * KINDS + 2):
+        few_rows.rotate(x, of_slice, blocks, order, first, count, x_stride, into_stride, inputs, start, size,
+                        begin, end, 16, 2, 256)  # fmt: skip
+    elif FEW & (kind == 64 * KINDS + 1):
+        few_rows.rotate(x, of_slice, blocks, order, first, count, x_stride, into_stride, inputs, start, size,
+                        begin, end, 64, 1, 128)  # fmt: skip
+    elif FEW & (kind == 64 * KINDS + 2):
+        few_rows.rotate(x, of_slice, blocks, order, first, count, x_stride, into_stride, inputs, start, size,
+                        begin, end, 64, 2, 128)  # fmt: skip
+    else:
+        _any(x, into, sums, blocks, order, first, count, x_stride, into_stride, inputs, num_rows, slice,
+             start, size, buffer_stride, begin, end, factors, block, ROWS, TILE)  # fmt: skip
 
 
 @triton.jit
@@ -188,16 +220,18 @@ def _rescale(out, base_bias, arena, table, slots, out_stride, HAS_BIAS: tl.const
 
 @dataclass(frozen=True)
 class Config:
-    """Rows of the batch that a program rotates; warps and stages as Triton means them."""
+    """Columns of the input that a program rotates at least; warps, stages, and a thread's registers at most,
+    as Triton means them."""
 
-    rows: int
+    columns: int
     warps: int
     stages: int = 2
+    registers: int | None = None
 
 
 def config_for(block: int) -> Config:
-    # With 4 warps a large tile's sums do not fit into registers.
-    return Config(rows=8, warps=1) if block == SMALL_BLOCK else Config(rows=block, warps=8)
+    # With 4 warps a large tile's sums do not fit into registers. Of few rows four programs find room at once.
+    return Config(256, 4, registers=112) if block == SMALL_BLOCK else Config(64, 8)
 
 
 def rotate(
@@ -219,12 +253,11 @@ def rotate(
         raise ValueError("Rotated inputs must be written to contiguous memory.")
     # A stretch that begins before the window is one more than fit into it.
     config = config or config_for(tiles.block)
-    cuts = tiles.block // config.rows
-    stretches = triton.cdiv(size, COLUMNS) + (start > 0)
+    stretches = triton.cdiv(size, config.columns) + (start > 0)
     buffers = min(max_factors - 1, 2)
     sums = torch.empty((buffers, num_slices, num_rows, x.shape[1]), dtype=torch.float32, device=x.device)
     copies = num_rows * num_slices * triton.cdiv(size, COPIED)
-    _rotate[(tiles.max_tiles * cuts * num_slices * stretches + copies,)](
+    _rotate[(tiles.max_tiles * num_slices * stretches + copies,)](
         x,
         into,
         sums,
@@ -245,13 +278,15 @@ def rotate(
         num_slices * num_rows * x.shape[1],
         WIDTH=table.shape[1],
         FIELDS=FIELDS,
-        ROWS=config.rows,
+        ROWS=tiles.block,
         TILE=32,
-        COLUMNS=COLUMNS,
+        COLUMNS=config.columns,
         COPIED=COPIED,
-        CUTS=cuts,
+        KINDS=8,
+        FEW=tiles.block == SMALL_BLOCK,
         num_warps=config.warps,
         num_stages=config.stages,
+        maxnreg=config.registers,
     )
 
 

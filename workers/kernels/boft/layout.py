@@ -3,7 +3,7 @@
 The adapter multiplies a slice's input by a rotation Rot = B_{m-1} ... B_0 and its output by s, row by row
 of the weights: y = ((x Rot) W^T) * s + bias. Each factor is B_i = P_i blockdiag(Q_i) P_i^T, of orthogonal
 blocks [b, b]. Q - I is stored, in the activations' type: it is small, so that what rounding it takes away
-is small too.
+is small too. Each block lies transposed, outputs by inputs, so that what is summed lies side by side.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def pack(slices: Sequence[Rotation | None], into: Mapping[str, torch.Tensor]) ->
     """Write adapters to their parts' memory."""
     for i, rotation in enumerate(slices):
         if rotation is not None:
-            into[f"blocks{i}"].copy_(rotation.blocks)
+            into[f"blocks{i}"].copy_(rotation.blocks.transpose(-1, -2))
             into[f"scale{i}"].copy_(rotation.scale)
             if rotation.bias is not None:
                 into[f"bias{i}"].copy_(rotation.bias)

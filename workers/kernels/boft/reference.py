@@ -25,7 +25,8 @@ def rotate(
         for i in range(len(into)):
             factors, block, at = table[slot, FIELDS * i : FIELDS * i + 3].tolist()
             if factors:
-                blocks = view(arena, Part("", x.dtype, (factors, x.shape[1] // block, block, block)), at)
+                held = view(arena, Part("", x.dtype, (factors, x.shape[1] // block, block, block)), at)
+                blocks = held.transpose(-1, -2)
                 into[i, members] = rotated(x[members], blocks)[:, window].to(x.dtype)
 
 
