@@ -100,7 +100,7 @@ def _ttft_after(player: Player, other: Any, stream: Stream, lengths: Lengths) ->
     """The other one's request is long enough to be merged, too."""
     streams = [dataclasses.replace(stream, arrivals_s=[]) for _ in range(lengths.rounds)]
     for each in streams:
-        player.play([Stream(lengths.mixed, lengths.tokens // 10, other)])
+        player.play([Stream(lengths.mixed, 1 + lengths.tokens // 10, other)])
         player.play([each])
     return median(each.ttft_ms for each in streams)
 

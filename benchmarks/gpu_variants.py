@@ -7,7 +7,8 @@ bfloat16. For each way of running (eager, CUDA graphs; prefix caching or not; on
 how many greedy tokens are the float32 reference's best, by how much in log-probability the others fall short
 of its best, and the largest difference in log-probability. The base's own rows show bfloat16's share.
 "scarce" in a case gives all variants three slots and answers of three lengths: they wait, skip the line and
-are preempted, and a last row says how often.
+are preempted, and a last row says how often. "alone" has nobody beside a variant's own requests, in an engine
+with a slot for one that is merged in the base's place.
 """
 
 from __future__ import annotations
@@ -41,7 +42,12 @@ SHAPE = {
 TOKENS, PROMPTS = 24, 3
 SCARCE = 3  # slots
 SEQUENCES, STEP_TOKENS = 32, 2048
-CASES = ("graphs cached", "eager uncached", "graphs uncached", "eager cached")  # add "tp2", "pp2" or "scarce"
+CASES = (
+    "graphs cached",
+    "eager uncached",
+    "graphs uncached",
+    "eager cached",
+)  # add "tp2", "pp2", "scarce" or "alone"
 CASE_TIMEOUT_S = 150
 MAX_DIFFERENCE = 0.02  # in a rehearsal: float32's, in log-probability
 
@@ -119,7 +125,8 @@ def names() -> list[str]:
 def one(case: str, work: Path) -> None:
     """One engine; prints a JSON line for the base and each variant."""
     scarce = "scarce" in case
-    config = VariantConfig(SCARCE if scarce else len(names()) + 1, 1 << 30, 2 << 30, 16)
+    slots = SCARCE if scarce else len(names()) + 1
+    config = VariantConfig(slots, 1 << 30, 2 << 30, 16, merged_slot="alone" in case)
     llm = gpu_engine.make_engine(
         work / "base",
         config,
@@ -149,16 +156,20 @@ def measured(llm: Any, case: str, work: Path, slots: int) -> Iterator[dict[str, 
         SamplingParams(max_tokens=TOKENS * (1 + 2 * (row // len(requests)) if scarce else 1), **common)
         for row in range(len(rows))
     ]
-    for _ in range(2):  # the second time, prefixes are cached
-        answers = llm.generate(
-            [{"prompt_token_ids": prompt} for prompt, _ in rows],
-            sampling,
-            lora_request=[request for _, request in rows],
+    of_each = [[row for row, (_, of) in enumerate(rows) if of is request] for request in requests]
+    batches = of_each if "alone" in case else [list(range(len(rows)))]
+    answers: dict[int, Any] = {}
+    for batch in batches * 2:  # the second time, prefixes are cached
+        found = llm.generate(
+            [{"prompt_token_ids": rows[row][0]} for row in batch],
+            [sampling[row] for row in batch],
+            lora_request=[rows[row][1] for row in batch],
             use_tqdm=False,
         )
-    for request in requests:
-        mine = [a for a, (_, r) in zip(answers, rows, strict=True) if r is request]
-        yield {"case": case, **compare(work, request.lora_name if request else "base", mine)}
+        answers |= zip(batch, found, strict=True)
+    for request, mine in zip(requests, of_each, strict=True):
+        name = request.lora_name if request else "base"
+        yield {"case": case, **compare(work, name, [answers[row] for row in mine])}
     yield {"case": case, "variant": "all", **asyncio.run(counted(slots))}
 
 

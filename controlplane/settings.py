@@ -106,8 +106,8 @@ class Settings(BaseSettings):
     )
     merged_slot: bool = Field(
         default=False,
-        description="Keep a copy of the base's weights in engines on GPUs that have sparse deltas, so that a "
-        "delta which runs alone is as fast as its merged model.",
+        description="Keep a copy of the base's weights in engines on Hoppers that have sparse deltas: one "
+        "that runs alone is then as fast as its merged model.",
     )
     variant_host_bytes: int = Field(
         default=2 << 30, ge=1 << 20, description="Host memory per rank that keeps variants ready."

@@ -13,7 +13,8 @@ VARIANT = "ostinato-variant"
 LIMIT = "ostinato-limit"
 # Set on an answer of the HTTP server itself: the engine never saw the request, so it may be sent elsewhere.
 REFUSED = "ostinato-refused"
-# On every answer of a worker's HTTP server: that it is this worker's. Its port may be somebody else's by now.
+# On every answer of a worker's HTTP server: that it is this worker's. Its port may be somebody else's by now,
+# who was sent the prompt then, and the secret of a worker that is gone.
 PROOF = "ostinato-proof"
 
 

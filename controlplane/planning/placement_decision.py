@@ -330,7 +330,7 @@ def with_room_for_variants(
 
 
 def _has_merged_slot(spec: ModelSpec, variants: Iterable[Model]) -> bool:
-    """Sparse deltas are merged into weights of 16 bits, which engines on CPUs do not have."""
+    """Sparse deltas are merged into weights of 16 bits; engines on CPUs have 32 unless they are told."""
     kinds = {v.variant_spec.kind for v in variants if v.variant_spec}
     return VariantKind.SPARSE_DELTA in kinds and spec.dtype_bytes == 2
 

@@ -41,9 +41,12 @@ def compiled(operations: tuple[str, ...]) -> list[dict[str, Any]]:
 
 def allowed_to_spill(kernel: dict[str, Any]) -> int:
     """Two blocks of threads a multiprocessor are faster for many rows, measured on an H100, even where groups
-    have scales of their own and registers are spilled."""
+    have scales of their own and registers are spilled. So are four that rotate few rows: blocks of 64 in two
+    factors, and those of unusual sizes, have too few registers then."""
     many_rows = f"-DTILES={tensor_cores.MANY_ROWS.tiles} "
-    return 512 if kernel["name"] == "tensor_cores.sbmm" and many_rows in kernel["constants"] else 0
+    if kernel["name"] == "tensor_cores.sbmm" and many_rows in kernel["constants"]:
+        return 512
+    return 256 if kernel["name"] == "boft._rotate" and "FEW=True" in kernel["constants"] else 0
 
 
 QUICK = ("bias", "column_loop", "tensor_cores")

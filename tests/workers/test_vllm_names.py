@@ -136,6 +136,31 @@ def names_of(made: ast.ClassDef) -> set[str]:
     return names
 
 
+@pytest.mark.parametrize(
+    ("file", "function", "named"),
+    [
+        (
+            "v1/worker/gpu_model_runner.py",
+            "_determine_batch_execution_and_padding",
+            {"has_lora", "num_active_loras"},
+        ),
+        ("v1/worker/gpu/dp_utils.py", "dispatch_cg_and_sync_dp", {"num_active_loras"}),
+    ],
+)
+def test_graphs_are_asked_for_by_names_that_we_replace(file: str, function: str, named: set[str]) -> None:
+    """By workers.variants.graph_choice: else a merged variant's step would run from its variants' graph."""
+    calls = [
+        node
+        for node in ast.walk(function_in(tree(file), function))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "dispatch"
+    ]
+    assert calls
+    for call in calls:
+        assert named <= {keyword.arg for keyword in call.keywords}
+
+
 @pytest.mark.parametrize(("file", "name", "wanted"), RELIED_ON)
 def test_a_class_has_what_we_use(file: str, name: str, wanted: tuple[str, ...]) -> None:
     missing = set(wanted) - names_of(class_in(file, name))

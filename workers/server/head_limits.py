@@ -95,7 +95,8 @@ class BoundedHead(BoundedWrites):
         if self.transport.is_closing():
             return
         if not self._is_answering():  # else it would be read as a part of that answer
-            kind = b"content-type: application/json\r\n" if json else b""
+            usual = b"".join(b"%b: %b\r\n" % header for header in self.server_state.default_headers)
+            kind = usual + (b"content-type: application/json\r\n" if json else b"")
             head = b"HTTP/1.1 %b\r\n%bcontent-length: %d\r\nconnection: close\r\n\r\n"
             self.transport.write(head % (status, kind, len(json)) + json)
         self.transport.close()

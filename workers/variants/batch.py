@@ -72,6 +72,12 @@ class Batch:
             self._merge(slots, sparse)
         self.samples.update(_slots(sample_variants, slot_of))
 
+    def describe_as_base(self, tokens: int, samples: int) -> None:
+        """A new batch of so many rows, whose variant's weights are in the base's place: nothing is added."""
+        self.operations, self.merged = NOTHING, ()
+        self.tokens.update(np.full(tokens, BASE, np.int32))
+        self.samples.update(np.full(samples, BASE, np.int32))
+
     def _merge(self, slots: Int32s, sparse: Collection[int]) -> None:
         self.merged = long_runs(slots, sparse, MERGED_FROM)
         if self.merged:

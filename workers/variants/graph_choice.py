@@ -24,6 +24,7 @@ RUNNERS = (
     ("vllm.v1.worker.gpu.model_runner", "cudagraph_manager", "_graphs_captured"),
 )
 _OURS = "_ostinato_graph_choice"
+_NONE = object()
 
 
 class Graph(enum.Enum):
@@ -113,12 +114,12 @@ def _as_base(dispatch: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 @contextmanager
 def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     """`owner.name` is `value` meanwhile."""
-    before = vars(owner).get(name, _replaced)  # a method is its class's, not its own
+    before = vars(owner).get(name, _NONE)  # a method is its class's, not its own
     setattr(owner, name, value)
     try:
         yield
     finally:
-        if before is _replaced:
+        if before is _NONE:
             delattr(owner, name)
         else:
             setattr(owner, name, before)

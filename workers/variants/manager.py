@@ -31,7 +31,7 @@ from workers.variants.layers import define_operators, tagged
 from workers.variants.loader import Loader
 from workers.variants.merged_product import PlainWeight
 from workers.variants.operators import operations_for, operations_of, table_width
-from workers.variants.shapes import LinearShape
+from workers.variants.shapes import LinearShape, VocabularyShape
 from workers.variants.step_choice import StepChoice
 from workers.variants.variant_cache import VariantCache
 
@@ -96,6 +96,8 @@ class VariantManager:
             sum(mergeable) / max(1, len(mergeable)),
             self._merged_slot(hooked, memory) if mergeable else None,
         )
+        if self.config.merged_slot and not mergeable:
+            log.warning("no merged slot: no delta can be merged here, and memory was set aside in vain")
         graph_choice.follow(self._steps.choose if self.batch.merges else None)
         if "lora" in self.config.kinds:
             copying.make_ready()
@@ -120,7 +122,15 @@ class VariantManager:
     def _merged_slot(
         self, hooked: Sequence[warming.Hooked], memory: DeviceMemory
     ) -> merged_slot.MergedSlot | None:
-        return merged_slot.make(hooked, memory, self._dtype) if self.config.merged_slot else None
+        if not self.config.merged_slot:
+            return None
+        tied = any(isinstance(shape, VocabularyShape) and shape.tied for _, shape, _ in hooked)
+        if tied and self._parallel.pipeline_parallel_size > 1:
+            log.warning(
+                "no merged slot: stages might differ about a head of its own where the base's is tied"
+            )
+            return None
+        return merged_slot.make(hooked, memory, self._dtype)
 
     def _new_batch(self, vllm_config: Any, merges: bool) -> Batch:
         limits, largest = vllm_config.scheduler_config, None
@@ -145,12 +155,13 @@ class VariantManager:
         for request in requests:
             if request.lora_int_id not in self._dummies:
                 self._ensure(request.lora_int_id, request.lora_path, uids)
-        if self._steps.put_weights(uids - self._dummies.keys()):
-            self.batch.describe((), (), {}, frozenset())  # all its rows are as the base's
+        rows, samples = mapping.index_mapping, mapping.prompt_mapping
+        if self._steps.put_weights({*rows, *samples} - self._dummies.keys()):
+            self.batch.describe_as_base(len(rows), len(samples))
             return
         self.batch.describe(
-            mapping.index_mapping,
-            mapping.prompt_mapping,
+            rows,
+            samples,
             {uid: self._slot(uid) for uid in uids},
             self._operations(uids),
             self._sparse(uids) if self.batch.merges else (),
@@ -201,7 +212,6 @@ class VariantManager:
 
     def remove_adapter(self, uid: int) -> bool:
         self.variant_cache.forget(uid)
-        self._steps.forget(uid)
         return True
 
     def pin_adapter(self, uid: int) -> bool:

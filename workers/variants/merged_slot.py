@@ -23,10 +23,10 @@ from workers.variants.host import TableKey
 from workers.variants.layer_context import LayerContext
 from workers.variants.merged_product import PlainWeight
 from workers.variants.shapes import LayerShape, LinearShape, NormShape
+from workers.variants.warming import Hooked
 
 log = logging.getLogger(__name__)
 
-Hooked = tuple[Any, LayerShape, LayerContext]  # a module, its shape, and what its hooks use
 # What a variant that is to be merged may consist of, and must have of these.
 OPERATIONS = frozenset({"sparse_delta", "norm", "embedding", "head", "bias"})
 NEEDED = "sparse_delta"
@@ -80,7 +80,8 @@ class Whole:
 
 
 class MergedSlot:
-    """`holds`: whose weights the base's are now, BASE_UID for its own. Not for use by threads."""
+    """`holds`: whose weights the base's are now, BASE_UID for its own, None after a failure. A uid is never
+    given to another variant. Not for use by threads."""
 
     def __init__(
         self,
@@ -93,8 +94,8 @@ class MergedSlot:
         self._linears, self._wholes, self._unbiased, self._memory = linears, wholes, unbiased, memory
         self._pairs = [(held.weight, held.base) for held in linears]
         self._pairs += [(held.weight, held.base) for held in wholes]
-        self._fits: dict[int, bool] = {}
-        self.holds = BASE_UID
+        self._fits: dict[int, tuple[int, bool]] = {}  # by slot: of which variant
+        self.holds: int | None = BASE_UID
 
     @property
     def size_bytes(self) -> int:
@@ -105,21 +106,20 @@ class MergedSlot:
         """Whether a variant can be merged: a sparse delta, in tensors that the base has, too."""
         if NEEDED not in operations or not OPERATIONS.issuperset(operations):
             return False
-        if uid not in self._fits:
-            self._fits[uid] = self._all_fit(slot)
-        return self._fits[uid]
+        known, fits = self._fits.get(slot, (BASE_UID, False))
+        if known != uid:
+            fits = self._all_fit(slot)
+            self._fits[slot] = uid, fits
+        return fits
 
     def _all_fit(self, slot: int) -> bool:
         adds_bias = any(self._memory.fields(slot, key)[0] for key in self._unbiased)
         return not adds_bias and all(whole.fits(slot, self._memory) for whole in self._wholes)
 
-    def forget(self, uid: int) -> None:
-        """It may be another variant when it comes again."""
-        self._fits.pop(uid, None)
-
     def merge(self, uid: int, slot: int) -> None:
         """Have the weights of the variant in `slot`, whoever's they were. Steps that were begun are not
         changed: this runs on the device after them."""
+        self.holds = None
         for linear in self._linears:
             linear.merge(slot)
         for whole in self._wholes:
@@ -128,6 +128,7 @@ class MergedSlot:
 
     def restore(self) -> None:
         """Have the base's own weights again, bit for bit."""
+        self.holds = None
         for weight, base in self._pairs:
             weight.copy_(base)
         self.holds = BASE_UID
@@ -137,15 +138,16 @@ def make(hooked: Iterable[Hooked], memory: DeviceMemory, dtype: torch.dtype) -> 
     """One for the layers of a model, which copies their weights now. None, and the log says why, where a
     weight is packed, quantised or not `dtype`. Raises torch.OutOfMemoryError."""
     layers = list(hooked)
-    linears: list[Linear] = []
+    found: list[tuple[torch.Tensor, LayerContext, LinearShape]] = []
     for module, shape, context in layers:
         if not isinstance(shape, LinearShape):
             continue
         weight = PlainWeight(module, shape).of(dtype)
         if weight is None or not _can_merge(shape, weight):
-            log.warning("no variant is merged into the base's weights: %s has none that can be", shape.name)
+            log.warning("no merged slot: deltas cannot be merged into the weight of %s", shape.name)
             return None
-        linears.append(Linear(weight, weight.clone(), context, shape.widths))
+        found.append((weight, context, shape))
+    linears = [Linear(weight, weight.clone(), context, shape.widths) for weight, context, shape in found]
     unbiased = [
         (shape.name, "bias")
         for module, shape, _ in layers
@@ -158,7 +160,8 @@ def make(hooked: Iterable[Hooked], memory: DeviceMemory, dtype: torch.dtype) -> 
 
 def _can_merge(shape: LinearShape, weight: torch.Tensor) -> bool:
     """On a CPU torch merges deltas as they lie there."""
-    return weight.device.type == "cpu" or in_squares(shape.in_size, shape.widths, weight.dtype)
+    merges = weight.device.type == "cpu" or in_squares(shape.in_size, shape.widths, weight.dtype)
+    return merges and weight.is_contiguous()
 
 
 def _wholes(layers: Sequence[Hooked], dtype: torch.dtype) -> Iterator[Whole]:

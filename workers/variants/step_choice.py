@@ -42,19 +42,21 @@ class StepChoice:
         return Graph.NONE if self._merges(step) else Graph.OF_ITS_VARIANTS
 
     def _mergeable_alone(self, step: Any) -> int:
+        if self._merged is None:
+            return BASE_UID
         uid = self._requests.alone(step)
         slot = self._cache.slot_of.get(uid)
-        if self._merged is None or slot is None:
+        if slot is None:
             return BASE_UID
         return uid if self._merged.takes(uid, slot, self._cache.operations_of[uid]) else BASE_UID
 
     def put_weights(self, uids: set[int]) -> bool:
         """Have the weights that the step which was chosen for needs; whether those are of its variant merged
-        in the base's place. `uids`: of its rows, neither the base nor stand-ins."""
+        in the base's place. `uids`: of all its rows but those of stand-ins."""
         if self._merged is None:
             return False
         wanted = self._alone.merged if uids == {self._alone.merged} else BASE_UID
-        if self._graph is Graph.OF_THE_BASE and uids and wanted == BASE_UID:
+        if self._graph is Graph.OF_THE_BASE and uids - {BASE_UID} and wanted == BASE_UID:
             raise RuntimeError(f"rows of variants {sorted(uids)} in a step of {self._alone.merged} alone")
         if wanted != self._merged.holds:
             if wanted == BASE_UID:
@@ -62,11 +64,6 @@ class StepChoice:
             else:
                 self._merged.merge(wanted, self._cache.slot_of[wanted])
         return wanted != BASE_UID
-
-    def forget(self, uid: int) -> None:
-        """The variant may be another one when it comes again."""
-        if self._merged is not None:
-            self._merged.forget(uid)
 
     # --- merging for a step's own rows -------------------------------------------------------------
 

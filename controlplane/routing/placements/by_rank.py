@@ -106,7 +106,7 @@ def request_weight(snapshot: Snapshot, state: RouterState, c: int) -> float:
     row_s = model.context_s * context + model.padded_s * RANK_CLASSES[c] + _row_s(snapshot, c)
     low, high = 1, max(1, min(MAX_ROWS, int(model.max_rows)))
     while low < high:
-        rows = (low + high + 1) // 2
+        rows = low + (high - low + 1) // 2
         if decode_curve_s(model, rows) + rows * row_s <= promise_s:
             low = rows
         else:

@@ -153,7 +153,7 @@ def rows_within(snapshot: Snapshot, classes: Records, since: int, last: int, cor
     most = min(model.kv_tokens / (context * stretch), model.slots * shared)
     low, high = 1, int(min(model.max_rows, max(1.0, FULL * most)))
     while low < high:
-        rows = (low + high + 1) // 2
+        rows = low + (high - low + 1) // 2  # low + high may overflow
         seconds = decode_curve_s(model, rows)
         seconds += rows * (model.context_s * context + model.padded_s * RANK_CLASSES[last])
         seconds += starts_s(

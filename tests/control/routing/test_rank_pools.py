@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from random_snapshots import made_absurd, world
 
@@ -183,6 +183,7 @@ def test_the_correction_of_a_pool_is_the_mean_of_its_groups() -> None:
 
 @settings(deadline=None)
 @given(seed=seeds)
+@example(seed=92)  # as many rows as there are numbers: the search for how many fit went on for ever
 def test_numbers_that_cannot_be_give_ceilings_that_can(seed: int) -> None:
     asked = made_absurd(world(seed), seed)
     asked.snapshot.models.padded_s = 1e-6

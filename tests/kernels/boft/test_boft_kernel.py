@@ -104,9 +104,10 @@ def test_a_window_of_columns(window: tuple[int, int]) -> None:
 
 
 @pytest.mark.slow
-def test_large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [(2, 8), (2, 32), (1, 64)])
+def test_large_tiles(monkeypatch: pytest.MonkeyPatch, kind: tuple[int, int]) -> None:
     monkeypatch.setattr(rows_module, "LARGE_FROM", 70)
-    slots: list[list[Rotation | None]] = [[random_rotation(64, 1, 2, 8, torch.float16)] for _ in range(2)]
+    slots: list[list[Rotation | None]] = [[random_rotation(64, 1, *kind, torch.float16)] for _ in range(2)]
     _check(slots, [0] * 66 + [-1] * 4 + [1] * 3, 64, torch.float16)
 
 

@@ -121,7 +121,7 @@ def hooked(additional: dict[str, Any], base: Path) -> tuple[VariantManager, Bloc
         lora_config=SimpleNamespace(max_loras=SLOTS, max_lora_rank=8),
         additional_config=json.loads(json.dumps(additional)),  # it travels as such
         model_config=SimpleNamespace(dtype=torch.float32, model=str(base)),
-        parallel_config=SimpleNamespace(world_size=1, rank=0),
+        parallel_config=SimpleNamespace(world_size=1, rank=0, pipeline_parallel_size=1),
         scheduler_config=SimpleNamespace(max_num_batched_tokens=64, max_num_seqs=32),
         compilation_config=SimpleNamespace(static_forward_context={}, max_cudagraph_capture_size=32),
     )

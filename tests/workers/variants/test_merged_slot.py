@@ -209,12 +209,25 @@ def test_nor_what_the_base_has_no_tensor_for(engine: Engine, key: tuple[str, str
     assert fits == (key[1] == "head" and not tied)
 
 
-def test_what_is_forgotten_is_looked_at_anew(engine: Engine) -> None:
+def test_another_variant_in_that_slot_is_looked_at_anew(engine: Engine) -> None:
     assert engine.slot.takes(1, AT[1], engine.operations[1])
     put(engine, AT[1], ("model.layers.0.o", "bias"), [1, 0])
-    assert engine.slot.takes(1, AT[1], engine.operations[1])
-    engine.slot.forget(1)
-    assert not engine.slot.takes(1, AT[1], engine.operations[1])
+    assert not engine.slot.takes(3, AT[1], engine.operations[1])
+
+
+def test_after_a_merge_that_failed_midway_the_base_is_not_taken_for_granted(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any) -> None:
+        raise RuntimeError("as a launch might")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(merged_slot.Whole, "merge", fail)
+        with pytest.raises(RuntimeError, match="as a launch"):
+            engine.slot.merge(1, AT[1])
+    assert engine.slot.holds is None
+    engine.slot.restore()
+    engine.assert_holds(engine.base)
 
 
 def test_there_is_none_where_a_weight_is_quantised(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:

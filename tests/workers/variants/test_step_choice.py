@@ -32,7 +32,6 @@ class Slot:
 
     def __init__(self) -> None:
         self.holds = BASE_UID
-        self.forgotten: list[int] = []
 
     def takes(self, uid: int, slot: int, operations: set[str]) -> bool:
         assert CACHE.slot_of[uid] == slot
@@ -46,9 +45,6 @@ class Slot:
     def restore(self) -> None:
         assert self.holds != BASE_UID
         self.holds = BASE_UID
-
-    def forget(self, uid: int) -> None:
-        self.forgotten.append(uid)
 
 
 def made(slot: Any = None) -> StepChoice:
@@ -118,7 +114,7 @@ def test_the_base_is_back_as_soon_as_another_comes(beside: int | None) -> None:
     steps.put_weights({SPARSE})
     other = {} if beside is None else {"b": beside}
     assert steps.choose(step({"a": 1, "b": 1}, a=SPARSE, **other)) is Graph.OF_ITS_VARIANTS
-    assert not steps.put_weights({SPARSE, *other.values()})
+    assert not steps.put_weights({SPARSE, *(other.values() or {BASE_UID})})
     assert slot.holds == BASE_UID
 
 
@@ -155,17 +151,11 @@ def test_a_step_of_nothing_changes_nothing() -> None:
 
 
 def test_rows_of_others_never_run_from_the_bases_graph() -> None:
-    steps = made(Slot())
-    steps.choose(step({"a": LONG}, a=SPARSE))
-    with pytest.raises(RuntimeError, match="alone"):
-        steps.put_weights({LORA})
-
-
-def test_a_variant_that_is_removed_is_looked_at_anew() -> None:
-    slot = Slot()
-    made(slot).forget(SPARSE)
-    assert slot.forgotten == [SPARSE]
-    made().forget(SPARSE)
+    for rows in ({LORA}, {SPARSE, LORA}, {SPARSE, BASE_UID}):
+        steps = made(Slot())
+        steps.choose(step({"a": LONG}, a=SPARSE))
+        with pytest.raises(RuntimeError, match="alone"):
+            steps.put_weights(rows)
 
 
 @given(
@@ -191,7 +181,7 @@ def test_whatever_comes_each_step_has_the_weights_its_graph_takes_for_granted(
         if not rows:
             continue
         uids = {uid for uid, _ in asked.values()}
-        as_base = chosen.put_weights(uids - {0})
+        as_base = chosen.put_weights(uids)
         assert as_base == (graph is Graph.OF_THE_BASE)
         assert slot.holds == (next(iter(uids)) if as_base else BASE_UID)
         assert not as_base or uids in ({SPARSE}, {OTHER_SPARSE})

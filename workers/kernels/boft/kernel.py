@@ -231,7 +231,7 @@ class Config:
 
 def config_for(block: int) -> Config:
     # With 4 warps a large tile's sums do not fit into registers. Of few rows four programs find room at once.
-    return Config(256, 4, registers=112) if block == SMALL_BLOCK else Config(64, 8)
+    return Config(256, 4, registers=128) if block == SMALL_BLOCK else Config(64, 8)
 
 
 def rotate(

@@ -14,12 +14,14 @@ import triton.language as tl
 
 from workers.kernels import low_rank
 from workers.kernels.lora import layout
-from workers.kernels.lora.plan import Plan, Scratch
+from workers.kernels.lora.plan import LOW_RANKS, Plan, Scratch
 from workers.kernels.low_rank.kernel import dot, tile_at
-from workers.kernels.rows import Tiles
+from workers.kernels.rows import SMALL_BLOCK, Tiles
 
 _HEAD = tl.constexpr(layout.HEAD)
 _PER_SLICE = tl.constexpr(layout.PER_SLICE)
+# Adapters of higher ranks leave the cache first in tiles of so few rows, where hardly any is read twice.
+_SMALL, _LOW = tl.constexpr(SMALL_BLOCK), tl.constexpr(LOW_RANKS)
 
 
 @triton.jit(do_not_specialize=["num_rows"])  # which takes many values
@@ -67,15 +69,17 @@ def _shrink(
     x_at = x_ptr + row[:, None] * x_stride + k[None, :]
     a_at = a_ptr + r[:, None].to(tl.int64) * inputs + k[None, :]
     sums = tl.zeros((BLOCK_M, BLOCK_R), tl.float32)
+    POLICY: tl.constexpr = "evict_first" if BLOCK_M == _SMALL and MAX_RANK > _LOW else ""
     # A tile's rows past its end read row 0 and are not stored: no mask, and no harm.
     for step in tl.range(0, tl.minimum(CHUNK, inputs - split * CHUNK), BLOCK_K, num_stages=STAGES):
         if EVEN_K:
             xs = tl.load(x_at + step)
-            a = tl.load(a_at + step, mask=(r < rank)[:, None], other=0.0)
+            a = tl.load(a_at + step, mask=(r < rank)[:, None], other=0.0, eviction_policy=POLICY)
         else:
             inside = (k + step < inputs)[None, :]
             xs = tl.load(x_at + step, mask=inside, other=0.0)
-            a = tl.load(a_at + step, mask=(r < rank)[:, None] & inside, other=0.0)
+            mask = (r < rank)[:, None] & inside
+            a = tl.load(a_at + step, mask=mask, other=0.0, eviction_policy=POLICY)
         sums = dot(xs, tl.trans(a), sums)
     wanted = (m < count)[:, None] & (r < rank)[None, :]
     within = row[:, None] * MAX_RANK + r[None, :]
@@ -149,7 +153,8 @@ def _expand(
     inside = n < outputs
     r = tl.arange(0, BLOCK_R)
     b_at = b_ptr + r[:, None].to(tl.int64) * outputs + n[None, :]
-    b = tl.load(b_at, mask=(r < rank)[:, None] & inside[None, :], other=0.0)
+    POLICY: tl.constexpr = "evict_first" if BLOCK_M == _SMALL and MAX_RANK > _LOW else ""
+    b = tl.load(b_at, mask=(r < rank)[:, None] & inside[None, :], other=0.0, eviction_policy=POLICY)
     if PDL:
         tl.extra.cuda.gdc_wait()
     out_at = out_ptr + row[:, None] * out_stride + column + n[None, :]
@@ -162,7 +167,7 @@ def _expand(
         sums = dot(t.to(b.dtype), b, sums)
         start += BLOCK_R
         left = (start + r < rank)[:, None] & inside[None, :]
-        b = tl.load(b_at + start * outputs, mask=left, other=0.0)
+        b = tl.load(b_at + start * outputs, mask=left, other=0.0, eviction_policy=POLICY)
     new = (old.to(tl.float32) + sums).to(out_ptr.dtype.element_ty)
     tl.store(out_at, new, mask=here[:, None] & inside[None, :])
 

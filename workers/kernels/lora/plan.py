@@ -15,6 +15,7 @@ from workers.kernels.rows import LARGE_BLOCK, LARGE_FROM, SMALL_BLOCK, max_tiles
 
 SMALL_SPLITS, LARGE_SPLITS = 32, 4
 RANK_MULTIPLE = 16
+LOW_RANKS = 64  # of all slices of a linear together
 
 
 @dataclass(frozen=True)
@@ -37,13 +38,15 @@ def plan(block_m: int, inputs: int, max_rank: int) -> Plan:
     large = block_m >= LARGE_BLOCK
     block_k = 64 if large else 256
     chunk = _up(-(-inputs // (LARGE_SPLITS if large else SMALL_SPLITS)), block_k)
+    low = max_rank <= LOW_RANKS
+    once = chunk == block_k and not low  # nothing to load ahead; with low ranks full tiles would be slower so
     return Plan(
         splits=-(-inputs // chunk),
         chunk=chunk,
         block_k=block_k,
-        shrink_r=(32 if max_rank <= 64 else 64) if large else (16 if max_rank <= 64 else 32),
+        shrink_r=(32 if low else 64) if large else (16 if low else 32),
         shrink_warps=4,
-        shrink_stages=4 if large else 2,
+        shrink_stages=4 if large else 1 if once else 2,
         block_n=64 if large else 128,
         expand_r=16,
         expand_warps=4 if large else 2,
