@@ -212,15 +212,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     settings = (given.bits.split(","), given.switches.split(","), given.merged.split(","))
     for bits, switch, merged in itertools.product(*settings):
         os.environ[SWITCH] = switch
-        command: tuple[str, ...] = (
-            "--one",
-            bits,
-            "--variants",
-            str(given.variants),
-            "--work",
-            str(given.work),
-        )
-        command += ("--merged", merged)
+        command: tuple[str, ...] = ("--one", bits, "--merged", merged, "--variants", str(given.variants))
+        command += ("--work", str(given.work))
         for found in gpu_engine.in_own_process("benchmarks.delta_steps", *command, timeout_s=TIMEOUT_S):
             row = {"bits": int(bits), "switch": switch, "merged": merged, **found}
             print(json.dumps(row), flush=True)

@@ -42,12 +42,8 @@ SHAPE = {
 TOKENS, PROMPTS = 24, 3
 SCARCE = 3  # slots
 SEQUENCES, STEP_TOKENS = 32, 2048
-CASES = (
-    "graphs cached",
-    "eager uncached",
-    "graphs uncached",
-    "eager cached",
-)  # add "tp2", "pp2", "scarce" or "alone"
+# Add "tp2", "pp2", "scarce" or "alone" to any.
+CASES = ("graphs cached", "eager uncached", "graphs uncached", "eager cached")
 CASE_TIMEOUT_S = 150
 MAX_DIFFERENCE = 0.02  # in a rehearsal: float32's, in log-probability
 
