@@ -65,12 +65,13 @@ class Device:
 class Unusable:
     """A node on which nothing new may be placed; `reason` is a sentence for the user that names it.
 
-    What is placed on a `lost` one is lost too.
+    What is placed on a `lost` one is lost too. One that is `starting` may soon have devices.
     """
 
     node: str
     reason: str
     lost: bool = False
+    starting: bool = False
 
 
 @dataclass(frozen=True)

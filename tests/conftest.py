@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import logging
 import os
 import random
 import shutil
@@ -51,6 +52,13 @@ def pytest_configure(config: pytest.Config) -> None:
     """`make unit` is for quick answers, `make test` for many examples."""
     if "not slow" in config.option.markexpr and "HYPOTHESIS_PROFILE" not in os.environ:
         settings.load_profile("quick")
+
+
+@pytest.fixture
+def caplog(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """Also after an engine that this process started has raised the root logger's level."""
+    caplog.set_level(logging.WARNING)
+    return caplog
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -275,7 +275,9 @@ class InMemoryCluster:
             )
             for name in names
         ]
-        unusable = [NodeState(u.node, (), 9.0, u.reason, u.lost) for u in self.devices.unusable]
+        unusable = [
+            NodeState(u.node, (), 9.0, u.reason, u.lost, starting=u.starting) for u in self.devices.unusable
+        ]
         return (*usable, *unusable)
 
     async def inventory(self) -> Inventory:

@@ -17,8 +17,8 @@ from workers.messages import DeviceReport, NodeReport
 @dataclass(frozen=True)
 class NodeContact:
     """What was last heard of a node. `silent_s` is the age of its devices' last sample, or, without a report,
-    how long it has been known. `problem` is why there is nothing newer, as far as that is known. `id` is
-    Ray's: a node that was restarted has another one."""
+    how long it has been known. `problem` is why there is nothing newer, as far as that is known, `unmeasured`
+    why its devices could not be measured. `id` is Ray's: a node that was restarted has another one."""
 
     node: str
     alive: bool
@@ -26,6 +26,7 @@ class NodeContact:
     report: AgentReport | None = None
     problem: str = ""
     id: str = ""
+    unmeasured: str = ""
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ class Timeouts:
 class NodeState:
     """A node and its devices as last reported, `age_s` ago. `problem` is why nothing new may be placed on it;
     empty when something may. What is on one that is `gone` by Ray's word is lost; on one that is `lost`, not
-    having reported for long, engines may run all the same. `ids` are Ray's, of those that live."""
+    having reported for long, engines may run all the same. `ids` are Ray's, of those that live. One that is
+    `starting` has not said yet what its devices can do, and nothing is known to prevent it."""
 
     name: str
     devices: tuple[Device, ...]
@@ -51,6 +53,7 @@ class NodeState:
     agent_pid: int = 0
     gone: bool = False
     ids: tuple[str, ...] = ()
+    starting: bool = False
 
 
 def node_states(contacts: Iterable[NodeContact], timeouts: Timeouts) -> tuple[NodeState, ...]:
@@ -64,7 +67,8 @@ def node_states(contacts: Iterable[NodeContact], timeouts: Timeouts) -> tuple[No
 def inventory_of(nodes: Sequence[NodeState]) -> Inventory:
     """What may be placed on now, and why the rest may not."""
     usable = [device for node in nodes if not node.problem for device in node.devices]
-    return Inventory(tuple(usable), tuple(Unusable(n.name, n.problem, n.lost) for n in nodes if n.problem))
+    unusable = (Unusable(n.name, n.problem, n.lost, n.starting) for n in nodes if n.problem)
+    return Inventory(tuple(usable), tuple(unusable))
 
 
 def ray_ids(nodes: Iterable[NodeState]) -> dict[str, str]:
@@ -80,7 +84,9 @@ def _current(namesakes: Sequence[NodeContact]) -> NodeContact:
 def _state(contact: NodeContact, timeouts: Timeouts, namesakes: Sequence[NodeContact]) -> NodeState:
     report = contact.report
     lost = not contact.alive or contact.silent_s > timeouts.lost_s
-    problem = _problem(contact, timeouts, sum(namesake.alive for namesake in namesakes))
+    living = sum(namesake.alive for namesake in namesakes)
+    problem = _problem(contact, timeouts, living)
+    unheard = report is None or report.rates is None
     devices = _devices(contact.node, report, report.rates) if report and report.rates else ()
     return NodeState(
         contact.node,
@@ -92,6 +98,7 @@ def _state(contact: NodeContact, timeouts: Timeouts, namesakes: Sequence[NodeCon
         report.pid if report else 0,
         gone=not contact.alive,
         ids=tuple(sorted(namesake.id for namesake in namesakes if namesake.alive and namesake.id)),
+        starting=unheard and living == 1 and not lost and not contact.unmeasured,
     )
 
 
@@ -114,7 +121,11 @@ def _lateness(contact: NodeContact, timeouts: Timeouts) -> str:
         return f"node {contact.node} is lost, it last reported {_ago(contact)}"
     if contact.silent_s > timeouts.stale_s:
         return f"stale report: node {contact.node} last reported {_ago(contact)}"
-    return "" if contact.report.rates else f"the devices of node {contact.node} are being measured"
+    if contact.report.rates:
+        return ""
+    if contact.unmeasured:
+        return f"the devices of node {contact.node} could not be measured yet: {contact.unmeasured}"
+    return f"the devices of node {contact.node} are being measured"
 
 
 def _ago(contact: NodeContact) -> str:

@@ -80,7 +80,7 @@ class _Sample:
 
 @dataclass(frozen=True)
 class _Queued:
-    """There will be room once the measurings that `reason` names have ended."""
+    """There will be room, or may be, once what `reason` names has ended."""
 
     reason: str
 
@@ -190,11 +190,17 @@ class LaunchAction:
         if host not in state.models:
             raise Superseded(host)
         usable = placement_decision.suited(without(sample.inventory, group.avoid), group.device_kind)
-        place = self._find_placement(state, group_id, replace(sample, inventory=usable))
+        try:
+            place = self._find_placement(state, group_id, replace(sample, inventory=usable))
+        except errors.NoFeasiblePlan:
+            reason = _awaited(sample.inventory)
+            if deployment.record.established or not reason:
+                raise
+            return self._wait(group_id, state, nodes, reason)
         if place is None:
             return None
         if reclaimable_memory.waits_for_measuring(place, deployment.record.established):
-            return self._wait(group_id, state, nodes, place.victims)
+            return self._wait(group_id, state, nodes, queue.waiting_reason(state, place.victims))
         return self._commit(group_id, state, usable, nodes, place)
 
     def _find_placement(self, state: State, group_id: str, sample: _Sample) -> Place | None:
@@ -245,10 +251,9 @@ class LaunchAction:
         self._repository.commit([begun, *_preempted(state, place.victims, group_id, now_s), *reserved])
         return _Committed(placement, deployment.uid, config, preempting)
 
-    def _wait(self, group_id: str, state: State, nodes: Sequence[NodeState], keys: Sequence[str]) -> _Queued:
-        """Commit that a group waits while these profiles are measured. It is due when reservations change."""
+    def _wait(self, group_id: str, state: State, nodes: Sequence[NodeState], reason: str) -> _Queued:
+        """Commit that a group waits, and what for. It is due when devices or reservations change."""
         deployment, group = find_group(state, group_id)
-        reason = queue.waiting_reason(state, keys)
         cluster = rescheduling.cluster_key(nodes, state.ledgers, exclude=group_id)
         waits = deployments.with_group(
             deployment.record, rescheduling.refused(group, reason, cluster, time.time())
@@ -282,6 +287,12 @@ class LaunchAction:
             deployment = versioned.record
             if deployment.host == host and deployment.phase in (Phase.PENDING, Phase.DEPLOYING):
                 await self._note(OperationKind.DEPLOY, deployment.model, Phase.DEPLOYING, message, progress)
+
+
+def _awaited(inventory: Inventory) -> str:
+    """What is known of nodes that may soon have devices; empty if there are none."""
+    starting = [node.reason for node in inventory.unusable if node.starting]
+    return f"waits for room: {'; '.join(starting)}" if starting else ""
 
 
 def _reclaimed(state: State, group_id: str, sample: _Sample, stopped_lately: bool) -> Inventory:

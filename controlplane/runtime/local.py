@@ -34,7 +34,8 @@ from workers.engine import torch_check
 
 Progress = Callable[[str], None]
 
-START_TIMEOUT_S = 180.0
+START_TIMEOUT_S = 600.0  # of what hangs: a busy machine takes minutes
+START_TRIES = 4
 STOP_TIMEOUT_S = 30.0
 KINDLY_S = 4.0  # nothing that was acknowledged is lost with a process that is killed
 WITHOUT_HEAD_S = 2.0  # they would wait for it rather than end
@@ -388,16 +389,18 @@ def ray_switches(settings: Settings) -> dict[str, str]:
 
 def _start_node(cluster: LocalCluster, settings: Settings, progress: Progress) -> None:
     """Ray waits 30 s for a node to register, and cannot be told to wait longer. A machine that was too busy
-    for that gets a second try. Errors: Unavailable."""
-    try:
-        _start_ray(cluster, settings)
-    except errors.Unavailable as e:
-        if "timed out during startup" not in e.message:
-            raise
-        progress("Ray did not start within its 30 s; trying once more")
+    for that gets more tries. Errors: Unavailable."""
+    for left in reversed(range(START_TRIES)):
+        try:
+            _start_ray(cluster, settings)
+        except errors.Unavailable as e:
+            if left == 0 or "timed out during startup" not in e.message:
+                raise
+        else:
+            return
+        progress(f"Ray did not start within its 30 s; trying again, {left} more times at most")
         end_leftovers(settings, progress)
         _make_private(_temp_dir(cluster.mark).parent)
-        _start_ray(cluster, settings)
 
 
 def _start_ray(cluster: LocalCluster, settings: Settings) -> None:

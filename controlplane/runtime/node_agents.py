@@ -20,6 +20,7 @@ from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from controlplane.cluster.inventory import NodeContact, NodeState, Timeouts, node_states
+from controlplane.planning.rescheduling import readable
 from controlplane.settings import Settings, gpus_of
 from placement.solver.cluster import LOAD_WINDOW
 from workers.agent.agent import Agent
@@ -53,13 +54,22 @@ class _Node:
     sampled_s: float = 0.0
     problem: str = ""
     rates: NodeReport | None = None
+    unmeasured: str = ""  # why its devices could not be measured
     tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     replaced: int = 0  # how often its agent was, since it last answered
     replaced_s: float = 0.0
 
     def contact(self, now_s: float) -> NodeContact:
         silent_s = now_s - (self.sampled_s if self.report else self.since_s)
-        return NodeContact(self.name, self.alive, max(0.0, silent_s), self.report, self.problem, self.id)
+        return NodeContact(
+            self.name,
+            self.alive,
+            max(0.0, silent_s),
+            self.report,
+            self.problem,
+            self.id,
+            self.unmeasured,
+        )
 
     def is_new(self, now_s: float) -> bool:
         speaks = self.report is not None and self.report.rates is not None
@@ -213,7 +223,9 @@ class AgentBook:
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
                 node.rates = await measured
+            node.unmeasured = ""
         except (TimeoutError, RayError) as e:
+            node.unmeasured = readable(str(e)) or f"no answer within {PROBE_TIMEOUT_S:.0f} s"
             ray.cancel(measured, force=True)
             log.warning("the devices of %s could not be measured, trying again: %r", node.name, e)
             await asyncio.sleep(ASK_TIMEOUT_S)

@@ -13,7 +13,6 @@ from typing import Any
 import httpx
 import psutil
 
-from controlplane import errors
 from controlplane.runtime import local, pidfile
 from controlplane.runtime.local import LocalCluster
 from controlplane.settings import Settings
@@ -24,7 +23,7 @@ from tests.conftest import free_port
 COMPILED = {
     DIRECTORY_VARIABLE: os.environ.get(DIRECTORY_VARIABLE, str(Path.home() / ".cache/ostinato/compiled"))
 }
-OPERATION_TIMEOUT_S = 600.0  # registering measures the model, which a busy machine takes long for
+GIVE_UP_S = 900.0  # nothing takes a machine so long, however busy it is: what is waited for does not come
 
 
 class Cluster:
@@ -47,20 +46,9 @@ class Cluster:
     def up(self) -> float:
         """Start it. Returns the seconds that took."""
         started = time.monotonic()
-        self.local = self._up()
-        self.http = httpx.Client(base_url=self.url, timeout=120, trust_env=False)
+        self.local = local.up(self.settings, lambda message: None)
+        self.http = httpx.Client(base_url=self.url, timeout=GIVE_UP_S, trust_env=False)
         return time.monotonic() - started
-
-    def _up(self) -> LocalCluster:
-        """Ray gives its own start 30 s, which a busy machine may not have: then it is started again."""
-        for _ in range(6):
-            try:
-                return local.up(self.settings, lambda message: None)
-            except errors.Unavailable as e:
-                if "timed out during startup" not in e.message:
-                    raise
-                local.end_leftovers(self.settings, lambda message: None)
-        raise AssertionError("Ray did not start within its 30 s, six times: this machine is too busy")
 
     def down(self) -> float:
         """End it. Returns the seconds that took; fails if a process of it is left."""
@@ -97,14 +85,14 @@ class Cluster:
         assert reply.status_code in (200, 202), f"{method} {path}: {reply.status_code} {reply.text}"
         return str(reply.json()["id"])
 
-    def finish(self, operation_id: str, timeout_s: float = OPERATION_TIMEOUT_S) -> dict[str, Any]:
-        """The operation when it is done. Fails if it failed, or took longer than `timeout_s`."""
+    def finish(self, operation_id: str) -> dict[str, Any]:
+        """The operation when it is done. Fails if it failed."""
 
         def done() -> dict[str, Any] | None:
             operation: dict[str, Any] = self.get(f"/operations/{operation_id}")
             return operation if operation["done"] else None
 
-        operation: dict[str, Any] = until(done, timeout_s, f"operation {operation_id}")
+        operation: dict[str, Any] = until(done, f"operation {operation_id}")
         assert operation["error"] is None, operation
         return operation
 
@@ -212,37 +200,26 @@ def _runs(process: psutil.Process) -> bool:
         return False
 
 
-def until(check: Callable[[], Any], timeout_s: float, what: str, every_s: float = 0.25) -> Any:
+def until(check: Callable[[], Any], what: str, every_s: float = 0.25) -> Any:
     """The first true result of `check`, which may also fail on the way. A check may take the cluster, or what
     looks at all processes, several hundredths of a second of CPU, which it waits for.
 
-    `timeout_s` is of a machine that does nothing else: where others compute, it is as much longer.
+    What comes late still comes: how long things take is printed here, and measured in benchmarks.
     """
-    began, bound_s = time.monotonic(), timeout_s
-    last: Any = None
-    while time.monotonic() < began + bound_s or time.monotonic() < began + (
-        bound_s := timeout_s * slowness()
-    ):
+    give_up_s, last = time.monotonic() + GIVE_UP_S, None
+    while time.monotonic() < give_up_s:
         try:
             if last := check():
                 return last
         except (AssertionError, StopIteration, httpx.HTTPError) as e:
             last = e
         time.sleep(every_s)
-    raise AssertionError(f"{what}: nothing within {bound_s:.0f} s, last: {last!r}")
-
-
-def slowness() -> float:
-    """How many times as long as alone a computation takes now, beside what else this machine does."""
-    wall, cpu = time.perf_counter(), time.thread_time()
-    while time.thread_time() < cpu + 0.1:
-        pass
-    return max(1.0, (time.perf_counter() - wall) / (time.thread_time() - cpu))
+    raise AssertionError(f"{what}: nothing within {GIVE_UP_S:.0f} s, last: {last!r}")
 
 
 def scrape(address: str, name: str) -> float:
     """The sum of a metric's samples in an exposition. Raises AssertionError when it has none."""
-    text = httpx.get(f"http://{address}/metrics", timeout=30, trust_env=False).text
+    text = httpx.get(f"http://{address}/metrics", timeout=120, trust_env=False).text
     values = [
         float(line.rpartition(" ")[2])
         for line in text.splitlines()

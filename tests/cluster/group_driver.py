@@ -106,7 +106,7 @@ def strike(handle: DeploymentHandle, victim: str) -> tuple[dict[str, Any], Worke
     members = family(old)
     os.kill(members[victim].pid, signal.SIGKILL)
     began = time.monotonic()
-    gone = psutil.wait_procs(members.values(), timeout=60)[0]
+    gone = psutil.wait_procs(members.values(), timeout=600)[0]
     gone_s = time.monotonic() - began
     new = replaced(handle, old)
     left = [name for name, process in members.items() if process not in gone]
@@ -132,7 +132,7 @@ def main() -> None:
     facts["replica"], report = strike(handle, "replica")
     members = family(report)
     serve.delete(APP)
-    alive = psutil.wait_procs(members.values(), timeout=60)[1]
+    alive = psutil.wait_procs(members.values(), timeout=600)[1]
     facts["left"] = [name for name, process in members.items() if process in alive]
     print(json.dumps(facts))
 

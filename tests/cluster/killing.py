@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 import psutil
-from clusters import Cluster, until
+from clusters import GIVE_UP_S, Cluster, until
 from load import Load
 
 BASE = "smol"
@@ -14,20 +14,20 @@ MODELS = (BASE, "forte", "smol:piano")
 ENGINE_ERRORS = {"502 engine_failed", "503 unavailable", "event engine_failed", "event unavailable"}
 
 
-def strike(load: Load, victim: Callable[[], psutil.Process], bound_s: float) -> tuple[float, float]:
+def strike(load: Load, victim: Callable[[], psutil.Process]) -> tuple[float, float]:
     """Kill -9 the victim under load. Returns the seconds from then to the first new success, and to the
     last failure."""
-    until(lambda: load.successes_since(0) >= 16, bound_s, "answers before the kill")
+    until(lambda: load.successes_since(0) >= 16, "answers before the kill")
     dying = victim()
     dying.kill()
     killed = time.monotonic()
-    dying.wait(10)
+    dying.wait(GIVE_UP_S)
 
     def steady() -> bool:
         return load.successes_since(max(killed, load.last_failure())) >= 24
 
-    until(lambda: victim().pid != dying.pid, bound_s, "a new process")
-    until(steady, bound_s, "24 answers in a row")
+    until(lambda: victim().pid != dying.pid, "a new process")
+    until(steady, "24 answers in a row")
     recovered = min(o.ended for o in load.outcomes if o.error is None and o.begun > killed)
     return recovered - killed, max(0.0, load.last_failure() - killed)
 
@@ -48,7 +48,7 @@ def assert_kept(cluster: Cluster, before: dict[str, set[str]]) -> None:
         assert after["operations"] >= before["operations"]
         return True
 
-    until(same, 30, "the records from before")
+    until(same, "the records from before")
 
 
 def answers(cluster: Cluster, model: str) -> bool:

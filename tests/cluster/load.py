@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 import httpx
+from clusters import GIVE_UP_S
 
 CLIENTS = 8
 CUT = "stream ended without [DONE] or an error"
@@ -30,14 +31,13 @@ class Outcome:
 class Load:
     """`with Load(...)`: CLIENTS threads ask one request after another until the block ends.
 
-    A request that is not over after `bound_s` is an error `hung`.
+    A request that is not over after GIVE_UP_S is an error `hung`.
     """
 
-    def __init__(self, url: str, models: tuple[str, ...], max_tokens: int, bound_s: float) -> None:
+    def __init__(self, url: str, models: tuple[str, ...], max_tokens: int) -> None:
         self._url = f"{url}/v1/chat/completions"
         self._models = models
         self._max_tokens = max_tokens
-        self._bound_s = bound_s
         self._stop = threading.Event()
         self._threads = [
             threading.Thread(target=self._client, args=(i,), daemon=True) for i in range(CLIENTS)
@@ -53,7 +53,7 @@ class Load:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stop.set()
-        deadline = time.monotonic() + self._bound_s + 10
+        deadline = time.monotonic() + GIVE_UP_S + 10
         for thread in self._threads:
             thread.join(max(0.1, deadline - time.monotonic()))
         if error is None:
@@ -70,7 +70,7 @@ class Load:
         return Counter(o.error for o in list(self.outcomes) if o.error is not None)
 
     def _client(self, number: int) -> None:
-        with httpx.Client(timeout=self._bound_s, trust_env=False) as http:
+        with httpx.Client(timeout=GIVE_UP_S, trust_env=False) as http:
             turn = number
             while not self._stop.is_set():
                 body = {
@@ -83,7 +83,7 @@ class Load:
                 begun = time.monotonic()
                 error = self._ask(http, body)
                 ended = time.monotonic()
-                if ended - begun > self._bound_s:
+                if ended - begun > GIVE_UP_S:
                     error = HUNG
                 self.outcomes.append(Outcome(begun, ended, error))
                 turn += 1

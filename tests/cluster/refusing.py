@@ -14,9 +14,6 @@ import httpx
 from clusters import Cluster, until
 from served import BASE, LORAS
 
-# Within so long a refusal ends a deployment on a machine that does nothing else; `until` knows what this one
-# does.
-BOUND_S = 30
 PAUSE_S = (
     0.1  # between a model's requests: without one they take the cores from the engine that they wait for
 )
@@ -70,14 +67,14 @@ def refused_when_read_again(cluster: Cluster, name: str) -> dict[str, Any]:
         cluster.perform("DELETE", f"/deployments/{name}")
         return None
 
-    return _refusal(cluster, name, until(ended, BOUND_S, f"{name} to be read again"))
+    return _refusal(cluster, name, until(ended, f"{name} to be read again"))
 
 
 def _deployed(cluster: Cluster, name: str) -> dict[str, Any]:
     """The operation, ended."""
     operation = cluster.submit("POST", "/deploy_model", {"model": name, "maxOutputLength": 16})
     path = f"/operations/{operation}"
-    until(lambda: cluster.get(path)["done"], BOUND_S, f"the end of the deployment of {name}")
+    until(lambda: cluster.get(path)["done"], f"the end of the deployment of {name}")
     ended: dict[str, Any] = cluster.get(path)
     return ended
 

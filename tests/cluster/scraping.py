@@ -47,7 +47,7 @@ class Prometheus:
     def query(self, expression: str) -> list[dict[str, Any]]:
         """An instant query's series; an empty answer fails, saying which targets could not be scraped."""
         reply = httpx.get(
-            f"{self.url}/api/v1/query", params={"query": expression}, timeout=5, trust_env=False
+            f"{self.url}/api/v1/query", params={"query": expression}, timeout=60, trust_env=False
         )
         assert reply.status_code == 200, reply.text
         found: list[dict[str, Any]] = reply.json()["data"]["result"]
@@ -56,12 +56,12 @@ class Prometheus:
 
     def problems(self) -> list[tuple[str, str]]:
         """Targets it could not scrape, and why."""
-        targets = httpx.get(f"{self.url}/api/v1/targets", timeout=5, trust_env=False).json()["data"]
+        targets = httpx.get(f"{self.url}/api/v1/targets", timeout=60, trust_env=False).json()["data"]
         return [(t["scrapeUrl"], t["lastError"]) for t in targets["activeTargets"] if t["lastError"]]
 
     def stop(self) -> None:
         self.process.terminate()
-        self.process.wait(15)
+        self.process.wait(120)
 
 
 def _binary() -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import openai
-from clusters import Cluster
+from clusters import GIVE_UP_S, Cluster
 from random_adapters import ATTENTION, RandomLora
 
 BASE = "smol"
@@ -44,6 +44,6 @@ def openai_client(cluster: Cluster) -> Iterator[openai.OpenAI]:
     """The official client, as anybody would make it."""
     http = openai.DefaultHttpxClient(trust_env=False)
     with openai.OpenAI(
-        base_url=f"{cluster.url}/v1", api_key="unused", max_retries=0, timeout=120, http_client=http
+        base_url=f"{cluster.url}/v1", api_key="unused", max_retries=0, timeout=GIVE_UP_S, http_client=http
     ) as made:
         yield made

@@ -14,10 +14,9 @@ import psutil
 import pytest
 from clusters import Cluster, scrape, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
 BASE = "smol"
-BOUND_S = 60.0
 NOWHERE = "203.0.113.1"  # an address of documentation's: no engine can listen there
 
 
@@ -46,7 +45,7 @@ def reservations(cluster: Cluster) -> list[tuple[str, int, int, float]]:
 
 
 def test_the_cluster_says_who_holds_what(echo_cluster: Cluster) -> None:
-    node = until(usable(echo_cluster), BOUND_S, "a usable node")
+    node = until(usable(echo_cluster), "a usable node")
     (device,) = node["devices"]
     engine = echo_cluster.replica(f"model-{BASE}", "Engine")
     assert device["kind"] == "cpu"
@@ -59,7 +58,7 @@ def test_the_cluster_says_who_holds_what(echo_cluster: Cluster) -> None:
     promised = [(r["rank"], r["memoryBytes"]) for r in plan["ranks"]]
     assert [(r["rank"], r["bytes"]) for r in device["reservations"]] == promised
     # The engine is known by its process; the files it maps are not counted as its own.
-    until(lambda: 1 << 20 < taken_by(echo_cluster, BASE) < engine.memory_info().rss, BOUND_S, "its memory")
+    until(lambda: 1 << 20 < taken_by(echo_cluster, BASE) < engine.memory_info().rss, "its memory")
     largest = device["totalBytes"] - device["headroomBytes"] - sum(size for _, size in promised)
     assert 0 < device["freeBytes"] <= largest
 
@@ -90,7 +89,7 @@ def components(cluster: Cluster) -> set[str]:
 
 def test_processes_that_hang_hide_no_other_from_prometheus(echo_cluster: Cluster) -> None:
     everything = {"gateway", "controller", f"engine-{BASE}"}
-    until(lambda: components(echo_cluster) == everything, BOUND_S, "every process")
+    until(lambda: components(echo_cluster) == everything, "every process")
     hung = [
         echo_cluster.replica(f"model-{BASE}", "Engine"),
         echo_cluster.replica("ostinato", "Controller"),
@@ -102,17 +101,17 @@ def test_processes_that_hang_hide_no_other_from_prometheus(echo_cluster: Cluster
     finally:
         for process in hung:
             process.resume()
-    until(lambda: components(echo_cluster) == everything, BOUND_S, "those that hung")
+    until(lambda: components(echo_cluster) == everything, "those that hung")
 
 
 def test_an_agent_that_is_killed_is_replaced(echo_cluster: Cluster) -> None:
-    until(usable(echo_cluster), BOUND_S, "a usable node")
+    until(usable(echo_cluster), "a usable node")
     before = reservations(echo_cluster)
     for _ in range(2):
         pid = the_node(echo_cluster)["agentPid"]
         os.kill(pid, signal.SIGKILL)
         killed = time.monotonic()
-        node = until(usable(echo_cluster, other_than=pid), BOUND_S, "another agent")
+        node = until(usable(echo_cluster, other_than=pid), "another agent")
         print(f"\nagent killed: another reports {time.monotonic() - killed:.1f} s later")
         assert node["devices"][0]["totalBytes"] > 0
         assert node["reportAgeS"] < 5
@@ -121,7 +120,7 @@ def test_an_agent_that_is_killed_is_replaced(echo_cluster: Cluster) -> None:
 
 def test_a_node_that_does_not_report_gets_nothing_new(echo_cluster: Cluster) -> None:
     """Its agent is stopped, not killed: nobody waits for it, and what is deployed is served."""
-    pid = until(usable(echo_cluster), BOUND_S, "a usable node")["agentPid"]
+    pid = until(usable(echo_cluster), "a usable node")["agentPid"]
     echo_cluster.perform(
         "POST", "/register_model", {"model": "later", "source": echo_cluster.get(f"/models/{BASE}")["source"]}
     )
@@ -129,15 +128,15 @@ def test_a_node_that_does_not_report_gets_nothing_new(echo_cluster: Cluster) -> 
     try:
         stopped = time.monotonic()
         node = until(
-            lambda: None if (n := the_node(echo_cluster))["usable"] else n, BOUND_S, "a node that is not used"
+            lambda: None if (n := the_node(echo_cluster))["usable"] else n, "a node that is not used"
         )
         noticed_s = time.monotonic() - stopped
         assert node["reason"].startswith(f"stale report: node {node['name']} last reported ")
         # Each process keeps its own watch; the controller's decides.
-        until(lambda: not of_controller(echo_cluster, "ostinato_node_usable"), BOUND_S, "the controller's")
+        until(lambda: not of_controller(echo_cluster, "ostinato_node_usable"), "the controller's")
         started = time.monotonic()
         operation = echo_cluster.submit("POST", "/deploy_model", {"model": "later"})
-        failed = until(lambda: _ended(echo_cluster, operation), BOUND_S, "an answer")
+        failed = until(lambda: _ended(echo_cluster, operation), "an answer")
         answered_s = time.monotonic() - started
         assert failed["error"]["error"]["code"] == "no_feasible_plan"
         body = {"model": BASE, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
@@ -145,13 +144,13 @@ def test_a_node_that_does_not_report_gets_nothing_new(echo_cluster: Cluster) -> 
     finally:
         with contextlib.suppress(ProcessLookupError):  # after a while it is replaced
             os.kill(pid, signal.SIGCONT)
-    until(lambda: of_controller(echo_cluster, "ostinato_node_usable"), BOUND_S, "a usable node")
+    until(lambda: of_controller(echo_cluster, "ostinato_node_usable"), "a usable node")
     print(f"\nagent stopped: noticed after {noticed_s:.1f} s, a deployment refused in {answered_s:.1f} s")
     operation = echo_cluster.submit("POST", "/deploy_model", {"model": "later"})
     both = {BASE, "later"}
-    until(lambda: {holder for holder, *_ in reservations(echo_cluster)} == both, BOUND_S, "a reservation")
+    until(lambda: {holder for holder, *_ in reservations(echo_cluster)} == both, "a reservation")
     echo_cluster.submit("POST", f"/operations/{operation}/cancel")
-    ended = until(lambda: _ended(echo_cluster, operation), BOUND_S, "the end of the launch")
+    ended = until(lambda: _ended(echo_cluster, operation), "the end of the launch")
     if ended["phase"] == "Deployed":  # it was quicker
         echo_cluster.perform("DELETE", "/deployments/later")
     assert {holder for holder, *_ in reservations(echo_cluster)} == {BASE}
@@ -170,8 +169,8 @@ def test_reservations_outlive_the_controller(echo_cluster: Cluster) -> None:
     old = echo_cluster.replica("ostinato", "Controller")
     old.kill()
     assert reservations(echo_cluster) == before
-    until(lambda: echo_cluster.replica("ostinato", "Controller").pid != old.pid, BOUND_S, "a new controller")
-    node = until(usable(echo_cluster), BOUND_S, "a usable node")
+    until(lambda: echo_cluster.replica("ostinato", "Controller").pid != old.pid, "a new controller")
+    node = until(usable(echo_cluster), "a usable node")
     assert node["agentPid"] == agent  # it has the samples of before
     assert reservations(echo_cluster) == before
 
@@ -192,13 +191,7 @@ def failing_cluster(base_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 def test_a_launch_that_fails_releases_what_it_reserved(failing_cluster: Cluster, base_folder: Path) -> None:
     failing_cluster.perform("POST", "/register_model", {"model": BASE, "source": str(base_folder)})
     operation = failing_cluster.submit("POST", "/deploy_model", {"model": BASE})
-    held: list[tuple[str, int, int, float]] = []
-
-    def ended() -> dict[str, Any] | None:
-        held.extend(reservations(failing_cluster))
-        return _ended(failing_cluster, operation)
-
-    failed = until(ended, 2 * BOUND_S, "the launch to fail")
+    failed = until(lambda: _ended(failing_cluster, operation), "the launch to fail")
     assert failed["error"]["error"]["code"] == "engine_failed", failed
-    assert {holder for holder, *_ in held} == {BASE}
+    assert any("starting the engine" in event["message"] for event in failed["events"]), "reserved before"
     assert reservations(failing_cluster) == []

@@ -9,7 +9,7 @@ import psutil
 import pytest
 from clusters import Cluster
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
 BASE = "smol"
 VARIANTS = ("forte", "piano")

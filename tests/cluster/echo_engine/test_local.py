@@ -22,7 +22,7 @@ from controlplane.runtime import local
 from controlplane.settings import Settings
 from tests.conftest import free_port
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
 
 def _listening(process: psutil.Process) -> set[str]:
@@ -106,5 +106,5 @@ def test_it_starts_and_ends_where_no_program_is_called_ray(bare: dict[str, str])
     assert shutil.which("ray", path=bare["PATH"]) is None
     ostinato(bare, "up")
     url = f"http://127.0.0.1:{bare['OSTINATO_HTTP_PORT']}"
-    assert httpx.get(f"{url}/readyz", timeout=60, trust_env=False).status_code == 200
+    assert httpx.get(f"{url}/readyz", timeout=600, trust_env=False).status_code == 200
     assert "ended" in ostinato(bare, "down")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from clusters import Cluster, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
 NAME = "strict"
 IMPOSSIBLE = {"model": NAME, "maxOutputLength": 32, "SLOs": {"tpot_ms": 1e-6, "accuracy": 90}}
@@ -25,7 +25,7 @@ def strict(echo_cluster: Cluster, base_folder: Path) -> Iterator[Cluster]:
 def ended(cluster: Cluster, body: dict[str, Any]) -> dict[str, Any]:
     operation = cluster.submit("POST", "/deploy_model", body)
     found: dict[str, Any] = until(
-        lambda: (o := cluster.get(f"/operations/{operation}"))["done"] and o, 300, operation
+        lambda: (o := cluster.get(f"/operations/{operation}"))["done"] and o, operation
     )
     return found
 

@@ -21,7 +21,7 @@ from clusters import Cluster
 from controlplane import errors
 from controlplane.runtime import local
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
 JOB = {"entrypoint": "touch /tmp/ostinato-was-here"}
 

@@ -16,7 +16,7 @@ from clusters import COMPILED
 from controlplane.runtime import local
 from controlplane.settings import Settings
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
 ROOT = Path(__file__).parents[3]
 GUIDE = ROOT / "docs/getting-started.md"

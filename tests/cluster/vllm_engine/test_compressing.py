@@ -16,7 +16,7 @@ from clusters import Cluster, title, until
 from served import BASE
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
 CODES = {
     "apple": "seven", "river": "green", "stone": "music", "cloud": "table", "horse": "paper",
@@ -107,7 +107,7 @@ def at_share(cluster: Cluster, share: float) -> psutil.Process:
         assert view["compression"]["share"] >= share, view["compression"]
         return process
 
-    process: psutil.Process = until(reached, 300, f"{share:.0%} of the work")
+    process: psutil.Process = until(reached, f"{share:.0%} of the work")
     return process
 
 
@@ -125,7 +125,7 @@ def test_a_fine_tune_is_compressed_through_kills_and_answers_as_itself(
     assert second.pid != first.pid
     controller = cluster.replica("ostinato", "Controller")
     controller.kill()
-    until(lambda: is_done(cluster, operation) or compressor(cluster).pid != second.pid, 300, "another")
+    until(lambda: is_done(cluster, operation) or compressor(cluster).pid != second.pid, "another")
     ended = cluster.finish(operation)
     assert ended["phase"] == "Ready"
     model = cluster.get(f"/models/{NAME}")

@@ -8,14 +8,11 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from clusters import Cluster, slowness, title, until
+from clusters import GIVE_UP_S, Cluster, title, until
 from killing import BASE, ENGINE_ERRORS, MODELS, answers, assert_kept, report, strike
 from load import Load, error_code
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
-
-# Seconds within which new requests must succeed after a death.
-VLLM_BOUND_S = 180.0
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
 
 def _engine_core(cluster: Cluster) -> psutil.Process:
@@ -37,12 +34,11 @@ def test_vllm_engine_killed(cluster: Cluster) -> None:
     assert tuned.status_code == 200, tuned.text
     before = cluster.records()
     children = cluster.replica(f"model-{BASE}", "Engine").children(recursive=True)
-    with Load(cluster.url, MODELS, 8, VLLM_BOUND_S) as load:
-        times = strike(load, lambda: cluster.replica(f"model-{BASE}", "Engine"), VLLM_BOUND_S)
+    with Load(cluster.url, MODELS, 8) as load:
+        times = strike(load, lambda: cluster.replica(f"model-{BASE}", "Engine"))
     report("vLLM engine", load, times)
     assert set(load.errors()) <= ENGINE_ERRORS
-    assert max(times) < VLLM_BOUND_S * slowness()
-    orphans = psutil.wait_procs(children, timeout=10)[1]
+    orphans = psutil.wait_procs(children, timeout=GIVE_UP_S)[1]
     assert not orphans, f"the dead engine's children live on: {[(p.pid, title(p)) for p in orphans]}"
     assert_kept(cluster, before)
     (residency,) = cluster.get(f"/deployments/{BASE}")["residency"]
@@ -52,8 +48,8 @@ def test_vllm_engine_killed(cluster: Cluster) -> None:
 def test_vllm_engine_core_killed_while_streaming(cluster: Cluster, adapters: dict[str, Path]) -> None:
     """A variant that is deployed at that moment waits for the engine that takes its place."""
     # The test before may have left the engine in flux: one that starts has no engine core yet.
-    until(lambda: all(answers(cluster, m) for m in MODELS), VLLM_BOUND_S, "answers", every_s=0.5)
-    old = until(lambda: _engine_core(cluster), VLLM_BOUND_S, "vLLM's engine core")
+    until(lambda: all(answers(cluster, m) for m in MODELS), "answers", every_s=0.5)
+    old = until(lambda: _engine_core(cluster), "vLLM's engine core")
     before = cluster.records()
     cluster.perform(
         "POST", "/register_model", {"model": "late", "base": BASE, "adapter": str(adapters["spare"])}
@@ -68,7 +64,7 @@ def test_vllm_engine_core_killed_while_streaming(cluster: Cluster, adapters: dic
     events: list[str] = []
     killed = 0.0
     with httpx.stream(
-        "POST", f"{cluster.url}/v1/completions", json=body, timeout=VLLM_BOUND_S, trust_env=False
+        "POST", f"{cluster.url}/v1/completions", json=body, timeout=GIVE_UP_S, trust_env=False
     ) as reply:
         assert reply.status_code == 200
         for line in reply.iter_lines():
@@ -83,10 +79,9 @@ def test_vllm_engine_core_killed_while_streaming(cluster: Cluster, adapters: dic
     print(f"\nengine core killed: the stream ended {ended_s:.2f} s later with {events[-2:]}")
     assert failed, "the stream ended as if it were whole"
     assert error_code(failed[0]) == "engine_failed"
-    assert ended_s < 15 * slowness()
-    until(lambda: all(answers(cluster, m) for m in MODELS), VLLM_BOUND_S, "answers", every_s=0.5)
+    until(lambda: all(answers(cluster, m) for m in MODELS), "answers", every_s=0.5)
     print(f"all models answer {time.monotonic() - killed:.1f} s after the engine core's death")
-    until(lambda: _engine_core(cluster).pid != old.pid, VLLM_BOUND_S, "a new engine core")
+    until(lambda: _engine_core(cluster).pid != old.pid, "a new engine core")
     deployed = cluster.finish(deploying)
     print(f"deployed meanwhile: {[event['message'] for event in deployed['events']]}")
     assert answers(cluster, "late")

@@ -13,7 +13,7 @@ from scraping import Prometheus
 
 from controlplane.runtime import local
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
 BASE = "smol"
 
@@ -34,12 +34,11 @@ def test_prometheus_sees_requests_and_the_engine(
         client.completions.create(model="nobody", prompt="Hello", max_tokens=2)
     requests = until(
         lambda: prometheus.query('ostinato_requests_total{model="piano",code="ok"}'),
-        60,
         "ostinato_requests_total",
         every_s=0.5,
     )
     engine = until(
-        lambda: prometheus.query("vllm:num_requests_running"), 60, "vllm:num_requests_running", every_s=0.5
+        lambda: prometheus.query("vllm:num_requests_running"), "vllm:num_requests_running", every_s=0.5
     )
     print(f"\nboth series in Prometheus {time.monotonic() - started:.1f} s after it was started")
     assert float(requests[0]["value"][1]) >= 1
@@ -56,7 +55,7 @@ def test_every_process_is_scraped(prometheus: Prometheus) -> None:
         assert up == {"gateway": "1", "controller": "1", f"engine-{BASE}": "1"}
         return True
 
-    until(all_up, 60, "every process scraped", every_s=0.5)
+    until(all_up, "every process scraped", every_s=0.5)
 
 
 def test_the_controller_counts_its_records(prometheus: Prometheus) -> None:
@@ -64,7 +63,7 @@ def test_the_controller_counts_its_records(prometheus: Prometheus) -> None:
         found = prometheus.query('ostinato_deployments{phase="Deployed"}')
         return float(found[0]["value"][1]) == 3
 
-    until(counted, 60, "three deployments", every_s=0.5)
+    until(counted, "three deployments", every_s=0.5)
 
 
 def test_the_dashboard_lists_the_applications(cluster: Cluster) -> None:
@@ -78,4 +77,4 @@ def test_the_dashboard_lists_the_applications(cluster: Cluster) -> None:
         assert states == {"ostinato": "RUNNING", f"model-{BASE}": "RUNNING"}
         return True
 
-    until(listed, 120, "the dashboard's list")
+    until(listed, "the dashboard's list")

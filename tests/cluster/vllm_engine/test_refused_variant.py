@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import random_adapters
-from clusters import Cluster, until
+from clusters import GIVE_UP_S, Cluster, until
 from random_adapters import ATTENTION, RandomLora
 from random_variants import RandomDelta, write_delta
-from refusing import BOUND_S, asked_meanwhile, ostinato, refused, refused_when_read_again, register
+from refusing import asked_meanwhile, ostinato, refused, refused_when_read_again, register
 from safetensors import safe_open
 from served import BASE
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
 NAN_TENSOR = "base_model.model.model.layers.4.self_attn.v_proj.lora_B.weight"
 TORN_FILE = "layer-00003.safetensors"
@@ -96,7 +96,7 @@ def test_values_that_are_not_finite(cluster: Cluster, lora: Path) -> None:
     named = f"{NAN_TENSOR} holds a value that is not finite at [0, 0]"
     with with_nan(lora):
         begun = cluster.submit("POST", "/register_model", {"model": "d", "base": BASE, "adapter": str(lora)})
-        until(lambda: cluster.get(f"/operations/{begun}")["done"], BOUND_S, "the end of a registration")
+        until(lambda: cluster.get(f"/operations/{begun}")["done"], "the end of a registration")
         error = cluster.get(f"/operations/{begun}")["error"]["error"]
         assert (error["code"], named in error["message"]) == ("source_unreadable", True)
         reply = cluster.http.post("/v1/load_lora_adapter", json=load)
@@ -155,7 +155,7 @@ def test_others_are_deployed_again_beside_one_that_went_bad(
 def test_a_delta_that_needs_more_memory_than_was_set_aside(cluster: Cluster, large_delta: Path) -> None:
     """The base was deployed before the delta was registered."""
     load = {"lora_name": "large", "lora_path": str(large_delta), "base_model_name": BASE}
-    reply = cluster.http.post("/v1/load_lora_adapter", json=load, timeout=300)
+    reply = cluster.http.post("/v1/load_lora_adapter", json=load, timeout=GIVE_UP_S)
     error = reply.json()["error"]
     assert (reply.status_code, error["code"]) == (422, "adapter_mismatch")
     assert "bytes on this rank, but only" in error["message"]

@@ -13,12 +13,12 @@ from killing import answers
 from refusing import MODELS, asked_meanwhile, ostinato, refused, register
 from served import BASE
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
 
 def test_placed_anew_a_base_has_room(cluster: Cluster, large_delta: Path) -> None:
     """As the refusal says. Requests for the base and its variants are answered all the time."""
-    until(lambda: all(answers(cluster, model) for model in MODELS), 180, "answers", every_s=0.5)
+    until(lambda: all(answers(cluster, model) for model in MODELS), "answers", every_s=0.5)
     (before,) = (group["name"] for group in cluster.get(f"/deployments/{BASE}")["groups"])
     register(cluster, "large", large_delta)
     assert "--place-anew" in refused(cluster, "large")["message"]
@@ -26,7 +26,7 @@ def test_placed_anew_a_base_has_room(cluster: Cluster, large_delta: Path) -> Non
         ended = ostinato(cluster, "tune", BASE, "--place-anew")
     assert ended.returncode == 0, ended.stderr
     assert f"'{BASE}' is served by {BASE}@" in ended.stdout
-    until(lambda: before not in group_names(cluster), 120, "the end of the engine that was replaced")
+    until(lambda: before not in group_names(cluster), "the end of the engine that was replaced")
     cluster.perform("POST", "/deploy_model", {"model": "large", "maxOutputLength": 16})
     surprises = set()  # the model's text may be the base's, but it is never as sure of it
     for model in (*MODELS, "large"):

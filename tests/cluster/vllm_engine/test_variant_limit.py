@@ -9,13 +9,13 @@ from contextlib import closing
 from typing import Any
 
 import pytest
-from clusters import Cluster, until
+from clusters import GIVE_UP_S, Cluster, until
 
 from controlplane.client import variant_limit_profile
 from controlplane.client.client import Client
 from controlplane.client.variant_limit_profile import Burst
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
 BASE = "smol"
 LONG = {"prompt": "One, two,", "max_tokens": 400, "temperature": 0, "ignore_eos": True}
@@ -54,12 +54,12 @@ def test_n_changes_while_requests_run(wide: Client, cluster: Cluster) -> None:
         next(running)
         waiting = threading.Thread(target=second)
         waiting.start()
-        until(lambda: residency(cluster)["blockedRequests"] == 1, 20, "a blocked request")
+        until(lambda: residency(cluster)["blockedRequests"] == 1, "a blocked request")
         assert not first_token.is_set()
         wide.tune(BASE, 2)
-        assert first_token.wait(20), "with room for two the second runs beside the first"
+        assert first_token.wait(GIVE_UP_S), "with room for two the second runs beside the first"
         next(running)
-    waiting.join(60)
+    waiting.join(GIVE_UP_S)
 
 
 def test_a_profile_measures_and_applies(wide: Client) -> None:

@@ -15,7 +15,7 @@ from controlplane.cli import main as command
 from controlplane.demo.tasks import ADAPTERS, TASKS
 from workers.deltas.merge import merge
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
 KINSHIP = TASKS["kinship"]
 ITEMS = len(KINSHIP.problems)

@@ -8,9 +8,9 @@ from typing import Any
 
 import httpx
 import pytest
-from clusters import Cluster, until
+from clusters import GIVE_UP_S, Cluster, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
 BASE = "smol"
 VARIANTS = ("arithmetic", "kinship")
@@ -45,7 +45,7 @@ def _on_device(cluster: Cluster, model: str) -> bool:
 def test_the_slot_goes_to_the_variant_that_is_asked(whole: Cluster) -> None:
     for name, other in (VARIANTS, VARIANTS[::-1], VARIANTS):
         ask(whole, name)
-        until(partial(_on_device, whole, name), 20, f"{name} on the device")
+        until(partial(_on_device, whole, name), f"{name} on the device")
         assert tiers(whole)[other] in ("host", "disk")
         assert reason(whole, name) == ""
         assert "not in a slot" in reason(whole, other)
@@ -57,7 +57,7 @@ def test_the_slot_goes_to_the_variant_that_is_asked(whole: Cluster) -> None:
 def test_prefetching_brings_a_variant_from_disk_to_host_memory(whole: Cluster) -> None:
     first, second = VARIANTS
     ask(whole, second)  # reading it drove the other out of host memory
-    until(lambda: tiers(whole) == {first: "disk", second: "device"}, 20, "the first on disk only")
+    until(lambda: tiers(whole) == {first: "disk", second: "device"}, "the first on disk only")
     for _ in range(2):
         reply = whole.http.post(f"/deployments/{first}/prefetch")
         assert reply.status_code == 200, reply.text
@@ -76,12 +76,12 @@ def test_a_request_that_waits_for_the_slot_is_counted_and_explained(whole: Clust
         next(lines)
         waiting = threading.Thread(target=ask, args=(whole, first))
         waiting.start()
-        until(lambda: residency(whole)["blockedRequests"] == 1, 20, "a blocked request")
+        until(lambda: residency(whole)["blockedRequests"] == 1, "a blocked request")
         assert "not in a slot" in reason(whole, first)
         assert whole.engine_metric("ostinato_variant_blocked_requests", BASE) == 1
-    waiting.join(60)
+    waiting.join(GIVE_UP_S)
     assert not waiting.is_alive()
-    until(lambda: tiers(whole)[first] == "device" and not residency(whole)["blockedRequests"], 20, "its turn")
+    until(lambda: tiers(whole)[first] == "device" and not residency(whole)["blockedRequests"], "its turn")
 
 
 def test_metrics_tell_the_same(whole: Cluster) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
 BASE = "smol"
 VARIANTS = ("arithmetic", "kinship")
