@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from workers.messages import VariantRef
 
@@ -16,6 +16,7 @@ REFUSED = "ostinato-refused"
 # On every answer of a worker's HTTP server: that it is this worker's. Its port may be somebody else's by now,
 # who was sent the prompt then, and the secret of a worker that is gone.
 PROOF = "ostinato-proof"
+_PROOF = PROOF.encode()
 
 
 def request_headers(secret: str, variant: VariantRef | None, limit: int | None = None) -> dict[str, str]:
@@ -46,3 +47,8 @@ def _value(headers: Iterable[tuple[bytes, bytes]], name: str) -> bytes | None:
         if header == key:
             return value
     return None
+
+
+def proves(headers: Mapping[bytes, bytes], proof: str) -> bool:
+    """Whether the head of an answer is of the worker that gave this proof. Older ones gave none."""
+    return not proof or headers.get(_PROOF) == proof.encode()

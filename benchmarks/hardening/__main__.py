@@ -4,10 +4,14 @@
 - `crowd`: 100,000 operations and keys, and 1,000 watchers;
 - `greedy`: the most that one request may ask for, beside two clients that ask for little;
 - `kills`: processes killed at random under load, while names are registered again;
-- `soak`: an hour at 1.5 times the capacity, while variants come and go.
+- `soak`: an hour at 1.5 times the capacity, while variants come and go;
+- `away`: the store (Redis) is killed for minutes, and stopped for as long.
 
     python -m benchmarks.hardening slow crowd kills --out benchmarks/results/hardening.json
     python -m benchmarks.hardening greedy --engine vllm --groups 1 --out benchmarks/results/hardening.json
+    python -m benchmarks.hardening kills --store redis --victims agent controller engine gateway gcs proxy \\
+        raylet redis --kills 100 --between 12 --out benchmarks/results/hardening_everything.json
+    python -m benchmarks.hardening away --store redis --minutes 10 --out benchmarks/results/hardening.json
     python -m benchmarks.hardening soak --minutes 60 --echo-tpot-ms 30 --out benchmarks/results/hardening.json
 
 The load generator shares the machine's cores. Writes the result; parts that were measured before and are not
@@ -22,30 +26,36 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from benchmarks import rehearsing
-from benchmarks.hardening import crowded_store, greedy_requests, kills, slow_clients, soak
+from benchmarks.hardening import crowded_store, greedy_requests, kills, slow_clients, soak, store_away
 from benchmarks.live import groups
+from benchmarks.live.redis_server import RedisServer
 
 RESULT = rehearsing.RESULTS / "hardening.json"
-NAMES = ("slow", "crowd", "greedy", "kills", "soak")
+NAMES = ("slow", "crowd", "greedy", "kills", "soak", "away")
 
 
 def parts(
-    args: argparse.Namespace, running: groups.Running, store_url: str, adapters: Sequence[Path]
+    args: argparse.Namespace,
+    running: groups.Running,
+    store_url: str,
+    redis: RedisServer | None,
+    adapters: Sequence[Path],
 ) -> dict[str, Callable[[], Any]]:
+    series = kills.Series(args.kills, args.between, args.seed, args.victims)
     sizes = slow_clients.Sizes(args.header_bytes, args.headers, args.connections)
     return {
         "slow": lambda: slow_clients.measure(running, sizes),
         "crowd": lambda: crowded_store.measure(running, store_url, args.records, args.watchers, args.seconds),
         "greedy": lambda: greedy_requests.measure(running, args.seconds),
-        "kills": lambda: kills.measure(
-            running, store_url, adapters, args.kills, args.between, args.seed, args.victims
-        ),
+        "kills": lambda: kills.measure(running, store_url, adapters, series, redis),
         "soak": lambda: soak.measure(running, store_url, adapters, args.minutes, args.seconds),
+        "away": lambda: store_away.measure(running, cast("RedisServer", redis), adapters, args.minutes),
     }
 
 
@@ -61,9 +71,10 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--watchers", type=int, default=1_000)
     parser.add_argument("--seconds", type=float, default=20.0, help="of each measuring")
     parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--victims", nargs="+", choices=sorted(kills.ROLES), default=kills.REPLACED_ALONE)
+    parser.add_argument("--victims", nargs="+", choices=kills.EVERYTHING, default=kills.REPLACED_ALONE)
     parser.add_argument("--between", type=float, default=4.0, help="seconds between two kills")
-    parser.add_argument("--minutes", type=float, default=60.0, help="of the soak")
+    parser.add_argument("--minutes", type=float, default=60.0, help="of the soak, and away")
+    parser.add_argument("--store", choices=("sqlite", "redis"), default="sqlite")
     parser.add_argument("--engine", choices=("echo", "vllm"), default="echo")
     parser.add_argument("--echo-tpot-ms", type=float, default=0.0, help="of the engines; 0: at once")
     parser.add_argument("--groups", type=int, default=2)
@@ -79,15 +90,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.engine, groups=args.groups, ranks=(8, 16), profile_s=0, echo_tpot_s=args.echo_tpot_ms / 1e3
     )
     found: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory(prefix="ostinato-hardening-") as name:
-        folder = Path(name)
-        store_url = f"sqlite://{folder}/home/state.db"
+    if args.store != "redis" and ("away" in args.parts or "redis" in args.victims):
+        raise SystemExit("expected --store redis for what strikes Redis, got sqlite")
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ostinato-hardening-")))
+        store_url, redis = stack.enter_context(_store(args.store, folder))
         settings: dict[str, Any] = {"store_url": store_url, "gateway_replicas": args.gateways}
         if rehearsing.is_rehearsal():
             settings["body_timeout_s"] = 1
         with groups.serving(folder, served, **settings) as running:
             adapters = sorted((folder / "adapters").iterdir())
-            measuring = parts(args, running, store_url, adapters)
+            measuring = parts(args, running, store_url, redis, adapters)
             for part in args.parts:
                 began_s = time.monotonic()
                 rows = measuring[part]()
@@ -104,6 +117,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+@contextmanager
+def _store(kind: str, folder: Path) -> Iterator[tuple[str, RedisServer | None]]:
+    """Its URL, and its server if it has one."""
+    if kind == "sqlite":
+        yield f"sqlite://{folder}/home/state.db", None
+        return
+    (folder / "redis").mkdir()
+    server = RedisServer(folder / "redis")
+    try:
+        yield server.url, server
+    finally:
+        server.stop()
+
+
 def _keep(out: Path, found: dict[str, Any]) -> None:
     before = json.loads(out.read_text()) if out.exists() else {}
     before.pop("rehearsal", None)
@@ -114,8 +141,8 @@ def rehearse(folder: Path) -> None:
     """A few of each, on one cluster."""
     out = folder / "hardening.json"
     sizes = "--header-bytes 1048576 --headers 200 --connections 20 --records 1200 --watchers 20 --seconds 1"
-    few = "--kills 1 --between 1 --minutes 0.1 --groups 1 --gateways 1"
-    main([*NAMES, *sizes.split(), *few.split(), "--out", str(out)])
+    few = "--kills 2 --victims gateway redis --between 1 --minutes 0.1 --groups 1 --gateways 1"
+    main([*NAMES, *sizes.split(), *few.split(), "--store", "redis", "--out", str(out)])
     result = rehearsing.check(out, *NAMES)
     for row in result["slow"]["found"]:
         assert row["closed_after_s"] < slow_clients.LIMIT_S, row
@@ -128,6 +155,9 @@ def rehearse(folder: Path) -> None:
         assert row["asked"].keys() <= {"200"}, row
         assert row["answers"] > 0, row
         assert not row["failed"], row
+    for row in result["away"]["found"]:
+        assert not row["failures"], row
+        assert not row["operations"]["lost"], row
     assert sum(result["soak"]["found"]["requests"].values()) > 0
 
 

@@ -20,6 +20,8 @@ import psutil
 from benchmarks.hardening.probing import waiting_for
 from benchmarks.live.background import Background
 from benchmarks.live.groups import BASE, Running
+from benchmarks.live.redis_server import RedisServer
+from controlplane import errors
 from controlplane.state.repository import Repository
 from controlplane.state.stores import open_store
 
@@ -33,7 +35,8 @@ ROLES = {
     "gcs": "gcs_server",
     "raylet": "raylet/raylet",
 }
-REPLACED_ALONE = ("agent", "controller", "engine", "gateway", "proxy")  # with the others, all start again
+REPLACED_ALONE = ("agent", "controller", "engine", "gateway", "proxy")
+EVERYTHING = (*ROLES, "redis")  # with the GCS or the raylet, which is the node, all of Ray starts again
 SETTLED_S = 180.0
 
 
@@ -94,7 +97,10 @@ class Operator:
         self._number += 1
         asked_s = time.monotonic()
         self._register(AGAIN)
-        model = self._repository.read().models.get(AGAIN)
+        try:
+            model = self._repository.read().models.get(AGAIN)
+        except errors.Unavailable:  # Redis is killed, too
+            return
         if model is None:
             return
         self.meanings.spans.append((model.record.uid, asked_s, float("inf")))
@@ -146,16 +152,25 @@ class Operator:
             time.sleep(0.05)
 
 
+@dataclass(frozen=True)
+class Series:
+    """So many kills, `between_s` apart in the mean, each of a random one of the roles `victims`."""
+
+    kills: int
+    between_s: float
+    seed: int
+    victims: Sequence[str] = REPLACED_ALONE
+
+
 def measure(
     running: Running,
     store_url: str,
     adapters: Sequence[Path],
-    kills: int,
-    between_s: float,
-    seed: int,
-    victims: Sequence[str] = REPLACED_ALONE,
+    series: Series,
+    redis: RedisServer | None = None,
 ) -> dict[str, Any]:
-    """`victims` are the roles of which one is struck each time."""
+    """`redis` is started again with its data."""
+    seed, victims = series.seed, sorted(series.victims)
     choose = random.Random(seed)
     with closing(open_store(store_url)) as store:
         repository = Repository(store)
@@ -168,14 +183,15 @@ def measure(
         with ExitStack() as loops:
             for work in (*clients, operators[0].change, operators[1].register_again):
                 loops.enter_context(Loop(work))
-            for _ in range(kills):
-                time.sleep(between_s * choose.uniform(0.5, 1.5))
-                killed.append(_strike(running, answers, choose.choice(sorted(victims))))
+            for number in range(series.kills):
+                time.sleep(series.between_s * choose.uniform(0.5, 1.5))
+                killed.append(_strike(running, answers, choose.choice(victims), redis))
+                print(f"kill {number + 1}: {killed[-1]}, {len(answers.at_s)} answers", flush=True)
         time.sleep(1.0)
         verified = [operator.verify() for operator in operators]
     return {
         "kills": dict(Counter(role for role, _, _ in killed)),
-        "gaps_s": {role: _gaps(killed, role) for role in sorted(victims)},
+        "gaps_s": {role: _gaps(killed, role) for role in victims},
         "answers": len(answers.at_s),
         "failed": dict(answers.failed),
         "wrong": answers.wrong[:10],
@@ -186,17 +202,29 @@ def measure(
     }
 
 
-def _strike(running: Running, answers: Answers, role: str) -> tuple[str, float | None, float | None]:
+def _strike(
+    running: Running, answers: Answers, role: str, redis: RedisServer | None
+) -> tuple[str, float | None, float | None]:
     """The role; seconds until the next right answer; until a new process of the role is there."""
+    if role == "redis" and redis is not None:
+        redis.kill()
+        killed_s = time.monotonic()
+        redis.start()
+        started_s = round(time.monotonic() - killed_s, 2)
+        return role, _gap_s(answers, killed_s), started_s
     victims = [p for p in running.processes() if ROLES[role] in _title(p)]
     if not victims:
         return role, None, None
     before = {p.pid for p in victims}
     random.choice(victims).kill()
     killed_s = time.monotonic()
-    gap_s = waiting_for(lambda: bool(answers.at_s) and answers.at_s[-1] > killed_s + 0.02, SETTLED_S, 0.02)
+    gap_s = _gap_s(answers, killed_s)
     back_s = waiting_for(lambda: _others(running, role, before), SETTLED_S)
     return role, gap_s, back_s
+
+
+def _gap_s(answers: Answers, killed_s: float) -> float | None:
+    return waiting_for(lambda: bool(answers.at_s) and answers.at_s[-1] > killed_s + 0.02, SETTLED_S, 0.02)
 
 
 def _others(running: Running, role: str, before: set[int]) -> bool:

@@ -31,7 +31,6 @@ from workers.messages import EngineCall, VariantRef
 log = logging.getLogger(__name__)
 
 _REFUSED = request_headers.REFUSED.encode()
-_PROOF = request_headers.PROOF.encode()
 _HEADS = 4096
 
 T = TypeVar("T")
@@ -137,7 +136,7 @@ class Exchange:
         limit_s = asked.first_by_s if asked.streams else asked.whole_by_s
         asking = connection.ask_with(head, request.body)
         await (asking if limit_s is None else in_time(self._host, asked, limit_s, asking))
-        if worker.proof and connection.headers.get(_PROOF) != worker.proof.encode():
+        if not request_headers.proves(connection.headers, worker.proof):
             log.warning("not a worker of %s, but a stranger answers at %s", self._host, worker.address)
             return None
         return None if _REFUSED in connection.headers else connection

@@ -30,9 +30,13 @@ LONGEST_LINE_BYTES = 1 << 20
 class LoadReader:
     """Calls `on_load` with each load that the worker at this address pushes, until it is closed."""
 
-    def __init__(self, address: str, secret: str, on_load: Callable[[WorkerLoad], None]) -> None:
+    def __init__(
+        self, address: str, secret: str, on_load: Callable[[WorkerLoad], None], proof: str = ""
+    ) -> None:
+        """`proof`: what the worker's answers carry; empty for older workers, whose answers carry none."""
         self._address = address
         self._secret = secret
+        self._proof = proof
         self._on_load = on_load
         self._pause_s = FIRST_PAUSE_S
         self._longest_s = LONGEST_PAUSE_S
@@ -60,6 +64,8 @@ class LoadReader:
         try:
             async with asyncio.timeout(STALE_S):
                 await connection.ask(load_lines.PATH, self._headers(), method="GET")
+            if not request_headers.proves(connection.headers, self._proof):
+                raise ValueError("it is a stranger that answers there")
             if connection.status != 200:
                 raise ValueError(f"it answered {connection.status}")
             async with aclosing(_lines(connection)) as lines:

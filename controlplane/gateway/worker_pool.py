@@ -80,7 +80,7 @@ class KnownWorker(Member):
                 self.seen = worker_health.told(self.seen)
             on_load(self, load)
 
-        self._reader = LoadReader(self.address, self.secret, take)
+        self._reader = LoadReader(self.address, self.secret, take, self.proof)
         self.listens = True
 
     def forget(self, listen_on: bool = False) -> None:

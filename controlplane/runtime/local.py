@@ -384,6 +384,9 @@ def ray_switches(settings: Settings) -> dict[str, str]:
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "RAY_DEDUP_LOGS": "0",
+        # A busy machine takes minutes to start what an idle one starts in seconds.
+        "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "300",
+        "RAY_NUM_REDIS_GET_RETRIES": "120",
     }
 
 

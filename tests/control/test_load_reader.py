@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -67,11 +68,11 @@ class Server:
 
 
 @asynccontextmanager
-async def listening(server: Server) -> AsyncIterator[list[WorkerLoad]]:
+async def listening(server: Server, proof: str = "") -> AsyncIterator[list[WorkerLoad]]:
     listener = await asyncio.start_server(server.serve, "127.0.0.1", 0)
     heard: list[WorkerLoad] = []
     port = listener.sockets[0].getsockname()[1]
-    reader = LoadReader(f"127.0.0.1:{port}", "secret", heard.append)
+    reader = LoadReader(f"127.0.0.1:{port}", "secret", heard.append, proof)
     yield heard
     reader.close()
     listener.close()
@@ -100,6 +101,16 @@ async def test_it_comes_back_after_a_break() -> None:
     async with listening(server) as heard:
         await until(lambda: len(heard) == 2)
         assert len(server.asked) >= 5
+
+
+async def test_a_stranger_that_has_the_port_by_now_is_not_believed() -> None:
+    """Nor one that shows another worker's proof."""
+    other, own = (HTTP[:-2] + f"{request_headers.PROOF}: {p}\r\n\r\n".encode() for p in ("other", "own"))
+    idle = chunk(line_of(replace(LOAD, ongoing=0)))
+    server = Server(HTTP + idle, other + idle, own + chunk(LINE), None)
+    async with listening(server, "own") as heard:
+        await until(lambda: heard)
+        assert heard == [LOAD]
 
 
 async def test_a_line_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

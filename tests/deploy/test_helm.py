@@ -19,7 +19,8 @@ import redis
 import yaml
 from network_policies import EVERY_PORT, Pod, pod, reachable
 
-from tests.conftest import free_port, redis_binary
+from benchmarks.live.redis_server import redis_binary
+from tests.conftest import free_port
 from workers.addresses import Ports
 
 Helm = Callable[..., subprocess.CompletedProcess[str]]
