@@ -158,6 +158,8 @@ def rehearse(folder: Path) -> None:
     for row in result["away"]["found"]:
         assert not row["failures"], row
         assert not row["operations"]["lost"], row
+        assert row["acknowledged_before"] == 2, row
+        assert row["first_change_after_s"] is not None, row
     assert sum(result["soak"]["found"]["requests"].values()) > 0
 
 

@@ -224,7 +224,11 @@ def _strike(
 
 
 def _gap_s(answers: Answers, killed_s: float) -> float | None:
-    return waiting_for(lambda: bool(answers.at_s) and answers.at_s[-1] > killed_s + 0.02, SETTLED_S, 0.02)
+    """Until the first right answer that was not on its way when the kill came."""
+    since_s = killed_s + 0.02
+    waiting_for(lambda: bool(answers.at_s) and answers.at_s[-1] > since_s, SETTLED_S, 0.02)
+    first_s = next((at_s for at_s in answers.at_s if at_s > since_s), None)
+    return None if first_s is None else round(first_s - killed_s, 2)
 
 
 def _others(running: Running, role: str, before: set[int]) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.hardening.kills import Operator
 from benchmarks.hardening.probing import Probe, waiting_for
-from benchmarks.live.groups import BASE, Running
+from benchmarks.live.groups import Running
 from benchmarks.live.redis_server import RedisServer
 from controlplane.state.repository import Repository
 from controlplane.state.stores import open_store
@@ -54,12 +54,16 @@ def _away(
     def probe(method: str, path: str, body: Any = None) -> Probe:
         return Probe(running.cluster.url, (method, path, body), every_s=EVERY_S, headers=headers)
 
+    store = open_store(redis.url)
+    operator = Operator(running, adapters, Repository(store))
     asked = [
         probe("POST", "/v1/completions", {"model": m, "prompt": "w1 w2", "max_tokens": 2})
         for m in running.models
     ]
     ready = probe("GET", "/readyz")
-    with ExitStack() as stack:
+    with closing(store), ExitStack() as stack:
+        operator.change()
+        before = len(operator.acknowledged)
         for one in (*asked, ready):
             stack.enter_context(one)
         time.sleep(min(5.0, seconds))
@@ -69,17 +73,17 @@ def _away(
         finally:
             come_back()
         began_s = time.monotonic()
-        with closing(open_store(redis.url)) as store:
-            operator = Operator(running, adapters, Repository(store))
-            waiting_for(lambda: _changes(operator), BACK_S)
-        back_s = round(time.monotonic() - began_s, 2)
+        came_back = waiting_for(lambda: _changes(operator), BACK_S) is not None
+        back_s = round(time.monotonic() - began_s, 2) if came_back else None
+        verified = operator.verify()
     return {
         "seconds": seconds,
-        "completions": {m: one.told() for m, one in zip((BASE, *running.models[1:]), asked, strict=True)},
+        "completions": {m: one.told() for m, one in zip(running.models, asked, strict=True)},
         "ready": ready.told(),
         "failures": sorted({failure for one in (*asked, ready) for failure in one.failed}),
+        "acknowledged_before": before,
         "first_change_after_s": back_s,
-        "operations": operator.verify(),
+        "operations": verified,
     }
 
 

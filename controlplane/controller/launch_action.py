@@ -44,7 +44,7 @@ from controlplane.state.repository import Change, Put, Repository, State
 from controlplane.state.transactions import Superseded, persist
 from controlplane.state.worker_groups import GroupPhase, WorkerGroup, group_id_of, host_of, is_spare
 from placement.rebalancing import without
-from placement.types import Inventory, Placement
+from placement.types import Constraint, Inventory, Placement
 from workers.messages import EngineConfig
 
 T = TypeVar("T")
@@ -52,6 +52,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 LOOK_AGAIN_S = 0.5
+STARTING_S = 2.0  # between two looks at nodes whose devices are being measured
 SAMPLED_S = 2.5  # device samples that are requested so long after a stop were taken after it
 MAX_LAUNCHES = 5  # in a row that the cluster refuses
 
@@ -192,11 +193,11 @@ class LaunchAction:
         usable = placement_decision.suited(without(sample.inventory, group.avoid), group.device_kind)
         try:
             place = self._find_placement(state, group_id, replace(sample, inventory=usable))
-        except errors.NoFeasiblePlan:
-            reason = _awaited(sample.inventory)
+        except errors.NoFeasiblePlan as e:
+            reason = _awaited(usable, e)
             if deployment.record.established or not reason:
                 raise
-            return self._wait(group_id, state, nodes, reason)
+            return self._look_again(group_id, state, reason)
         if place is None:
             return None
         if reclaimable_memory.waits_for_measuring(place, deployment.record.established):
@@ -252,13 +253,22 @@ class LaunchAction:
         return _Committed(placement, deployment.uid, config, preempting)
 
     def _wait(self, group_id: str, state: State, nodes: Sequence[NodeState], reason: str) -> _Queued:
-        """Commit that a group waits, and what for. It is due when devices or reservations change."""
+        """Commit that a group waits for room, and what for. It is due when devices or reservations change."""
         deployment, group = find_group(state, group_id)
         cluster = rescheduling.cluster_key(nodes, state.ledgers, exclude=group_id)
         waits = deployments.with_group(
             deployment.record, rescheduling.refused(group, reason, cluster, time.time())
         )
         self._repository.commit([Put(waits, deployment.version), *reservations.release(state, group_id)])
+        return _Queued(reason)
+
+    def _look_again(self, group_id: str, state: State, reason: str) -> _Queued:
+        """Commit that a group has no place yet, and is due in a moment: nothing is to make room for it."""
+        deployment, group = find_group(state, group_id)
+        waits = replace(group, reason=reason, retry_at_s=time.time() + STARTING_S)
+        record = deployments.with_group(deployment.record, waits)
+        released = reservations.release(state, group_id)
+        self._repository.commit([Put(record, deployment.version), *released])
         return _Queued(reason)
 
     async def _refused(self, group_id: str, error: errors.NoFeasiblePlan) -> None:
@@ -289,10 +299,12 @@ class LaunchAction:
                 await self._note(OperationKind.DEPLOY, deployment.model, Phase.DEPLOYING, message, progress)
 
 
-def _awaited(inventory: Inventory) -> str:
-    """What is known of nodes that may soon have devices; empty if there are none."""
-    starting = [node.reason for node in inventory.unusable if node.starting]
-    return f"waits for room: {'; '.join(starting)}" if starting else ""
+def _awaited(inventory: Inventory, refusal: errors.NoFeasiblePlan) -> str:
+    """Which nodes may soon have room for what was refused; empty if none may."""
+    starting = sorted(node.node for node in inventory.unusable if node.starting)
+    if not starting or refusal.details.get("binding") != str(Constraint.MEMORY):
+        return ""
+    return f"waits until the devices of {', '.join(starting)} have been measured"
 
 
 def _reclaimed(state: State, group_id: str, sample: _Sample, stopped_lately: bool) -> Inventory:

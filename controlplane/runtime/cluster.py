@@ -107,15 +107,14 @@ class RayCluster:
         await asyncio.to_thread(ray_serve.delete, name, False)
         async with asyncio.timeout(STOP_TIMEOUT_S):
             while True:
-                status = await asyncio.to_thread(ray_serve.status)
-                if name not in status.applications:
+                if name not in await asyncio.to_thread(serve.applications):
                     break
                 await asyncio.sleep(STOP_LOOK_S)
         serve.forget_handle(group_id)
 
     async def observe(self) -> dict[str, EngineView]:
         """What Serve says of each worker group's engine."""
-        return serve.engine_views(await asyncio.to_thread(ray_serve.status))
+        return serve.engine_views(await asyncio.to_thread(serve.applications))
 
     async def load_variant(self, group_id: str, variant: VariantRef) -> None:
         """Bring a variant into every replica.

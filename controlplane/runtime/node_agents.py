@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from controlplane.cluster.inventory import NodeContact, NodeState, Timeouts, node_states
@@ -216,17 +216,22 @@ class AgentBook:
         """Measure what the devices can do, once in a node's life: while engines run it would find less."""
         from workers.agent.device_rates import probe
 
-        strategy = NodeAffinitySchedulingStrategy(node_id=node.id, soft=False)
-        once = ray.remote(max_calls=1)(probe)  # else Ray keeps its process, which has a context on a GPU
-        task = once.options(num_cpus=0, scheduling_strategy=strategy)
-        measured = task.remote(node.name, gpus_of(self._settings.gpus, node.name))
+        measured = None
         try:
+            strategy = NodeAffinitySchedulingStrategy(node_id=node.id, soft=False)
+            once = ray.remote(max_calls=1)(probe)  # else Ray keeps its process, which has a context on a GPU
+            task = once.options(num_cpus=0, scheduling_strategy=strategy)
+            measured = task.remote(node.name, gpus_of(self._settings.gpus, node.name))
             async with asyncio.timeout(PROBE_TIMEOUT_S):
                 node.rates = await measured
             node.unmeasured = ""
-        except (TimeoutError, RayError) as e:
-            node.unmeasured = readable(str(e)) or f"no answer within {PROBE_TIMEOUT_S:.0f} s"
-            ray.cancel(measured, force=True)
+        except (
+            Exception
+        ) as e:  # else nobody would hear of it, and who waits for this node would wait for ever
+            late = f"no answer within {PROBE_TIMEOUT_S:.0f} s"
+            node.unmeasured = late if isinstance(e, TimeoutError) else readable(f"{type(e).__name__}: {e}")
+            if measured is not None:
+                ray.cancel(measured, force=True)
             log.warning("the devices of %s could not be measured, trying again: %r", node.name, e)
             await asyncio.sleep(ASK_TIMEOUT_S)
 

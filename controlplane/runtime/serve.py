@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from ray import serve
 from ray.exceptions import RayActorError, RayTaskError
+from ray.serve.context import _get_global_client
 from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 from ray.serve.handle import DeploymentHandle
 
@@ -49,32 +51,46 @@ def deploy(application: serve.Application, name: str) -> None:
     serve.api._run(application, name=name, route_prefix=None, _blocking=False)
 
 
-def engine_views(status: Any) -> dict[str, EngineView]:
-    """What Serve says of each worker group's engine; `status` is that of `serve.status`."""
+Application = Mapping[str, Any]
+
+
+def applications() -> Mapping[str, Application]:
+    """What Serve says of each application, in the form of its schema ApplicationDetails. Blocking.
+
+    Serve's public `status` reads the same and pickles a class for each deployment, every time: that took most
+    of an idle controller's CPU time.
+    """
+    client = _get_global_client(raise_if_no_controller_running=False)
+    found: Mapping[str, Application] = client.get_serve_details()["applications"] if client else {}
+    return found
+
+
+def engine_views(seen: Mapping[str, Application]) -> dict[str, EngineView]:
+    """What Serve says of each worker group's engine, of all that it says."""
     return {
         name.removeprefix(APP_PREFIX): engine_view(app)
-        for name, app in status.applications.items()
+        for name, app in seen.items()
         if name.startswith(APP_PREFIX)
     }
 
 
-def engine_view(app: Any) -> EngineView:
-    deployment = app.deployments.get(ENGINE)
-    replicas = deployment.replica_states.get("RUNNING", 0) if deployment else 0
+def engine_view(app: Application) -> EngineView:
+    deployment = app["deployments"].get(ENGINE)
+    replicas = sum(r["state"] == "RUNNING" for r in deployment["replicas"]) if deployment else 0
     if deployment and not replicas and _gave_up(app, deployment):
-        return EngineView(EngineStatus.FAILED, deployment.message, replicas)
-    message = app.message or (deployment.message if deployment else "")
-    return EngineView(_STATUS.get(app.status, EngineStatus.STARTING), message, replicas)
+        return EngineView(EngineStatus.FAILED, deployment["message"], replicas)
+    message = app["message"] or (deployment["message"] if deployment else "")
+    return EngineView(_STATUS.get(app["status"], EngineStatus.STARTING), message, replicas)
 
 
-def _gave_up(app: Any, deployment: Any) -> bool:
+def _gave_up(app: Application, deployment: Mapping[str, Any]) -> bool:
     """Whether an engine could not be started: then its deployment says why, and the application only that.
 
     Serve names this trigger after START_ATTEMPTS failures in a row. One that ran before it tries again for
     ever all the same, and calls its application UNHEALTHY.
     """
-    failed = app.status in ("UNHEALTHY", "DEPLOY_FAILED")
-    return bool(failed and deployment.status_trigger == "REPLICA_STARTUP_FAILED")
+    failed = app["status"] in ("UNHEALTHY", "DEPLOY_FAILED")
+    return bool(failed and deployment["status_trigger"] == "REPLICA_STARTUP_FAILED")
 
 
 # --- replicas ----------------------------------------------------------------------------------

@@ -102,6 +102,7 @@ def _occur(world: World, g: int, variant: int) -> int:
         world.engines[g].occurring = max(place + 1, world.engines[g].occurring)
         fresh = world.occurring[g, place]
         fresh.variant, fresh.requests, fresh.readiness = variant, 0, ABSENT
+        fresh.cost, fresh.closed = world.truth.variants[world.engines[g].model, variant].bytes, 0
         if where.slot != NOBODY:
             fresh.readiness = READY if world.slots[g, where.slot].ready_s == -math.inf else LOADING
         where.local = place
@@ -202,7 +203,7 @@ def next_steps(world: World, rules: Rules, g: int, now_s: float) -> None:
         _preempt_youngest(world, g)
     while _known(world, g) > 0 and _admit(world, rules, g, now_s):
         pass  # whoever waited for a row that stepped back
-    _begin(world, g, now_s)
+    _begin(world, rules, g, now_s)
 
 
 @compiled
@@ -426,7 +427,7 @@ def _next_load_s(world: World, g: int) -> float:
 
 
 @compiled
-def _begin(world: World, g: int, now_s: float) -> None:
+def _begin(world: World, rules: Rules, g: int, now_s: float) -> None:
     """The next step, or as many as change nothing."""
     engine = world.engines[g]
     model = world.truth.models[engine.model]
@@ -442,7 +443,7 @@ def _begin(world: World, g: int, now_s: float) -> None:
     elif engine.batch.rows > 0:
         engine.step_s = decode_step_s(model, engine.batch)
         engine.growth_s = model.context_s * engine.batch.rows
-        engine.steps = _steps_alike(world, g, now_s)
+        engine.steps = _steps_alike(world, rules, g, now_s)
     if engine.steps > 0:
         _schedule(world.next_s, world.winners, g, now_s + steps_s(engine, engine.steps))
     else:
@@ -514,9 +515,9 @@ def _give_chunks(world: World, g: int, left: int) -> int:
 
 
 @compiled
-def _steps_alike(world: World, g: int, now_s: float) -> int:
-    """Until a row ends, KV cache runs out, a variant has been loaded, or somebody may be admitted who came
-    too late for the first of them."""
+def _steps_alike(world: World, rules: Rules, g: int, now_s: float) -> int:
+    """Until a row ends, KV cache runs out, a variant has been loaded, somebody may be admitted who came too
+    late for the first of them, or who is blocked is out of patience."""
     engine = world.engines[g]
     steps = MANY_STEPS
     for i in range(engine.running):
@@ -531,4 +532,10 @@ def _steps_alike(world: World, g: int, now_s: float) -> int:
     known = _known(world, g)
     if known < engine.waiting:
         steps = min(steps, world.queue[g, known].due - engine.ticks)
+    for i in range(known):
+        if world.queue[g, i].blocked:
+            left_s = world.queue[g, i].arrival_s + rules.longest_wait_s - now_s
+            if left_s >= 0.0:
+                steps = min(steps, steps_within(engine, left_s))
+                break
     return max(1, steps)

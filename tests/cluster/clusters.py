@@ -47,7 +47,7 @@ class Cluster:
         """Start it. Returns the seconds that took."""
         started = time.monotonic()
         self.local = local.up(self.settings, lambda message: None)
-        self.http = httpx.Client(base_url=self.url, timeout=GIVE_UP_S, trust_env=False)
+        self.http = httpx.Client(base_url=self.url, timeout=120, trust_env=False)
         return time.monotonic() - started
 
     def down(self) -> float:

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import httpx
 import psutil
-from clusters import GIVE_UP_S, Cluster, until
+from clusters import Cluster, until
 
 from controlplane.runtime import local, loopback
 from controlplane.runtime.local import LocalCluster
@@ -99,7 +99,7 @@ class HostPair(Cluster):
         address = f"{self.addresses[HEAD]}:6379"
         mark = local.cluster_environment(self.settings)[local.MARK]
         self.local = LocalCluster(str(self.home), url, "", address, f"{self.home}/ray", mark)
-        self.http = httpx.Client(base_url=url, timeout=GIVE_UP_S, trust_env=False)
+        self.http = httpx.Client(base_url=url, timeout=60, trust_env=False)
         self.start_node(HEAD)
         self.start_node(OTHER)
         self._run(HEAD, sys.executable, "-m", "controlplane.runtime.start_serve", address)

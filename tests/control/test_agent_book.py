@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from fake_ray import RATES, REPORT, Actor, FakeRay, in_its_place, node, until
@@ -13,6 +15,7 @@ from controlplane.runtime import node_agents
 from controlplane.runtime.node_agents import AgentBook
 from controlplane.settings import Settings
 from workers.agent.reports import AgentReport
+from workers.messages import NodeReport
 
 
 @pytest.fixture
@@ -41,15 +44,20 @@ async def test_a_node_that_hangs_holds_no_other_up(ray: FakeRay, book: AgentBook
     ray.found = [node("a"), node("b")]
     ray.actors = {"agent-id-a": Actor(), "agent-id-b": Actor()}
     ray.actors["agent-id-b"].hung = True
-    seen = {n.name: n.problem for n in await book.nodes()}
-    assert seen["a"] == ""
+    seen: dict[str, str] = {}
+    async with asyncio.timeout(60):
+        while seen.get("a") != "" or "did not answer" not in seen["b"]:
+            seen = {n.name: n.problem for n in await book.nodes()}
     assert seen["b"].startswith("node b has not reported yet")
     assert "its agent did not answer within" in seen["b"]
     ray.actors["agent-id-b"].hung = False
     await until(book, lambda n: not n.problem)
 
 
-async def test_new_nodes_are_waited_for(ray: FakeRay, book: AgentBook) -> None:
+async def test_new_nodes_are_waited_for(
+    ray: FakeRay, book: AgentBook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_agents, "FIRST_WORD_S", 60)
     ray.found = [node("a")]
     waiting = asyncio.create_task(book.nodes())
     await asyncio.sleep(0.05)
@@ -74,6 +82,38 @@ async def test_a_node_that_died_is_gone(ray: FakeRay, book: AgentBook) -> None:
     ray.found = [node("a", alive=False)]
     (found,) = await until(book, lambda n: n.lost)
     assert found.problem.startswith("node a is gone")
+
+
+@pytest.mark.parametrize(
+    ("failure", "told"),
+    [
+        (ValueError("no such device"), "ValueError: no such device"),
+        (TimeoutError(), f"no answer within {node_agents.PROBE_TIMEOUT_S:.0f} s"),
+    ],
+)
+async def test_why_devices_were_not_measured_is_told_until_they_are(
+    ray: FakeRay, failure: Exception, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray.found, ray.actors = [node("a")], {"agent-id-a": Actor(replace(REPORT, rates=None))}
+    outcomes: list[Exception] = [failure]
+
+    async def measured(*of: object) -> NodeReport:
+        if outcomes:
+            raise outcomes.pop()
+        await going_on.wait()
+        return RATES
+
+    going_on, task = asyncio.Event(), SimpleNamespace(remote=measured)
+    monkeypatch.setattr(ray, "remote", lambda **o: lambda f: SimpleNamespace(options=lambda **o: task), False)
+    monkeypatch.setattr(ray, "cancel", lambda task, force: None, raising=False)
+    monkeypatch.setattr(node_agents, "NodeAffinitySchedulingStrategy", lambda **on: None)
+    monkeypatch.setattr(AgentBook, "_agent", lambda self, found: ray.get_actor(f"agent-{found.id}", ""))
+    book = AgentBook(Settings(report_stale_s=30, node_lost_s=60), starts=True)
+    (found,) = await until(book, lambda n: "could not be measured" in n.problem)
+    assert found.problem == f"the devices of node a could not be measured yet: {told}"
+    assert not found.starting
+    going_on.set()
+    await until(book, lambda n: bool(n.devices) and not n.problem)
 
 
 def test_nodes_are_called_as_they_were_started() -> None:

@@ -80,6 +80,33 @@ def test_why_nothing_new_may_be_placed_on_a_node(contact: NodeContact, reason: s
     assert [(u.node, u.reason, u.lost) for u in inventory.unusable] == [("a", reason, lost)]
 
 
+NEW = replace(HEARD, report=replace(REPORT, rates=None))
+
+
+@pytest.mark.parametrize(
+    ("contacts", "starting"),
+    [
+        ([NEW], True),
+        ([NodeContact("a", True, 3.0, None, "it has no agent yet")], True),
+        ([HEARD], False),
+        ([replace(NEW, alive=False)], False),
+        ([replace(NEW, silent_s=31.0)], False),
+        ([replace(NEW, unmeasured="out of memory")], False),
+        ([NEW, replace(NEW, id="namesake")], False),
+        ([replace(HEARD, report=replace(REPORT, devices=()))], False),
+    ],
+)
+def test_whether_a_node_may_soon_have_devices(contacts: list[NodeContact], starting: bool) -> None:
+    (node,) = node_states(contacts, PATIENCE)
+    assert node.starting == starting
+    assert [u.starting for u in inventory_of([node]).unusable] == ([] if not node.problem else [starting])
+
+
+def test_why_devices_could_not_be_measured() -> None:
+    (node,) = node_states([replace(NEW, unmeasured="out of memory")], PATIENCE)
+    assert node.problem == "the devices of node a could not be measured yet: out of memory"
+
+
 def test_a_node_that_came_back_is_not_the_one_that_died() -> None:
     dead = replace(HEARD, alive=False, silent_s=40.0)
     (node,) = node_states([dead, HEARD], PATIENCE)

@@ -9,11 +9,15 @@ from typing import Any
 
 import pytest
 from ray.serve.schema import (
+    APIType,
+    ApplicationDetails,
     ApplicationStatus,
-    ApplicationStatusOverview,
+    DeploymentDetails,
+    DeploymentSchema,
     DeploymentStatus,
-    DeploymentStatusOverview,
-    ServeStatus,
+    DeploymentStatusTrigger,
+    ReplicaDetails,
+    ReplicaState,
 )
 
 from controlplane.cluster.engine_status import EngineStatus
@@ -24,19 +28,33 @@ from controlplane.settings import Settings
 TRACE = "The deployment failed to start 2 times in a row. Error:\nTraceback\nRuntimeError: no memory"
 
 
-def app(status: str, trigger: str = "UNSPECIFIED", running: int = 0, message: str = "") -> Any:
-    deployment = DeploymentStatusOverview(
+def app(status: str, trigger: str = "UNSPECIFIED", running: int = 0, message: str = "") -> dict[str, Any]:
+    """As Serve's controller tells it."""
+    states = [ReplicaState.RUNNING] * running or [ReplicaState.STARTING]
+    deployment = DeploymentDetails(
+        name="Engine",
         status=DeploymentStatus("UNHEALTHY"),
-        status_trigger=trigger,
-        replica_states={"RUNNING": running} if running else {"STARTING": 1},
+        status_trigger=DeploymentStatusTrigger(trigger),
         message=message,
+        deployment_config=DeploymentSchema(name="Engine"),
+        target_num_replicas=1,
+        required_resources={},
+        replicas=[ReplicaDetails(replica_id=f"{n}", state=s, start_time_s=0.0) for n, s in enumerate(states)],
     )
-    return ApplicationStatusOverview(
+    told = ApplicationDetails(
+        name="model-b",
+        route_prefix=None,
+        docs_path=None,
         status=ApplicationStatus(status),
         message="The deployments ['Engine'] are UNHEALTHY.",
         last_deployed_time_s=0.0,
+        deployed_app_config=None,
+        source=APIType.IMPERATIVE,
+        external_scaler_enabled=False,
         deployments={"Engine": deployment},
     )
+    found: dict[str, Any] = told.model_dump(exclude_unset=True)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -88,14 +106,15 @@ class FakeServe:
         assert not blocking
         self.leaving.add(name)
 
-    def status(self) -> Any:
-        return ServeStatus(applications={name: app("RUNNING", running=1) for name in self.names})
+    def get_serve_details(self) -> dict[str, Any]:
+        return {"applications": {name: app("RUNNING", running=1) for name in self.names}}
 
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> FakeServe:
     fake = FakeServe(*(f"model-b@{n}" for n in range(1, 9)))
-    monkeypatch.setattr(cluster, "ray_serve", SimpleNamespace(delete=fake.delete, status=fake.status))
+    monkeypatch.setattr(cluster, "ray_serve", SimpleNamespace(delete=fake.delete))
+    monkeypatch.setattr(serve, "_get_global_client", lambda **asked: fake)
     monkeypatch.setattr(cluster, "STOP_LOOK_S", 0.01)
     return fake
 
@@ -121,4 +140,5 @@ async def test_a_stop_that_does_not_end_is_an_error(
     runtime = RayCluster(settings)
     with pytest.raises(TimeoutError):
         await runtime.stop("b@1")
+    monkeypatch.setattr(cluster, "STOP_TIMEOUT_S", 600)
     await runtime.stop("gone")

@@ -113,7 +113,7 @@ class _Variants:
         if paused or not any(r.lora_request for r in waiting):
             return []
         with self._lock:
-            self._records.see(self.running, waiting, self._residency.readiness)
+            self._records.see(self.running, waiting, self._residency.readiness, self._residency.size_bytes)
             self._records.decide(time.time(), self._rules())
             self._load(self._records.loads(), waiting)
             if next_one := self._records.first_blocked():

@@ -66,15 +66,22 @@ class AdmissionRecords:
             table.resize(0)
 
     def see(
-        self, running: Sequence[Request], waiting: Sequence[Request], readiness: Callable[[int], int]
+        self,
+        running: Sequence[Request],
+        waiting: Sequence[Request],
+        readiness: Callable[[int], int],
+        cost: Callable[[int], float],
     ) -> None:
-        """Who runs and who waits in this step, the latter in any order; `readiness` by a variant's uid."""
+        """Who runs and who waits in this step, the latter in any order; `readiness` and `cost` by a variant's
+        uid."""
         runners = self._described(running)
         line = self._described(waiting)
         self._see_running(running, runners)
         self._see_waiting(waiting, line)
         found = [READY if uid == BASE else readiness(uid) for uid in self._uids.of]
-        self._variants.rows["readiness"][list(self._uids.of.values())] = found
+        numbers = list(self._uids.of.values())
+        self._variants.rows["readiness"][numbers] = found
+        self._variants.rows["cost"][numbers] = [0.0 if uid == BASE else cost(uid) for uid in self._uids.of]
 
     def _see_running(self, running: Sequence[Request], numbers: Numbers) -> None:
         rows = self._running.resize(len(running))
@@ -118,7 +125,7 @@ class AdmissionRecords:
         number = self._uids.of.get(uid)
         if number is None:
             number = self._uids.give(uid)
-            self._variants.hold(number)
+            self._variants.hold(number)["closed"][number] = 0
         self._users[uid] += 1
         return number
 

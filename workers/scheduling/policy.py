@@ -3,11 +3,17 @@
 DeltaZip, section 5.4: at most N variants run at once. A request whose variant runs already may skip
 the line; it is then the child of that variant's oldest running request, and when that parent is done
 its children are preempted, so that requests of other variants, which came earlier, get their turn.
-Beyond the paper: a child that is about to finish is not preempted; once somebody has waited too long
-nobody skips the line until they run; and who lacks room in memory counts as blocked, too.
+Beyond the paper: a child that is about to finish is not preempted; who lacks room in memory counts as
+blocked, too; and once a blocked request has waited too long, running variants are closed, as many as have
+to leave for those that are waited for so long. A closed variant takes in nobody who came after the first
+blocked one, so it leaves when its running requests are done. Those with the fewest rows for their bytes
+are closed: a step reads the bytes of each variant once for all its rows. The others take in whoever comes,
+and keep their children: an engine with more to do than it can keeps its rows.
 
-From this follows a bound: whatever comes later, a request begins no later than when all that came
-before it are done, plus what an almost finished child may still take, plus its variant's loading.
+From this follows a bound. Until the patience ends a request begins no later than when all that came
+before it are done, plus what an almost finished child may still take, plus its variant's loading. After
+it, when the running requests of one variant are done, and before that those of as many as the variants
+that are waited for longer need, `limit` at a time. Memory that a variant lacks is found one by one.
 
 Requests and variants are records. Inputs and decisions are fields of the same record, so nothing is
 allocated: an engine and the simulator run this before every step.
@@ -44,7 +50,7 @@ RUNNING = np.dtype(
 )
 
 # In order of arrival, and of key where that is equal. Decided: `admitted`, behind `parent` if it skips the
-# line; `blocked` if it waits for a running variant to end.
+# line, or behind itself once somebody is out of patience; `blocked` if it waits for a running variant to end.
 WAITING = np.dtype(
     [
         ("arrival_s", "f8"),
@@ -57,11 +63,23 @@ WAITING = np.dtype(
     align=True,
 )
 
-# Every variant that occurs; the first is the base, which is READY. Decided: `active`, if it runs or may run
-# next (no slot is taken from it); `load`: its number, from 1, in the order in which slots should be given.
-# The rest is the policy's own.
+# Every variant that occurs; the first is the base, which is READY. `cost`: what it adds to a step for having
+# any row in it, in any unit that is the same for all, such as its bytes. Decided: `active`, if it runs or may
+# run next (no slot is taken from it); `load`: its number, from 1, in the order in which slots should be
+# given. The rest is the policy's own; `closed` is kept from decision to decision, and 0 at first.
 VARIANTS = np.dtype(
-    [("readiness", "i4"), ("active", "u1"), ("load", "i4"), ("parent", "i8"), ("parent_s", "f8")], align=True
+    [
+        ("readiness", "i4"),
+        ("cost", "f8"),
+        ("active", "u1"),
+        ("load", "i4"),
+        ("parent", "i8"),
+        ("parent_s", "f8"),
+        ("rows", "i4"),
+        ("overdue", "u1"),
+        ("closed", "u1"),
+    ],
+    align=True,
 )
 
 
@@ -79,22 +97,25 @@ def decide(now_s: float, running: Records, waiting: Records, variants: Records, 
     but for children whose parent is gone."""
     active = _clear(running, waiting, variants)
     admitted, in_turn = _in_turn(waiting, variants, active, rules.limit)
+    overdue = _overdue(now_s, waiting, variants, in_turn, rules.longest_wait_s)
+    _close(variants, overdue, rules.limit)
     if in_turn < len(waiting):
-        admitted += _out_of_turn(now_s, running, waiting, variants, in_turn, rules)
-        _preempt_orphans(running, waiting, waiting[in_turn], rules.almost_done_tokens)
+        admitted += _out_of_turn(running, waiting, variants, in_turn, overdue > 0)
+        _preempt_orphans(running, waiting, variants, in_turn, overdue > 0, rules.almost_done_tokens)
     return admitted
 
 
 @compiled
 def _clear(running: Records, waiting: Records, variants: Records) -> int:
-    """Forget the last decision. How many variants run."""
+    """Forget the last decision, but for who is closed. How many variants run."""
     for v in range(len(variants)):
-        variants[v].active = variants[v].load = 0
+        variants[v].active = variants[v].load = variants[v].rows = variants[v].overdue = 0
         variants[v].parent = NOBODY
     active = 0
     for i in range(len(running)):
         running[i].preempts = 0
         variant = running[i].variant
+        variants[variant].rows += 1
         if variant != BASE and not variants[variant].active:
             variants[variant].active = 1
             active += 1
@@ -127,12 +148,60 @@ def _in_turn(waiting: Records, variants: Records, active: int, limit: int) -> tu
 
 
 @compiled
-def _out_of_turn(
-    now_s: float, running: Records, waiting: Records, variants: Records, in_turn: int, rules: Rules
-) -> int:
-    """Behind a blocked request only the base's run, and children of living parents. How many."""
+def _overdue(now_s: float, waiting: Records, variants: Records, in_turn: int, longest_wait_s: float) -> int:
+    """How many variants are waited for too long by requests that are blocked."""
+    count = 0
+    for i in range(in_turn, len(waiting)):
+        if now_s - waiting[i].arrival_s <= longest_wait_s:
+            break  # so have all that came later
+        number = waiting[i].variant
+        variant = variants[number]
+        if number != BASE and not variant.active and not variant.overdue:
+            variant.overdue = 1
+            count += 1
+    return count
+
+
+@compiled
+def _close(variants: Records, overdue: int, limit: int) -> None:
+    """Have as many running variants closed as must leave for those that are overdue, or all; at least one, as
+    the first may lack memory rather than a seat. One that is closed stays so while it counts."""
+    count = 0
+    if overdue > 0:
+        for v in range(1, len(variants)):
+            count += variants[v].active
+        count = max(1, count + overdue - limit)
+    for v in range(len(variants)):
+        if variants[v].closed and variants[v].rows > 0 and count > 0:
+            count -= 1
+        else:
+            variants[v].closed = 0
+    while count > 0:
+        first = NOBODY
+        for v in range(1, len(variants)):
+            other = variants[v]
+            if other.rows == 0 or other.closed:
+                continue
+            if first == NOBODY or _leaves_before(other, variants[first]):
+                first = v
+        if first == NOBODY:
+            return
+        variants[first].closed = 1
+        count -= 1
+
+
+@compiled
+def _leaves_before(one: Records, other: Records) -> bool:
+    """Whether one has fewer rows for its cost; of equals, fewer rows."""
+    weight, other_weight = one.rows * other.cost, other.rows * one.cost
+    return weight < other_weight or (weight == other_weight and one.rows < other.rows)  # type: ignore[no-any-return]
+
+
+@compiled
+def _out_of_turn(running: Records, waiting: Records, variants: Records, in_turn: int, overdue: bool) -> int:
+    """Behind a blocked request only the base's run, and children of living parents; if it is overdue, those
+    of variants that are not closed. How many."""
     blocked = waiting[in_turn]
-    overdue = now_s - blocked.arrival_s > rules.longest_wait_s
     if not overdue:
         _find_parents(running, waiting, variants, in_turn)
     admitted = 0
@@ -144,9 +213,9 @@ def _out_of_turn(
             admitted += 1
         elif not variant.active:
             request.blocked = 1
-        elif variant.parent != NOBODY and variant.readiness == READY:
+        elif variant.readiness == READY and (variant.parent != NOBODY or (overdue and not variant.closed)):
             request.admitted = 1
-            request.parent = variant.parent
+            request.parent = request.key if overdue else variant.parent
             admitted += 1
     if variants[blocked.variant].readiness == NO_MEMORY:
         loads = 0
@@ -179,12 +248,22 @@ def _find_parents(running: Records, waiting: Records, variants: Records, in_turn
 
 
 @compiled
-def _preempt_orphans(running: Records, waiting: Records, blocked: Records, almost_done_tokens: int) -> None:
-    """Children whose parent is gone, who came after a request that is blocked, and have far to go."""
+def _preempt_orphans(
+    running: Records,
+    waiting: Records,
+    variants: Records,
+    in_turn: int,
+    overdue: bool,
+    almost_done_tokens: int,
+) -> None:
+    """Children whose parent is gone, who came after a request that is blocked, and have far to go. Where that
+    one is overdue, of closed variants only."""
+    blocked = waiting[in_turn]
     for i in range(len(running)):
         child = running[i]
         if (
             child.parent != NOBODY
+            and (not overdue or variants[child.variant].closed)
             and child.tokens_left > almost_done_tokens
             and _came_after(child.arrival_s, child.key, blocked.arrival_s, blocked.key)
             and not _is_alive(running, waiting, child.parent)

@@ -79,6 +79,11 @@ class Residency:
             return READY
         return NO_MEMORY if variant.no_memory else LOADING
 
+    def size_bytes(self, uid: int) -> int:
+        """What a variant takes on the rank where it takes most; 0 while no rank has it."""
+        variant = self._variants.get(uid)
+        return max(variant.device.values(), default=0) if variant else 0
+
     def error(self, uid: int) -> str:
         """Why a variant cannot be loaded; empty when nothing speaks against trying."""
         return self._variants[uid].error if uid in self._failing else ""

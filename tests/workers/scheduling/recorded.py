@@ -29,6 +29,7 @@ def decide_by_records(s: Snapshot) -> Decision:
         load=_list(load),
         blocked=_list(waiting["key"][waiting["blocked"] > 0]),
         active=frozenset(_list(np.flatnonzero(variants["active"]))),
+        closed=frozenset(_list(np.flatnonzero(variants["closed"]))),
     )
 
 
@@ -52,7 +53,9 @@ def _waiting(s: Snapshot) -> Records:
 def _variants(s: Snapshot) -> Records:
     made = _made(VARIANTS, 1 + max(s.readiness))
     made["readiness"][list(s.readiness)] = list(s.readiness.values())
-    made["load"] = made["active"] = made["parent"] = LEFT_OVER
+    made["cost"][list(s.readiness)] = [s.cost[v] for v in s.readiness]
+    made["closed"][list(s.closed)] = 1
+    made["load"] = made["active"] = made["parent"] = made["rows"] = made["overdue"] = LEFT_OVER
     return made
 
 

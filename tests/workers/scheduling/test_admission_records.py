@@ -38,6 +38,10 @@ def uid_of(variant: int) -> int:
     return 1000 * variant - 1
 
 
+def cost_of(uid: int) -> float:
+    return float(1 << uid % 3)
+
+
 def number(request: Request) -> int:
     return int(request.request_id)
 
@@ -54,6 +58,7 @@ class Steps:
     running: list[Request] = field(default_factory=list)
     waiting: list[Request] = field(default_factory=list)
     parents: dict[int, int] = field(default_factory=dict)
+    closed: frozenset[int] = frozenset()
     ready: dict[int, int] = field(default_factory=dict)
     now: float = 0.0
     made: int = 0
@@ -65,7 +70,7 @@ class Steps:
             self.arrive()
         self.rng.shuffle(self.waiting)
         self.ready = {uid_of(v): self.rng.choice(READINESS) for v in range(1, self.variants)}
-        self.records.see(self.running, self.waiting, self.ready.__getitem__)
+        self.records.see(self.running, self.waiting, self.ready.__getitem__, cost_of)
         self.records.decide(self.now, Rules(self.limit, PATIENCE_S))
         decision = self.expected()
         self.check(decision)
@@ -93,7 +98,15 @@ class Steps:
         line = sorted(self.waiting, key=lambda r: (r.arrival_time, number(r)))
         waiting = [Waiting(number(r), variant_of(r), r.arrival_time) for r in line]
         readiness = {**self.ready, BASE: READY}
-        return decide_by_the_rules(Snapshot(self.now, running, waiting, readiness, self.limit, PATIENCE_S))
+        rules = self.limit, PATIENCE_S
+        known = {variant_of(r) for r in (*self.running, *self.waiting)}
+        cost = {uid: cost_of(uid) for uid in readiness}
+        snapshot = Snapshot(
+            self.now, running, waiting, readiness, *rules, cost=cost, closed=self.closed & known
+        )
+        decision = decide_by_the_rules(snapshot)
+        self.closed = decision.closed
+        return decision
 
     def check(self, decision: Decision) -> None:
         assert self.records.admitted() == {f"{key:06}" for key in decision.admit}
@@ -156,13 +169,13 @@ def test_a_request_that_was_never_seen_waiting_is_a_parent_as_any_other() -> Non
     records = AdmissionRecords()
     first = Request("b", 1.0, Adapter(7))
     blocked, child = Request("c", 2.0, Adapter(8)), Request("a", 3.0, Adapter(7))
-    records.see([first], [child, blocked], lambda uid: READY)
+    records.see([first], [child, blocked], lambda uid: READY, cost_of)
     records.decide(3.0, Rules(1, PATIENCE_S))
     assert records.admitted() == {"a"}
     assert records.blocked() == ["c"]
     assert records.began({"a", "b"}) == 1
     records.forget("b")
-    records.see([child], [blocked], lambda uid: READY)
+    records.see([child], [blocked], lambda uid: READY, cost_of)
     records.decide(4.0, Rules(1, PATIENCE_S))
     assert records.preempted() == [child]
 
@@ -170,7 +183,7 @@ def test_a_request_that_was_never_seen_waiting_is_a_parent_as_any_other() -> Non
 def test_of_requests_that_arrived_at_once_the_first_by_id_comes_first() -> None:
     records = AdmissionRecords()
     at_once = [Request(name, 5.0, Adapter(uid)) for uid, name in enumerate("dbca", start=1)]
-    records.see([], at_once, lambda uid: READY)
+    records.see([], at_once, lambda uid: READY, cost_of)
     records.decide(5.0, Rules(2, PATIENCE_S))
     assert records.admitted() == {"a", "b"}
     assert records.blocked() == ["c", "d"]
@@ -178,7 +191,7 @@ def test_of_requests_that_arrived_at_once_the_first_by_id_comes_first() -> None:
 
 def test_a_step_without_a_decision_has_nothing_to_tell() -> None:
     records = AdmissionRecords()
-    records.see([Request("r", 1.0, Adapter(1))], [Request("w", 2.0, Adapter(2))], lambda uid: READY)
+    records.see([Request("r", 1.0, Adapter(1))], [Request("w", 2.0, Adapter(2))], lambda uid: READY, cost_of)
     records.decide(2.0, Rules(1, PATIENCE_S))
     assert records.blocked() == ["w"]
     records.clear()
@@ -191,6 +204,6 @@ def test_a_step_without_a_decision_has_nothing_to_tell() -> None:
 def test_a_client_may_ask_for_any_number_of_tokens() -> None:
     records = AdmissionRecords()
     greedy = Request("r", 1.0, Adapter(1), max_tokens=10**30)
-    records.see([greedy], [Request("w", 2.0, Adapter(2))], lambda uid: READY)
+    records.see([greedy], [Request("w", 2.0, Adapter(2))], lambda uid: READY, cost_of)
     records.decide(2.0, Rules(1, PATIENCE_S))
     assert records.blocked() == ["w"]

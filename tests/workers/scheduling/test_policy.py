@@ -14,6 +14,7 @@ from workers.scheduling.policy import ABSENT, BASE, LOADING, NO_MEMORY, READY
 
 READINESS = st.sampled_from([READY, LOADING, ABSENT, NO_MEMORY])
 VARIANTS = st.integers(0, 4)
+COSTS = st.sampled_from([0.0, 1.0, 4.0])  # by which rows are divided without an error
 GONE = 99
 NOW = 100.0
 PATIENCE = 10.0
@@ -42,7 +43,9 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
         running.append(Running(key, variant, float(arrival), draw(st.integers(0, 20)), parent))
     waiting.sort(key=place)
     readiness = {BASE: READY, **{uid: draw(READINESS) for uid in range(1, 5)}}
-    return Snapshot(NOW, running, waiting, readiness, draw(st.integers(1, 4)), PATIENCE)
+    limit, closed = draw(st.integers(1, 4)), draw(st.frozensets(st.integers(1, 4)))
+    cost = {BASE: 0.0, **{uid: draw(COSTS) for uid in range(1, 5)}}
+    return Snapshot(NOW, running, waiting, readiness, limit, PATIENCE, cost=cost, closed=closed)
 
 
 def place(request: Running | Waiting) -> tuple[float, int]:
@@ -67,6 +70,13 @@ def first_blocked(s: Snapshot) -> Waiting | None:
         if len(active - {BASE}) >= s.limit or s.readiness[request.variant] == NO_MEMORY:
             return request
     return None
+
+
+def waited_for_too_long(s: Snapshot) -> set[int]:
+    """Variants for which there is no seat, and whose first request is out of patience."""
+    decision, blocked = decide(s), first_blocked(s)
+    late = [w for w in s.waiting if blocked and place(w) >= place(blocked) and NOW - w.arrival_s > PATIENCE]
+    return {w.variant for w in late} - decision.active - {BASE}
 
 
 @settings(max_examples=10 * settings().max_examples)
@@ -120,7 +130,9 @@ def test_who_skips_the_line_has_a_living_parent_of_its_variant(s: Snapshot) -> N
         assert blocked is not None
         assert child in decision.admit
         assert variant_of[child] == variant_of[parent] != BASE
-        assert child != parent
+        if child == parent:
+            assert NOW - blocked.arrival_s > PATIENCE
+            continue
         assert parent_of.get(parent) is None or place_of[parent] < place(blocked)
         assert parent in parent_of or place_of[parent] < place(blocked)  # runs, or begins in its turn
         rivals = [r for r in s.running if r.variant == variant_of[child]]
@@ -130,24 +142,50 @@ def test_who_skips_the_line_has_a_living_parent_of_its_variant(s: Snapshot) -> N
 
 
 @given(situations())
-def test_nobody_skips_the_line_once_a_blocked_request_has_waited_too_long(s: Snapshot) -> None:
+def test_who_runs_behind_a_blocked_request(s: Snapshot) -> None:
+    """Children, while it has patience; after that all whose variants run, and are not closed: behind nobody
+    but themselves."""
     decision, blocked = decide(s), first_blocked(s)
-    if blocked and NOW - blocked.arrival_s > PATIENCE:
-        assert not decision.parents
+    overdue = blocked is not None and NOW - blocked.arrival_s > PATIENCE
     behind = s.waiting[s.waiting.index(blocked) :] if blocked else []
     for request in behind:
-        if request.variant != BASE and request.key in decision.admit:
-            assert request.key in decision.parents
+        ready = s.readiness[request.variant] == READY
+        if request.variant == BASE:
+            continue
+        if overdue:
+            open_one = request.variant in decision.active - decision.closed
+            assert (request.key in decision.admit) == (open_one and ready)
+            assert decision.parents.get(request.key, request.key) == request.key
+        assert (request.key in decision.admit) == (request.key in decision.parents)
+
+
+@given(situations())
+def test_a_variant_is_closed_for_each_that_is_waited_for_too_long(s: Snapshot) -> None:
+    """As far as there are any, the ones first that were; then who has the fewest rows for its cost."""
+    decision, late = decide(s), waited_for_too_long(s)
+    rows = {v: sum(r.variant == v for r in s.running) for v in running_variants(s)}
+    assert decision.closed <= rows.keys()
+    must_leave = max(1, len(decision.active) + len(late) - s.limit) if late else 0
+    assert len(decision.closed) == min(must_leave, len(rows))
+    were = s.closed & rows.keys()
+    assert were <= decision.closed or decision.closed <= were
+    newly, others = decision.closed - were, rows.keys() - decision.closed - were
+    for closed in newly:
+        assert all(rows[closed] * s.cost[o] <= rows[o] * s.cost[closed] or not s.cost[o] for o in others)
 
 
 @given(situations())
 def test_exactly_orphans_with_far_to_go_that_came_after_a_blocked_request_step_back(s: Snapshot) -> None:
+    """Once it is overdue, of the variants that make room for it."""
     blocked = first_blocked(s)
+    overdue = blocked is not None and NOW - blocked.arrival_s > PATIENCE
     alive = {r.key for r in everyone(s)}
     expected = set()
     for r in s.running:
         is_orphan = r.parent is not None and r.parent not in alive
-        if blocked and is_orphan and place(r) > place(blocked) and r.tokens_left > s.almost_done_tokens:
+        came_after = blocked is not None and place(r) > place(blocked)
+        leaves = not overdue or r.variant in decide(s).closed
+        if is_orphan and came_after and leaves and r.tokens_left > s.almost_done_tokens:
             expected.add(r.key)
     assert set(decide(s).preempt) == expected
 
