@@ -23,7 +23,7 @@ RESULT = rehearsing.RESULTS / "overloaded_engine.json"
 VARIANTS = 32
 NEVER = 1 << 30
 POLICIES: dict[str, dict[str, Any]] = {
-    "ours": {"longestWaitS": 10},
+    "ours": {"longestWaitS": 30},
     "deltazip": {"longestWaitS": 1e9, "almostDoneTokens": 0},
     "nobody steps back": {"longestWaitS": 1e9, "almostDoneTokens": NEVER},
 }

@@ -24,8 +24,9 @@ class VariantConfig:
     """`slots` variants may run in one batch (DeltaZip's N) in `arena_bytes` of each rank's memory;
     `host_bytes` of each rank's host memory keep others ready. Only `kinds` can be served: a CUDA graph
     launches the kernels of those and no others. Scratch memory is made for LoRA ranks up to `max_rank`
-    and low-rank deltas up to `max_svd_rank`; a request may be passed by for `longest_wait_s`. With
-    `merged_slot` each rank keeps a second copy of the base's weights (`workers.variants.merged_slot`)."""
+    and low-rank deltas up to `max_svd_rank`. For a request that is blocked for `longest_wait_s` others are
+    made to leave. With `merged_slot` each rank keeps a second copy of the base's weights
+    (`workers.variants.merged_slot`)."""
 
     slots: int
     arena_bytes: int
@@ -33,7 +34,7 @@ class VariantConfig:
     max_rank: int
     max_svd_rank: int = 2048
     kinds: tuple[str, ...] = tuple(kind.value for kind in VariantKind)
-    longest_wait_s: float = 10.0
+    longest_wait_s: float = 30.0
     merged_slot: bool = False
 
     def as_json(self) -> dict[str, Any]:
