@@ -114,8 +114,10 @@ class Operator:
         """The same request again must name the same operation, which has ended."""
         lost, doubled, open_still = [], [], []
         for key, (method, path, body, operation) in self.acknowledged.items():
-            reply = self._http.request(method, path, json=body, headers={"idempotency-key": key})
-            if not reply.is_success:
+            reply = self._repeated(method, path, body, key)
+            if reply is None:
+                lost.append(f"{method} {path}: no answer")
+            elif not reply.is_success:
                 lost.append(f"{method} {path}: {reply.status_code} {reply.text[:200]}")
             elif reply.json()["id"] != operation:
                 doubled.append(f"{method} {path}: {operation}, then {reply.json()['id']}")
@@ -123,6 +125,17 @@ class Operator:
                 open_still.append(operation)
         found = {"lost": lost, "doubled": doubled, "open": open_still}
         return {"acknowledged": len(self.acknowledged), **{k: v[:5] for k, v in found.items()}}
+
+    def _repeated(self, method: str, path: str, body: Any, key: str) -> httpx.Response | None:
+        """The answer to the same request again: what was killed last may just be coming back."""
+        reply = None
+        for _ in range(300):
+            with suppress(httpx.HTTPError):
+                reply = self._http.request(method, path, json=body, headers={"idempotency-key": key})
+                if reply.status_code < 500:
+                    return reply
+            time.sleep(0.2)
+        return reply
 
     def _register(self, name: str) -> None:
         adapter = str(self._adapters[self._number % len(self._adapters)])
