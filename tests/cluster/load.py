@@ -16,7 +16,9 @@ CLIENTS = 8
 CUT = "stream ended without [DONE] or an error"
 HUNG = "hung"
 HUNG_S = 300.0  # an answer to one of these takes less on the busiest machine
-PAUSE_S = 0.3  # after an error: what takes the place of a process that died needs the cores, too
+# What takes the place of a process that died needs the cores, and so do the tests beside these.
+AFTER_AN_ANSWER_S = 0.1
+AFTER_AN_ERROR_S = 0.3
 
 
 @dataclass(frozen=True)
@@ -34,10 +36,14 @@ class Load:
     A request that is not over after HUNG_S is an error `hung`.
     """
 
-    def __init__(self, url: str, models: tuple[str, ...], max_tokens: int) -> None:
+    def __init__(
+        self, url: str, models: tuple[str, ...], max_tokens: int, pause_s: float = AFTER_AN_ANSWER_S
+    ) -> None:
+        """Each client waits `pause_s` after an answer."""
         self._url = f"{url}/v1/chat/completions"
         self._models = models
         self._max_tokens = max_tokens
+        self._pause_s = pause_s
         self._stop = threading.Event()
         self._threads = [
             threading.Thread(target=self._client, args=(i,), daemon=True) for i in range(CLIENTS)
@@ -87,8 +93,7 @@ class Load:
                     error = HUNG
                 self.outcomes.append(Outcome(begun, ended, error))
                 turn += 1
-                if error is not None:
-                    time.sleep(PAUSE_S)
+                self._stop.wait(self._pause_s if error is None else AFTER_AN_ERROR_S)
 
     def _ask(self, http: httpx.Client, body: dict[str, Any]) -> str | None:
         try:

@@ -47,7 +47,7 @@ def test_load_brings_a_second_group_and_takes_it_back(many: Cluster) -> None:
     deploy(many, min=1, max=2, targetInFlight=0.5)
     try:
         assert groups(many) == {NAME: "Serving"}
-        with Load(many.url, (NAME,), 16) as load:
+        with Load(many.url, (NAME,), 16, pause_s=0) as load:
             until(lambda: groups(many) == {NAME: "Serving", f"{NAME}@1": "Serving"}, "a second group")
             seen = len(load.outcomes)
             until(lambda: len(load.outcomes) > seen + 50, "answers from both")
