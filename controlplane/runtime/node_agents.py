@@ -225,9 +225,7 @@ class AgentBook:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
                 node.rates = await measured
             node.unmeasured = ""
-        except (
-            Exception
-        ) as e:  # else nobody would hear of it, and who waits for this node would wait for ever
+        except Exception as e:  # whatever it is: who waits for this node must hear of it
             late = f"no answer within {PROBE_TIMEOUT_S:.0f} s"
             node.unmeasured = late if isinstance(e, TimeoutError) else readable(f"{type(e).__name__}: {e}")
             if measured is not None:
