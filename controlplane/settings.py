@@ -62,6 +62,9 @@ class Settings(BaseSettings):
         description="Where engines listen for gateways; 0.0.0.0 if they are on other nodes.",
     )
     http_port: int = Field(default=8000, ge=1, le=65535)
+    dashboard: bool = Field(
+        default=True, description="Whether `ostinato up` starts Ray's dashboard, which takes 1 GB of memory."
+    )
     haproxy: bool = Field(
         default=False, description="Use Ray Serve's HAProxy path (its replicas listen on all interfaces)."
     )

@@ -40,9 +40,14 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Ray runs its workers, which are our control plane and engines, at a niceness of 15: beside a test that
-# computes they get a thirtieth of its time, and the clusters' tests take longest as it is.
+# Ray runs its workers at a niceness of 15: beside a test that computes they get a thirtieth of its time.
+# `ostinato up` starts Ray without; this is for tests that start Ray themselves.
 os.environ.setdefault("RAY_worker_niceness", "0")
+
+# Clusters of several tests share two cores. What each costs while it waits is halved without Ray's dashboard
+# (a test of the dashboard asks for it), and with Serve's control loop three times a second instead of ten.
+os.environ.setdefault("OSTINATO_DASHBOARD", "0")
+os.environ.setdefault("RAY_SERVE_CONTROL_LOOP_INTERVAL_S", "0.3")
 
 
 def pytest_configure(config: pytest.Config) -> None:

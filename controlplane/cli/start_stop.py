@@ -16,6 +16,7 @@ from controlplane.cli.session import Json, session
 from controlplane.cli.waiting import live_line
 
 if TYPE_CHECKING:
+    from controlplane.runtime.local import LocalCluster
     from controlplane.settings import Settings
 
 Home = Annotated[Path | None, typer.Option(help="Caches, logs and state; default OSTINATO_HOME.")]
@@ -42,14 +43,17 @@ def up(
     if cli.json:
         print_json(asdict(cluster))
     else:
-        print_text(
-            f"Ostinato answers at {cluster.url}; the Ray dashboard at {cluster.dashboard_url}"
-            " (`ostinato dashboard` has its token)"
-        )
+        print_text(f"Ostinato answers at {cluster.url}{_where_dashboard(cluster)}")
     if foreground:
         from controlplane.runtime import supervisor
 
         supervisor.hold(local.with_gateways(settings))
+
+
+def _where_dashboard(cluster: LocalCluster) -> str:
+    if not cluster.dashboard_url:
+        return ""
+    return f"; the Ray dashboard at {cluster.dashboard_url} (`ostinato dashboard` has its token)"
 
 
 def dashboard(
@@ -65,6 +69,11 @@ def dashboard(
     cli, settings = session(ctx), _settings(None, home)
     if (cluster := local.find(settings)) is None:
         raise errors.Unavailable(f"no cluster of {settings.home} answers; start one with `ostinato up`")
+    if not cluster.dashboard_url:
+        raise errors.Unavailable(
+            "this cluster was started without a dashboard; `ostinato down`, then `ostinato up` without"
+            " OSTINATO_DASHBOARD=0"
+        )
     try:
         token = local.ray_token(settings)
     except OSError as e:

@@ -35,7 +35,7 @@ from workers.engine import torch_check
 Progress = Callable[[str], None]
 
 START_TIMEOUT_S = 600.0  # of what hangs: a busy machine takes minutes
-START_TRIES = 4
+START_TRIES = 6
 STOP_TIMEOUT_S = 30.0
 KINDLY_S = 4.0  # nothing that was acknowledged is lost with a process that is killed
 WITHOUT_HEAD_S = 2.0  # they would wait for it rather than end
@@ -48,7 +48,7 @@ RAY = (sys.executable, "-m", "ray.scripts.scripts")
 
 @dataclass(frozen=True)
 class LocalCluster:
-    """A running local cluster: where its API and dashboard answer."""
+    """A running local cluster: where its API and dashboard answer ("": it has no dashboard)."""
 
     home: str
     url: str
@@ -104,7 +104,8 @@ def _start(settings: Settings, progress: Progress, cluster: LocalCluster) -> Loc
         end_leftovers(settings, progress)
         raise
     _file(settings).write_text(json.dumps(asdict(cluster), indent=1))
-    progress(f"ready: {cluster.url}  (API docs {cluster.url}/docs, Ray dashboard {cluster.dashboard_url})")
+    dashboard = cluster.dashboard_url or "none"
+    progress(f"ready: {cluster.url}  (API docs {cluster.url}/docs, Ray dashboard {dashboard})")
     return cluster
 
 
@@ -253,7 +254,7 @@ def _describe(settings: Settings, dashboard_port: int = 0, ray_port: int = 0) ->
     return LocalCluster(
         home=str(settings.home),
         url=url_of(settings),
-        dashboard_url=f"http://127.0.0.1:{dashboard}",
+        dashboard_url=f"http://127.0.0.1:{dashboard}" if settings.dashboard else "",
         ray_address=f"127.0.0.1:{first}",
         temp_dir=str(_temp_dir(mark)),
         mark=mark,
@@ -264,7 +265,7 @@ def _describe_again(settings: Settings) -> LocalCluster:
     """With the ports of the last start that are free."""
     if (last := _last(settings)) is None:
         return _describe(settings)
-    ports = (int(_port(last.dashboard_url)), int(_port(last.ray_address)))
+    ports = (int(_port(last.dashboard_url) or 0), int(_port(last.ray_address)))
     dashboard, ray = (port if _refusal(loopback.LOOPBACK, port) is None else 0 for port in ports)
     return _describe(settings, dashboard, ray)
 
@@ -380,7 +381,13 @@ def ray_switches(settings: Settings) -> dict[str, str]:
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "controlplane.runtime.proxy_errors:prepare",
         # A proxy that died is missed after three looks, ten seconds apart by Serve's own choice.
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
+        # A proxy that is asked three times and is not ready is killed, and another started. On a busy machine a
+        # start takes longer than three times Serve's 5 s, every time.
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "100",
         **loopback.ENVIRONMENT,
+        # Ray would run gateways, controller and engines at 15: what else works on this machine would get thirty
+        # times their share of it.
+        "RAY_worker_niceness": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "RAY_DEDUP_LOGS": "0",
@@ -413,15 +420,21 @@ def _start_ray(cluster: LocalCluster, settings: Settings) -> None:
         "--head",
         f"--node-ip-address={loopback.LOOPBACK}",
         f"--port={_port(cluster.ray_address)}",
-        "--include-dashboard=true",
-        f"--dashboard-host={loopback.LOOPBACK}",
-        f"--dashboard-port={_port(cluster.dashboard_url)}",
+        *_dashboard_options(cluster),
         "--dashboard-agent-listen-port=0",
+        "--include-log-monitor=false",  # it repeats logs to drivers, and ours want none
         f"--temp-dir={cluster.temp_dir}",
         "--disable-usage-stats",
         "--no-monitor",  # nothing is to be scaled on one machine
     ]
     _run(command, settings, "ray-start.log", "Ray")
+
+
+def _dashboard_options(cluster: LocalCluster) -> list[str]:
+    if not cluster.dashboard_url:
+        return ["--include-dashboard=false"]
+    listening = [f"--dashboard-host={loopback.LOOPBACK}", f"--dashboard-port={_port(cluster.dashboard_url)}"]
+    return ["--include-dashboard=true", *listening]
 
 
 def _deploy(cluster: LocalCluster, settings: Settings) -> None:
@@ -451,8 +464,9 @@ def _run(command: list[str], settings: Settings, log_name: str, what: str) -> No
         except subprocess.TimeoutExpired as e:
             raise errors.Unavailable(f"{what} took longer than {e.timeout:.0f} s to start (see {log})") from e
     if result.returncode != 0:
-        tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
-        raise errors.Unavailable(f"{what} did not start (see {log}):\n{tail}")
+        tail = [line for line in log.read_text(errors="replace").splitlines() if line.strip()][-15:]
+        reason = tail[-1] if tail else f"it ended with code {result.returncode}"
+        raise errors.Unavailable("\n".join([f"{what} did not start: {reason}; see {log}", *tail]))
 
 
 def _wait_ready(cluster: LocalCluster, settings: Settings) -> None:

@@ -84,6 +84,17 @@ class HostPair(Cluster):
         assert done.returncode == 0, done.stdout + done.stderr
 
     def start_node(self, host: str) -> None:
+        """Ray gives a node 30 s to register; on a busy machine that takes more than one try."""
+        for left in reversed(range(local.START_TRIES)):
+            try:
+                return self._start_node(host)
+            except AssertionError as e:
+                if left == 0 or "timed out during startup" not in str(e):
+                    raise
+                self.kill_node(host)
+        return None
+
+    def _start_node(self, host: str) -> None:
         here = [f"--node-ip-address={self.addresses[host]}", f"--node-name={host}", "--num-cpus=2"]
         if host == HEAD:
             here += ["--head", "--port=6379", f"--temp-dir={self.home}/ray", "--include-dashboard=false"]

@@ -185,7 +185,22 @@ def test_this_host() -> None:
     assert 0 < reading.cores <= (os.cpu_count() or 1)
     table = host.processes()
     assert table[os.getpid()].parent == os.getppid()
-    assert table[os.getpid()].title == " ".join(psutil.Process().cmdline())
+    assert table[os.getpid()].title == " ".join(psutil.Process().cmdline()).rstrip()
+
+
+@pytest.mark.parametrize("title", ["plain", "it) has (brackets", "a title with spaces   "])
+def test_a_process_of_any_name(title: str) -> None:
+    """Its parent and its command line are what psutil says, also if it renamed itself."""
+    rename = f"import setproctitle, sys; setproctitle.setproctitle({title!r})"
+    script = f"{rename}; print('.', flush=True); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", script], stdin=-1, stdout=-1, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == ".\n"
+        row = host.processes()[child.pid]
+        assert row == ProcessRow(os.getpid(), " ".join(psutil.Process(child.pid).cmdline()).rstrip())
+        assert row.title == title.rstrip()
+        child.communicate("")
+    assert child.pid not in host.processes()
 
 
 def test_the_memory_of_a_process_leaves_out_files_it_maps(tmp_path: Path) -> None:

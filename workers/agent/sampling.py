@@ -156,6 +156,17 @@ def nvlink_domains(indices: Sequence[int], linked: Iterable[tuple[int, int]]) ->
     return domain
 
 
+def parent_of(status: str) -> int:
+    """The parent's pid, from /proc/PID/stat: what follows the name, which may hold spaces and brackets, is a
+    letter and then that number."""
+    return int(status.rpartition(")")[2].split()[1])
+
+
+def command_line(text: str) -> str:
+    """From /proc/PID/cmdline. A process that gave itself a title has spaces where others have zero bytes."""
+    return text.rstrip("\0").replace("\0", " ").rstrip()
+
+
 def resident_bytes(status: str) -> int:
     """Bytes that one process keeps in memory, from /proc/PID/status. Files that it maps do not count: the
     kernel may drop them. 0 for a process that has ended."""

@@ -13,5 +13,5 @@ from served import roots, serving
 @pytest.fixture(scope="package")
 def echo_cluster(base_folder: Path, adapters: dict[str, Path]) -> Iterator[Cluster]:
     """Two of its engines find room on two cores."""
-    made = Cluster("echo", roots(base_folder, adapters), engine_num_cpus=0.5)
+    made = Cluster("echo", roots(base_folder, adapters), engine_num_cpus=0.5, dashboard=True)
     yield from serving(made, base_folder, adapters)

@@ -18,6 +18,7 @@ import pytest
 from clusters import COMPILED, Cluster
 
 from controlplane import errors
+from controlplane.cli.failures import ExitCode
 from controlplane.runtime import local
 from controlplane.settings import Settings
 from tests.conftest import free_port
@@ -57,6 +58,13 @@ def test_a_port_in_use_is_refused_with_a_way_out(echo_cluster: Cluster, tmp_path
         local.up(settings, lambda message: None)
 
 
+def test_who_starts_it_is_told_in_one_line_why_a_step_failed(tmp_path: Path) -> None:
+    step = [sys.executable, "-c", "print('much'); raise SystemExit('no room')"]
+    with pytest.raises(errors.Unavailable) as told:
+        local._run(step, Settings(home=tmp_path), "step.log", "Ray")
+    assert told.value.message.splitlines()[0] == f"Ray did not start: no room; see {tmp_path}/step.log"
+
+
 # --- without Ray's program ---------------------------------------------------------------------------
 
 ROOT = Path(__file__).parents[3]
@@ -80,14 +88,15 @@ def bare(tmp_path: Path) -> Iterator[dict[str, str]]:
         "OSTINATO_HOME": str(home),
         "OSTINATO_HTTP_PORT": str(free_port()),
         "OSTINATO_ENGINE": "echo",
+        "OSTINATO_DASHBOARD": "0",
         **COMPILED,
     }
     local.end_leftovers(Settings(home=home), lambda message: None)
     shutil.rmtree(home, ignore_errors=True)
 
 
-def ostinato(environment: dict[str, str], command: str) -> str:
-    """What the command line says. Fails unless it ends well."""
+def ostinato(environment: dict[str, str], command: str, expected: int = 0) -> str:
+    """What the command line says. Fails unless it ends as expected."""
     start = "from controlplane.cli.main import main; main()"
     python = shutil.which("python", path=environment["PATH"])
     done = subprocess.run(
@@ -98,13 +107,14 @@ def ostinato(environment: dict[str, str], command: str) -> str:
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == expected, done.stdout + done.stderr
     return done.stdout + done.stderr
 
 
 def test_it_starts_and_ends_where_no_program_is_called_ray(bare: dict[str, str]) -> None:
     assert shutil.which("ray", path=bare["PATH"]) is None
-    ostinato(bare, "up")
+    assert "Ray dashboard none" in ostinato(bare, "up")
+    assert "started without a dashboard" in ostinato(bare, "dashboard", ExitCode.FAILED)
     url = f"http://127.0.0.1:{bare['OSTINATO_HTTP_PORT']}"
     assert httpx.get(f"{url}/readyz", timeout=600, trust_env=False).status_code == 200
     assert "ended" in ostinato(bare, "down")

@@ -1,17 +1,14 @@
-"""What an operator sees: a real Prometheus that finds and scrapes every process, and Ray's dashboard."""
+"""What an operator sees: a real Prometheus that finds and scrapes every process."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
 
-import httpx
 import openai
 import pytest
 from clusters import Cluster, until
 from scraping import Prometheus
-
-from controlplane.runtime import local
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
@@ -64,17 +61,3 @@ def test_the_controller_counts_its_records(prometheus: Prometheus) -> None:
         return float(found[0]["value"][1]) == 3
 
     until(counted, "three deployments", every_s=0.5)
-
-
-def test_the_dashboard_lists_the_applications(cluster: Cluster) -> None:
-    """Its first answer can take long: it starts an actor to ask Serve."""
-    url, token = f"{cluster.local.dashboard_url}/api/serve/applications/", local.ray_token(cluster.settings)
-
-    def listed() -> bool:
-        reply = httpx.get(url, timeout=60, trust_env=False, headers={"Authorization": f"Bearer {token}"})
-        assert reply.status_code == 200, reply.text
-        states = {name: app["status"] for name, app in reply.json()["applications"].items()}
-        assert states == {"ostinato": "RUNNING", f"model-{BASE}": "RUNNING"}
-        return True
-
-    until(listed, "the dashboard's list")
