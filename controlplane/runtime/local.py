@@ -381,12 +381,12 @@ def ray_switches(settings: Settings) -> dict[str, str]:
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "controlplane.runtime.proxy_errors:prepare",
         # A proxy that died is missed after three looks, ten seconds apart by Serve's own choice.
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
-        # A proxy that is asked three times and is not ready is killed, and another started. On a busy machine a
-        # start takes longer than three times Serve's 5 s, every time.
+        # A proxy that was asked three times and is not ready is killed, and another started. Where much else
+        # runs, each start takes longer than three times Serve's 5 s.
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "100",
         **loopback.ENVIRONMENT,
-        # Ray would run gateways, controller and engines at 15: what else works on this machine would get thirty
-        # times their share of it.
+        # Ray would run gateways, controller and engines at 15: what else works on this machine would get
+        # thirty times their share of it.
         "RAY_worker_niceness": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
