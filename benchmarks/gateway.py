@@ -157,8 +157,6 @@ def cluster(engine: str, haproxy: bool) -> Iterator[local.LocalCluster]:
         chosen = {"home": Path(home), "http_port": local.free_port(), "engine": engine, "haproxy": haproxy}
         chosen |= {"allowed_roots": home} if rehearsing.is_rehearsal() else {}
         settings = Settings.model_validate({**Settings().model_dump(), **chosen})
-        # Ray starts its workers at 15: whatever else runs on the machine would go before both sides' servers.
-        os.environ.setdefault("RAY_worker_niceness", "0")
         try:
             running = local.up(settings, print)
             with Client(running.url) as client:

@@ -2,8 +2,10 @@
 admission makes of it, by how many variants it may run at once.
 
 Ours, DeltaZip's (section 5.4: children of a request that has ended are preempted, and nobody's patience
-ends), and none (who skipped the line stays). Step times are those of a 7B shape with 4-bit deltas on an H200
-(`delta_steps.json`): 4.6 ms, 0.78 for each delta, and what rows and their cached tokens take.
+ends), and none (who skipped the line stays). Then ours behind the product's gateway, which refuses whom it
+would keep waiting for too long, and sends an engine no more requests than `factor` times its rows. Step times
+are those of a 7B shape with 4-bit deltas on an H200 (`delta_steps.json`): 4.6 ms, 0.78 for each delta, and
+what rows and their cached tokens take.
 
     python -m benchmarks.overloaded_engine
 """
@@ -11,7 +13,8 @@ ends), and none (who skipped the line stays). Step times are those of a 7B shape
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +30,35 @@ POLICIES: dict[str, dict[str, Any]] = {
     "deltazip": {"longestWaitS": 1e9, "almostDoneTokens": 0},
     "nobody steps back": {"longestWaitS": 1e9, "almostDoneTokens": NEVER},
 }
+ROWS = 128
+ALONE: dict[str, Any] = {"refuse": False, "maxOngoing": 1000, "places": 10_000}  # the engine decides
 POPULARITY = {"uniform": {"kind": "uniform"}, "zipf 1.5": {"kind": "zipf", "exponent": 1.5}}
 
 
-def scenario(args: argparse.Namespace, popularity: str, policy: str, limit: int) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Case:
+    """`factor`: requests that the gateway sends an engine, over its rows; None: there is no gateway."""
+
+    popularity: str
+    limit: int
+    policy: str
+    factor: float | None = None
+
+    @property
+    def gateway(self) -> dict[str, Any]:
+        return ALONE if self.factor is None else {"maxOngoing": round(ROWS * self.factor)}
+
+
+def cases(args: argparse.Namespace) -> Iterator[Case]:
+    for popularity in POPULARITY:
+        for limit in args.limits:
+            yield from (Case(popularity, limit, policy) for policy in POLICIES)
+            yield from (Case(popularity, limit, "ours", factor) for factor in args.factors)
+
+
+def scenario(args: argparse.Namespace, case: Case) -> dict[str, Any]:
     return {
-        "name": f"{popularity}, {policy}, {limit} at once",
+        "name": f"{case.popularity}, {case.policy}, {case.limit} at once",
         "seeds": args.seeds,
         "horizonS": args.seconds,
         "policies": ["first-fit"],
@@ -41,7 +67,7 @@ def scenario(args: argparse.Namespace, popularity: str, policy: str, limit: int)
                 {
                     "count": 1,
                     "kvTokens": 80_000,
-                    "maxRows": 128,
+                    "maxRows": ROWS,
                     "batchedTokens": 2048,
                     "slots": max(args.limits),
                     "loadGbPerS": 50,
@@ -49,10 +75,10 @@ def scenario(args: argparse.Namespace, popularity: str, policy: str, limit: int)
                 }
             ]
         },
-        "engine": {"variantLimit": limit, "hostGib": 200, **POLICIES[policy]},
-        "gateway": {"refuse": False, "maxOngoing": 1000, "places": 10_000},  # the engine alone decides
+        "engine": {"variantLimit": case.limit, "hostGib": 200, **POLICIES[case.policy]},
+        "gateway": case.gateway,
         "variants": [{"kind": "sparse_delta", "count": VARIANTS, "mib": 2900, "variantMs": 0.78}],
-        "popularity": POPULARITY[popularity],
+        "popularity": POPULARITY[case.popularity],
         "traffic": {
             "rates": args.rates,
             "promptTokens": {"kind": "lognormal", "mean": 300, "cv": 1},
@@ -71,6 +97,7 @@ def row(result: dict[str, Any]) -> dict[str, Any]:
 
     return {
         "rate_per_s": result["ratePerS"],
+        "refused": round(mean("refused", "wouldBeLate") / mean("requests"), 3),
         "tokens_per_s": mean("tokensPerS", digits=0),
         "attainment": mean("attainment", "all", digits=3),
         "ttft_p50_s": mean("ttftS", "p50"),
@@ -85,6 +112,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--limits", type=int, nargs="+", default=[4, 8, 16, 28])
+    parser.add_argument("--factors", type=float, nargs="+", default=[0.75, 1.0, 1.25, 2.0])
     parser.add_argument("--rates", type=float, nargs="+", default=[4, 8, 12, 16, 24])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=300.0)
@@ -95,13 +123,10 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     args = _arguments(argv)
     rows = []
-    for popularity in POPULARITY:
-        for limit in args.limits:
-            for policy in POLICIES:
-                document = simulate(form_of(scenario(args, popularity, policy, limit)), Path())
-                case = {"popularity": popularity, "limit": limit, "policy": policy}
-                rows += [{**case, **row(result)} for result in document["results"]]
-                print(rows[-1], flush=True)
+    for case in cases(args):
+        document = simulate(form_of(scenario(args, case)), Path())
+        rows += [{**asdict(case), **row(result)} for result in document["results"]]
+        print(rows[-1], flush=True)
     command = rehearsing.command("benchmarks.overloaded_engine", argv)
     rehearsing.write_result(args.out, {"command": command, "seeds": args.seeds, "rows": rows})
     return 0
@@ -109,9 +134,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def rehearse(folder: Path) -> None:
     out = folder / "overloaded_engine.json"
-    main(["--limits", "2", "--rates", "20", "--seeds", "1", "--seconds", "5", "--out", str(out)])
+    once = ["--limits", "2", "--factors", "1", "--rates", "20", "--seeds", "1", "--seconds", "5"]
+    main([*once, "--out", str(out)])
     rows = rehearsing.check(out, "rows")["rows"]
-    assert len(rows) == len(POLICIES) * len(POPULARITY)
+    assert len(rows) == (len(POLICIES) + 1) * len(POPULARITY)
     assert all(found["tokens_per_s"] > 0 for found in rows)
 
 

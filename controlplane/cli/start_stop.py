@@ -38,6 +38,8 @@ def up(
     from controlplane.runtime import local
 
     cli, settings = session(ctx), _settings(port, home)
+    if dashboard_port and not settings.dashboard:
+        raise typer.BadParameter("with OSTINATO_DASHBOARD=0 there is none", param_hint="--dashboard-port")
     with live_line(quiet=cli.json) as show:
         cluster = local.up(settings, show, dashboard_port=dashboard_port, supervised=not foreground)
     if cli.json:

@@ -42,8 +42,10 @@ WITHOUT_HEAD_S = 2.0  # they would wait for it rather than end
 CORES_FOR_TWO_GATEWAYS = 4
 # Every process of the cluster inherits this variable, which is how `down` knows them.
 MARK = "OSTINATO_CLUSTER"
+NICENESS = "RAY_worker_niceness"
 # Ray's command line as a module: there may be no program `ray`, for instance after `pip install --target`.
-RAY = (sys.executable, "-m", "ray.scripts.scripts")
+# Unbuffered, as all steps of a start: so the last line of their logs is what they said last.
+RAY = (sys.executable, "-u", "-m", "ray.scripts.scripts")
 
 
 @dataclass(frozen=True)
@@ -382,12 +384,12 @@ def ray_switches(settings: Settings) -> dict[str, str]:
         # A proxy that died is missed after three looks, ten seconds apart by Serve's own choice.
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
         # A proxy that was asked three times and is not ready is killed, and another started. Where much else
-        # runs, each start takes longer than three times Serve's 5 s.
-        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "100",
+        # runs, a start takes longer than three times Serve's 5 s. supervision.API_GONE_S is longer than this.
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",
         **loopback.ENVIRONMENT,
         # Ray would run gateways, controller and engines at 15: what else works on this machine would get
         # thirty times their share of it.
-        "RAY_worker_niceness": "0",
+        NICENESS: os.environ.get(NICENESS, "0"),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "RAY_DEDUP_LOGS": "0",
@@ -439,7 +441,7 @@ def _dashboard_options(cluster: LocalCluster) -> list[str]:
 
 def _deploy(cluster: LocalCluster, settings: Settings) -> None:
     """In a process of its own, so that this one never becomes part of the cluster."""
-    command = [sys.executable, "-m", "controlplane.runtime.start_serve", cluster.ray_address]
+    command = [sys.executable, "-u", "-m", "controlplane.runtime.start_serve", cluster.ray_address]
     _run(command, settings, "serve-start.log", "the control plane")
 
 

@@ -1,8 +1,13 @@
-"""Starts Ray Serve and our application on a Ray cluster: `python -m controlplane.runtime.start_serve`."""
+"""Starts Ray Serve and our application on a Ray cluster: `python -m controlplane.runtime.start_serve`.
+
+Serve waits 60 s for its proxies, twice, and cannot be told to wait longer. On a busy machine they come later
+all the same. So a late one is no failure here: who started this waits until the API answers.
+"""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 import ray
 from ray import serve
@@ -16,18 +21,19 @@ from controlplane.settings import Settings
 def start(address: str, settings: Settings) -> None:
     ray.init(address=address, namespace="serve", log_to_driver=False)
     options = HTTPOptions(host=settings.http_host, port=settings.http_port, request_timeout_s=None)
-    _start_serve(options)
-    serve.run(build(), name=CONTROL_APP, route_prefix="/", blocking=False)
+    if not _in_time(lambda: serve.start(http_options=options)):
+        serve.start(http_options=options)  # finds the controller that was started
+    _in_time(lambda: serve.run(build(), name=CONTROL_APP, route_prefix="/", blocking=False))
 
 
-def _start_serve(options: HTTPOptions) -> None:
-    """Serve waits 60 s for its proxy, and cannot be told to wait longer. On a busy machine the proxy comes
-    later all the same, so what was started is taken as it is: who asks for the API waits for it anyway."""
+def _in_time(step: Callable[[], object]) -> bool:
+    """Whether Serve's proxies were there soon enough for it. The step is done either way."""
     try:
-        serve.start(http_options=options)
+        step()
     except TimeoutError as e:
-        print(f"{e} Going on with what is there.", flush=True)
-        serve.start(http_options=options)
+        print(f"{e} They may still come.", flush=True)
+        return False
+    return True
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ from controlplane.planning.retrying import RetryLimits, pause_s
 
 # What a local head needs, as the kernel calls them. The raylet ends with its agents.
 HEAD = ("gcs_server", "raylet")
-# So long Serve may take to start its proxy again; on a busy machine it took 35 s.
+# So long Serve may take to start its proxy again; on a busy machine it took 35 s. One that hangs as it starts
+# is killed after 90 s (RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S).
 API_GONE_S = 120.0
 PAUSES = RetryLimits(first_pause_s=1.0, max_pause_s=60.0)
 # A cluster that ran for so long is no failed start.

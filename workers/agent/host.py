@@ -41,17 +41,20 @@ def _rows() -> Iterator[tuple[int, tuple[int, str]]]:
             yield process.pid, (process.info["ppid"] or 0, " ".join(process.info["cmdline"] or ()))
         return
     for pid in filter(str.isdecimal, os.listdir("/proc")):
-        if status := _of_process(pid, "stat"):
-            yield int(pid), (parent_of(status), command_line(_of_process(pid, "cmdline")))
+        if (status := _of_process(pid, "stat")) is not None:
+            title = command_line(_of_process(pid, "cmdline") or "")
+            yield int(pid), (parent_of(status) if status else 0, title)
 
 
-def _of_process(pid: str, name: str) -> str:
-    """A file of /proc; "" of a process that ended."""
+def _of_process(pid: str, name: str) -> str | None:
+    """A file of /proc; None of a process that ended; "" of one that this user may not look at."""
     try:
         with open(f"/proc/{pid}/{name}", "rb", buffering=0) as file:
             return file.readall().decode(errors="replace")
-    except OSError:
+    except PermissionError:
         return ""
+    except OSError:
+        return None
 
 
 def memory_of(pid: int) -> int:

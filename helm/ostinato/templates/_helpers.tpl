@@ -248,9 +248,12 @@ applications:
 # A proxy that died is missed after three looks, ten seconds apart by Serve's own choice.
 - name: RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S
   value: "1"
-# One whose start takes longer than three times this is killed and started anew; five seconds by Serve's own choice.
+# The first is killed, and another started, when it is not ready after three times this; five seconds by Serve's own choice.
 - name: RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S
-  value: "100"
+  value: "30"
+# As `ostinato up` has it: Ray would run gateways and engines at 15, and then nothing of theirs can be made less urgent.
+- name: RAY_worker_niceness
+  value: "0"
 # Serve's proxy asks it for middlewares before it listens: bounds on clients, errors in our words.
 - name: RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH
   value: controlplane.runtime.proxy_errors:prepare

@@ -59,7 +59,7 @@ def test_a_port_in_use_is_refused_with_a_way_out(echo_cluster: Cluster, tmp_path
 
 
 def test_who_starts_it_is_told_in_one_line_why_a_step_failed(tmp_path: Path) -> None:
-    step = [sys.executable, "-c", "print('much'); raise SystemExit('no room')"]
+    step = [sys.executable, "-u", "-c", "print('much'); raise SystemExit('no room')"]
     with pytest.raises(errors.Unavailable) as told:
         local._run(step, Settings(home=tmp_path), "step.log", "Ray")
     assert told.value.message.splitlines()[0] == f"Ray did not start: no room; see {tmp_path}/step.log"
@@ -100,7 +100,7 @@ def ostinato(environment: dict[str, str], command: str, expected: int = 0) -> st
     start = "from controlplane.cli.main import main; main()"
     python = shutil.which("python", path=environment["PATH"])
     done = subprocess.run(
-        [str(python), "-c", start, command],
+        [str(python), "-c", start, *command.split()],
         env=environment,
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -113,6 +113,7 @@ def ostinato(environment: dict[str, str], command: str, expected: int = 0) -> st
 
 def test_it_starts_and_ends_where_no_program_is_called_ray(bare: dict[str, str]) -> None:
     assert shutil.which("ray", path=bare["PATH"]) is None
+    assert "there is none" in ostinato(bare, "up --dashboard-port 8265", ExitCode.USAGE)
     assert "Ray dashboard none" in ostinato(bare, "up")
     assert "started without a dashboard" in ostinato(bare, "dashboard", ExitCode.FAILED)
     url = f"http://127.0.0.1:{bare['OSTINATO_HTTP_PORT']}"

@@ -16,7 +16,7 @@ import grpc
 import httpx
 import psutil
 import pytest
-from clusters import GIVE_UP_S, Cluster
+from clusters import GIVE_UP_S, Cluster, until
 from served import BASE
 
 from controlplane import errors
@@ -205,11 +205,16 @@ def test_who_may_read_it_is_told_where_the_dashboard_is(echo_cluster: Cluster) -
 def test_the_dashboard_lists_the_applications(echo_cluster: Cluster) -> None:
     """Its first answer can take long: it starts an actor to ask Serve."""
     token = local.ray_token(echo_cluster.settings)
-    with dashboard(echo_cluster, authorization=f"Bearer {token}") as http:
-        reply = http.get("/api/serve/applications/", timeout=GIVE_UP_S)
-    assert reply.status_code == 200, reply.text
-    states = {name: app["status"] for name, app in reply.json()["applications"].items()}
-    assert states == {"ostinato": "RUNNING", f"model-{BASE}": "RUNNING"}
+
+    def listed() -> bool:
+        with dashboard(echo_cluster, authorization=f"Bearer {token}") as http:
+            reply = http.get("/api/serve/applications/", timeout=GIVE_UP_S)
+        assert reply.status_code == 200, reply.text
+        states = {name: app["status"] for name, app in reply.json()["applications"].items()}
+        assert states == {"ostinato": "RUNNING", f"model-{BASE}": "RUNNING"}
+        return True
+
+    until(listed, "the dashboard's list")
 
 
 def test_the_proxy_does_not_read_a_head_without_end(echo_cluster: Cluster) -> None:

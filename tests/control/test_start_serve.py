@@ -1,0 +1,45 @@
+"""Serve's start on a busy machine, whose proxies come later than Serve waits for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from controlplane.runtime import start_serve
+from controlplane.settings import Settings
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was called. Serve's first `start` and its `run` wait in vain."""
+    called: list[str] = []
+
+    def start(**_: Any) -> None:
+        called.append("start")
+        if called.count("start") == 1:
+            raise TimeoutError("HTTP proxies not available after 60s.")
+
+    def run(*_: Any, **__: Any) -> None:
+        called.append("run")
+        raise TimeoutError("HTTP proxies not available after 60s.")
+
+    monkeypatch.setattr(start_serve.ray, "init", lambda **_: called.append("init"))
+    monkeypatch.setattr(start_serve.serve, "start", start)
+    monkeypatch.setattr(start_serve.serve, "run", run)
+    return called
+
+
+def test_a_late_proxy_is_no_failure(steps: list[str]) -> None:
+    start_serve.start("127.0.0.1:1", Settings())
+    assert steps == ["init", "start", "start", "run"]
+
+
+def test_what_else_goes_wrong_is(steps: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(**_: Any) -> None:
+        raise RuntimeError("no room")
+
+    monkeypatch.setattr(start_serve.serve, "start", broken)
+    with pytest.raises(RuntimeError, match="no room"):
+        start_serve.start("127.0.0.1:1", Settings())
+    assert steps == ["init"]
