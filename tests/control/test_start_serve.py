@@ -24,9 +24,9 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         called.append("run")
         raise TimeoutError("HTTP proxies not available after 60s.")
 
-    monkeypatch.setattr(start_serve.ray, "init", lambda **_: called.append("init"))
-    monkeypatch.setattr(start_serve.serve, "start", start)
-    monkeypatch.setattr(start_serve.serve, "run", run)
+    monkeypatch.setattr("ray.init", lambda **_: called.append("init"))
+    monkeypatch.setattr("ray.serve.start", start)
+    monkeypatch.setattr("ray.serve.run", run)
     return called
 
 
@@ -39,7 +39,7 @@ def test_what_else_goes_wrong_is(steps: list[str], monkeypatch: pytest.MonkeyPat
     def broken(**_: Any) -> None:
         raise RuntimeError("no room")
 
-    monkeypatch.setattr(start_serve.serve, "start", broken)
+    monkeypatch.setattr("ray.serve.start", broken)
     with pytest.raises(RuntimeError, match="no room"):
         start_serve.start("127.0.0.1:1", Settings())
     assert steps == ["init"]
