@@ -44,8 +44,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # `ostinato up` starts Ray without; this is for tests that start Ray themselves.
 os.environ.setdefault("RAY_worker_niceness", "0")
 
-# Clusters of several tests share two cores. What each costs while it waits is halved without Ray's dashboard
-# (a test of the dashboard asks for it), and with Serve's control loop three times a second instead of ten.
+# Clusters of several tests share two cores. Each costs less while it waits without Ray's dashboard (a test of
+# the dashboard asks for it), and with Serve's control loop three times a second instead of ten.
 os.environ.setdefault("OSTINATO_DASHBOARD", "0")
 os.environ.setdefault("RAY_SERVE_CONTROL_LOOP_INTERVAL_S", "0.3")
 
