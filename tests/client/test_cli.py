@@ -341,13 +341,25 @@ def test_chat_remembers_what_was_said(cli: Cli, api: FakeApi) -> None:
     assert said == ["hi", "Hello", "and?"]
 
 
-def test_up_and_down_pass_their_options(cli: Cli, cluster: list[Settings], tmp_path: Path) -> None:
+def test_up_and_down_pass_their_options(
+    cli: Cli, cluster: list[Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OSTINATO_DASHBOARD", "1")
     ended = cli("up", "--port", "8123", "--home", str(tmp_path), "--dashboard-port", "8265")
     assert "http://127.0.0.1:8123" in ended.out
     assert "http://127.0.0.1:8265" in ended.out
     assert "starting [really]" in ended.err
     assert (cluster[0].http_port, cluster[0].home) == (8123, tmp_path)
     assert cli("down", "--home", str(tmp_path)).out == "nothing was running\n"
+
+
+def test_up_refuses_a_port_for_a_dashboard_that_is_left_out(
+    cli: Cli, cluster: list[Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OSTINATO_DASHBOARD", "0")
+    ended = cli("up", "--dashboard-port", "8265")
+    assert (ended.code, cluster) == (2, [])
+    assert "with OSTINATO_DASHBOARD=0 there is none" in ended.err
 
 
 # Failing
