@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,17 @@ ROLES = {
 REPLACED_ALONE = ("agent", "controller", "engine", "gateway", "proxy")
 EVERYTHING = (*ROLES, "redis")  # with the GCS or the raylet, which is the node, all of Ray starts again
 SETTLED_S = 180.0
+OPERATORS = 4  # one of them gives a name another variant each time
+
+
+@dataclass(frozen=True)
+class Kill:
+    """`replaced_s`: until a new process of the role was there; None: none came within SETTLED_S, or none was
+    there to be killed."""
+
+    role: str
+    at_s: float
+    replaced_s: float | None
 
 
 @dataclass
@@ -188,60 +200,64 @@ def measure(
     with closing(open_store(store_url)) as store:
         repository = Repository(store)
         fixed = {m: repository.read().models[m].record.uid for m in running.models[1:]}
-        operators = [Operator(running, adapters, repository) for _ in range(2)]
-        answers, killed = Answers(), []
+        operators = [Operator(running, adapters, repository) for _ in range(OPERATORS)]
+        again = operators[-1]
+        answers, killed = Answers(), list[Kill]()
         clients = [
-            _asking(running, answers, fixed, operators[1].meanings, random.Random(seed + n)) for n in range(4)
+            _asking(running, answers, fixed, again.meanings, random.Random(seed + n)) for n in range(4)
         ]
+        changes = [operator.change for operator in operators[:-1]]
         with ExitStack() as loops:
-            for work in (*clients, operators[0].change, operators[1].register_again):
+            for work in (*clients, *changes, again.register_again):
                 loops.enter_context(Loop(work))
             for number in range(series.kills):
                 time.sleep(series.between_s * choose.uniform(0.5, 1.5))
-                killed.append(_strike(running, answers, choose.choice(victims), redis))
+                waiting_for(lambda: _serves(running, answers, victims), SETTLED_S)
+                killed.append(_strike(running, choose.choice(victims), redis))
                 print(f"kill {number + 1}: {killed[-1]}, {len(answers.at_s)} answers", flush=True)
-        time.sleep(1.0)
+            waiting_for(lambda: _serves(running, answers, victims), SETTLED_S)
+        ended_s = time.monotonic()
         verified = [operator.verify() for operator in operators]
     return {
-        "kills": dict(Counter(role for role, _, _ in killed)),
-        "gaps_s": {role: _gaps(killed, role) for role in victims},
+        "kills": dict(Counter(one.role for one in killed if one.replaced_s is not None)),
+        "not_replaced": dict(Counter(one.role for one in killed if one.replaced_s is None)),
+        "gaps_s": {role: _gaps(killed, answers.at_s, ended_s, role) for role in victims},
         "answers": len(answers.at_s),
         "failed": dict(answers.failed),
         "wrong": answers.wrong[:10],
         "wrong_count": len(answers.wrong),
         "by_the_one_before": answers.stale,
-        "registered_again": len(operators[1].meanings.spans),
+        "registered_again": len(again.meanings.spans),
         "operations": verified,
     }
 
 
-def _strike(
-    running: Running, answers: Answers, role: str, redis: RedisServer | None
-) -> tuple[str, float | None, float | None]:
-    """The role; seconds until the next right answer; until a new process of the role is there."""
+def _serves(running: Running, answers: Answers, victims: Sequence[str]) -> bool:
+    """Whether each role has a process, and a right answer came within the last second."""
+    titles = [_title(process) for process in running.processes()]
+    there = all(any(ROLES[role] in title for title in titles) for role in victims if role in ROLES)
+    return there and bool(answers.at_s) and answers.at_s[-1] > time.monotonic() - 1.0
+
+
+def _strike(running: Running, role: str, redis: RedisServer | None) -> Kill:
     if role == "redis" and redis is not None:
         redis.kill()
         killed_s = time.monotonic()
         redis.start()
-        started_s = round(time.monotonic() - killed_s, 2)
-        return role, _gap_s(answers, killed_s), started_s
+        return Kill(role, killed_s, round(time.monotonic() - killed_s, 2))
     victims = [p for p in running.processes() if ROLES[role] in _title(p)]
+    killed_s = time.monotonic()
     if not victims:
-        return role, None, None
+        return Kill(role, killed_s, None)
     before = {p.pid for p in victims}
     random.choice(victims).kill()
-    killed_s = time.monotonic()
-    gap_s = _gap_s(answers, killed_s)
-    back_s = waiting_for(lambda: _others(running, role, before), SETTLED_S)
-    return role, gap_s, back_s
+    return Kill(role, killed_s, waiting_for(lambda: _others(running, role, before), SETTLED_S))
 
 
-def _gap_s(answers: Answers, killed_s: float) -> float | None:
-    """Until the first right answer that was not on its way when the kill came."""
-    since_s = killed_s + 0.02
-    waiting_for(lambda: bool(answers.at_s) and answers.at_s[-1] > since_s, SETTLED_S, 0.02)
-    first_s = next((at_s for at_s in answers.at_s if at_s > since_s), None)
-    return None if first_s is None else round(first_s - killed_s, 2)
+def silence_s(answers_at_s: Sequence[float], from_s: float, until_s: float) -> float:
+    """The longest time without a right answer between the two moments."""
+    within = [from_s, *sorted(at_s for at_s in answers_at_s if from_s < at_s < until_s), until_s]
+    return max(after - before for before, after in pairwise(within))
 
 
 def _others(running: Running, role: str, before: set[int]) -> bool:
@@ -254,9 +270,17 @@ def _title(process: psutil.Process) -> str:
     return ""
 
 
-def _gaps(killed: Sequence[tuple[str, float | None, float | None]], role: str) -> dict[str, float | None]:
-    gaps = sorted(gap for name, gap, _ in killed if name == role and gap is not None)
-    backs = sorted(back for name, _, back in killed if name == role and back is not None)
+def _gaps(
+    killed: Sequence[Kill], answers_at_s: Sequence[float], ended_s: float, role: str
+) -> dict[str, float | None]:
+    """The longest silence after each kill of the role, until the kill that came next."""
+    ends_s = [*(one.at_s for one in killed[1:]), ended_s]
+    gaps = sorted(
+        round(silence_s(answers_at_s, one.at_s, end_s), 2)
+        for one, end_s in zip(killed, ends_s, strict=True)
+        if one.role == role
+    )
+    backs = sorted(one.replaced_s for one in killed if one.role == role and one.replaced_s is not None)
     return {
         "median": gaps[len(gaps) // 2] if gaps else None,
         "largest": gaps[-1] if gaps else None,
