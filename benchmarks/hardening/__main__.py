@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import tempfile
@@ -47,7 +48,7 @@ def parts(
     redis: RedisServer | None,
     adapters: Sequence[Path],
 ) -> dict[str, Callable[[], Any]]:
-    series = kills.Series(args.kills, args.between, args.seed, args.victims)
+    series = kills.Series(args.kills, args.between, args.seed, args.victims, 60 * args.kill_minutes)
     sizes = slow_clients.Sizes(args.header_bytes, args.headers, args.connections)
     return {
         "slow": lambda: slow_clients.measure(running, sizes),
@@ -73,6 +74,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--victims", nargs="+", choices=kills.EVERYTHING, default=kills.REPLACED_ALONE)
     parser.add_argument("--between", type=float, default=4.0, help="seconds between two kills")
+    parser.add_argument("--kill-minutes", type=float, default=math.inf, help="at most")
     parser.add_argument("--minutes", type=float, default=60.0, help="of the soak, and away")
     parser.add_argument("--store", choices=("sqlite", "redis"), default="sqlite")
     parser.add_argument("--engine", choices=("echo", "vllm"), default="echo")

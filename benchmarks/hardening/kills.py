@@ -5,6 +5,7 @@ What was acknowledged must be there once, and every answer must be by a variant 
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections import Counter
@@ -179,12 +180,14 @@ class Operator:
 
 @dataclass(frozen=True)
 class Series:
-    """So many kills, `between_s` apart in the mean, each of a random one of the roles `victims`."""
+    """So many kills, `between_s` apart in the mean, each of a random one of the roles `victims`; fewer when
+    `at_most_s` have gone."""
 
     kills: int
     between_s: float
     seed: int
     victims: Sequence[str] = REPLACED_ALONE
+    at_most_s: float = math.inf
 
 
 def measure(
@@ -196,7 +199,7 @@ def measure(
 ) -> dict[str, Any]:
     """`redis` is started again with its data."""
     seed, victims = series.seed, sorted(series.victims)
-    choose = random.Random(seed)
+    choose, began_s = random.Random(seed), time.monotonic()
     with closing(open_store(store_url)) as store:
         repository = Repository(store)
         fixed = {m: repository.read().models[m].record.uid for m in running.models[1:]}
@@ -211,6 +214,8 @@ def measure(
             for work in (*clients, *changes, again.register_again):
                 loops.enter_context(Loop(work))
             for number in range(series.kills):
+                if time.monotonic() - began_s > series.at_most_s:
+                    break
                 time.sleep(series.between_s * choose.uniform(0.5, 1.5))
                 waiting_for(lambda: _serves(running, answers, victims), SETTLED_S)
                 killed.append(_strike(running, choose.choice(victims), redis))
