@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from itertools import islice, product
 from typing import Any
 
 import aiohttp
@@ -29,11 +30,13 @@ def greedy(running: Running) -> dict[str, dict[str, Any]]:
     """The body of each kind, with the largest value that is let through."""
     served = running.served
     room = served.max_model_len - served.max_output - 1
-    choices = [f"choice number {number:05d}" for number in range(MAX_GRAMMAR_BYTES // 32)]
+    # Of words that the model can say: vLLM ends a request in an error when no token fits its grammar.
+    words = [f"w{word}" for word in range(10, 60)]
+    choices = ["".join(three) for three in islice(product(words, repeat=3), MAX_GRAMMAR_BYTES // 32)]
     longest = " ".join(f"w{1 + number % 50}" for number in range(room))
     few, long = {"prompt": "w1 w2 w3"}, {"max_tokens": served.max_output, "ignore_eos": True}
     return {
-        "n": {**few, **long, "n": MAX_SEQUENCES},
+        "n": {**few, **long, "n": MAX_SEQUENCES, "temperature": 1},
         "logprobs": {**few, **long, "logprobs": MOST_LOGPROBS},
         "prompt": {"prompt": longest, "max_tokens": 1},
         "prompt_logprobs": {"prompt": longest, "max_tokens": 1, "prompt_logprobs": MOST_LOGPROBS},

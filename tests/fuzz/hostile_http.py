@@ -80,7 +80,10 @@ def repair(to: Installation) -> None:
 def _is_ready(to: Installation, name: str, where: dict[str, str]) -> bool:
     found = to.http.get(f"/models/{name}")
     if found.status_code == 404:
-        to.end(to.post("/register_model", {"model": name, **where}))
+        accepted = to.post("/register_model", {"model": name, **where})
+        if accepted.status_code == 409:  # a hostile request registered the name meanwhile
+            return False
+        to.end(accepted)
     return found.status_code == 200 and found.json()["phase"] == "Ready"
 
 
