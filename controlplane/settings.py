@@ -14,6 +14,7 @@ from workers.addresses import Ports
 MAX_SEQUENCES = 16  # of a request, as many as an engine holds by default
 MAX_WORDS = 256  # in a list of them; OpenAI takes four stop sequences
 MAX_GRAMMAR_BYTES = 64 << 10
+MAX_PROMPT_LOGPROBS = 8192  # an engine answers nobody while it writes them: about 0.1 s for so many
 WRITE_TIMEOUT_S = 20.0
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
@@ -173,6 +174,11 @@ class Settings(BaseSettings):
     )
     max_grammar_bytes: int = Field(
         default=MAX_GRAMMAR_BYTES, ge=64, description="Of a schema or grammar that one answer is to follow."
+    )
+    max_prompt_logprobs: int = Field(
+        default=MAX_PROMPT_LOGPROBS,
+        ge=1,
+        description="Log-probabilities of a request's prompt: its tokens times those of each.",
     )
     body_timeout_s: float = Field(
         default=9.0, gt=0, description="Longest that a request's body may take to arrive."

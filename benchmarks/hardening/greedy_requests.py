@@ -7,6 +7,7 @@ has ended. Delays are an answer's whole time, beside what it takes when nobody i
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections import Counter
 from itertools import islice, product
@@ -19,7 +20,8 @@ from benchmarks.hardening.probing import ms
 from benchmarks.live.arrivals import Mix, endless
 from benchmarks.live.groups import BASE, Running
 from benchmarks.live.streaming import COMPLETIONS, Kind, Outcome, Target, closed_loop
-from controlplane.settings import MAX_GRAMMAR_BYTES, MAX_SEQUENCES, MAX_WORDS
+from controlplane.settings import MAX_GRAMMAR_BYTES, MAX_PROMPT_LOGPROBS, MAX_SEQUENCES, MAX_WORDS
+from controlplane.traffic.request_terms import estimated_prompt
 
 OTHERS = 2
 SHORT = ((16, 16),)  # tokens of the others' prompts and answers
@@ -34,12 +36,13 @@ def greedy(running: Running) -> dict[str, dict[str, Any]]:
     words = [f"w{word}" for word in range(10, 60)]
     choices = ["".join(three) for three in islice(product(words, repeat=3), MAX_GRAMMAR_BYTES // 32)]
     longest = " ".join(f"w{1 + number % 50}" for number in range(room))
+    most = MAX_PROMPT_LOGPROBS // estimated_prompt(len(json.dumps(longest))) - 1
     few, long = {"prompt": "w1 w2 w3"}, {"max_tokens": served.max_output, "ignore_eos": True}
     return {
         "n": {**few, **long, "n": MAX_SEQUENCES, "temperature": 1},
         "logprobs": {**few, **long, "logprobs": MOST_LOGPROBS},
         "prompt": {"prompt": longest, "max_tokens": 1},
-        "prompt_logprobs": {"prompt": longest, "max_tokens": 1, "prompt_logprobs": MOST_LOGPROBS},
+        "prompt_logprobs": {"prompt": longest, "max_tokens": 1, "prompt_logprobs": min(MOST_LOGPROBS, most)},
         "stop": {**few, **long, "stop": [f"never {number}" for number in range(MAX_WORDS)]},
         "grammar": {**few, "max_tokens": 8, "structured_outputs": {"choice": choices}},
     }

@@ -76,13 +76,16 @@ def measure(
         for work in (operators[0].change, operators[1].register_again):
             stack.enter_context(Loop(work))
         asyncio.run(_load(target, mix, FACTOR * rate, 60 * minutes, counted))
+    seen = memory.told(sampler.series)
+    lasting = memory.lasting(seen)
     return {
         "capacity_per_s": round(rate, 2),
         "rate_per_s": round(FACTOR * rate, 2),
         "minutes": minutes,
         "requests": dict(counted),
         "operations": sum(len(operator.acknowledged) for operator in operators),
-        "memory": memory.told(sampler.series),
+        "memory": lasting,
+        "processes_that_came_and_went": len(seen) - len(lasting),
         "files": files.told(),
     }
 

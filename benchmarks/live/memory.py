@@ -82,6 +82,18 @@ def growth(at_s: Sequence[float], values: Sequence[int]) -> dict[str, float] | N
     }
 
 
+def _second_half(at_s: Sequence[float], values: Sequence[int]) -> tuple[list[float], list[int]]:
+    """Of the samples, counted from the half, so that a process that was there from the start has started."""
+    half = len(at_s) // 2
+    return [one - at_s[half] for one in at_s[half:]], list(values[half:])
+
+
+def lasting(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of what `told` says: the processes that were there for at least half of the time."""
+    most = max((row["samples"] for row in rows), default=0)
+    return [row for row in rows if 2 * row["samples"] >= most]
+
+
 def told(series: dict[int, Series]) -> list[dict[str, Any]]:
     """A row for each process, the largest first; only the largest with all that was seen of them."""
     rows: list[dict[str, Any]] = [
@@ -91,6 +103,7 @@ def told(series: dict[int, Series]) -> list[dict[str, Any]]:
             "samples": len(one.at_s),
             "pss": growth(one.at_s, one.pss),
             "rss": growth(one.at_s, one.rss),
+            "pss_in_the_second_half": growth(*_second_half(one.at_s, one.pss)),
             "largest_mib": round(max(one.pss) / MIB, 1),
         }
         for pid, one in series.items()

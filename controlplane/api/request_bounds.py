@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from controlplane import errors
-from controlplane.settings import MAX_GRAMMAR_BYTES, MAX_SEQUENCES, MAX_WORDS
-from controlplane.traffic.request_terms import sequences_of
+from controlplane.settings import MAX_GRAMMAR_BYTES, MAX_PROMPT_LOGPROBS, MAX_SEQUENCES, MAX_WORDS
+from controlplane.traffic.request_terms import estimated_prompt, sequences_of
 
 LENGTHS = ("max_completion_tokens", "max_tokens")
 # An engine goes through each of these again and again: for every token, or for every word of its vocabulary.
@@ -26,11 +26,12 @@ _FREE_CHOICES = (None, "auto", "none")  # of tools: nothing is compiled for them
 @dataclass(frozen=True)
 class Bounds:
     """`sequences` are answers of one request, `words` entries of a list of words, `grammar_bytes` those of
-    all that it wants compiled."""
+    all that it wants compiled, `prompt_logprobs` the tokens of its prompts times what it wants of each."""
 
     sequences: int = MAX_SEQUENCES
     words: int = MAX_WORDS
     grammar_bytes: int = MAX_GRAMMAR_BYTES
+    prompt_logprobs: int = MAX_PROMPT_LOGPROBS
 
 
 DEFAULTS = Bounds()
@@ -41,6 +42,7 @@ def check(body: Mapping[str, Any], bounds: Bounds) -> None:
     _check_sequences(body, bounds.sequences)
     _check_lists(body, bounds.words)
     _check_grammars(body, bounds.grammar_bytes)
+    _check_prompt_logprobs(body, bounds.prompt_logprobs)
 
 
 def has_length(body: Mapping[str, Any], max_tokens: int) -> bool:
@@ -98,6 +100,45 @@ def _check_grammars(body: Mapping[str, Any], most: int) -> None:
                 "(OSTINATO_MAX_GRAMMAR_BYTES): expected a smaller one",
                 param=name,
             )
+
+
+def _check_prompt_logprobs(body: Mapping[str, Any], most: int) -> None:
+    """An engine's server makes an object of each, for all tokens of a prompt at once, and answers nobody
+    meanwhile. With `echo` a completion's `logprobs` are the prompt's, too. A text's tokens are estimated."""
+    name = "prompt_logprobs"
+    if body.get(name) is None and body.get("echo"):
+        name = "logprobs"
+    if (each := _count(body.get(name))) is None:
+        return
+    tokens = _prompt_tokens(body)
+    if (asked := (each + 1) * tokens) > most:
+        raise errors.InvalidRequest(
+            f"{name} is {each}: for about {tokens} tokens of prompts that makes {asked} log-probabilities,"
+            f" with each token's own; one request may ask for at most {most} (OSTINATO_MAX_PROMPT_LOGPROBS):"
+            " expected a shorter prompt, or fewer of each token",
+            param=name,
+        )
+
+
+def _count(value: Any) -> int | None:
+    """As vLLM reads it: numbers in strings, too. None: it takes that for no count, or refuses it."""
+    try:
+        count = int(float(value))
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return count if count >= 0 else None
+
+
+def _prompt_tokens(body: Mapping[str, Any]) -> int:
+    """Of all prompts, or of the messages."""
+    prompt = body.get("prompt", body.get("messages"))
+    if not isinstance(prompt, list) or (prompt and isinstance(prompt[0], int)):
+        prompt = [prompt]
+    elif prompt and isinstance(prompt[0], dict):
+        return estimated_prompt(len(json.dumps(prompt)))
+    return sum(
+        len(one) if isinstance(one, list) else estimated_prompt(len(json.dumps(one))) for one in prompt
+    )
 
 
 def _depth(value: Any) -> int:

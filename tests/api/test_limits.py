@@ -122,6 +122,49 @@ def test_what_an_engine_would_go_through_for_every_token(
         assert ask(installation, prompt="a", **each).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"prompt": list(range(34)), "prompt_logprobs": 2}, "prompt_logprobs"),
+        ({"prompt": [list(range(17)), list(range(17))], "prompt_logprobs": 2}, "prompt_logprobs"),
+        ({"prompt": "word " * 28, "prompt_logprobs": 2}, "prompt_logprobs"),
+        ({"prompt": ["word " * 14] * 2, "prompt_logprobs": 2}, "prompt_logprobs"),
+        ({"prompt": list(range(34)), "prompt_logprobs": "2"}, "prompt_logprobs"),
+        ({"prompt": list(range(34)), "prompt_logprobs": 2.0}, "prompt_logprobs"),
+        ({"prompt": list(range(101)), "prompt_logprobs": 0}, "prompt_logprobs"),
+        ({"prompt": list(range(34)), "echo": True, "logprobs": 2}, "logprobs"),
+    ],
+)
+def test_log_probabilities_of_all_of_a_prompt_are_bounded(
+    start: Start, body: dict[str, Any], param: str
+) -> None:
+    """An engine's server writes them in one go, and a prompt of 415 tokens with 20 of each held up everybody
+    else for a tenth of a second (benchmarks/results/hardening.json)."""
+    installation = start(max_prompt_logprobs=100)
+    installation.up()
+    refused = ask(installation, **body)
+    assert code(refused) == (400, "invalid_request", param)
+    assert "OSTINATO_MAX_PROMPT_LOGPROBS" in refused.text
+    fine: list[dict[str, Any]] = [
+        {"prompt": list(range(33)), "prompt_logprobs": 2},
+        {"prompt": "word " * 25, "prompt_logprobs": 2},
+        {"prompt": list(range(60)), "logprobs": 20},  # of the answer's tokens
+        {"prompt": list(range(60)), "prompt_logprobs": None, "echo": True},
+    ]
+    for each in fine:
+        assert ask(installation, **each).status_code == 200
+
+
+def test_so_are_those_of_messages(start: Start) -> None:
+    installation = start(max_prompt_logprobs=100)
+    installation.up()
+    messages = [{"role": "user", "content": "word " * 30}]
+    refused = installation.post(
+        "/v1/chat/completions", {"model": "base", "messages": messages, "prompt_logprobs": 2}
+    )
+    assert code(refused) == (400, "invalid_request", "prompt_logprobs")
+
+
 # --- browsers ------------------------------------------------------------------------------------------
 
 
