@@ -45,8 +45,7 @@ OPERATORS = 4  # one of them gives a name another variant each time
 
 @dataclass(frozen=True)
 class Kill:
-    """`replaced_s`: until a new process of the role was there; None: none came within SETTLED_S, or none was
-    there to be killed."""
+    """`replaced_s`: until a new process of the role was there; None: none came within SETTLED_S."""
 
     role: str
     at_s: float
@@ -91,17 +90,20 @@ class Loop(Background):
 class Operator:
     """Changes what is registered as a careful client does: with a key each, repeated until answered."""
 
-    def __init__(self, running: Running, adapters: Sequence[Path], repository: Repository) -> None:
+    def __init__(
+        self, running: Running, adapters: Sequence[Path], repository: Repository, label: str = ""
+    ) -> None:
+        """`label` begins the names that are its own."""
         self._http = _client(running)
         self._adapters, self._repository = adapters, repository
-        self._number = 0
+        self._label, self._number = label, 0
         self.acknowledged: dict[str, tuple[str, str, Any, str]] = {}  # by key: method, path, body, operation
         self.meanings = Meanings()
 
     def change(self) -> None:
         """Register a variant under a name of its own, and delete it."""
         self._number += 1
-        name = f"made{self._number}"
+        name = f"made{self._label}{self._number}"
         self._register(name)
         self._end(self._ask("DELETE", f"/models/{name}"))
 
@@ -203,9 +205,9 @@ def measure(
     with closing(open_store(store_url)) as store:
         repository = Repository(store)
         fixed = {m: repository.read().models[m].record.uid for m in running.models[1:]}
-        operators = [Operator(running, adapters, repository) for _ in range(OPERATORS)]
+        operators = [Operator(running, adapters, repository, f"{n}x") for n in range(OPERATORS)]
         again = operators[-1]
-        answers, killed = Answers(), list[Kill]()
+        answers, killed, in_vain = Answers(), list[Kill](), 0
         clients = [
             _asking(running, answers, fixed, again.meanings, random.Random(seed + n)) for n in range(4)
         ]
@@ -218,13 +220,15 @@ def measure(
                     break
                 time.sleep(series.between_s * choose.uniform(0.5, 1.5))
                 waiting_for(lambda: _serves(running, answers, victims), SETTLED_S)
-                killed.append(_strike(running, choose.choice(victims), redis))
-                print(f"kill {number + 1}: {killed[-1]}, {len(answers.at_s)} answers", flush=True)
+                struck = _strike(running, choose.choice(victims), redis)
+                killed, in_vain = ([*killed, struck], in_vain) if struck else (killed, in_vain + 1)
+                print(f"kill {number + 1}: {struck}, {len(answers.at_s)} answers", flush=True)
             waiting_for(lambda: _serves(running, answers, victims), SETTLED_S)
-        ended_s = time.monotonic()
+            ended_s = time.monotonic()
         verified = [operator.verify() for operator in operators]
     return {
-        "kills": dict(Counter(one.role for one in killed if one.replaced_s is not None)),
+        "kills": dict(Counter(one.role for one in killed)),
+        "nobody_to_kill": in_vain,
         "not_replaced": dict(Counter(one.role for one in killed if one.replaced_s is None)),
         "gaps_s": {role: _gaps(killed, answers.at_s, ended_s, role) for role in victims},
         "answers": len(answers.at_s),
@@ -244,18 +248,20 @@ def _serves(running: Running, answers: Answers, victims: Sequence[str]) -> bool:
     return there and bool(answers.at_s) and answers.at_s[-1] > time.monotonic() - 1.0
 
 
-def _strike(running: Running, role: str, redis: RedisServer | None) -> Kill:
+def _strike(running: Running, role: str, redis: RedisServer | None) -> Kill | None:
+    """None: there was nobody."""
     if role == "redis" and redis is not None:
         redis.kill()
         killed_s = time.monotonic()
         redis.start()
         return Kill(role, killed_s, round(time.monotonic() - killed_s, 2))
     victims = [p for p in running.processes() if ROLES[role] in _title(p)]
-    killed_s = time.monotonic()
     if not victims:
-        return Kill(role, killed_s, None)
+        return None
     before = {p.pid for p in victims}
-    random.choice(victims).kill()
+    killed_s = time.monotonic()
+    with suppress(psutil.NoSuchProcess):
+        random.choice(victims).kill()
     return Kill(role, killed_s, waiting_for(lambda: _others(running, role, before), SETTLED_S))
 
 

@@ -94,7 +94,7 @@ def engine_call(
     Errors: InvalidRequest for an answer longer than the deployment's maxOutputLength, and for what is beyond
     `bounds`.
     """
-    check(body, bounds)
+    check(body, len(raw), bounds)
     changes: dict[str, str | int] = {**_bounded(path, body, route.max_output_tokens)}
     if body["model"] != route.model:
         changes["model"] = route.model

@@ -37,12 +37,12 @@ class Bounds:
 DEFAULTS = Bounds()
 
 
-def check(body: Mapping[str, Any], bounds: Bounds) -> None:
-    """Errors: InvalidRequest, with the field's name and what may be asked for."""
+def check(body: Mapping[str, Any], body_bytes: int, bounds: Bounds) -> None:
+    """`body_bytes`: as it came. Errors: InvalidRequest, with the field's name and what may be asked for."""
     _check_sequences(body, bounds.sequences)
     _check_lists(body, bounds.words)
     _check_grammars(body, bounds.grammar_bytes)
-    _check_prompt_logprobs(body, bounds.prompt_logprobs)
+    _check_prompt_logprobs(body, body_bytes, bounds.prompt_logprobs)
 
 
 def has_length(body: Mapping[str, Any], max_tokens: int) -> bool:
@@ -102,26 +102,35 @@ def _check_grammars(body: Mapping[str, Any], most: int) -> None:
             )
 
 
-def _check_prompt_logprobs(body: Mapping[str, Any], most: int) -> None:
+def _check_prompt_logprobs(body: Mapping[str, Any], body_bytes: int, most: int) -> None:
     """An engine's server makes an object of each, for all tokens of a prompt at once, and answers nobody
-    meanwhile. With `echo` a completion's `logprobs` are the prompt's, too. A text's tokens are estimated."""
-    name = "prompt_logprobs"
-    if body.get(name) is None and body.get("echo"):
-        name = "logprobs"
-    if (each := _count(body.get(name))) is None:
+    meanwhile; and all of it again for each of `n` answers."""
+    name, each = _wanted_of_prompts(body)
+    if each is None:
         return
-    tokens = _prompt_tokens(body)
+    choices = body.get("n")
+    tokens = _prompt_tokens(body, body_bytes) * (choices if type(choices) is int and choices > 1 else 1)
     if (asked := (each + 1) * tokens) > most:
         raise errors.InvalidRequest(
-            f"{name} is {each}: for about {tokens} tokens of prompts that makes {asked} log-probabilities,"
-            f" with each token's own; one request may ask for at most {most} (OSTINATO_MAX_PROMPT_LOGPROBS):"
-            " expected a shorter prompt, or fewer of each token",
+            f"{name} of {each} for about {tokens} tokens of prompts makes {asked} log-probabilities, with"
+            f" each token's own; one request may ask for at most {most} (OSTINATO_MAX_PROMPT_LOGPROBS): expected"
+            " a shorter prompt, or fewer of each token",
             param=name,
         )
 
 
+def _wanted_of_prompts(body: Mapping[str, Any]) -> tuple[str, int | None]:
+    """The field that says how many of each token, and how many; None: none. As vLLM reads it: with `echo` a
+    completion's `logprobs` are the prompt's, too, and of messages `top_logprobs`, which are 0 by default."""
+    if body.get("prompt_logprobs") is not None or not body.get("echo"):
+        return "prompt_logprobs", _count(body.get("prompt_logprobs"))
+    if "messages" in body:
+        return "top_logprobs", max(_count(body.get(name)) or 0 for name in ("top_logprobs", "logprobs"))
+    return "logprobs", _count(body.get("logprobs"))
+
+
 def _count(value: Any) -> int | None:
-    """As vLLM reads it: numbers in strings, too. None: it takes that for no count, or refuses it."""
+    """None: vLLM takes it for no count, or refuses it."""
     try:
         count = int(float(value))
     except (TypeError, ValueError, OverflowError):
@@ -129,16 +138,19 @@ def _count(value: Any) -> int | None:
     return count if count >= 0 else None
 
 
-def _prompt_tokens(body: Mapping[str, Any]) -> int:
-    """Of all prompts, or of the messages."""
-    prompt = body.get("prompt", body.get("messages"))
-    if not isinstance(prompt, list) or (prompt and isinstance(prompt[0], int)):
-        prompt = [prompt]
-    elif prompt and isinstance(prompt[0], dict):
-        return estimated_prompt(len(json.dumps(prompt)))
-    return sum(
-        len(one) if isinstance(one, list) else estimated_prompt(len(json.dumps(one))) for one in prompt
-    )
+def _prompt_tokens(body: Mapping[str, Any], body_bytes: int) -> int:
+    """Of all prompts. Of messages by the whole body: tools and documents are in the prompt, too."""
+    prompt = body.get("prompt")
+    prompts = prompt if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else [prompt]
+    tokens = sum(_tokens(each) for each in prompts)
+    return max(tokens, estimated_prompt(body_bytes)) if "messages" in body else tokens
+
+
+def _tokens(prompt: Any) -> int:
+    """Of a list of them as many as it has; of a text estimated."""
+    if isinstance(prompt, list):
+        return len(prompt)
+    return estimated_prompt(len(prompt.encode(errors="surrogatepass"))) if isinstance(prompt, str) else 1
 
 
 def _depth(value: Any) -> int:

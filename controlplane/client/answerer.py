@@ -11,11 +11,14 @@ from typing import Any, TypeVar
 from controlplane import errors
 from controlplane.client.client import Client
 from controlplane.client.responses import LONGEST_PAUSE_S
+from controlplane.settings import MAX_PROMPT_LOGPROBS
+from controlplane.traffic.request_terms import estimated_prompt
 from profiler.evaluation.scoring import first_scored
 from profiler.evaluation.types import Distribution, Form, Pair, Scored, Settings
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 TOP = 20  # tokens told of each position: as many as engines tell unless they are started otherwise
+AROUND_BYTES = 400  # of a request, beside its text
 ATTEMPTS = 10  # of one request while the model is busy
 # Greedy, whatever the checkpoint's generation config says.
 GREEDY = {"temperature": 0, "repetition_penalty": 1.0}
@@ -69,7 +72,7 @@ class ApiAnswerer:
         contexts = [
             pair for pair in dict.fromkeys(Pair(p.context, "", p.form) for p in pairs) if pair.context
         ]
-        asked = [*((context, None) for context in contexts), *((pair, top) for pair in pairs)]
+        asked = [*((each, None) for each in contexts), *((pair, _told_of_each(pair, top)) for pair in pairs)]
         answers = self._all(asked, lambda each: self._read(*each))
         ids = {context: answer.ids for context, answer in zip(contexts, answers, strict=False)}
         return [
@@ -138,6 +141,12 @@ class ApiAnswerer:
 
 def _message(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
+
+
+def _told_of_each(pair: Pair, top: int) -> int:
+    """As many of the `top` as one request may ask for, of a text so long."""
+    sent_bytes = len(pair.context.encode()) + len(pair.continuation.encode()) + AROUND_BYTES
+    return max(min(top, 1), min(top, MAX_PROMPT_LOGPROBS // estimated_prompt(sent_bytes) - 1))
 
 
 def _conversation(pair: Pair) -> dict[str, Any]:

@@ -132,7 +132,10 @@ def test_what_an_engine_would_go_through_for_every_token(
         ({"prompt": list(range(34)), "prompt_logprobs": "2"}, "prompt_logprobs"),
         ({"prompt": list(range(34)), "prompt_logprobs": 2.0}, "prompt_logprobs"),
         ({"prompt": list(range(101)), "prompt_logprobs": 0}, "prompt_logprobs"),
+        ({"prompt": list(range(17)), "prompt_logprobs": 2, "n": 2}, "prompt_logprobs"),
         ({"prompt": list(range(34)), "echo": True, "logprobs": 2}, "logprobs"),
+        ({"prompt": list(range(34)), "echo": 1, "logprobs": 2}, "logprobs"),
+        ({"prompt": list(range(34)), "prompt_logprobs": 2, "messages": [0.5] * 4}, "prompt_logprobs"),
     ],
 )
 def test_log_probabilities_of_all_of_a_prompt_are_bounded(
@@ -155,14 +158,31 @@ def test_log_probabilities_of_all_of_a_prompt_are_bounded(
         assert ask(installation, **each).status_code == 200
 
 
-def test_so_are_those_of_messages(start: Start) -> None:
-    installation = start(max_prompt_logprobs=100)
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"prompt_logprobs": 20}, "prompt_logprobs"),
+        ({"prompt_logprobs": 20, "prompt": "x"}, "prompt_logprobs"),
+        ({"prompt_logprobs": 20, "prompt": None}, "prompt_logprobs"),
+        ({"echo": True, "logprobs": True, "top_logprobs": 20}, "top_logprobs"),
+        ({"echo": True, "logprobs": "true", "top_logprobs": 20}, "top_logprobs"),
+    ],
+)
+def test_so_are_those_of_messages_whatever_is_beside_them(
+    start: Start, body: dict[str, Any], param: str
+) -> None:
+    installation = start(max_prompt_logprobs=1_000)
     installation.up()
-    messages = [{"role": "user", "content": "word " * 30}]
-    refused = installation.post(
-        "/v1/chat/completions", {"model": "base", "messages": messages, "prompt_logprobs": 2}
-    )
-    assert code(refused) == (400, "invalid_request", "prompt_logprobs")
+
+    def chat(words: int, **more: Any) -> httpx.Response:
+        messages = [{"role": "user", "content": "word " * words}]
+        return installation.post("/v1/chat/completions", {"model": "base", "messages": messages, **more})
+
+    assert code(chat(60, **body)) == (400, "invalid_request", param)
+    tools = [{"type": "function", "function": {"name": "x", "description": "word " * 60}}]
+    assert code(chat(1, **body, tools=tools)) == (400, "invalid_request", param)
+    assert code(chat(2_000, echo=True)) == (400, "invalid_request", "top_logprobs")
+    assert chat(60, prompt_logprobs=2).status_code != 400 or "OSTINATO" not in chat(60).text
 
 
 # --- browsers ------------------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ EVERYTHING: Object = {
         "maxBodyBytes": 16777216,
         "maxWords": 64,
         "maxGrammarBytes": 32768,
-        "maxPromptLogprobs": 4096,
+        "maxPromptLogprobs": 8192,
         "writeTimeoutS": 30.5,
         "tenantFolders": False,
         "engineStartTimeoutS": 1800,
