@@ -113,8 +113,8 @@ def _check_prompt_logprobs(body: Mapping[str, Any], body_bytes: int, most: int) 
     if (asked := (each + 1) * tokens) > most:
         raise errors.InvalidRequest(
             f"{name} of {each} for about {tokens} tokens of prompts makes {asked} log-probabilities, with"
-            f" each token's own; one request may ask for at most {most} (OSTINATO_MAX_PROMPT_LOGPROBS): expected"
-            " a shorter prompt, or fewer of each token",
+            f" each token's own; one request may ask for at most {most} (OSTINATO_MAX_PROMPT_LOGPROBS):"
+            " expected a shorter prompt, or fewer of each token",
             param=name,
         )
 
