@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from benchmarks.live.arrivals import Mix, Share, endless, poisson
-from benchmarks.live.memory import MIB, growth
+from benchmarks.live.memory import MIB, Series, growth, lasting, told
 from benchmarks.live.streaming import COMPLETIONS, Ask, Kind, Outcome, Target, closed_loop, open_loop, text_of
 from benchmarks.overload import report
 from benchmarks.overload.classes import CLASSES, TENANTS, PriorityClass, parts, shares, within
@@ -217,6 +217,17 @@ def test_a_process_that_came_later_may_grow_while_it_starts() -> None:
         "share": 0.0,
         "mib_per_minute": 0.0,
     }
+
+
+def test_the_second_half_is_told_apart_and_who_came_and_went_is_left_out() -> None:
+    """One grows by 1 MiB a minute for 32 minutes and then no more; the other was there for ten."""
+    at_s = [60.0 * i for i in range(64)]
+    grown = Series("grown", at_s, *[[MIB * min(100 + i, 132) for i in range(64)]] * 2)
+    gone = Series("gone", at_s[:10], *[[MIB] * 10] * 2)
+    rows = told({1: grown, 2: gone})
+    assert [row["process"] for row in lasting(rows)] == ["grown"]
+    assert rows[0]["pss"]["mib_per_minute"] > 0.4
+    assert rows[0]["pss_in_the_second_half"]["mib_per_minute"] == 0.0
 
 
 def test_goodput_is_of_what_was_answered_while_the_load_lasted() -> None:
