@@ -21,8 +21,10 @@ from controlplane.api.inference_path import InferencePath
 from controlplane.api.middleware import Guard
 from controlplane.api.routes import management, openai
 from controlplane.api.services import Services
+from controlplane.repeated_lines import REPEATED, Rarely
 
 log = logging.getLogger(__name__)
+log.addFilter(Rarely())
 
 _DESCRIPTION = "Register models, deploy them by intent, ask them; many variants of one base in one batch."
 
@@ -88,7 +90,7 @@ def _lifespan(services: Services) -> Callable[[FastAPI], Any]:
 
 
 def _report(error: Exception) -> None:
-    log.warning("routes could not be refreshed, the last ones stay in force: %s", error)
+    log.warning("routes could not be refreshed, the last ones stay in force: %s", error, extra=REPEATED)
 
 
 def _add_probes(app: FastAPI, services: Services) -> None:

@@ -68,6 +68,7 @@ from controlplane.planning.reconcile import (
 )
 from controlplane.planning.retrying import RetryLimits
 from controlplane.profiling import request_paths
+from controlplane.repeated_lines import REPEATED, Rarely
 from controlplane.settings import Settings
 from controlplane.state.operations import End, advance, open_operation
 from controlplane.state.queries import require_host_bytes
@@ -77,6 +78,7 @@ from controlplane.state.transactions import Superseded, edit, persist
 from controlplane.state.worker_groups import host_of
 
 log = logging.getLogger(__name__)
+log.addFilter(Rarely())
 
 TICK_S = 0.1
 OBSERVE_EVERY_S = 1.0
@@ -170,7 +172,7 @@ class Controller:
                     await self.step()
                     observed_at = time.monotonic()
             except errors.Unavailable as e:
-                log.warning("the state store is away: %s", e)
+                log.warning("the state store is away: %s", e, extra=REPEATED)
             except Exception:
                 log.exception("reconciling failed; trying again")
                 await asyncio.sleep(OBSERVE_EVERY_S)

@@ -20,9 +20,11 @@ from pathlib import Path
 
 from controlplane.controller.controller import Controller
 from controlplane.errors import Unavailable
+from controlplane.repeated_lines import REPEATED, Rarely
 from controlplane.state.base import Changes, Entry, Lease, Snapshot, StateStore, Write
 
 log = logging.getLogger(__name__)
+log.addFilter(Rarely())
 
 NAME = "controller"
 LEASE_S = 10.0
@@ -110,7 +112,7 @@ class Leadership:
         try:
             lease = await self._ask(holder, gone)
         except Unavailable as e:
-            log.warning("the state store is away: %s", e)
+            log.warning("the state store is away: %s", e, extra=REPEATED)
             return None
         if lease.holder == holder:
             return lease
@@ -150,7 +152,7 @@ class Leadership:
         try:
             now = await self._ask(lease.holder)
         except Unavailable as e:
-            log.warning("the lease could not be renewed: %s", e)
+            log.warning("the lease could not be renewed: %s", e, extra=REPEATED)
             return True
         store.until_s = asked_s + LEASE_S
         return now == lease

@@ -1,0 +1,36 @@
+"""Log lines of what goes on for long, such as a store that is away: said at once, and then once a minute."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+EVERY_S = 60.0
+REPEATED = {"repeated": True}  # `extra` of a line that is said again and again
+
+
+class Rarely(logging.Filter):
+    """Of a logger: lets each line that is marked with REPEATED through once in `every_s`, and then says how
+    often it was left out. A line is the same when its text is, whatever stands in its places."""
+
+    def __init__(self, clock_s: Callable[[], float] = time.monotonic, every_s: float = EVERY_S) -> None:
+        super().__init__()
+        self._clock_s, self._every_s = clock_s, every_s
+        self._said: dict[str, tuple[float, int]] = {}  # when last, and left out since
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not getattr(record, "repeated", False):
+            return True
+        now_s, text = self._clock_s(), str(record.msg)
+        at_s, left_out = self._said.get(text, (float("-inf"), 0))
+        if now_s - at_s < self._every_s:
+            self._said[text] = at_s, left_out + 1
+            return False
+        self._said[text] = now_s, 0
+        if left_out:
+            record.msg, record.args = (
+                f"{record.getMessage()} (and {left_out} times since the last line)",
+                None,
+            )
+        return True
