@@ -29,8 +29,6 @@ class Rarely(logging.Filter):
             return False
         self._said[text] = now_s, 0
         if left_out:
-            record.msg, record.args = (
-                f"{record.getMessage()} (and {left_out} times since the last line)",
-                None,
-            )
+            record.msg = f"{record.getMessage()} (and {left_out} times since the last line)"
+            record.args = None
         return True
