@@ -207,7 +207,7 @@ def measure(
         fixed = {m: repository.read().models[m].record.uid for m in running.models[1:]}
         operators = [Operator(running, adapters, repository, f"{n}x") for n in range(OPERATORS)]
         again = operators[-1]
-        answers, killed, in_vain = Answers(), list[Kill](), 0
+        answers, struck = Answers(), list[Kill | None]()
         clients = [
             _asking(running, answers, fixed, again.meanings, random.Random(seed + n)) for n in range(4)
         ]
@@ -220,15 +220,15 @@ def measure(
                     break
                 time.sleep(series.between_s * choose.uniform(0.5, 1.5))
                 waiting_for(lambda: _serves(running, answers, victims), SETTLED_S)
-                struck = _strike(running, choose.choice(victims), redis)
-                killed, in_vain = ([*killed, struck], in_vain) if struck else (killed, in_vain + 1)
-                print(f"kill {number + 1}: {struck}, {len(answers.at_s)} answers", flush=True)
+                struck.append(_strike(running, choose.choice(victims), redis))
+                print(f"kill {number + 1}: {struck[-1]}, {len(answers.at_s)} answers", flush=True)
             waiting_for(lambda: _serves(running, answers, victims), SETTLED_S)
             ended_s = time.monotonic()
         verified = [operator.verify() for operator in operators]
+    killed = [one for one in struck if one is not None]
     return {
         "kills": dict(Counter(one.role for one in killed)),
-        "nobody_to_kill": in_vain,
+        "nobody_to_kill": struck.count(None),
         "not_replaced": dict(Counter(one.role for one in killed if one.replaced_s is None)),
         "gaps_s": {role: _gaps(killed, answers.at_s, ended_s, role) for role in victims},
         "answers": len(answers.at_s),
@@ -255,7 +255,7 @@ def _strike(running: Running, role: str, redis: RedisServer | None) -> Kill | No
         killed_s = time.monotonic()
         redis.start()
         return Kill(role, killed_s, round(time.monotonic() - killed_s, 2))
-    victims = [p for p in running.processes() if ROLES[role] in _title(p)]
+    victims = _of_role(running, role)
     if not victims:
         return None
     before = {p.pid for p in victims}
@@ -272,7 +272,11 @@ def silence_s(answers_at_s: Sequence[float], from_s: float, until_s: float) -> f
 
 
 def _others(running: Running, role: str, before: set[int]) -> bool:
-    return any(p.pid not in before and ROLES[role] in _title(p) for p in running.processes())
+    return any(p.pid not in before for p in _of_role(running, role))
+
+
+def _of_role(running: Running, role: str) -> list[psutil.Process]:
+    return [process for process in running.processes() if ROLES[role] in _title(process)]
 
 
 def _title(process: psutil.Process) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from controlplane import errors
 from controlplane.settings import MAX_GRAMMAR_BYTES, MAX_PROMPT_LOGPROBS, MAX_SEQUENCES, MAX_WORDS
-from controlplane.traffic.request_terms import estimated_prompt, sequences_of
+from controlplane.traffic.request_terms import choices_of, estimated_prompt, prompts_of, sequences_of
 
 LENGTHS = ("max_completion_tokens", "max_tokens")
 # An engine goes through each of these again and again: for every token, or for every word of its vocabulary.
@@ -108,8 +108,7 @@ def _check_prompt_logprobs(body: Mapping[str, Any], body_bytes: int, most: int) 
     name, each = _wanted_of_prompts(body)
     if each is None:
         return
-    choices = body.get("n")
-    tokens = _prompt_tokens(body, body_bytes) * (choices if type(choices) is int and choices > 1 else 1)
+    tokens = _prompt_tokens(body, body_bytes) * choices_of(body)
     if (asked := (each + 1) * tokens) > most:
         raise errors.InvalidRequest(
             f"{name} of {each} for about {tokens} tokens of prompts makes {asked} log-probabilities, with"
@@ -140,9 +139,7 @@ def _count(value: Any) -> int | None:
 
 def _prompt_tokens(body: Mapping[str, Any], body_bytes: int) -> int:
     """Of all prompts. Of messages by the whole body: tools and documents are in the prompt, too."""
-    prompt = body.get("prompt")
-    prompts = prompt if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else [prompt]
-    tokens = sum(_tokens(each) for each in prompts)
+    tokens = sum(_tokens(prompt) for prompt in prompts_of(body))
     return max(tokens, estimated_prompt(body_bytes)) if "messages" in body else tokens
 
 

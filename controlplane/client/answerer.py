@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -18,7 +19,7 @@ from profiler.evaluation.types import Distribution, Form, Pair, Scored, Settings
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 TOP = 20  # tokens told of each position: as many as engines tell unless they are started otherwise
-AROUND_BYTES = 400  # of a request, beside its text
+AROUND_BYTES = 300  # of a request beside what is asked: the model's name and settings
 ATTEMPTS = 10  # of one request while the model is busy
 # Greedy, whatever the checkpoint's generation config says.
 GREEDY = {"temperature": 0, "repetition_penalty": 1.0}
@@ -72,7 +73,7 @@ class ApiAnswerer:
         contexts = [
             pair for pair in dict.fromkeys(Pair(p.context, "", p.form) for p in pairs) if pair.context
         ]
-        asked = [*((each, None) for each in contexts), *((pair, _told_of_each(pair, top)) for pair in pairs)]
+        asked = [*((context, None) for context in contexts), *((pair, top) for pair in pairs)]
         answers = self._all(asked, lambda each: self._read(*each))
         ids = {context: answer.ids for context, answer in zip(contexts, answers, strict=False)}
         return [
@@ -94,15 +95,11 @@ class ApiAnswerer:
 
     def _read(self, pair: Pair, top: int | None) -> Prompt:
         """The text as the engine cuts it; with `top` also what it expects at each position."""
-        wanted = {"return_token_ids": True, **({} if top is None else {"prompt_logprobs": top})}
-        if pair.form is Form.CHAT:
-            answer = self._ask(CHAT, {**_conversation(pair), "max_completion_tokens": 1, **wanted})
-            told = answer
-        else:
-            answer = self._ask(
-                COMPLETIONS, {"prompt": pair.context + pair.continuation, "max_tokens": 1, **wanted}
-            )
-            told = answer["choices"][0]
+        is_chat, body = pair.form is Form.CHAT, {"return_token_ids": True, **_asking(pair)}
+        if top is not None:
+            body["prompt_logprobs"] = _as_many_as_fit(top, body)
+        answer = self._ask(CHAT if is_chat else COMPLETIONS, body)
+        told = answer if is_chat else answer["choices"][0]
         ids, rows = told.get("prompt_token_ids"), told.get("prompt_logprobs")
         if ids is None or (rows is None and top is not None):
             raise errors.EngineFailed(
@@ -143,10 +140,22 @@ def _message(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
 
 
-def _told_of_each(pair: Pair, top: int) -> int:
-    """As many of the `top` as one request may ask for, of a text so long."""
-    sent_bytes = len(pair.context.encode()) + len(pair.continuation.encode()) + AROUND_BYTES
-    return max(min(top, 1), min(top, MAX_PROMPT_LOGPROBS // estimated_prompt(sent_bytes) - 1))
+def _as_many_as_fit(top: int, body: Mapping[str, Any]) -> int:
+    """Of the `top`, those that one request with such a prompt may ask for by default; one at least.
+
+    Of messages a gateway counts the whole body (controlplane/api/request_bounds.py).
+    """
+    prompt = body.get("prompt")
+    text = json.dumps(body, ensure_ascii=False) if prompt is None else prompt
+    counted = len(text.encode()) + (AROUND_BYTES if prompt is None else 0)
+    return min(top, max(1, MAX_PROMPT_LOGPROBS // estimated_prompt(counted) - 1))
+
+
+def _asking(pair: Pair) -> dict[str, Any]:
+    """Of a text, for an answer as short as there is."""
+    if pair.form is Form.CHAT:
+        return {**_conversation(pair), "max_completion_tokens": 1}
+    return {"prompt": pair.context + pair.continuation, "max_tokens": 1}
 
 
 def _conversation(pair: Pair) -> dict[str, Any]:

@@ -8,21 +8,21 @@ from __future__ import annotations
 import json
 import logging
 import os
-import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
+from controlplane.repeated_lines import REPEATED, Rarely
 from controlplane.settings import Settings
 from controlplane.state.records import Operation
 from controlplane.state.repository import Change, Put
 
 log = logging.getLogger(__name__)
+log.addFilter(Rarely())
 
 STDOUT = "-"
 _MODE = 0o600
-_TELL_EVERY_S = 60.0
 
 
 class Counts(Protocol):
@@ -38,7 +38,6 @@ class AuditLog:
         self._to_stdout = named == STDOUT
         self._lost = lost
         self._torn = False
-        self._told_s = -_TELL_EVERY_S
 
     @property
     def on(self) -> bool:
@@ -53,9 +52,7 @@ class AuditLog:
             self._append(line)
         except Exception as e:
             self._lost.inc()
-            if time.monotonic() - self._told_s >= _TELL_EVERY_S:
-                self._told_s = time.monotonic()
-                log.error("lines of the audit log are lost (%s): %r", self._path or "stdout", e)
+            log.error("lines of the audit log are lost (%s): %r", self._path or "stdout", e, extra=REPEATED)
 
     def ends(self, changes: Iterable[Change]) -> None:
         """Write down which operations end with these changes."""

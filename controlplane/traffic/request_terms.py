@@ -127,11 +127,21 @@ def estimated_tokens(body_bytes: int, body: Mapping[str, Any], max_output_tokens
 
 def sequences_of(body: Mapping[str, Any]) -> int:
     """How many answers it asks for: its choices, of each of its prompts."""
-    choices, prompts = body.get("n"), body.get("prompt")
-    each = choices if type(choices) is int and choices > 1 else 1
+    return choices_of(body) * len(prompts_of(body))
+
+
+def choices_of(body: Mapping[str, Any]) -> int:
+    """Of each of its prompts."""
+    choices = body.get("n")
+    return choices if type(choices) is int and choices > 1 else 1
+
+
+def prompts_of(body: Mapping[str, Any]) -> list[Any]:
+    """One of them where it has none, too: of messages, or of an empty list."""
+    prompts = body.get("prompt")
     if not isinstance(prompts, list) or not prompts or isinstance(prompts[0], int):
-        return each  # a list of numbers is one prompt's tokens
-    return each * len(prompts)
+        return [prompts]  # a list of numbers is one prompt's tokens
+    return prompts
 
 
 def estimated_prompt(body_bytes: int) -> int:
