@@ -97,7 +97,8 @@ class EngineCall:
     """One request for the engine's OpenAI application: a path, a JSON body, the variant it means.
 
     `variant_limit` is how many variants the deployment wants to run at once; None: it does not say. One that
-    is not `counted` is no client's: it says nothing about how many engines there should be.
+    is not `counted` is no client's: it says nothing about how many engines there should be. `grammar` is the
+    field that says what the answer may be; "": it may be anything.
     """
 
     path: str
@@ -105,6 +106,7 @@ class EngineCall:
     variant: VariantRef | None = None
     variant_limit: int | None = None
     counted: bool = True
+    grammar: str = ""
 
 
 @dataclass(frozen=True)

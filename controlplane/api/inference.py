@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from controlplane import errors
 from controlplane.api.departure import unless_client_leaves
-from controlplane.api.request_bounds import DEFAULTS, Bounds, check, has_length
+from controlplane.api.request_bounds import DEFAULTS, Bounds, check, grammars_of, has_length
 from controlplane.api.services import Services
 from controlplane.api.time_limit import TimeLimit, WriteLimit
 from controlplane.gateway.engine_errors import from_engine, from_engine_event
@@ -43,6 +44,7 @@ log = logging.getLogger(__name__)
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")  # a half of a pair, written or coded
 _MAX_SALT = 128  # characters that vLLM takes
 CLIENT_GONE = "client_disconnected"
 # What ends a request that no engine worked at, or in vain: it costs no tokens.
@@ -65,9 +67,23 @@ def parse_body(raw: bytes) -> dict[str, Any]:
         raise errors.InvalidRequest(f"the body is not JSON: {e}") from e
     if not isinstance(body, dict):
         raise errors.InvalidRequest(f"expected a JSON object, got a {type(body).__name__}")
+    if _SURROGATE.search(raw) or b"\0" in raw[:4]:  # UTF-16 and UTF-32 have a zero there
+        _check_text(body)
     if not isinstance(body.get("model"), str) or not body["model"]:
         raise errors.InvalidRequest("`model` must be the name of a served model", param="model")
     return body
+
+
+def _check_text(body: dict[str, Any]) -> None:
+    """Errors: InvalidRequest where half of a surrogate pair stands alone: nobody can write it down."""
+    try:
+        json.dumps(body, ensure_ascii=False).encode()
+    except UnicodeEncodeError as e:
+        raise errors.InvalidRequest(
+            f"the body has half of a surrogate pair, {e.object[e.start]!a}: expected both of a character"
+        ) from e
+    except RecursionError as e:
+        raise errors.InvalidRequest("the body is nested too deeply") from e
 
 
 def _is_plain(raw: bytes) -> bool:
@@ -102,9 +118,9 @@ def engine_call(
         changes["cache_salt"] = _with_salt(own, body.get("cache_salt"))
     # A number is taken into the request's terms; vLLM would refuse it.
     sent = None if type(body.get("priority")) is int else _with_more(raw, body, changes)
-    return EngineCall(
-        path, _written(body, changes) if sent is None else sent, route.variant, route.variant_limit, counted
-    )
+    sent = _written(body, changes) if sent is None else sent
+    grammar = next(iter(grammars_of(body)), "")
+    return EngineCall(path, sent, route.variant, route.variant_limit, counted, grammar)
 
 
 def _salt(route: Route, salt: str) -> str | None:
@@ -260,7 +276,7 @@ async def ask(services: Services, route: Route, call: EngineCall, terms: Request
     except TimeoutError as e:
         raise _timed_out(limit_s) from e
     if reply.status >= 300:
-        raise from_engine(reply.status, reply.body)
+        raise from_engine(reply.status, reply.body, call.grammar)
     return reply
 
 
@@ -283,11 +299,11 @@ async def _streamed(services: Services, route: Route, call: EngineCall, watch: W
                 raise errors.EngineFailed("the engine's answer did not start with its head")
             if head.status >= 300:
                 rest = [part async for part in items if isinstance(part, bytes)]
-                raise from_engine(head.status, b"".join(rest))
+                raise from_engine(head.status, b"".join(rest), call.grammar)
             if watch.terms.dropped_after_s is not None:  # it may yet be dropped, which is to have a status
                 async for item in items:
                     watch.chunk(item)
-                    first = _checked(item)
+                    first = _checked(item, call.grammar)
                     break
     except BaseException as e:
         await items.aclose()
@@ -304,7 +320,7 @@ async def _streamed(services: Services, route: Route, call: EngineCall, watch: W
         watch.end(CUT, by_client=True)
 
     write_s = services.settings.stream_write_s
-    chunks = _chunks(items, first, watch, limit_s)
+    chunks = _chunks(items, first, watch, limit_s, call.grammar)
     return ClosingStream(chunks, close, head.content_type, cut, write_s)
 
 
@@ -313,6 +329,7 @@ async def _chunks(
     first: bytes | None,
     watch: Watch,
     limit_s: float,
+    grammar: str,
 ) -> AsyncGenerator[bytes, None]:
     """The engine's chunks, of which `first` has come (None: none has); what goes wrong on the way is the last
     of them, as an error event."""
@@ -326,7 +343,7 @@ async def _chunks(
                     limit.go_on()
                 async for item in items:
                     watch.chunk(item)
-                    piece = _checked(item)
+                    piece = _checked(item, grammar)
                     limit.pause()  # how long the client takes is limited by the response
                     yield piece
                     limit.go_on()
@@ -346,12 +363,12 @@ async def _chunks(
         watch.end(code)
 
 
-def _checked(item: EngineHead | bytes) -> bytes:
+def _checked(item: EngineHead | bytes, grammar: str) -> bytes:
     """Errors: what an error event of the engine means."""
     if not isinstance(item, bytes):
         raise errors.EngineFailed("the engine's answer has two heads")
     if item.startswith(ERROR_EVENT):
-        raise from_engine_event(item)
+        raise from_engine_event(item, grammar)
     return item
 
 

@@ -85,11 +85,16 @@ def _check_lists(body: Mapping[str, Any], most: int) -> None:
             )
 
 
-def _check_grammars(body: Mapping[str, Any], most: int) -> None:
+def grammars_of(body: Mapping[str, Any]) -> list[str]:
+    """The fields of which an engine compiles what an answer may be."""
     names = [name for name in GRAMMARS if isinstance(body.get(name), dict | list | str)]
     if body.get("tools") and body.get("tool_choice") not in _FREE_CHOICES:
         names.append("tools")
-    for name in names:
+    return names
+
+
+def _check_grammars(body: Mapping[str, Any], most: int) -> None:
+    for name in grammars_of(body):
         if _depth(body[name]) > DEEPEST:
             raise errors.InvalidRequest(
                 f"{name} is nested more than {DEEPEST} levels deep: expected a flatter one", param=name

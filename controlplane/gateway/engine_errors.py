@@ -11,10 +11,16 @@ from profiler.errors import CheckpointError
 _TOO_LONG = ("maximum context length", "maximum model length", "max_model_len", "longer than the maximum")
 # In vLLM's refusal to make a prompt of messages, which quotes transformers.
 NO_TEMPLATE = "you must provide a chat template"
+# All that vLLM says of a request that it gave up while the engine goes on: of one with a grammar, that it
+# could not be compiled, or that no token follows it.
+GIVEN_UP = "Internal server error"
 
 
-def from_engine(status: int, body: bytes) -> errors.OstinatoError:
-    """What a non-2xx reply means to a user. Client mistakes stay 400s; anything else is the engine's."""
+def from_engine(status: int, body: bytes, grammar: str = "") -> errors.OstinatoError:
+    """What a non-2xx reply means to a user. Client mistakes stay 400s; anything else is the engine's.
+
+    `grammar` is the request's field that says what its answer may be, if it has one.
+    """
     message, param, code = _read(body)
     for refusal in (errors.AdapterMismatch, errors.SourceUnreadable):
         if code == refusal.code:
@@ -29,6 +35,16 @@ def from_engine(status: int, body: bytes) -> errors.OstinatoError:
         )
     if 400 <= status < 500:
         return errors.InvalidRequest(message, param=param)
+    return _not_answered(status, message, grammar)
+
+
+def _not_answered(status: int, message: str, grammar: str) -> errors.OstinatoError:
+    if grammar and status == 500 and message == GIVEN_UP:
+        return errors.InvalidRequest(
+            f"the engine gave the request up, for no token follows {grammar}, or it cannot be compiled:"
+            " expected a grammar of texts that the model's vocabulary can write",
+            param=grammar,
+        )
     if status == 503:
         return errors.Unavailable(message, retry_after_s=5)
     return errors.EngineFailed(message)
@@ -41,11 +57,11 @@ def refused(error: ValueError) -> errors.OstinatoError:
     return errors.AdapterMismatch(str(error), param="adapter")
 
 
-def from_engine_event(event: bytes) -> errors.OstinatoError:
+def from_engine_event(event: bytes, grammar: str = "") -> errors.OstinatoError:
     """The same for an error event in the middle of a stream, whose status is its `code`."""
     body = event.removeprefix(b"data: ").partition(b"\n")[0]
     code = _read(body)[2]
-    return from_engine(code if isinstance(code, int) else 500, body)
+    return from_engine(code if isinstance(code, int) else 500, body, grammar)
 
 
 def _read(body: bytes) -> tuple[str, str | None, Any]:

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from controlplane import errors
-from controlplane.gateway import warming
+from controlplane.gateway import harmless_request, warming
 from controlplane.gateway.engine_limits import LOOK_S, EngineLimits, no_sign
 from controlplane.gateway.http1 import Connection, Moved, Pool
 from controlplane.gateway.load_reader import LoadReader
@@ -53,7 +53,7 @@ class KnownWorker(Member):
     """One worker's address, the connections to it, and how many requests of this gateway it has.
 
     `load` is what it pushed last, at `load_at_s` (time.monotonic); None and long ago if it never did. `seen`
-    is what is known of its health.
+    is what is known of its health; `is_asked`, whether a harmless request to learn that is under way.
     """
 
     address: str
@@ -63,6 +63,7 @@ class KnownWorker(Member):
     load: WorkerLoad | None = field(default=None, repr=False)
     load_at_s: float = -math.inf
     seen: Seen = field(default_factory=Seen)
+    is_asked: bool = False
     listens: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -152,6 +153,7 @@ class HostWorkers:
         self._watching: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
         self._seeking: asyncio.Task[None] | None = None
+        self._asking: set[asyncio.Task[None]] = set()
 
     def demand(self) -> float:
         """Clients' requests under way, waiting ones and those just refused included: the mean since the last
@@ -203,14 +205,37 @@ class HostWorkers:
     def answered(self, worker: KnownWorker, status: int) -> None:
         """A worker's answer began, with this status."""
         if status >= 500:
-            self.failed(worker)
-        elif worker.seen.failures or not worker.seen.is_proven:
+            worker.seen = worker_health.erred(worker.seen)
+            self._ask_in_doubt(worker)
+        elif worker.seen.failures or worker.seen.errors or not worker.seen.is_proven:
             worker.seen = worker_health.answered(worker.seen)
             self._judge()
 
     def failed(self, worker: KnownWorker) -> None:
         """A worker's request broke off, or had nothing in time."""
         worker.seen = worker_health.failed(worker.seen, self.limits.rules)
+        self._judge()
+
+    def _ask_in_doubt(self, worker: KnownWorker) -> None:
+        rules = self.limits.rules
+        if worker.is_asked or worker not in self._known or not worker_health.is_doubtful(worker.seen, rules):
+            return
+        worker.is_asked = True
+        asking = asyncio.create_task(self._ask(worker))
+        self._asking.add(asking)
+        asking.add_done_callback(self._asking.discard)
+
+    async def _ask(self, worker: KnownWorker) -> None:
+        """Whether it is its requests that fail, or the engine."""
+        try:
+            is_well = await harmless_request.succeeds(worker, self._host, self.limits.first_byte_s)
+        finally:
+            worker.is_asked = False
+        log.warning(
+            "%s of %s answered %d requests in a row that it failed; a harmless one %s",
+            *(worker.name, self._host, worker.seen.errors, "went well" if is_well else "failed, too"),
+        )
+        worker.seen = worker_health.asked(worker.seen, self.limits.rules, is_well)
         self._judge()
 
     def drop(self, worker: KnownWorker) -> None:
@@ -365,6 +390,6 @@ class HostWorkers:
         """End the background tasks, and the connections that nobody uses."""
         for worker in (*self._known, *self._left):
             worker.forget()
-        for task in (self._watching, self._looking, self._refreshing, self._seeking):
+        for task in (self._watching, self._looking, self._refreshing, self._seeking, *self._asking):
             if task is not None:
                 task.cancel()

@@ -73,3 +73,25 @@ def test_a_plain_body_is_not_written_anew() -> None:
     assert call.body == b'{"model":"m",  "messages": [] , "max_completion_tokens": 64}'
     limited = b'{"model":"m","prompt":"a","max_tokens":3}'
     assert engine_call(COMPLETIONS, parse_body(limited), BASE, limited).body == limited
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32-be"])
+@pytest.mark.parametrize("ascii_only", [True, False])
+@pytest.mark.parametrize("body", [{"request_id": "\ud800"}, {"x": ["a\udfff"]}, {"\udc00\ud800": 1}])
+def test_half_of_a_surrogate_pair_is_refused(body: dict[str, Any], ascii_only: bool, encoding: str) -> None:
+    """vLLM answers 500 to some of them: its engine cannot be sent what UTF-8 cannot hold."""
+    with pytest.raises(errors.InvalidRequest, match="surrogate"):
+        parse_body(written({**body, "model": "m"}, ascii_only, None, encoding, ""))
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-32-le"])
+@pytest.mark.parametrize("ascii_only", [True, False])
+def test_both_halves_are_a_character(ascii_only: bool, encoding: str) -> None:
+    body = {"model": "m", "prompt": "\N{GRINNING FACE} \N{HANGUL SYLLABLE HIH} \ue000"}
+    assert parse_body(written(body, ascii_only, None, encoding, "")) == body
+
+
+def test_the_field_that_wants_a_form_of_the_answer_goes_along() -> None:
+    asked = {"model": "m", "prompt": "x", "structured_outputs": {"regex": "a"}}
+    assert engine_call(COMPLETIONS, asked, BASE).grammar == "structured_outputs"
+    assert engine_call(COMPLETIONS, {"model": "m", "prompt": "x"}, BASE).grammar == ""

@@ -14,7 +14,10 @@ from controlplane.traffic.worker_health import (
     Standing,
     Takes,
     answered,
+    asked,
+    erred,
     failed,
+    is_doubtful,
     is_silent,
     looked,
     standing,
@@ -72,6 +75,34 @@ def test_it_rests_and_is_then_tried_and_rests_longer_for_every_failure_more() ->
     assert rests == [10, 20, 30, 40, 50, 60, 70, 80, 80, 80]
 
 
+def test_answers_that_it_failed_are_a_doubt_and_nothing_more() -> None:
+    seen = TOLD
+    for _ in range(4):
+        seen = erred(seen)
+    assert not is_doubtful(seen, RULES)
+    for _ in range(100):
+        seen = erred(seen)
+        assert is_doubtful(seen, RULES)
+        assert standing(seen, RULES) is Standing.WELL
+    assert not is_doubtful(answered(seen), RULES)
+
+
+def test_what_becomes_of_a_doubt_is_what_a_harmless_request_says() -> None:
+    doubted = TOLD
+    for _ in range(5):
+        doubted = erred(doubted)
+    well, ill = asked(doubted, RULES, is_well=True), asked(doubted, RULES, is_well=False)
+    assert (standing(well, RULES), is_doubtful(well, RULES)) == (Standing.WELL, False)
+    assert (standing(ill, RULES), is_doubtful(ill, RULES)) == (Standing.ILL, False)
+    tried = after_looks(ill, RULES.rest)
+    tried = told(tried)
+    assert standing(tried, RULES) is Standing.ON_TRIAL
+    assert is_doubtful(erred(tried), RULES)  # one is enough, for it has one at a time
+    again = asked(erred(tried), RULES, is_well=False)
+    assert standing(told(after_looks(again, 2 * RULES.rest - 1)), RULES) is Standing.ILL
+    assert standing(told(after_looks(again, 2 * RULES.rest)), RULES) is Standing.ON_TRIAL
+
+
 def test_who_takes_what() -> None:
     """Of every cluster of up to four workers."""
     for count in range(5):
@@ -91,7 +122,14 @@ def test_who_takes_what() -> None:
                 )
 
 
-EVENTS = st.lists(st.sampled_from([told, answered, lambda s: failed(s, RULES), lambda s: looked(s, RULES)]))
+EVENTS = st.lists(
+    st.sampled_from(
+        [
+            *(told, answered, erred, lambda s: failed(s, RULES), lambda s: looked(s, RULES)),
+            *(lambda s: asked(s, RULES, True), lambda s: asked(s, RULES, False)),
+        ]
+    )
+)
 
 
 @given(EVENTS)

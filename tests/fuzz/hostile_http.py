@@ -21,6 +21,7 @@ from controlplane.settings import Settings
 from controlplane.state.records import KINDS
 
 MEMORY_BYTES = 256 << 20
+REPAIRED = ("base", "v1")
 REPAIR_EVERY = 500  # requests: what they deleted or undeployed is put back
 CLIENTS = 12  # each waits for its answers: one alone would leave the gateway idle
 OPTIONS: dict[str, Any] = {
@@ -67,21 +68,21 @@ def served(folder: Path) -> Iterator[Installation]:
 
 def repair(to: Installation) -> None:
     """Have a base and its variant registered and deployed."""
-    for name in ("base", "v1"):
-        where = {"source": str(to.files / name)}
-        if name != "base":
-            where = {"base": "base", "adapter": str(to.files / name)}
-        wait_for(lambda: _is_ready(to, name, where))  # noqa: B023
+    wait_for(lambda: all(_is_ready(to, name) for name in REPAIRED))
+    for name in REPAIRED:
         accepted = to.post("/deploy_model", {"model": name, "maxOutputLength": 32})
         if accepted.status_code == 202:
             to.end(accepted)
 
 
-def _is_ready(to: Installation, name: str, where: dict[str, str]) -> bool:
+def _is_ready(to: Installation, name: str) -> bool:
+    """Now; it is registered where it was not. Hostile requests go on meanwhile, and may delete its base."""
     found = to.http.get(f"/models/{name}")
     if found.status_code == 404:
+        path = str(to.files / name)
+        where = {"source": path} if name == "base" else {"base": "base", "adapter": path}
         accepted = to.post("/register_model", {"model": name, **where})
-        if accepted.status_code == 409:  # a hostile request registered the name meanwhile
+        if accepted.status_code in (404, 409):  # its base is gone; somebody registered the name
             return False
         to.end(accepted)
     return found.status_code == 200 and found.json()["phase"] == "Ready"
@@ -100,7 +101,8 @@ class Seeds:
                 seed = next(self._left, None)
             if seed is None:
                 return
-            if seed % REPAIR_EVERY == 0:
+            if seed % REPAIRED = ("base", "v1")
+REPAIR_EVERY == 0:
                 with self._repairing:
                     repair(self._to)
             yield seed

@@ -133,6 +133,11 @@ class Drawer:
         proper = whole and method in METHODS[:8] and not closes
         return Request(head + framed[1], proper, what, method != "HEAD")
 
+    def example(self, schema: Any, random: Random, more: float) -> Any:
+        """A value of a schema, with each field that it need not have `more` likely."""
+        self._more = more
+        return self._example(schema, random)
+
     def _target(self, path: str, operation: dict[str, Any], random: Random, removing: bool) -> str:
         known = ("other", "x", "v1") if removing else ("base", "base", "v1", "other", "base:v1")
 

@@ -33,8 +33,9 @@ from workers.messages import (
     WorkerReport,
 )
 from workers.server import process_logs
+from workers.server.failed_requests import answered, nothing_known
 from workers.server.http_server import Door, refuse
-from workers.server.load_errors import ExplainingSend, respond_with
+from workers.server.load_errors import respond_with
 from workers.server.load_feed import LoadFeed
 from workers.server.metrics_server import ANY, serve_metrics
 
@@ -100,7 +101,9 @@ class Worker:
             await refuse(send, 503, "this worker's engine has failed")
             return
         if (variant := request_headers.variant_of(scope["headers"])) is None:
-            await self.engine.app(scope, receive, send)
+            await answered(
+                lambda send: self.engine.app(scope, receive, send), send, nothing_known, self._lives
+            )
             return
         try:
             await self._follow_limit(request_headers.limit_of(scope["headers"]))
@@ -108,8 +111,15 @@ class Worker:
         except (ValueError, LoadFailed) as e:
             await respond_with(send, e)
         else:
-            explaining = ExplainingSend(send, lambda: self.engine.load_failure(variant))
-            await self.engine.answer(variant, scope, receive, explaining)
+            await answered(
+                lambda send: self.engine.answer(variant, scope, receive, send),
+                send,
+                lambda: self.engine.load_failure(variant),
+                self._lives,
+            )
+
+    def _lives(self) -> bool:
+        return not self.engine.failed
 
     async def call(self, call: EngineCall) -> EngineReply:
         """`answer` in this process, without a socket: one request as a whole."""

@@ -1,0 +1,72 @@
+"""Hostile bodies to a real engine (vLLM on a CPU, SmolLM2's first layers, an adapter), and what becomes of it.
+
+    PYTHONPATH=.:tests:tests/unit:tests/fuzz python -m benchmarks.fuzzing.bodies \\
+        --count 100000 --out benchmarks/results/fuzzing_bodies.json
+
+Each is drawn from a seed (tests/fuzz/hostile_bodies.py) by vLLM's own description of its requests, passes what
+a gateway checks, and goes to a worker. None may end with a 5xx; good requests among them must be answered,
+and the engine must go on. CHUNK bodies go to one engine, then to a fresh one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import hostile_bodies
+from hostile_bodies import Found
+
+from benchmarks import rehearsing
+from benchmarks.fuzzing import campaigns
+from benchmarks.fuzzing.campaigns import Campaign
+from workers.bundled import smollm2
+
+CHUNK = 20_000
+SHOWN = 20
+
+
+def campaign(seeds: range) -> Found:
+    with tempfile.TemporaryDirectory(prefix="hostile-") as name:
+        folder = Path(name).resolve()
+        model = smollm2.ensure(folder / "models", lambda line: None)
+        with hostile_bodies.serving(folder, model) as (served, loop):
+            return asyncio.run_coroutine_threadsafe(hostile_bodies.ask(served, seeds), loop).result()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    many = Campaign("benchmarks.fuzzing.bodies", __doc__, 100_000, CHUNK)
+    return campaigns.run(many, campaign, Found(), _summary, _said, argv)
+
+
+def _said(count: int, found: Found) -> str:
+    return f"{found.codes.total()} of {count}: {len(found.broken)} broken {found.broken[-1:]}"
+
+
+def _summary(command: str, seed: int, found: Found, began_s: float) -> dict[str, Any]:
+    return {
+        "command": command,
+        "first_seed": seed,
+        "bodies": found.codes.total() + len(found.broken),
+        "codes": dict(found.codes.most_common()),
+        "broken": len(found.broken),
+        "first_broken": found.broken[:SHOWN],
+        "slowest_s": round(found.slowest_s, 3),
+        "slowest_seed": found.slowest_seed,
+        "seconds": round(time.monotonic() - began_s, 1),
+    }
+
+
+def rehearse(folder: Path) -> None:
+    """Three hundred bodies: it is the test of what a worker and a gateway make of them, too."""
+    out = folder / "bodies.json"
+    assert main(["--out", str(out), "--count", "300"]) == 0, out.read_text()
+    found = rehearsing.check(out, "bodies", "codes")
+    assert {"ok", "invalid_request"} <= found["codes"].keys()
+
+
+if __name__ == "__main__":
+    rehearsing.run(main, rehearse)

@@ -1,0 +1,32 @@
+"""What an engine's error bodies mean to a user: whose mistake it was."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from controlplane import errors
+from controlplane.gateway.engine_errors import from_engine, from_engine_event
+
+# As vLLM writes it for `{"structured_outputs": {"json": {"$ref": "#"}}}` and `{"grammar": "root ::= root"}`.
+GIVEN_UP = json.dumps(
+    {"error": {"message": "Internal server error", "type": "InternalServerError", "param": None, "code": 500}}
+).encode()
+
+
+def test_a_grammar_that_cannot_be_followed_is_the_requests_fault() -> None:
+    error = from_engine(500, GIVEN_UP, "structured_outputs")
+    assert isinstance(error, errors.InvalidRequest)
+    assert (error.status, error.param) == (400, "structured_outputs")
+    streamed = from_engine_event(b"data: " + GIVEN_UP + b"\n\n", "tools")
+    assert (streamed.status, streamed.param) == (400, "tools")
+
+
+@pytest.mark.parametrize("status", [500, 502])
+@pytest.mark.parametrize("grammar", ["", "structured_outputs"])
+def test_what_else_fails_is_the_engines(status: int, grammar: str) -> None:
+    other = json.dumps({"error": {"message": "EngineCore encountered an issue", "code": status}}).encode()
+    assert isinstance(from_engine(status, other, grammar), errors.EngineFailed)
+    assert isinstance(from_engine(500, GIVEN_UP), errors.EngineFailed)
+    assert isinstance(from_engine_event(b"data: " + GIVEN_UP + b"\n\n"), errors.EngineFailed)

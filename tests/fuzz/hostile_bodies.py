@@ -1,0 +1,231 @@
+"""Bodies that somebody made to break an engine, drawn by what vLLM says of itself, and what becomes of them.
+
+They pass what a gateway checks and changes of a body; what the engine's worker answers is read as a gateway
+reads it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import hostile_json
+import loops
+import random_adapters
+import random_variants
+from engine_configs import ranks_of
+from hostile_requests import Drawer
+from random_adapters import RandomLora
+
+from controlplane import errors
+from controlplane.api import inference
+from controlplane.gateway.engine_errors import from_engine, from_engine_event
+from controlplane.traffic.route_table import Route
+from workers.messages import ERROR_EVENT, EngineCall, EngineConfig, EngineReply, VariantRef
+from workers.server.worker import Worker
+
+PATHS = (inference.COMPLETIONS, inference.CHAT)
+LAYERS, ROWS, MAX_MODEL_LEN, MAX_OUTPUT = 2, 8, 256, 32
+WAIT_S = 120.0  # the machine may be busy
+GOOD_EVERY = 50  # requests: a good one must have its answer beside them
+NAMES = ("base", "v1")
+GRAMMARS = (
+    *("root ::= root", 'root ::= "a" root', "root ::=", "", 'x ::= "a"', 'root ::= "\\u0000"'),
+    *("root ::= [^\\x00-\\U0010ffff]", f'root ::= "{"a" * 300}"'),
+)
+PATTERNS = (
+    *("[^\\s\\S]", "a{5000}", "(a|b)*c", "\\b", "^$", "", "(?=a)b", "\\uD800", "[z-a]", "(a{100}){100}"),
+    *("[\\x00]", "\\p{L}", "(", "a**"),
+)
+SCHEMAS: tuple[Any, ...] = (
+    *({}, False, True, "{", {"type": "x"}, {"enum": []}, {"$ref": "#"}, {"$ref": "#/a"}, {"anyOf": []}),
+    *({"not": {}}, {"const": None}, {"type": "integer", "minimum": 5, "maximum": 1}),
+    *({"type": "string", "minLength": 9, "maxLength": 2}, {"type": "array", "minItems": 10**6}),
+    {"type": "object", "properties": {}, "additionalProperties": False, "required": ["a"]},
+)
+CHOICES: tuple[Any, ...] = ([], [""], ["a", ""], ["\x00"], ["\ud800"], ["é"] * 3, [1])
+TAGS = (
+    "{}",
+    "x",
+    '{"type": "structural_tag"}',
+    '{"type": "structural_tag", "structures": [], "triggers": []}',
+)
+
+
+@dataclass
+class Found:
+    """`codes` of the answers: "ok", or an error's. `broken` has seeds and what happened."""
+
+    codes: Counter[str] = field(default_factory=Counter)
+    broken: list[dict[str, Any]] = field(default_factory=list)
+    slowest_s: float = 0.0
+    slowest_seed: int = -1
+
+    def add(self, other: Found) -> None:
+        self.codes += other.codes
+        self.broken += other.broken
+        if other.slowest_s > self.slowest_s:
+            self.slowest_s, self.slowest_seed = other.slowest_s, other.slowest_seed
+
+
+class Bodies:
+    """`description`: vLLM's own, as OpenAPI has it."""
+
+    def __init__(self, description: dict[str, Any]) -> None:
+        self._drawer = Drawer(description, "/nowhere")
+        posts = {path: description["paths"][path]["post"] for path in PATHS}
+        self._schemas = {
+            path: post["requestBody"]["content"]["application/json"]["schema"] for path, post in posts.items()
+        }
+
+    def draw(self, seed: int) -> tuple[str, bytes]:
+        """A path and a body for it."""
+        random = Random(seed)
+        path = random.choice(PATHS)
+        value = self._drawer.example(self._schemas[path], random, random.choice((0.0, 0.03, 0.08, 0.2)))
+        chance = random.random()
+        if chance < 0.3:
+            value |= _asking_for_a_form(random)
+        elif chance < 0.8:
+            value = hostile_json.mutated(value, random, random.choice((1, 1, 1, 2)))
+        if isinstance(value, dict):
+            value = {**value, "model": random.choice(NAMES)}
+            if random.random() < 0.8:
+                value["max_tokens"] = random.choice((1, 4, 8))
+        return path, hostile_json.written(value)
+
+
+def _asking_for_a_form(random: Random) -> dict[str, Any]:
+    """Of the answer."""
+    schema = random.choice(SCHEMAS)
+    if random.random() < 0.2:
+        named = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+        return {"response_format": random.choice(({"type": "json_object"}, {"type": "x"}, named))}
+    form = random.choice(
+        (
+            *({"grammar": random.choice(GRAMMARS)}, {"regex": random.choice(PATTERNS)}),
+            *({"choice": random.choice(CHOICES)}, {"json": schema}, {"json_object": True}, {}),
+            {"structural_tag": random.choice(TAGS)},
+            {"grammar": GRAMMARS[0], "regex": PATTERNS[0]},
+        )
+    )
+    return {"structured_outputs": form, "stream": random.random() < 0.5}
+
+
+# --- an engine, and what becomes of it -------------------------------------------------------------------
+
+
+@dataclass
+class Served:
+    worker: Worker
+    variants: dict[str, VariantRef]
+    description: dict[str, Any]
+
+    async def asked(self, path: str, raw: bytes) -> str:
+        """How a gateway's answer ends: "ok", or with an error's code. Raises what no gateway would send."""
+        try:
+            call = self._call(path, raw)
+            reply = await self.worker.call(call)
+            _raise_errors(reply, call.grammar)
+        except errors.OstinatoError as e:
+            if e.status >= 500:
+                raise
+            return e.code
+        return "ok"
+
+    def _call(self, path: str, raw: bytes) -> EngineCall:
+        body = inference.parse_body(raw)
+        variant = self.variants.get(body["model"])
+        route = Route(body["model"], "base", MAX_OUTPUT, variant, 0.0)
+        return inference.engine_call(path, body, route, raw, salt="t")
+
+
+def _raise_errors(reply: EngineReply, grammar: str) -> None:
+    if reply.status >= 300:
+        raise from_engine(reply.status, reply.body, grammar)
+    for event in reply.body.split(b"\n\n"):
+        if event.startswith(ERROR_EVENT):
+            raise from_engine_event(event, grammar)
+
+
+@contextlib.contextmanager
+def serving(folder: Path, smollm2: Path) -> Iterator[tuple[Served, asyncio.AbstractEventLoop]]:
+    """A worker with the first layers of SmolLM2 and an adapter. Takes 25 s."""
+    base = random_variants.first_layers(smollm2, folder / "base", LAYERS)
+    adapter = random_adapters.write(base, folder / "v1", RandomLora("v1", rank=4, seed=1))
+    environment = dict(os.environ)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    with loops.in_a_thread() as loop:
+        worker = Worker(_config(base), "127.0.0.1")
+        try:
+            asyncio.run_coroutine_threadsafe(worker.start(), loop).result(300)
+            description = worker.engine.app.openapi()  # type: ignore[attr-defined]  # it is vLLM's
+            yield Served(worker, {"v1": VariantRef("v1", 1, str(adapter))}, description), loop
+        finally:
+            asyncio.run_coroutine_threadsafe(worker.close(), loop).result(60)
+            os.environ.clear()
+            os.environ.update(environment)
+
+
+def _config(base: Path) -> EngineConfig:
+    return EngineConfig(
+        engine="vllm",
+        name="base",
+        model_path=str(base),
+        dtype="float32",
+        tensor_parallel=1,
+        ranks=ranks_of(
+            (LAYERS,), kv_cache_bytes=1 << 28, memory_bytes=2 << 30, variant_memory_bytes=64 << 20
+        ),
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=16,
+        max_variants=1,
+        variant_host_bytes=1 << 28,
+        variant_kinds=("lora",),
+        max_lora_rank=16,
+    )
+
+
+async def ask(to: Served, seeds: range) -> Found:
+    """The bodies of these seeds, ROWS at once, and good ones among them."""
+    found, bodies, left = Found(), Bodies(to.description), iter(seeds)
+
+    async def one_after_the_other() -> None:
+        for seed in left:
+            if seed % GOOD_EVERY == 0:
+                await _look(to, found, seed, PATHS[0], GOOD)
+            await _look(to, found, seed, *bodies.draw(seed))
+
+    await asyncio.gather(*(one_after_the_other() for _ in range(ROWS)))
+    await _look(to, found, seeds.stop, PATHS[0], GOOD)
+    if to.worker.engine.failed:
+        found.broken.append({"seed": seeds.stop, "what": "the engine ended"})
+    return found
+
+
+GOOD = json.dumps({"model": "base", "prompt": "hello there", "max_tokens": 2, "ignore_eos": True}).encode()
+
+
+async def _look(to: Served, found: Found, seed: int, path: str, raw: bytes) -> None:
+    began_s = time.monotonic()
+    try:
+        async with asyncio.timeout(WAIT_S):
+            code = await to.asked(path, raw)
+        if raw is GOOD and code != "ok":
+            raise AssertionError(f"a good request ended with {code}")
+        found.codes[code] += raw is not GOOD
+    except Exception as e:
+        found.broken.append(
+            {"seed": seed, "path": path, "body": raw[:2_000].decode(errors="replace"), "what": repr(e)}
+        )
+    if (took_s := time.monotonic() - began_s) > found.slowest_s:
+        found.slowest_s, found.slowest_seed = took_s, seed

@@ -1,0 +1,132 @@
+"""What a worker answers when its application breaks at a request, or says that it failed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse, StreamingResponse
+
+from profiler.errors import CheckpointError
+from workers import asgi
+from workers.asgi import AsgiApp
+from workers.messages import EngineCall, EngineReply
+from workers.server.failed_requests import answered, nothing_known
+
+ERROR_OF_A_STREAM = b'data: {"error": {"message": "Internal server error", "code": 500}}\n\n'
+
+
+def application() -> FastAPI:
+    """Like vLLM's: a handler for whatever it does not expect, which Starlette calls before it raises on."""
+    app = FastAPI()
+
+    @app.exception_handler(Exception)
+    async def unexpected(request: Any, error: Exception) -> JSONResponse:
+        return JSONResponse({"error": {"message": "unexpected", "code": 500}}, 500)
+
+    @app.post("/breaks")
+    async def breaks() -> None:
+        raise ZeroDivisionError("float division by zero")
+
+    @app.post("/fails")
+    async def fails() -> JSONResponse:
+        return JSONResponse({"error": {"message": "Internal server error", "code": 500}}, 500)
+
+    @app.post("/answers")
+    async def answers() -> dict[str, str]:
+        return {"text": "x"}
+
+    async def pieces(*, breaks: bool) -> AsyncIterator[bytes]:
+        yield b"data: one\n\n"
+        if breaks:
+            raise ZeroDivisionError("late")
+        yield ERROR_OF_A_STREAM
+
+    @app.post("/streams")
+    async def streams() -> StreamingResponse:
+        return StreamingResponse(pieces(breaks=False), media_type="text/event-stream")
+
+    @app.post("/breaks-late")
+    async def breaks_late() -> StreamingResponse:
+        return StreamingResponse(pieces(breaks=True), media_type="text/event-stream")
+
+    return app
+
+
+def served(why: Any = nothing_known, *, lives: bool = True) -> AsgiApp:
+    app = application()
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        await answered(lambda send: app(scope, receive, send), send, why, lambda: lives)
+
+    return answer
+
+
+async def asked(path: str, why: Any = nothing_known, *, lives: bool = True) -> EngineReply:
+    return await asgi.call(served(why, lives=lives), EngineCall(path, b"{}"))
+
+
+def error_of(reply: EngineReply) -> dict[str, Any]:
+    error: dict[str, Any] = json.loads(reply.body)["error"]
+    return error
+
+
+async def unreadable() -> Exception:
+    return CheckpointError("a.safetensors is torn")
+
+
+async def test_what_it_breaks_at_is_refused_while_its_engine_goes_on() -> None:
+    reply = await asked("/breaks")
+    assert reply.status == 400
+    error = error_of(reply)
+    assert error["code"] == 400
+    assert "ZeroDivisionError: float division by zero" in error["message"]
+    assert "another type" in error["message"]
+
+
+async def test_of_an_engine_that_is_gone_it_is_no_refusal() -> None:
+    reply = await asked("/breaks", lives=False)
+    assert (reply.status, error_of(reply)["message"]) == (500, "unexpected")
+
+
+async def test_of_a_bare_application_there_is_an_answer_as_well() -> None:
+    async def breaks(send: Any) -> None:
+        raise ZeroDivisionError("bare")
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await answered(breaks, send, nothing_known, lambda: False)
+
+    reply = await asgi.call(app, EngineCall("/x", b""))
+    assert reply.status == 500
+    assert "bare" in error_of(reply)["message"]
+
+
+async def test_what_it_answers_by_itself_stays() -> None:
+    reply = await asked("/fails")
+    assert (reply.status, error_of(reply)["message"]) == (500, "Internal server error")
+    assert (await asked("/answers")).body == b'{"text":"x"}'
+
+
+@pytest.mark.parametrize("path", ["/fails", "/breaks"])
+@pytest.mark.parametrize("lives", [True, False])
+async def test_a_variant_that_could_not_be_loaded_is_the_reason(path: str, lives: bool) -> None:
+    reply = await asked(path, unreadable, lives=lives)
+    assert reply.status == 400
+    assert error_of(reply) == {"message": "a.safetensors is torn", "code": "source_unreadable"}
+
+
+async def test_also_in_the_middle_of_a_stream() -> None:
+    pieces = [item async for item in asgi.stream(served(unreadable), EngineCall("/streams", b"{}"))]
+    assert pieces[1] == b"data: one\n\n"
+    assert isinstance(pieces[2], bytes)
+    assert json.loads(pieces[2].removeprefix(b"data: "))["error"]["code"] == "source_unreadable"
+
+
+async def test_once_something_went_out_it_breaks_off() -> None:
+    items = asgi.stream(served(), EngineCall("/breaks-late", b"{}"))
+    assert [await anext(items), await anext(items)][1] == b"data: one\n\n"
+    with pytest.raises(ZeroDivisionError):
+        await anext(items)

@@ -1,0 +1,95 @@
+"""What a worker answers when its engine's application fails at a request.
+
+Why a variant could not be loaded, if that was it. A request at which the application itself breaks while its
+engine goes on is refused: vLLM's does so at some fields of a wrong type, and a 500 would say that the engine
+is ill, and have clients try again. What the application answers by itself stays as it is.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import traceback
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from workers.asgi import Message
+from workers.messages import ERROR_EVENT
+from workers.server.http_server import respond
+from workers.server.load_errors import FAILED, refusal, respond_with
+
+log = logging.getLogger(__name__)
+
+REFUSED = 400
+JSON = [(b"content-type", b"application/json")]
+_LONGEST = 200  # characters of an error's text
+
+Why = Callable[[], Awaitable[Exception | None]]
+Lives = Callable[[], bool]
+
+
+async def nothing_known() -> None:
+    """`Why` of the base's requests."""
+
+
+async def answered(answer: Callable[[Any], Awaitable[None]], send: Any, why: Why, lives: Lives) -> None:
+    """Have `answer` use an ASGI `send` whose answers of FAILED are kept back until it is known why.
+
+    `why`: the request's variant could not be loaded, or None. `lives`: whether the engine goes on. Raises
+    what `answer` does once something of an answer went out.
+    """
+    sending = _Sending(send, why)
+    try:
+        await answer(sending)
+    except Exception as e:
+        if sending.has_begun:
+            raise
+        where = traceback.extract_tb(e.__traceback__)[-1]
+        log.warning(
+            "the engine's application broke at a request: %r (%s:%s)", e, where.filename, where.lineno
+        )
+        if lives() and await why() is None:
+            await respond(send, REFUSED, JSON, _not_understood(e))
+            return
+        if not sending.kept:
+            await respond(sending, FAILED, JSON, _error(FAILED, f"the engine failed: {e!r:.{_LONGEST}}"))
+    if sending.kept:
+        await _say_why(send, sending.kept, why)
+
+
+async def _say_why(send: Any, kept: list[Message], why: Why) -> None:
+    if (known := await why()) is not None:
+        await respond_with(send, known)
+        return
+    for message in kept:
+        await send(message)
+
+
+def _not_understood(error: Exception) -> bytes:
+    return _error(
+        REFUSED,
+        f"the engine's server could not make anything of the request ({type(error).__name__}:"
+        f" {str(error)[:_LONGEST]}): expected other values in the body, most likely of another type",
+    )
+
+
+def _error(code: int, message: str) -> bytes:
+    return json.dumps({"error": {"message": message, "code": code}}).encode()
+
+
+class _Sending:
+    """ASGI's `send`: keeps back an answer of FAILED, and says in a stream's error event why it failed."""
+
+    def __init__(self, send: Any, why: Why) -> None:
+        self._send, self._why = send, why
+        self.kept: list[Message] = []
+        self.has_begun = False
+
+    async def __call__(self, message: Message) -> None:
+        if self.kept or (message["type"] == "http.response.start" and message["status"] >= FAILED):
+            self.kept.append(message)
+            return
+        self.has_begun = True
+        if message.get("body", b"").startswith(ERROR_EVENT) and (error := await self._why()) is not None:
+            message = {**message, "body": b"data: " + refusal(error)[1] + b"\n\n"}
+        await self._send(message)
