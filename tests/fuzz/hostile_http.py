@@ -101,8 +101,7 @@ class Seeds:
                 seed = next(self._left, None)
             if seed is None:
                 return
-            if seed % REPAIRED = ("base", "v1")
-REPAIR_EVERY == 0:
+            if seed % REPAIR_EVERY == 0:
                 with self._repairing:
                     repair(self._to)
             yield seed
