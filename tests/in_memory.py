@@ -327,17 +327,21 @@ class InMemoryCluster:
         return [await self._engine(host).worker.report()]
 
     async def residency(self, host: str) -> list[EngineResidency]:
+        return [await self._reached(host).worker.residency()]
+
+    def _reached(self, host: str) -> Engine:
+        """Serve does not reach one that starts."""
         engine = self._engine(host)
-        if engine.view.status is EngineStatus.STARTING:  # as one that Serve does not reach yet
+        if engine.view.status is EngineStatus.STARTING:
             raise errors.Unavailable(f"no engine of '{host}' is there; try again", retry_after_s=5)
-        return [await engine.worker.residency()]
+        return engine
 
     async def limit_variants(self, host: str, limit: int) -> None:
-        await self._engine(host).worker.limit_variants(limit)
+        await self._reached(host).worker.limit_variants(limit)
 
     async def prefetch(self, host: str, variant: VariantRef) -> None:
         try:
-            await self._engine(host).worker.prefetch(variant)
+            await self._reached(host).worker.prefetch(variant)
         except ValueError as e:
             raise refused(e) from e
 

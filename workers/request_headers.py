@@ -17,6 +17,8 @@ REFUSED = "ostinato-refused"
 # who was sent the prompt then, and the secret of a worker that is gone.
 PROOF = "ostinato-proof"
 _PROOF = PROOF.encode()
+# A POST here says that requests for its variant wait for their turn: it is to be read ahead of them.
+WANTED_PATH = "/ostinato/wanted"
 
 
 def request_headers(secret: str, variant: VariantRef | None, limit: int | None = None) -> dict[str, str]:

@@ -1,10 +1,10 @@
-"""Hostile bodies to a real engine (vLLM on a CPU, SmolLM2's first layers, an adapter), and what becomes of it.
+"""Hostile bodies to a real engine (vLLM on a CPU, SmolLM2's first layers, an adapter).
 
     PYTHONPATH=.:tests:tests/unit:tests/fuzz python -m benchmarks.fuzzing.bodies \\
         --count 100000 --out benchmarks/results/fuzzing_bodies.json
 
-Each is drawn from a seed (tests/fuzz/hostile_bodies.py) by vLLM's own description of its requests, passes what
-a gateway checks, and goes to a worker. None may end with a 5xx; good requests among them must be answered,
+Each is drawn from a seed (tests/fuzz/hostile_bodies.py) by vLLM's own description of requests, passes what a
+gateway checks, and goes to a worker. None may end with a 5xx; good requests among them must be answered,
 and the engine must go on. CHUNK bodies go to one engine, then to a fresh one.
 """
 

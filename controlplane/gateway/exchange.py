@@ -105,7 +105,9 @@ class Exchange:
         while True:
             flight = workers.at_once(asked, went)
             if flight is None:
-                flight = await in_time(self._host, asked, asked.first_by_s, workers.enter(asked, went))
+                flight = await in_time(
+                    self._host, asked, asked.first_by_s, workers.enter(asked, went, self._request.variant)
+                )
             worker: KnownWorker = flight.member  # type: ignore[assignment]  # members here are such
             self._flight, self._worker = flight, worker
             try:

@@ -10,11 +10,12 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from controlplane import errors
-from controlplane.gateway import harmless_request, warming
+from controlplane.gateway import own_requests, read_ahead, warming
 from controlplane.gateway.engine_limits import LOOK_S, EngineLimits, no_sign
 from controlplane.gateway.http1 import Connection, Moved, Pool
 from controlplane.gateway.load_reader import LoadReader
@@ -31,7 +32,7 @@ from controlplane.traffic.host_router import (
     StepModels,
 )
 from controlplane.traffic.worker_health import Seen, Takes
-from workers.messages import WorkerLoad, WorkerReport
+from workers.messages import VariantRef, WorkerLoad, WorkerReport
 
 log = logging.getLogger(__name__)
 
@@ -154,6 +155,7 @@ class HostWorkers:
         self._looking: asyncio.Task[None] | None = None
         self._seeking: asyncio.Task[None] | None = None
         self._asking: set[asyncio.Task[None]] = set()
+        self._wanted = read_ahead.Wanted()
 
     def demand(self) -> float:
         """Clients' requests under way, waiting ones and those just refused included: the mean since the last
@@ -184,12 +186,21 @@ class HostWorkers:
         """As `enter`, if the request need not wait."""
         return self.turnstile.at_once(asked, went)
 
-    async def enter(self, asked: Asked, went: bool) -> Flight:
+    async def enter(self, asked: Asked, went: bool, variant: VariantRef | None = None) -> Flight:
         """Wait until the request is a worker's, which `Flight.member` is. `went`: it was one's that was not
-        there. Errors: those of `Turnstile.enter`; Unavailable when no worker came within WAIT_S."""
+        there. Meanwhile its variant is read. Errors: those of `Turnstile.enter`; Unavailable when no worker
+        came within WAIT_S."""
         if not self._known:
             self._seek()
+        if variant is not None:
+            self._read_ahead(variant)
         return await self.turnstile.enter(asked, went)
+
+    def _read_ahead(self, variant: VariantRef) -> None:
+        """Have a variant that no worker has in memory read by one, which is then the one to send it to."""
+        worker = read_ahead.reader(self._known, variant.uid)
+        if worker is not None and self._wanted.is_new(variant.uid, time.monotonic()):
+            self._in_background(own_requests.tell_wanted(worker, variant))
 
     def taken(self) -> None:
         """A worker took a request."""
@@ -221,14 +232,17 @@ class HostWorkers:
         if worker.is_asked or worker not in self._known or not worker_health.is_doubtful(worker.seen, rules):
             return
         worker.is_asked = True
-        asking = asyncio.create_task(self._ask(worker))
-        self._asking.add(asking)
-        asking.add_done_callback(self._asking.discard)
+        self._in_background(self._ask(worker))
+
+    def _in_background(self, asking: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(asking)
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
 
     async def _ask(self, worker: KnownWorker) -> None:
         """Whether it is its requests that fail, or the engine."""
         try:
-            is_well = await harmless_request.succeeds(worker, self._host, self.limits.first_byte_s)
+            is_well = await own_requests.is_well(worker, self._host, self.limits.first_byte_s)
         finally:
             worker.is_asked = False
         log.warning(

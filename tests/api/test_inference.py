@@ -271,7 +271,7 @@ BAD: list[tuple[Any, int, str]] = [
     (b"\xff", 400, "invalid_request"),
     (b'{"model": ' + b"[" * 5000 + b"]" * 5000 + b"}", 400, "invalid_request"),
     (b'{"model": ' + b"9" * 5000 + b"}", 400, "invalid_request"),
-    (b'{"model": "\\ud800"}', 404, "model_not_found"),
+    (b'{"model": "\\ud800"}', 400, "invalid_request"),
     ({"messages": ASK}, 400, "invalid_request"),
     ({**CHAT, "model": 7}, 400, "invalid_request"),
     ({**CHAT, "model": ""}, 400, "invalid_request"),

@@ -21,9 +21,11 @@ from engine_configs import ranks_of
 from prometheus_client import REGISTRY
 from random_adapters import ATTENTION, RandomLora
 
+from workers import request_headers
 from workers.engine.vllm_engine import VllmEngine
 from workers.messages import EngineCall, EngineConfig, EngineHead, VariantRef
 from workers.server.worker import Worker
+from workers.tiers import Tier
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -326,3 +328,32 @@ def test_requests_about_the_path_are_answered_without_the_core(lab: Lab) -> None
     finally:
         lab.run(lab.worker.answer_at_once(""))
     assert lab.run(all_at_once()) == [TOKENS] * 3
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_variant_is_read_ahead_of_its_request(lab: Lab, known: bool) -> None:
+    """`known`: it was asked before, and lost its place in host memory since."""
+    uid = 10 + known
+    variant = VariantRef(f"wanted{uid}", uid, lab.variants[THIRD.name].path)
+    lab.variants[variant.name] = variant
+    if known:
+        lab.run(lab.ask(variant.name, PROMPTS[0]))
+        engine = lab.worker.engine
+        assert isinstance(engine, VllmEngine)
+        lab.run(engine._client.forget(uid))
+        lab.run(_until(lab, uid, None))
+    wanted = EngineCall(request_headers.WANTED_PATH, b"", variant)
+    assert lab.run(lab.worker.call(wanted)).status == 202
+    lab.run(_until(lab, uid, Tier.HOST))
+    lab.references[variant.name] = lab.references[THIRD.name]
+    answer = lab.run(lab.ask(variant.name, PROMPTS[0]))
+    expected = lab.expected(variant.name, answer)
+    chosen = expected[torch.arange(TOKENS), torch.tensor(answer.tokens)]
+    assert float((chosen - torch.tensor(answer.logprobs)).abs().max()) < LOGPROB_TOLERANCE
+
+
+async def _until(lab: Lab, uid: int, tier: Tier | None) -> None:
+    """A variant is there; None: the engine does not know it any more."""
+    async with asyncio.timeout(120):
+        while tier != next((v.tier for v in (await lab.worker.residency()).variants if v.uid == uid), None):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)

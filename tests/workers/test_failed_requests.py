@@ -31,6 +31,10 @@ def application() -> FastAPI:
     async def breaks() -> None:
         raise ZeroDivisionError("float division by zero")
 
+    @app.post("/dies")
+    async def dies() -> None:
+        raise RuntimeError("a queue is closed")
+
     @app.post("/fails")
     async def fails() -> JSONResponse:
         return JSONResponse({"error": {"message": "Internal server error", "code": 500}}, 500)
@@ -85,6 +89,11 @@ async def test_what_it_breaks_at_is_refused_while_its_engine_goes_on() -> None:
     assert error["code"] == 400
     assert "ZeroDivisionError: float division by zero" in error["message"]
     assert "another type" in error["message"]
+
+
+async def test_what_may_be_the_engines_is_not_refused() -> None:
+    reply = await asked("/dies")
+    assert (reply.status, error_of(reply)["message"]) == (500, "unexpected")
 
 
 async def test_of_an_engine_that_is_gone_it_is_no_refusal() -> None:

@@ -1,8 +1,8 @@
 """What a worker answers when its engine's application fails at a request.
 
-Why a variant could not be loaded, if that was it. A request at which the application itself breaks while its
-engine goes on is refused: vLLM's does so at some fields of a wrong type, and a 500 would say that the engine
-is ill, and have clients try again. What the application answers by itself stays as it is.
+Why a variant could not be loaded, if that was it. A request that the application does not understand, and
+breaks at, while its engine goes on, is refused: vLLM's does so at some fields of a wrong type, and a 500
+would say that the engine is ill, and have clients try again. What the application answers by itself stays.
 """
 
 from __future__ import annotations
@@ -22,6 +22,11 @@ log = logging.getLogger(__name__)
 
 REFUSED = 400
 JSON = [(b"content-type", b"application/json")]
+# What code raises that did not expect such a value. Anything else may be the engine's, or the machine's.
+SLIPS = (
+    *(ArithmeticError, AssertionError, AttributeError, LookupError, NotImplementedError, RecursionError),
+    *(TypeError, ValueError),
+)
 _LONGEST = 200  # characters of an error's text
 
 Why = Callable[[], Awaitable[Exception | None]]
@@ -48,7 +53,7 @@ async def answered(answer: Callable[[Any], Awaitable[None]], send: Any, why: Why
         log.warning(
             "the engine's application broke at a request: %r (%s:%s)", e, where.filename, where.lineno
         )
-        if lives() and await why() is None:
+        if isinstance(e, SLIPS) and lives() and await why() is None:
             await respond(send, REFUSED, JSON, _not_understood(e))
             return
         if not sending.kept:

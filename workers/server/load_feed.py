@@ -36,10 +36,15 @@ class LoadFeed:
         self._residency = residency
         self._ongoing = 0
         self._variants: Variants = ()
+        self._held: frozenset[int] = frozenset()
         self._listeners: set[asyncio.Event] = set()
         self._closed = asyncio.Event()
         self._watching: asyncio.Task[None] | None = None
         observer.changed = self._tell
+
+    def holds(self, uid: int) -> bool:
+        """Whether the variant was in memory, on a device or the host, when the scheduler was asked last."""
+        return uid in self._held
 
     def count(self, ongoing: int) -> None:
         """So many requests are at the HTTP server now."""
@@ -121,7 +126,7 @@ class LoadFeed:
                 log.info("the scheduler does not say where variants are: %r", e)
             else:
                 if found != self._variants:
-                    self._variants = found
+                    self._variants, self._held = found, frozenset(uid for uid, _ in found)
                     self._tell()
             await _within(VARIANTS_EVERY_S, self._closed)
 

@@ -34,10 +34,11 @@ from workers.messages import (
 )
 from workers.server import process_logs
 from workers.server.failed_requests import answered, nothing_known
-from workers.server.http_server import Door, refuse
+from workers.server.http_server import Door, refuse, respond
 from workers.server.load_errors import respond_with
 from workers.server.load_feed import LoadFeed
 from workers.server.metrics_server import ANY, serve_metrics
+from workers.server.wanted_variants import WantedVariants
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +65,8 @@ class Worker:
         self._metrics_address = ""
         self._engine: Engine | None = None
         self._door: Door | None = None
+        self._feed: LoadFeed | None = None
+        self._wanted = WantedVariants(self._read_ahead)
         self._limit: int | None = None
         self._marker = ""
         self._residency = ResidencyWatch(self._ask_residency)
@@ -91,7 +94,8 @@ class Worker:
 
     async def open_door(self, host: str) -> None:
         """Serve requests over HTTP on a free port of `host`; `report` says where. Raises OSError."""
-        self._door = Door(self.answer, LoadFeed(self.engine.observer, self.residency))
+        self._feed = LoadFeed(self.engine.observer, self.residency)
+        self._door = Door(self.answer, self._feed)
         await self._door.open(host, self._node_ip)
 
     async def answer(self, scope: Message, receive: Any, send: Any) -> None:
@@ -100,7 +104,12 @@ class Worker:
         if self.engine.failed:
             await refuse(send, 503, "this worker's engine has failed")
             return
-        if (variant := request_headers.variant_of(scope["headers"])) is None:
+        variant = request_headers.variant_of(scope["headers"])
+        if variant is not None and scope["path"] == request_headers.WANTED_PATH:
+            self._wanted.add(variant)
+            await respond(send, 202, [], b"")
+            return
+        if variant is None:
             await answered(
                 lambda send: self.engine.app(scope, receive, send), send, nothing_known, self._lives
             )
@@ -108,6 +117,8 @@ class Worker:
         try:
             await self._follow_limit(request_headers.limit_of(scope["headers"]))
             await self.engine.ensure_variant(variant)
+            if self._feed is not None and not self._feed.holds(variant.uid):
+                await self.engine.read_ahead(variant)  # while vLLM makes tokens of its prompt
         except (ValueError, LoadFailed) as e:
             await respond_with(send, e)
         else:
@@ -149,6 +160,9 @@ class Worker:
         """Raises as `Engine.ensure_variant` does."""
         await self.engine.prefetch(variant)
         self._residency.forget()
+
+    async def _read_ahead(self, variant: VariantRef) -> None:
+        await self.engine.read_ahead(variant)
 
     async def limit_variants(self, limit: int) -> int:
         """Run at most `limit` variants at once; returns what the engine made of it."""
@@ -215,6 +229,7 @@ class Worker:
         """Let accepted requests end, then end the engine."""
         if self._door is not None:
             await self._door.close()
+        self._wanted.close()
         if self._collector is not None:
             REGISTRY.unregister(self._collector)
             self._collector = None
