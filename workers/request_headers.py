@@ -17,6 +17,10 @@ REFUSED = "ostinato-refused"
 # who was sent the prompt then, and the secret of a worker that is gone.
 PROOF = "ostinato-proof"
 _PROOF = PROOF.encode()
+# On an answer that is an error, where the worker knows more than its status says.
+FAULT = "ostinato-fault"
+OF_LOADING = b"loading"  # a variant could not be loaded, and its files are not the reason
+OF_UNDERSTANDING = b"understanding"  # the engine's application broke at the request
 # A POST here says that requests for its variant wait for their turn: it is to be read ahead of them.
 WANTED_PATH = "/ostinato/wanted"
 

@@ -65,7 +65,7 @@ def rehearse(folder: Path) -> None:
     out = folder / "bodies.json"
     assert main(["--out", str(out), "--count", "300"]) == 0, out.read_text()
     found = rehearsing.check(out, "bodies", "codes")
-    assert {"ok", "invalid_request"} <= found["codes"].keys()
+    assert min(found["codes"][code] for code in ("ok", "invalid_request")) > 0
 
 
 if __name__ == "__main__":

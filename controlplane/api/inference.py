@@ -44,7 +44,11 @@ log = logging.getLogger(__name__)
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")  # a half of a pair, written or coded
+# A half of a surrogate pair that may stand alone: first ones, last ones, any that is coded, and what only
+# looks like one, behind a backslash.
+_SURROGATE = re.compile(
+    rb"\\u[dD][89abAB]..(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F]|\xed[\xa0-\xbf]|\\\\u[dD]"
+)
 _MAX_SALT = 128  # characters that vLLM takes
 CLIENT_GONE = "client_disconnected"
 # What ends a request that no engine worked at, or in vain: it costs no tokens.

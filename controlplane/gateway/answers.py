@@ -10,9 +10,11 @@ from typing import TypeVar
 from controlplane.gateway.http1 import Connection
 from controlplane.gateway.turnstile import late
 from controlplane.traffic.host_router import Asked
+from workers import request_headers
 
 T = TypeVar("T")
 
+_FAULT = request_headers.FAULT.encode()
 _USAGE = re.compile(rb'"completion_tokens":\s*(\d+)')
 # Of a stream's events one says that it begins or why it ends, and one that it has ended.
 _OTHER_EVENTS = 2
@@ -36,6 +38,7 @@ class Answer:
         self._last = self._before_last = b""
         self.status = connection.status
         self.content_type = connection.headers.get(b"content-type", b"application/json").decode("latin-1")
+        self.fault = connection.headers.get(_FAULT, b"")
         self.tokens: int | None = None
 
     async def read(self) -> bytes:

@@ -11,8 +11,8 @@ from profiler.errors import CheckpointError
 _TOO_LONG = ("maximum context length", "maximum model length", "max_model_len", "longer than the maximum")
 # In vLLM's refusal to make a prompt of messages, which quotes transformers.
 NO_TEMPLATE = "you must provide a chat template"
-# All that vLLM says of a request that it gave up while the engine goes on: of one with a grammar, that it
-# could not be compiled, or that no token follows it.
+# All that vLLM says of a request that it gave up while the engine goes on. Of one with a grammar it is, as a
+# rule, that it could not be compiled, or that no token follows it; workers explain what they know otherwise.
 GIVEN_UP = "Internal server error"
 
 
@@ -41,7 +41,7 @@ def from_engine(status: int, body: bytes, grammar: str = "") -> errors.OstinatoE
 def _not_answered(status: int, message: str, grammar: str) -> errors.OstinatoError:
     if grammar and status == 500 and message == GIVEN_UP:
         return errors.InvalidRequest(
-            f"the engine gave the request up, for no token follows {grammar}, or it cannot be compiled:"
+            f"the engine gave the request up: most likely no token follows {grammar}, or it is not sound;"
             " expected a grammar of texts that the model's vocabulary can write",
             param=grammar,
         )

@@ -91,7 +91,7 @@ class Exchange:
             status = self._answer.status
             answer = await self._moved()
         if answer.status != status:  # its head may have been sent on
-            raise from_engine(answer.status, await answer.read())
+            raise from_engine(answer.status, await answer.read(), self._request.grammar)
         return await take(answer)
 
     async def _moved(self) -> Answer:
@@ -148,7 +148,8 @@ class Exchange:
         if self._flight is not None and self._asked.streams:
             self._workers.turnstile.filled(self._flight)
         if self._answer is not None:
-            self._workers.answered(self._worker, self._answer.status)
+            answer = self._answer
+            self._workers.answered(self._worker, answer.status, answer.fault, self._asked.variant)
 
     def _look_later(self, after_s: float) -> None:
         self._timer = asyncio.get_running_loop().call_later(after_s, self._look)

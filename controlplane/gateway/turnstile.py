@@ -63,8 +63,11 @@ class Turnstile:
             return None
         return self._router.send(asked, self._clock(), not went)
 
-    async def enter(self, asked: Asked, went: bool = False) -> Flight:
+    async def enter(
+        self, asked: Asked, went: bool = False, on_wait: Callable[[], None] = lambda: None
+    ) -> Flight:
         """Wait until the request goes to a worker. One that `went` before, in vain, has had its turn.
+        `on_wait` is called when it has a place in the line and must wait there.
 
         Errors: Overloaded, with a time to retry; Late; and whatever `expire` ends those who wait with.
         """
@@ -78,6 +81,8 @@ class Turnstile:
         else:
             self._join(guest, now_s)
         self.pump()
+        if not guest.future.done():
+            on_wait()
         try:
             return await guest.future
         except asyncio.CancelledError:

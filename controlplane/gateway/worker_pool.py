@@ -19,9 +19,11 @@ from controlplane.gateway import own_requests, read_ahead, warming
 from controlplane.gateway.engine_limits import LOOK_S, EngineLimits, no_sign
 from controlplane.gateway.http1 import Connection, Moved, Pool
 from controlplane.gateway.load_reader import LoadReader
+from controlplane.gateway.own_requests import Verdict
 from controlplane.gateway.refused_demand import RefusedDemand
 from controlplane.gateway.time_average import TimeAverage
 from controlplane.gateway.turnstile import Turnstile
+from controlplane.repeated_lines import REPEATED, Rarely
 from controlplane.traffic import worker_health
 from controlplane.traffic.host_router import (
     Asked,
@@ -32,9 +34,11 @@ from controlplane.traffic.host_router import (
     StepModels,
 )
 from controlplane.traffic.worker_health import Seen, Takes
+from workers import request_headers
 from workers.messages import VariantRef, WorkerLoad, WorkerReport
 
 log = logging.getLogger(__name__)
+log.addFilter(Rarely())
 
 Find = Callable[[str], Awaitable[list[WorkerReport]]]
 Alive = Callable[[str], bool]
@@ -54,7 +58,9 @@ class KnownWorker(Member):
     """One worker's address, the connections to it, and how many requests of this gateway it has.
 
     `load` is what it pushed last, at `load_at_s` (time.monotonic); None and long ago if it never did. `seen`
-    is what is known of its health; `is_asked`, whether a harmless request to learn that is under way.
+    is what is known of its health; `is_asked`, whether a harmless request to learn that is under way; `good`,
+    how many answers said nothing against it; `unloaded`, variants that it could not load since it last
+    answered one. `held` are variants in its memory, and `told_s` is when it was told last to read one.
     """
 
     address: str
@@ -65,6 +71,10 @@ class KnownWorker(Member):
     load_at_s: float = -math.inf
     seen: Seen = field(default_factory=Seen)
     is_asked: bool = False
+    good: int = 0
+    unloaded: set[int] = field(default_factory=set, repr=False)
+    held: frozenset[int] = frozenset()
+    told_s: float = -math.inf
     listens: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -77,6 +87,8 @@ class KnownWorker(Member):
         """Keep `load` new from now on, and tell `on_load` of each."""
 
         def take(load: WorkerLoad) -> None:
+            if self.load is None or self.load.variants != load.variants:
+                self.held = frozenset(uid for uid, _ in load.variants)
             self.load, self.load_at_s = load, time.monotonic()
             if self.seen.quiet != 0:
                 self.seen = worker_health.told(self.seen)
@@ -192,14 +204,19 @@ class HostWorkers:
         came within WAIT_S."""
         if not self._known:
             self._seek()
-        if variant is not None:
-            self._read_ahead(variant)
-        return await self.turnstile.enter(asked, went)
+        if variant is None:
+            return await self.turnstile.enter(asked, went)
+        return await self.turnstile.enter(asked, went, lambda: self._read_ahead(variant))
 
     def _read_ahead(self, variant: VariantRef) -> None:
-        """Have a variant that no worker has in memory read by one, which is then the one to send it to."""
+        """Have a variant that no worker has in memory read by one; its load then says that it has it."""
+        now_s = time.monotonic()
+        if not self._wanted.is_new(variant.uid, now_s):
+            return
         worker = read_ahead.reader(self._known, variant.uid)
-        if worker is not None and self._wanted.is_new(variant.uid, time.monotonic()):
+        if worker is not None:
+            self._wanted.told(variant.uid, now_s)
+            worker.told_s = now_s
             self._in_background(own_requests.tell_wanted(worker, variant))
 
     def taken(self) -> None:
@@ -213,12 +230,27 @@ class HostWorkers:
             self._refused.took(time.monotonic() - flight.asked.arrived_s)
         self.turnstile.pump()
 
-    def answered(self, worker: KnownWorker, status: int) -> None:
-        """A worker's answer began, with this status."""
-        if status >= 500:
+    def answered(self, worker: KnownWorker, status: int, fault: bytes = b"", variant: int = 0) -> None:
+        """A worker's answer to a request of a variant (0: of the base) began, with this status and fault."""
+        if fault == request_headers.OF_LOADING:
+            self._could_not_load(worker, variant)
+        elif status >= 500 or fault:
             worker.seen = worker_health.erred(worker.seen)
             self._ask_in_doubt(worker)
-        elif worker.seen.failures or worker.seen.errors or not worker.seen.is_proven:
+        else:
+            self._did_well(worker, variant)
+
+    def _could_not_load(self, worker: KnownWorker, variant: int) -> None:
+        """Of one variant it may be the disk that it lies on; of several it is the worker, or its node."""
+        worker.unloaded.add(variant)
+        if len(worker.unloaded) > 1:
+            self.failed(worker)
+
+    def _did_well(self, worker: KnownWorker, variant: int) -> None:
+        worker.good += 1
+        if variant:
+            worker.unloaded.clear()
+        if worker.seen.failures or worker.seen.errors or not worker.seen.is_proven:
             worker.seen = worker_health.answered(worker.seen)
             self._judge()
 
@@ -241,16 +273,21 @@ class HostWorkers:
 
     async def _ask(self, worker: KnownWorker) -> None:
         """Whether it is its requests that fail, or the engine."""
+        good, in_a_row = worker.good, worker.seen.errors
         try:
-            is_well = await own_requests.is_well(worker, self._host, self.limits.first_byte_s)
+            found = await own_requests.verdict(worker, self._host, self.limits.first_byte_s)
         finally:
             worker.is_asked = False
         log.warning(
-            "%s of %s answered %d requests in a row that it failed; a harmless one %s",
-            *(worker.name, self._host, worker.seen.errors, "went well" if is_well else "failed, too"),
+            "%s of %s answered %d requests in a row that it failed; a harmless one found it %s",
+            *(worker.name, self._host, in_a_row, found.name),
+            extra=REPEATED,
         )
-        worker.seen = worker_health.asked(worker.seen, self.limits.rules, is_well)
-        self._judge()
+        if found is Verdict.GONE:
+            self.drop(worker)
+        elif found is Verdict.WELL or worker.good == good:  # else real answers came, which say more
+            worker.seen = worker_health.asked(worker.seen, self.limits.rules, found is Verdict.WELL)
+            self._judge()
 
     def drop(self, worker: KnownWorker) -> None:
         """Forget a worker that does not answer; it comes back with its next report."""

@@ -77,7 +77,9 @@ def test_a_plain_body_is_not_written_anew() -> None:
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32-be"])
 @pytest.mark.parametrize("ascii_only", [True, False])
-@pytest.mark.parametrize("body", [{"request_id": "\ud800"}, {"x": ["a\udfff"]}, {"\udc00\ud800": 1}])
+@pytest.mark.parametrize(
+    "body", [{"request_id": "\ud800"}, {"x": ["a\udfff"]}, {"\udc00\ud800": 1}, {"x": "\\ud800\udc00"}]
+)
 def test_half_of_a_surrogate_pair_is_refused(body: dict[str, Any], ascii_only: bool, encoding: str) -> None:
     """vLLM answers 500 to some of them: its engine cannot be sent what UTF-8 cannot hold."""
     with pytest.raises(errors.InvalidRequest, match="surrogate"):
@@ -87,7 +89,10 @@ def test_half_of_a_surrogate_pair_is_refused(body: dict[str, Any], ascii_only: b
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-32-le"])
 @pytest.mark.parametrize("ascii_only", [True, False])
 def test_both_halves_are_a_character(ascii_only: bool, encoding: str) -> None:
-    body = {"model": "m", "prompt": "\N{GRINNING FACE} \N{HANGUL SYLLABLE HIH} \ue000"}
+    body = {
+        "model": "m",
+        "prompt": "\N{GRINNING FACE}\N{GRINNING FACE} \N{HANGUL SYLLABLE HIH} \ue000 \\ud800",
+    }
     assert parse_body(written(body, ascii_only, None, encoding, "")) == body
 
 

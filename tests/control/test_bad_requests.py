@@ -13,30 +13,52 @@ from doors import opened, part, report
 from controlplane.gateway import engine_limits, worker_pool
 from controlplane.gateway.engine_client import EngineClient
 from controlplane.traffic.worker_health import HealthRules, Takes
-from workers.messages import EngineCall, WorkerReport
+from workers import request_headers
+from workers.messages import EngineCall, VariantRef, WorkerReport
 
 BAD = EngineCall("/v1/completions", b'{"prompt": "bad"}')
+ODD = EngineCall("/v1/completions", b'{"prompt": "odd"}')
 GOOD = EngineCall("/v1/completions", b'{"prompt": "good"}')
+CLIENTS = ("bad", "odd", "good")
 FAILURES = HealthRules().failures
+FAULT = request_headers.FAULT.encode()
+
+
+def of_variant(uid: int) -> EngineCall:
+    return EngineCall(GOOD.path, GOOD.body, VariantRef(f"v{uid}", uid, f"/v{uid}"))
 
 
 class Engine:
-    """Fails at what is bad; at everything while it is `ill`."""
+    """Fails at what is bad, does not understand what is odd; at everything while it is `ill` or `confused`.
+    Variants are not loaded while it is `torn`. A harmless request waits for `may_tell`."""
 
     def __init__(self) -> None:
-        self.ill = False
+        self.ill = self.confused = self.torn = False
         self.asked: list[dict[str, Any]] = []
+        self.may_tell = asyncio.Event()
+        self.may_tell.set()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         body = json.loads((await receive())["body"])
         self.asked.append(body)
-        status = 500 if self.ill or body["prompt"] == "bad" else 200
-        await send({"type": "http.response.start", "status": status, "headers": []})
+        if body["prompt"] not in CLIENTS:
+            await self.may_tell.wait()
+        status, headers = self._answer(body["prompt"], request_headers.variant_of(scope["headers"]))
+        await send({"type": "http.response.start", "status": status, "headers": headers})
         await send(part(b"{}", more=False))
+
+    def _answer(self, prompt: str, variant: VariantRef | None) -> tuple[int, list[tuple[bytes, bytes]]]:
+        if variant is not None and self.torn:
+            return 500, [(FAULT, request_headers.OF_LOADING)]
+        if self.ill or prompt == "bad":
+            return 500, []
+        if self.confused or prompt == "odd":
+            return 400, [(FAULT, request_headers.OF_UNDERSTANDING)]
+        return 200, []
 
     @property
     def harmless(self) -> list[dict[str, Any]]:
-        return [body for body in self.asked if body["prompt"] not in ("bad", "good")]
+        return [body for body in self.asked if body["prompt"] not in CLIENTS]
 
 
 @pytest.fixture(autouse=True)
@@ -70,42 +92,83 @@ async def until(check: Any) -> None:
         await asyncio.sleep(0.005)
 
 
+@pytest.mark.parametrize(("bad", "status"), [(BAD, 500), (ODD, 400)])
 async def test_whoever_sends_bad_requests_takes_no_engine_from_others(
-    two: tuple[EngineClient, list[Engine]],
+    two: tuple[EngineClient, list[Engine]], bad: EngineCall, status: int
 ) -> None:
     client, engines = two
     for _ in range(20 * FAILURES):
-        assert (await client.call("b", BAD)).status == 500
+        assert (await client.call("b", bad)).status == status
         assert takes(client) == [Takes.ALL, Takes.ALL]
     await until(lambda: not any(worker.is_asked for worker in client._hosts["b"]._known))
     assert takes(client) == [Takes.ALL, Takes.ALL]
     assert (await client.call("b", GOOD)).status == 200
     for engine in engines:
-        bad = sum(body["prompt"] == "bad" for body in engine.asked)
-        assert 1 <= len(engine.harmless) <= bad // FAILURES  # one for as many bad ones, and not more
+        failed = sum(body["prompt"] in ("bad", "odd") for body in engine.asked)
+        assert 1 <= len(engine.harmless) <= failed // FAILURES  # one for as many bad ones, and not more
         assert {body["model"] for body in engine.harmless} == {"b"}
         assert {body["max_tokens"] for body in engine.harmless} == {1}
 
 
-async def test_an_engine_that_fails_gets_no_more_until_it_answers(
-    two: tuple[EngineClient, list[Engine]],
+@pytest.mark.parametrize("how", ["ill", "confused"])
+async def test_an_engine_that_fails_at_everything_gets_no_more_until_it_answers(
+    two: tuple[EngineClient, list[Engine]], how: str
 ) -> None:
     client, engines = two
-    engines[0].ill = True
+    setattr(engines[0], how, True)
     while takes(client)[0] is not Takes.NONE:
         await client.call("b", GOOD)
         await asyncio.sleep(0)
     assert takes(client)[1] is Takes.ALL
-    engines[0].ill = False
+    setattr(engines[0], how, False)
     while takes(client) != [Takes.ALL, Takes.ALL]:
         assert (await client.call("b", GOOD)).status == 200
         await asyncio.sleep(0.005)
 
 
-async def test_demand_is_what_clients_ask(two: tuple[EngineClient, list[Engine]]) -> None:
+async def test_a_harmless_request_that_is_late_says_nothing_where_others_were_answered(
+    two: tuple[EngineClient, list[Engine]],
+) -> None:
     client, engines = two
-    for _ in range(2 * FAILURES):
+    for engine in engines:
+        engine.may_tell.clear()
+    while not all(engine.harmless for engine in engines):
         await client.call("b", BAD)
-    await until(lambda: any(engine.harmless for engine in engines))
-    assert client._hosts["b"]._in_flight == 0
+        await asyncio.sleep(0)
+    while not all(worker.good for worker in client._hosts["b"]._known):
+        await client.call("b", GOOD)
+    for engine in engines:
+        engine.ill = True
+        engine.may_tell.set()
+    await until(lambda: not any(worker.is_asked for worker in client._hosts["b"]._known))
+    assert takes(client) == [Takes.ALL, Takes.ALL]
+
+
+async def test_one_that_can_load_no_variant_gets_no_more_and_one_variant_says_nothing(
+    two: tuple[EngineClient, list[Engine]],
+) -> None:
+    client, engines = two
+    engines[0].torn = True
+    for _ in range(8 * FAILURES):  # its disk may be gone
+        await client.call("b", of_variant(1))
+    assert takes(client) == [Takes.ALL, Takes.ALL]
+    while takes(client)[0] is not Takes.NONE:
+        for uid in (1, 2):
+            await client.call("b", of_variant(uid))
+    assert takes(client)[1] is Takes.ALL
+    assert engines[0].harmless == []
+
+
+async def test_a_harmless_request_is_no_demand(two: tuple[EngineClient, list[Engine]]) -> None:
+    client, engines = two
+    for engine in engines:
+        engine.may_tell.clear()
+    while not any(engine.harmless for engine in engines):
+        await client.call("b", BAD)
+        await asyncio.sleep(0)
+    client.demand()
+    await asyncio.sleep(0.02)
+    assert client.demand() == {}  # though one is under way
+    for engine in engines:
+        engine.may_tell.set()
     await until(lambda: not any(worker.outstanding for worker in client._hosts["b"]._known))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from doors import HEAD, opened, part, report
 
+from controlplane import errors
 from controlplane.gateway.engine_client import EngineClient
 from controlplane.gateway.read_ahead import AGAIN_S, MOST, Wanted
 from workers import request_headers
@@ -55,11 +56,11 @@ async def _soon() -> AsyncIterator[None]:
         yield
 
 
-def client_of(*doors: Door) -> EngineClient:
+def client_of(*doors: Door, places: int = 100) -> EngineClient:
     async def find(host: str) -> list[WorkerReport]:
         return [report(door, limit=1) for door in doors]
 
-    return EngineClient(find, 100)
+    return EngineClient(find, places)
 
 
 async def until(holds: Any) -> None:
@@ -91,6 +92,24 @@ async def test_nobody_is_told_of_a_request_that_need_not_wait() -> None:
         await client._workers("b").refresh()
         for _ in range(3):
             await client.call("b", call(V1))
+        assert worker.told == []
+        client.close()
+
+
+async def test_nobody_is_told_of_one_that_is_refused() -> None:
+    """Else whoever is refused could still have variants read, and others driven from memory."""
+    worker = Worker()
+    async with opened(worker) as door:
+        client = client_of(door, places=1)
+        asked = [asyncio.create_task(client.call("b", BASE))]
+        await worker.arrived.wait()
+        asked.append(asyncio.create_task(client.call("b", BASE)))
+        await until(lambda: len(client._hosts["b"].turnstile) == 1)
+        with pytest.raises(errors.Overloaded):
+            await client.call("b", call(V1))
+        assert client._hosts["b"]._asking == set()
+        worker.may_end.set()
+        await asyncio.gather(*asked)
         assert worker.told == []
         client.close()
 
@@ -162,12 +181,11 @@ async def test_a_worker_that_does_not_know_of_it_costs_nobody_a_request() -> Non
 
 def test_it_is_told_again_after_a_while_and_not_remembered_for_ever() -> None:
     wanted = Wanted()
-    assert [wanted.is_new(1, at_s) for at_s in (0.0, 0.1, AGAIN_S - 0.1, AGAIN_S)] == [
-        True,
-        False,
-        False,
-        True,
-    ]
+    assert wanted.is_new(1, 0.0)
+    wanted.told(1, 0.0)
+    assert [wanted.is_new(1, at_s) for at_s in (0.0, AGAIN_S - 0.1, AGAIN_S)] == [False, False, True]
     for uid in range(3 * MOST):
-        wanted.is_new(uid, 100.0 + uid)
+        wanted.told(uid, 100.0)
         assert len(wanted._told_s) <= MOST
+    assert wanted.is_new(0, 100.0)
+    assert not wanted.is_new(3 * MOST - 1, 100.0)

@@ -222,7 +222,8 @@ async def _look(to: Served, found: Found, seed: int, path: str, raw: bytes) -> N
             code = await to.asked(path, raw)
         if raw is GOOD and code != "ok":
             raise AssertionError(f"a good request ended with {code}")
-        found.codes[code] += raw is not GOOD
+        if raw is not GOOD:
+            found.codes[code] += 1
     except Exception as e:
         found.broken.append(
             {"seed": seed, "path": path, "body": raw[:2_000].decode(errors="replace"), "what": repr(e)}

@@ -11,8 +11,9 @@ from fastapi import FastAPI
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from profiler.errors import CheckpointError
-from workers import asgi
+from workers import asgi, request_headers
 from workers.asgi import AsgiApp
+from workers.bus.faults import LoadFailed
 from workers.messages import EngineCall, EngineReply
 from workers.server.failed_requests import answered, nothing_known
 
@@ -139,3 +140,34 @@ async def test_once_something_went_out_it_breaks_off() -> None:
     assert [await anext(items), await anext(items)][1] == b"data: one\n\n"
     with pytest.raises(ZeroDivisionError):
         await anext(items)
+
+
+async def out_of_memory() -> Exception:
+    return LoadFailed("no room in host memory")
+
+
+@pytest.mark.parametrize(
+    ("path", "why", "fault"),
+    [
+        ("/breaks", nothing_known, request_headers.OF_UNDERSTANDING),
+        ("/fails", out_of_memory, request_headers.OF_LOADING),
+        ("/breaks", out_of_memory, request_headers.OF_LOADING),
+        ("/fails", unreadable, None),
+        ("/fails", nothing_known, None),
+        ("/answers", nothing_known, None),
+    ],
+)
+async def test_a_header_tells_the_gateway_what_a_status_does_not(
+    path: str, why: Any, fault: bytes | None
+) -> None:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b""}
+    await served(why)(scope, receive, send)
+    assert dict(sent[0]["headers"]).get(request_headers.FAULT.encode()) == fault

@@ -37,6 +37,12 @@ async def until(reading: Reading, count: int) -> None:
             await asyncio.sleep(0)
 
 
+async def turns() -> None:
+    """For whatever would still begin."""
+    for _ in range(100):
+        await asyncio.sleep(0)
+
+
 async def test_each_is_read_once_and_one_after_the_other() -> None:
     reading = Reading()
     wanted = WantedVariants(reading)
@@ -46,8 +52,10 @@ async def test_each_is_read_once_and_one_after_the_other() -> None:
         await until(reading, count)
         wanted.add(variant(count))  # it is being read
         reading.may_end.release()
+    await turns()
     assert reading.begun == [1, 2, 3]
     assert reading.most_at_once == 1
+    wanted.close()
 
 
 async def test_one_that_fails_holds_no_other_up_and_is_tried_again_when_wanted() -> None:
@@ -74,6 +82,20 @@ async def test_only_so_many_wait() -> None:
     for count in range(1, MOST + 1):
         await until(reading, count)
         reading.may_end.release()
-    for _ in range(100):
-        await asyncio.sleep(0)
+    await turns()
     assert reading.begun == list(range(1, MOST + 1))
+
+
+async def test_one_that_is_to_be_forgotten_is_not_read_after_that() -> None:
+    reading = Reading()
+    wanted = WantedVariants(reading)
+    for uid in (1, 2, 3):
+        wanted.add(variant(uid))
+    await until(reading, 1)
+    wanted.discard(1)
+    wanted.discard(2)
+    for count in (1, 2):
+        await until(reading, count)
+        reading.may_end.release()
+    await turns()
+    assert reading.begun == [1, 3]

@@ -38,10 +38,6 @@ class VariantClient:
         if reply["error"]:
             raise exception_of(reply.get("fault", ""), reply["error"])
 
-    def read_ahead(self, uid: int, path: str) -> None:
-        """Requests for a variant that was prepared are about to come. Nobody says what came of it."""
-        self._socket.send({"ask": "read_ahead", "uid": uid, "path": path})
-
     async def forget(self, uid: int, timeout_s: float = 10.0) -> None:
         """Free what the engine holds of a variant that no new request will name, once the last one ends."""
         await self._ask({"ask": "forget", "uid": uid}, timeout_s)

@@ -76,9 +76,6 @@ class EchoEngine:
     async def prefetch(self, variant: VariantRef) -> None:
         await self.ensure_variant(variant)
 
-    async def read_ahead(self, variant: VariantRef) -> None:
-        await self.ensure_variant(variant)
-
     async def residency(self) -> EngineResidency:
         """As if the first variants had the slots, for good."""
         slots = self._config.max_variants

@@ -55,11 +55,6 @@ class Engine(Protocol):
         """Have every rank hold `variant` in host memory. Raises as `ensure_variant` does."""
         ...
 
-    async def read_ahead(self, variant: VariantRef) -> None:
-        """Requests for it are about to come: have it in host memory, if nothing else is being read ahead.
-        Does not wait for one that was loaded before; raises as `ensure_variant` does for one that was not."""
-        ...
-
     async def residency(self) -> EngineResidency:
         """Where every variant is now, and why one is not ready. Raises TimeoutError."""
         ...

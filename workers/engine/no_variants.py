@@ -12,9 +12,6 @@ class NoVariants:
         """Raises ValueError."""
         raise ValueError("it was started without slots for variants")
 
-    def read_ahead(self, uid: int, path: str) -> None:
-        """There is nothing to read."""
-
     async def forget(self, uid: int) -> None:
         """There is nothing to forget."""
 

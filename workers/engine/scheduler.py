@@ -191,8 +191,6 @@ class _Variants:
                 case "prepare":
                     self._residency.prepare(message["uid"], message["path"])
                     self._askers.append((sender, message["id"], message["uid"]))
-                case "read_ahead":
-                    self._residency.read_ahead(message["uid"], message["path"])
                 case "state":
                     self._socket.send(sender, {"id": message["id"], **self._state()})
                 case "forget":

@@ -164,12 +164,6 @@ class VllmEngine:
             return
         await self._prepare(variant)
 
-    async def read_ahead(self, variant: VariantRef) -> None:
-        if self._table.has(variant.uid):
-            self._client.read_ahead(variant.uid, variant.path)
-        else:
-            await self.ensure_variant(variant)
-
     async def residency(self) -> EngineResidency:
         return residency_of(await self._client.state())
 

@@ -2,26 +2,26 @@
 
 Why a variant could not be loaded, if that was it. A request that the application does not understand, and
 breaks at, while its engine goes on, is refused: vLLM's does so at some fields of a wrong type, and a 500
-would say that the engine is ill, and have clients try again. What the application answers by itself stays.
+would have clients try again. A header tells gateways, for an application that breaks at every request is ill.
+What the application answers by itself stays.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import traceback
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from workers import request_headers
 from workers.asgi import Message
 from workers.messages import ERROR_EVENT
 from workers.server.http_server import respond
-from workers.server.load_errors import FAILED, refusal, respond_with
+from workers.server.load_errors import FAILED, FAULT, JSON, refusal, respond_with
 
 log = logging.getLogger(__name__)
 
 REFUSED = 400
-JSON = [(b"content-type", b"application/json")]
 # What code raises that did not expect such a value. Anything else may be the engine's, or the machine's.
 SLIPS = (
     *(ArithmeticError, AssertionError, AttributeError, LookupError, NotImplementedError, RecursionError),
@@ -49,15 +49,13 @@ async def answered(answer: Callable[[Any], Awaitable[None]], send: Any, why: Why
     except Exception as e:
         if sending.has_begun:
             raise
-        where = traceback.extract_tb(e.__traceback__)[-1]
-        log.warning(
-            "the engine's application broke at a request: %r (%s:%s)", e, where.filename, where.lineno
-        )
+        log.warning("the engine's application broke at a request: %.200r (%s)", e, _where(e))
         if isinstance(e, SLIPS) and lives() and await why() is None:
-            await respond(send, REFUSED, JSON, _not_understood(e))
+            headers = [JSON, (FAULT, request_headers.OF_UNDERSTANDING)]
+            await respond(send, REFUSED, headers, _not_understood(e))
             return
         if not sending.kept:
-            await respond(sending, FAILED, JSON, _error(FAILED, f"the engine failed: {e!r:.{_LONGEST}}"))
+            await respond(sending, FAILED, [JSON], _error(FAILED, f"the engine failed: {e!r:.{_LONGEST}}"))
     if sending.kept:
         await _say_why(send, sending.kept, why)
 
@@ -68,6 +66,14 @@ async def _say_why(send: Any, kept: list[Message], why: Why) -> None:
         return
     for message in kept:
         await send(message)
+
+
+def _where(error: Exception) -> str:
+    """The file and line that raised it, without the text of all frames."""
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    return "" if at is None else f"{at.tb_frame.f_code.co_filename}:{at.tb_lineno}"
 
 
 def _not_understood(error: Exception) -> bytes:

@@ -10,10 +10,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from workers import request_headers
 from workers.bus.faults import Fault, fault_of
 from workers.server.http_server import respond
 
 FAILED = 500
+JSON = (b"content-type", b"application/json")
+FAULT = request_headers.FAULT.encode()
 
 
 def refusal(error: Exception) -> tuple[int, bytes]:
@@ -35,4 +38,5 @@ def _meaning(fault: Fault) -> tuple[int, str]:
 async def respond_with(send: Any, error: Exception) -> None:
     """The whole answer, by ASGI."""
     status, body = refusal(error)
-    await respond(send, status, [(b"content-type", b"application/json")], body)
+    headers = [JSON, (FAULT, request_headers.OF_LOADING)] if status >= FAILED else [JSON]
+    await respond(send, status, headers, body)

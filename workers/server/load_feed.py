@@ -42,9 +42,10 @@ class LoadFeed:
         self._watching: asyncio.Task[None] | None = None
         observer.changed = self._tell
 
-    def holds(self, uid: int) -> bool:
-        """Whether the variant was in memory, on a device or the host, when the scheduler was asked last."""
-        return uid in self._held
+    def lacks(self, uid: int) -> bool:
+        """Whether the variant was on disk when the scheduler was asked last; False where nobody listens, for
+        then it is not asked."""
+        return bool(self._listeners) and uid not in self._held
 
     def count(self, ongoing: int) -> None:
         """So many requests are at the HTTP server now."""

@@ -36,7 +36,11 @@ class WantedVariants:
             except Exception as e:
                 log.info("variant %s was not read ahead: %s", variant.name, e)
             finally:
-                del self._waiting[variant.uid]
+                self._waiting.pop(variant.uid, None)
+
+    def discard(self, uid: int) -> None:
+        """It is to be forgotten: it must not be read after that."""
+        self._waiting.pop(uid, None)
 
     def close(self) -> None:
         if self._reading is not None:

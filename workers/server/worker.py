@@ -66,7 +66,7 @@ class Worker:
         self._engine: Engine | None = None
         self._door: Door | None = None
         self._feed: LoadFeed | None = None
-        self._wanted = WantedVariants(self._read_ahead)
+        self._wanted = WantedVariants(self.prefetch)
         self._limit: int | None = None
         self._marker = ""
         self._residency = ResidencyWatch(self._ask_residency)
@@ -117,8 +117,8 @@ class Worker:
         try:
             await self._follow_limit(request_headers.limit_of(scope["headers"]))
             await self.engine.ensure_variant(variant)
-            if self._feed is not None and not self._feed.holds(variant.uid):
-                await self.engine.read_ahead(variant)  # while vLLM makes tokens of its prompt
+            if self._feed is not None and self._feed.lacks(variant.uid):
+                self._wanted.add(variant)  # it is read while vLLM makes tokens of its prompt
         except (ValueError, LoadFailed) as e:
             await respond_with(send, e)
         else:
@@ -145,6 +145,7 @@ class Worker:
         await self.engine.ensure_variant(variant)
 
     async def unload_variant(self, variant: VariantRef) -> None:
+        self._wanted.discard(variant.uid)
         await self.engine.forget_variant(variant)
 
     async def answer_at_once(self, marker: str) -> str:
@@ -160,9 +161,6 @@ class Worker:
         """Raises as `Engine.ensure_variant` does."""
         await self.engine.prefetch(variant)
         self._residency.forget()
-
-    async def _read_ahead(self, variant: VariantRef) -> None:
-        await self.engine.read_ahead(variant)
 
     async def limit_variants(self, limit: int) -> int:
         """Run at most `limit` variants at once; returns what the engine made of it."""
