@@ -87,6 +87,15 @@ def takes(client: EngineClient) -> list[Takes]:
     return [worker.takes for worker in client._hosts["b"]._known]
 
 
+async def held_up(client: EngineClient, engines: list[Engine]) -> None:
+    """Bad requests until each engine has a harmless one, which waits for `may_tell`."""
+    for engine in engines:
+        engine.may_tell.clear()
+    while not all(engine.harmless for engine in engines):
+        await client.call("b", BAD)
+        await asyncio.sleep(0)
+
+
 async def until(check: Any) -> None:
     while not check():  # noqa: ASYNC110
         await asyncio.sleep(0.005)
@@ -130,11 +139,7 @@ async def test_a_harmless_request_that_is_late_says_nothing_where_others_were_an
     two: tuple[EngineClient, list[Engine]],
 ) -> None:
     client, engines = two
-    for engine in engines:
-        engine.may_tell.clear()
-    while not all(engine.harmless for engine in engines):
-        await client.call("b", BAD)
-        await asyncio.sleep(0)
+    await held_up(client, engines)
     while not all(worker.good for worker in client._hosts["b"]._known):
         await client.call("b", GOOD)
     for engine in engines:
@@ -161,11 +166,7 @@ async def test_one_that_can_load_no_variant_gets_no_more_and_one_variant_says_no
 
 async def test_a_harmless_request_is_no_demand(two: tuple[EngineClient, list[Engine]]) -> None:
     client, engines = two
-    for engine in engines:
-        engine.may_tell.clear()
-    while not any(engine.harmless for engine in engines):
-        await client.call("b", BAD)
-        await asyncio.sleep(0)
+    await held_up(client, engines)
     client.demand()
     await asyncio.sleep(0.02)
     assert client.demand() == {}  # though one is under way
