@@ -130,7 +130,7 @@ def on_tensor_cores() -> Iterator[Compiled]:
     """The product of sparse deltas on sparse tensor cores, which NVRTC compiles."""
     for dtype in tensor_cores.DTYPES:
         for config in tensor_cores.CONFIGS:
-            yield _by_nvrtc("sbmm", config.options(dtype), config.shared_bytes)
+            yield _by_nvrtc(config.kernel, config.options(dtype), config.shared_bytes)
         yield _by_nvrtc("merge", tensor_cores.options(dtype), 0)
 
 

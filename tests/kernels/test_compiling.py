@@ -14,8 +14,6 @@ from typing import Any
 
 import pytest
 
-from workers.kernels.sparse_delta import tensor_cores
-
 MAX_SECONDS = 20  # on a slow and busy machine; see benchmarks/kernels/compiling.py for what it takes
 # An engine's start waits for each of them.
 MAX_SPECIALISATIONS = {"svd_delta": 4, "lora": 16, "sparse_delta": 9, "boft": 9}
@@ -40,12 +38,8 @@ def compiled(operations: tuple[str, ...]) -> list[dict[str, Any]]:
 
 
 def allowed_to_spill(kernel: dict[str, Any]) -> int:
-    """Two blocks of threads a multiprocessor are faster for many rows, measured on an H100, even where groups
-    have scales of their own and registers are spilled. So are four that rotate few rows: blocks of 64 in two
-    factors, and those of unusual sizes, have too few registers then."""
-    many_rows = f"-DTILES={tensor_cores.MANY_ROWS.tiles} "
-    if kernel["name"] == "tensor_cores.sbmm" and many_rows in kernel["constants"]:
-        return 512
+    """Four blocks of threads a multiprocessor are faster where they rotate few rows, measured on an H100:
+    blocks of 64 in two factors, and those of unusual sizes, have too few registers then."""
     return 256 if kernel["name"] == "boft._rotate" and "FEW=True" in kernel["constants"] else 0
 
 

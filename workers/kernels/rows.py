@@ -169,30 +169,30 @@ class Rows:
 
     def tiles(self, num_rows: int) -> Tiles:
         """The tiles for a launch over the first `num_rows` rows (a graph's padded size included)."""
-        small = num_rows < LARGE_FROM
-        block = SMALL_BLOCK if small else LARGE_BLOCK
-        most = max_tiles(num_rows, self.num_slots, block)
-        return self._tiles("small" if small else "large", num_rows, block, most)
+        return self._tiles_of(SMALL_BLOCK if num_rows < LARGE_FROM else LARGE_BLOCK, num_rows)
 
-    def tiles_by_count(self, num_rows: int) -> tuple[Tiles, ...]:
-        """The tiles for several launches that together do what one over `tiles` does.
+    def _tiles_of(self, block: int, num_rows: int) -> Tiles:
+        most = max_tiles(num_rows, self.num_slots, block)
+        return self._tiles("small" if block == SMALL_BLOCK else "large", num_rows, block, most)
+
+    def tiles_by_count(self, num_rows: int, many_from: int = LARGE_FROM) -> tuple[Tiles, ...]:
+        """The tiles for several launches that together do what one over `tiles` does. `many_from`: with fewer
+        rows all tiles are small.
 
         Among many rows a variant that has few, which decodes beside another's prefill, has small tiles: its
         rows' results are then those of any batch that only decodes, and cost as little.
         """
         if self._exact:
-            return tuple(self._exact_tiles(num_rows))
-        if num_rows < LARGE_FROM:
-            return (self.tiles(num_rows),)
+            return tuple(self._exact_tiles(num_rows, many_from))
+        if num_rows < many_from:
+            return (self._tiles_of(SMALL_BLOCK, num_rows),)
         few = self._tiles("few", num_rows, SMALL_BLOCK, max_few_tiles(num_rows, self.num_slots))
         many = self._tiles("many", num_rows, LARGE_BLOCK, max_many_tiles(num_rows, self.num_slots))
         return (many, few)
 
-    def _exact_tiles(self, num_rows: int) -> Iterator[Tiles]:
+    def _exact_tiles(self, num_rows: int, many_from: int) -> Iterator[Tiles]:
         """The same tiles, where there are any."""
-        blocks = (
-            {"small": SMALL_BLOCK} if num_rows < LARGE_FROM else {"many": LARGE_BLOCK, "few": SMALL_BLOCK}
-        )
+        blocks = {"small": SMALL_BLOCK} if num_rows < many_from else {"many": LARGE_BLOCK, "few": SMALL_BLOCK}
         for name, block in blocks.items():
             if count := len(getattr(self.grouping, name)):
                 yield self._tiles(name, len(self.grouping.order), block, count)

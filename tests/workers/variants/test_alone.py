@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 from hypothesis import given
@@ -67,7 +68,7 @@ def test_interruptions_begin_the_account_anew() -> None:
 
 
 def test_in_anothers_place_half_of_it_is_enough() -> None:
-    rows = round((COST_IN_PLACE_OF_ANOTHER - 1) * ROWS)
+    rows = math.ceil((COST_IN_PLACE_OF_ANOTHER - 1) * ROWS)
     alone = Alone()
     assert alone.step(5, rows) == BASE_UID
     alone.step(6, 10_000)

@@ -1,97 +1,21 @@
 // Sparse deltas on sparse tensor cores: out[rows of a slot] += x[rows] D^T for 2:4 deltas of 4 or 2 bits.
 //
-// A block of threads has OUTPUT_WARPS strips of 64 outputs of a slice, for at most 8 * TILES rows of one slot, and
-// PARTS = 8 / OUTPUT_WARPS parts of the inputs. A warp computes one strip over one part, 64 columns at a time (a
-// square); the parts' sums are added in their order. Decoding has OUTPUT_WARPS = 1, so that a row's result
-// follows from the number of columns alone; where rows are many, warps share the rows' inputs instead.
+// A block of threads has a strip of 64 outputs of a slice, for at most 8 * TILES rows of one slot. Each of its warps
+// computes a part of the inputs, 64 columns at a time (a square); the parts' sums are added in their order, so that a
+// row's result follows from the number of columns alone. Where rows are many, sbmm_many.cu does it.
 //
 // Weights are the product's first operand, packed by squares.py as each lane wants them; the batch's rows are
-// the second. Both come through rings in shared memory: each warp fills its own of weights, the warps of a part
-// together that of the rows' inputs.
+// the second. Both come through rings in shared memory, of which each warp has its own.
 //
-// Compiled with TILES (of 8 rows), OUTPUT_WARPS, STAGES (squares in a ring), BLOCKS (at least, of a
-// multiprocessor), BF16 (1: bfloat16, 0: float16); and with what tensor_cores.py counts memory and table by:
+// Compiled with TILES (of 8 rows), STAGES (squares in a ring), BLOCKS (at least, of a multiprocessor), BF16 (1: bfloat16, 0: float16); and with what tensor_cores.py counts memory and table by:
 // WARPS of a block, WEIGHTS (bytes of a square of 4 bits), PADDED (floats of a row of sums, more than a strip's so
 // that no two lanes meet in a bank), FIELDS of a slice in a table row, MAX_SLICES.
 
-#include "squares.cuh"
+#include "decoding.cuh"
 
-#define PARTS (WARPS / OUTPUT_WARPS)
 #define ROWS (8 * TILES)
 #define X_BYTES (ROWS * SQUARE * 2)
-#define COPIES (2 * TILES / OUTPUT_WARPS)  // of 16 bytes of inputs, by each thread for a square
-
-#if BF16
-#define MAGIC 0x43004300u  // 128, where 1 is the last bit
-#define ONE 0x3f803f80u
-#define QUARTER 0x3e803e80u
-#define SIXTEENTH 0x3d803d80u
-#define LESS_4 0xc308c308u   // -(128 + 8)
-#define LESS_2A 0xc302c302u  // -(128 + 2), -(128 / 4 + 2), -(128 / 16 + 2)
-#define LESS_2B 0xc208c208u
-#define LESS_2C 0xc120c120u
-#else
-#define MAGIC 0x64006400u  // 1024
-#define ONE 0x3c003c00u
-#define QUARTER 0x34003400u
-#define SIXTEENTH 0x2c002c00u
-#define LESS_4 0xe408e408u
-#define LESS_2A 0xe402e402u
-#define LESS_2B 0xdc08dc08u
-#define LESS_2C 0xd420d420u
-#endif
-
-__device__ __forceinline__ void copy_16(u32 to, const void *from, int bytes) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes));
-}
-
-__device__ __forceinline__ void copy_16_once(u32 to, const void *from) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from));
-}
-
-// The warps that fill a ring together wait for one another.
-__device__ __forceinline__ void meet(int part) {
-  if (OUTPUT_WARPS == 1)
-    __syncwarp();
-  else
-    asm volatile("bar.sync %0, %1;" ::"r"(1 + part), "n"(32 * OUTPUT_WARPS) : "memory");
-}
-
-__device__ __forceinline__ uint4 shared_16(u32 from) {
-  uint4 v;
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(from));
-  return v;
-}
-
-__device__ __forceinline__ u32 times_plus(u32 a, u32 b, u32 c) {
-  u32 d;
-  asm("fma.rn." KIND "x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-  return d;
-}
-
-__device__ __forceinline__ u32 with_magic(u32 word, u32 mask) {
-  u32 d;
-  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(word), "r"(mask), "r"(MAGIC));
-  return d;
-}
-
-// Eight codes of 4 bits: those of register r are nibbles r and 4 + r.
-__device__ __forceinline__ void four_bits(u32 word, u32 *a) {
-#pragma unroll
-  for (int r = 0; r < 4; r++) a[r] = times_plus(with_magic(word >> (4 * r), 0x000f000fu), ONE, LESS_4);
-}
-
-// Sixteen codes of 2 bits: those of register r are bits 2r and 16 + 2r. Three in a row fit a mantissa.
-__device__ __forceinline__ void two_bits(u32 word, u32 *a) {
-#pragma unroll
-  for (int r = 0; r < 8; r++) {
-    const int place = r % 3;
-    u32 made = with_magic(word >> (6 * (r / 3)), 0x00030003u << (2 * place));
-    a[r] = place == 0 ? times_plus(made, ONE, LESS_2A)
-         : place == 1 ? times_plus(made, QUARTER, LESS_2B)
-                      : times_plus(made, SIXTEENTH, LESS_2C);
-  }
-}
+#define COPIES (2 * TILES)  // of 16 bytes of inputs, by each thread for a square
 
 template <int HALF>
 __device__ __forceinline__ void multiply(float (&c)[4], const u32 *a, const uint4 &b, u32 kept) {
@@ -127,7 +51,6 @@ struct Source {
 template <int BITS, bool ONE_SCALE>
 __device__ __forceinline__ void sums(float (&total)[4][TILES][4], const Source &from) {
   const int weight_bytes = BITS * 256 + INDICES, lane = threadIdx.x & 31;
-  const int part = (threadIdx.x >> 5) / OUTPUT_WARPS, member = threadIdx.x % (32 * OUTPUT_WARPS);
   float scaled_later[4][TILES][4];
   auto &sum = ONE_SCALE ? total : scaled_later;
 #pragma unroll
@@ -147,7 +70,7 @@ __device__ __forceinline__ void sums(float (&total)[4][TILES][4], const Source &
       for (int i = 0; i < weight_bytes / 512; i++) copy_16_once(to + i * 512, weights + i * 512);
 #pragma unroll
       for (int i = 0; i < COPIES; i++) {
-        const int place = member + i * 32 * OUTPUT_WARPS, row = place >> 3, chunk = place & 7;
+        const int place = lane + i * 32, row = place >> 3, chunk = place & 7;
         const u32 at = from.x_ring + stage * X_BYTES + row * (SQUARE * 2) + ((chunk ^ (row & 7)) << 4);
         copy_16(at, from.x[i] + square * SQUARE + chunk * 8, from.given >> i & 1 ? 16 : 0);
       }
@@ -163,7 +86,7 @@ __device__ __forceinline__ void sums(float (&total)[4][TILES][4], const Source &
 
   for (int square = from.first; square < from.last; square++) {
     asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
-    meet(part);
+    __syncwarp();
     fetch(square + STAGES - 1);
     const u32 stage = (u32)((square - from.first) % STAGES);
     const u32 weights = from.weight_ring + stage * WEIGHTS + lane * 16, x_at = from.x_ring + stage * X_BYTES;
@@ -231,32 +154,30 @@ sbmm(u16 *out, const u16 *x, const u8 *arena, const i64 *table, const int *tiles
   const int *tile = tiles + 3 * (blockIdx.x / cuts), skipped = (blockIdx.x % cuts) * ROWS;
   const int slot = tile[0], count = min(tile[2] - skipped, ROWS);
   if (slot < 0 || count <= 0) return;
-  const int wide = STRIP * OUTPUT_WARPS;  // outputs of a block
-  const Place at = place_of(blockIdx.y, wide, slices);
+  const Place at = place_of(blockIdx.y, STRIP, slices);
   const i64 *fields = table + (i64)slot * table_width + at.slice * FIELDS;
   const int bits = (int)fields[0] & 7;
   if (bits == 0) return;
 
-  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, part = warp / OUTPUT_WARPS;
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   const int squares = inputs / SQUARE, strips = at.outputs / STRIP;
-  const int strip = min(at.group * OUTPUT_WARPS + warp % OUTPUT_WARPS, strips - 1);  // some may be computed twice
   const int *numbers = order + tile[1] + skipped;
   Source from;
   from.given = 0;
 #pragma unroll
   for (int i = 0; i < COPIES; i++) {
-    const int row = (threadIdx.x % (32 * OUTPUT_WARPS) + i * 32 * OUTPUT_WARPS) >> 3;
+    const int row = (lane + i * 32) >> 3;
     from.x[i] = x + (i64)numbers[row < count ? row : 0] * x_stride;
     from.given |= (row < count ? 1u : 0u) << i;
   }
-  from.weights = arena + fields[1] + (i64)strip * squares * (bits * 256 + INDICES);
-  from.scales = arena + fields[3] + strip * 128;
+  from.weights = arena + fields[1] + (i64)at.group * squares * (bits * 256 + INDICES);
+  from.scales = arena + fields[3] + at.group * 128;
   from.scale_stride = (i64)strips * 128;
   from.squares_per_scale = squares / (int)fields[4];
   from.weight_ring = (u32)__cvta_generic_to_shared(shared) + warp * STAGES * WEIGHTS;
-  from.x_ring = (u32)__cvta_generic_to_shared(shared) + WARPS * STAGES * WEIGHTS + part * STAGES * X_BYTES;
-  from.first = part * squares / PARTS;
-  from.last = (part + 1) * squares / PARTS;
+  from.x_ring = (u32)__cvta_generic_to_shared(shared) + WARPS * STAGES * WEIGHTS + warp * STAGES * X_BYTES;
+  from.first = warp * squares / WARPS;
+  from.last = (warp + 1) * squares / WARPS;
   float total[4][TILES][4];
   if (bits == 4)
     sums_of<4>(total, from, fields[4] == 1);
@@ -275,16 +196,12 @@ sbmm(u16 *out, const u16 *x, const u8 *arena, const i64 *table, const int *tiles
       for (int i = 0; i < 4; i++)
         left[(warp * ROWS + n * 8 + 2 * t + (i & 1)) * PADDED + m * 16 + g + 8 * (i >> 1)] = total[m][n][i];
   __syncthreads();
-  for (int w = 0; w < OUTPUT_WARPS; w++) {
-    const int output = (at.group * OUTPUT_WARPS + w) * STRIP + threadIdx.x % STRIP;
-    if (output >= at.outputs) return;
-    for (int row = threadIdx.x / STRIP; row < count; row += 32 * WARPS / STRIP) {
-      float sum = 0.f;
+  const int output = threadIdx.x % STRIP;
+  for (int row = threadIdx.x / STRIP; row < count; row += 32 * WARPS / STRIP) {
+    float sum = 0.f;
 #pragma unroll
-      for (int p = 0; p < PARTS; p++)
-        sum += left[((p * OUTPUT_WARPS + w) * ROWS + row) * PADDED + threadIdx.x % STRIP];
-      u16 *sum_at = out + numbers[row] * out_stride + at.column + output;
-      *sum_at = narrowed(widened(*sum_at) + sum);
-    }
+    for (int part = 0; part < WARPS; part++) sum += left[(part * ROWS + row) * PADDED + output];
+    u16 *sum_at = out + numbers[row] * out_stride + at.column + at.group * STRIP + output;
+    *sum_at = narrowed(widened(*sum_at) + sum);
   }
 }

@@ -1,10 +1,11 @@
-"""The product on sparse tensor cores (`sbmm.cu`): how it is cut up and launched."""
+"""The product on sparse tensor cores: how it is cut up and launched, for few rows of a variant and many."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar, Protocol
 
 import torch
 
@@ -35,14 +36,44 @@ def options(dtype: torch.dtype, **more: int) -> tuple[str, ...]:
     return tuple(f"-D{name}={value}" for name, value in values.items())
 
 
+class Config(Protocol):
+    """What a kernel is compiled with."""
+
+    def __hash__(self) -> int: ...
+
+    @property
+    def kernel(self) -> str:
+        """Its name, and its file's."""
+
+    @property
+    def rows(self) -> int:
+        """Of one variant, that a block of threads takes at most."""
+
+    @property
+    def outputs(self) -> int:
+        """Of a slice, that a block of threads computes."""
+
+    @property
+    def parts(self) -> int:
+        """Blocks that share out the inputs."""
+
+    @property
+    def shared_bytes(self) -> int: ...
+
+    def options(self, dtype: torch.dtype) -> tuple[str, ...]:
+        """The compiler's."""
+
+
 @dataclass(frozen=True)
-class Config:
-    """What `sbmm.cu` is compiled with."""
+class Few:
+    """`sbmm.cu`."""
 
     tiles: int
-    output_warps: int
     stages: int
     blocks: int
+    kernel: ClassVar[str] = "sbmm"
+    outputs: ClassVar[int] = squares.SIDE
+    parts: ClassVar[int] = 1
 
     @property
     def rows(self) -> int:
@@ -50,36 +81,74 @@ class Config:
 
     @property
     def shared_bytes(self) -> int:
-        rings = WARPS * WEIGHTS + WARPS // self.output_warps * self.rows * ROW_BYTES
-        return max(self.stages * rings, 4 * WARPS * self.rows * PADDED)
+        return max(self.stages * WARPS * (WEIGHTS + self.rows * ROW_BYTES), 4 * WARPS * self.rows * PADDED)
 
     def options(self, dtype: torch.dtype) -> tuple[str, ...]:
-        values = {
-            "TILES": self.tiles,
-            "OUTPUT_WARPS": self.output_warps,
-            "STAGES": self.stages,
-            "BLOCKS": self.blocks,
-            "WEIGHTS": WEIGHTS,
-            "PADDED": PADDED,
-        }
-        return options(dtype, **values)
+        return _options(dtype, TILES=self.tiles, STAGES=self.stages, BLOCKS=self.blocks)
 
 
-MANY_ROWS = Config(tiles=4, output_warps=8, stages=3, blocks=2)
-SOME_ROWS = Config(tiles=2, output_warps=1, stages=3, blocks=2)
-FEW_ROWS = Config(tiles=1, output_warps=1, stages=4, blocks=2)
-FEW_ROWS_WIDE = Config(tiles=1, output_warps=1, stages=3, blocks=3)
-CONFIGS = (MANY_ROWS, SOME_ROWS, FEW_ROWS, FEW_ROWS_WIDE)
+@dataclass(frozen=True)
+class Many:
+    """`sbmm_many.cu`."""
+
+    parts: int
+    stages: int
+    kernel: ClassVar[str] = "sbmm_many"
+    rows: ClassVar[int] = LARGE_BLOCK
+    outputs: ClassVar[int] = WARPS * squares.SIDE
+
+    @property
+    def shared_bytes(self) -> int:
+        return max(self.stages * (WARPS * WEIGHTS + self.rows * ROW_BYTES), 4 * WARPS * self.rows * PADDED)
+
+    def options(self, dtype: torch.dtype) -> tuple[str, ...]:
+        return _options(dtype, ROWS=self.rows, PARTS=self.parts, STAGES=self.stages)
 
 
-def config_for(num_rows: int, slices: Sequence[int], block: int) -> Config:
+def _options(dtype: torch.dtype, **more: int) -> tuple[str, ...]:
+    return options(dtype, WEIGHTS=WEIGHTS, PADDED=PADDED, **more)
+
+
+# Of a step, from which on a variant of many has large tiles: the launch costs 2 us where none has.
+MANY_FROM = 64
+PARTS = (1, 2, 4)
+MANY_ROWS = {parts: Many(parts, stages=7) for parts in PARTS}
+MULTIPROCESSORS = 132  # of an H100 and an H200; a block for many rows has one to itself
+# Microseconds of such a block on an H200: for a square, and besides, alone and in a cluster.
+SQUARE_US = 0.62
+ALONE_US, CLUSTER_US = 5, 9
+SOME_ROWS = Few(tiles=2, stages=3, blocks=2)
+FEW_ROWS = Few(tiles=1, stages=4, blocks=2)
+FEW_ROWS_WIDE = Few(tiles=1, stages=3, blocks=3)
+CONFIGS: tuple[Config, ...] = (*MANY_ROWS.values(), SOME_ROWS, FEW_ROWS, FEW_ROWS_WIDE)
+
+
+def config_for(num_rows: int, inputs: int, slices: Sequence[int], block: int) -> Config:
     """All that decoding uses sum in the same order: a row's result is the same to the bit in every batch that
-    has small tiles for it."""
+    has small tiles for it. For many rows of a variant the order follows from the batch's rows, too."""
     if block == LARGE_BLOCK:
-        return MANY_ROWS
+        return _for_many(-(-num_rows // LARGE_BLOCK), inputs // squares.SIDE, tuple(slices))
     if num_rows > 32:
         return SOME_ROWS
     return FEW_ROWS_WIDE if sum(slices) >= WIDE * squares.SIDE else FEW_ROWS
+
+
+@functools.cache
+def _for_many(tiles: int, across: int, slices: tuple[int, ...]) -> Many:
+    """As many parts as end soonest, for so many tiles of rows and squares `across` the inputs: more of them
+    keep more of the GPU busy, until they have to wait for one another."""
+
+    def us(config: Many) -> float:
+        blocks = tiles * _groups(config, slices) * config.parts
+        each = across / config.parts * SQUARE_US + (ALONE_US if config.parts == 1 else CLUSTER_US)
+        return -(-blocks // MULTIPROCESSORS) * each
+
+    return min(MANY_ROWS.values(), key=us)
+
+
+def _groups(config: Config, slices: Sequence[int]) -> int:
+    """Of a layer's outputs; none crosses slices."""
+    return sum(-(-outputs // config.outputs) for outputs in slices)
 
 
 SLICES_FORMAT = f"{1 + MAX_SLICES}i"
@@ -106,8 +175,8 @@ def apply(
     if num_rows == 0:
         return
     inputs = x if x.stride(1) == 1 and x.stride(0) % 8 == 0 and x.data_ptr() % 16 == 0 else x.contiguous()
-    for tiles in rows.tiles_by_count(num_rows):
-        chosen = config or config_for(tiles.num_rows, slices, tiles.block)
+    for tiles in rows.tiles_by_count(num_rows, MANY_FROM):
+        chosen = config or config_for(tiles.num_rows, x.shape[1], slices, tiles.block)
         _launch(inputs, out, arena, table, tiles, slices, chosen)
 
 
@@ -121,10 +190,10 @@ def _launch(
     config: Config,
 ) -> None:
     cuts = -(-tiles.block // config.rows)
-    groups = sum(-(-outputs // (squares.SIDE * config.output_warps)) for outputs in slices)
+    groups = _groups(config, slices)
     nvrtc.launch(
         compiled(config, x.dtype, x.device.index),
-        (tiles.max_tiles * cuts, groups),
+        (tiles.max_tiles * cuts * config.parts, groups),
         32 * WARPS,
         (
             out.data_ptr(),
@@ -147,5 +216,12 @@ def _launch(
 def compiled(config: Config, dtype: torch.dtype, device: int) -> nvrtc.Kernel:
     """Loaded on `device`, the current one; once."""
     formats = (*"PPPPPPqqiii", SLICES_FORMAT)
-    options = config.options(dtype)
-    return nvrtc.kernel(__package__, "sbmm.cu", "sbmm", ARCHITECTURE, options, config.shared_bytes, formats)
+    return nvrtc.kernel(
+        __package__,
+        f"{config.kernel}.cu",
+        config.kernel,
+        ARCHITECTURE,
+        config.options(dtype),
+        config.shared_bytes,
+        formats,
+    )
