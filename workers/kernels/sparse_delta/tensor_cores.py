@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
@@ -17,6 +19,7 @@ from workers.kernels.sparse_delta.layout import FIELDS
 ARCHITECTURE = "sm_90a"  # the only one it was tried on
 DTYPES = (torch.bfloat16, torch.float16)
 MAX_SLICES = 4
+INVARIANT = "VLLM_BATCH_INVARIANT"
 WARPS = 8  # of a block of threads
 WEIGHTS = squares.square_bytes(4)  # the larger of the two
 ROW_BYTES = 2 * squares.SIDE  # of a square's columns in a row of the batch
@@ -123,6 +126,13 @@ FEW_ROWS_WIDE = Few(tiles=1, stages=3, blocks=3)
 CONFIGS: tuple[Config, ...] = (*MANY_ROWS.values(), SOME_ROWS, FEW_ROWS, FEW_ROWS_WIDE)
 
 
+@functools.cache
+def _many_from() -> int:
+    """Where a row's result may not depend on the rows beside it, as vLLM's batch-invariant mode wants, all
+    tiles are small: those sum in one order whatever there is."""
+    return sys.maxsize if os.environ.get(INVARIANT) == "1" else MANY_FROM
+
+
 def config_for(num_rows: int, inputs: int, slices: Sequence[int], block: int) -> Config:
     """All that decoding uses sum in the same order: a row's result is the same to the bit in every batch that
     has small tiles for it. For many rows of a variant the order follows from the batch's rows, too."""
@@ -175,7 +185,7 @@ def apply(
     if num_rows == 0:
         return
     inputs = x if x.stride(1) == 1 and x.stride(0) % 8 == 0 and x.data_ptr() % 16 == 0 else x.contiguous()
-    for tiles in rows.tiles_by_count(num_rows, MANY_FROM):
+    for tiles in rows.tiles_by_count(num_rows, _many_from()):
         chosen = config or config_for(tiles.num_rows, x.shape[1], slices, tiles.block)
         _launch(inputs, out, arena, table, tiles, slices, chosen)
 
