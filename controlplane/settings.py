@@ -11,7 +11,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from placement.types import CostMeasure
 from workers.addresses import Ports
 
-MAX_SEQUENCES = 16  # of a request, as many as an engine holds by default
+MAX_SEQUENCES = 16  # of a request
 MAX_WORDS = 256  # in a list of them; OpenAI takes four stop sequences
 MAX_GRAMMAR_BYTES = 64 << 10
 MAX_PROMPT_LOGPROBS = 4096  # an engine answers nobody while it writes them, for about 80 ms
@@ -136,7 +136,7 @@ class Settings(BaseSettings):
     gpus: str = Field(
         default="",
         description="Indices of each node's GPUs that are ours, as 0,1 or none, or by node: a=0,1;b=none;2. "
-        "Empty: all.",
+        "Empty: those that CUDA_VISIBLE_DEVICES leaves.",
     )
     headroom: float = Field(
         default=0.03, ge=0, lt=1, description="Share of each device's memory that no placement takes."
@@ -165,7 +165,10 @@ class Settings(BaseSettings):
         default="least-harm", description="How gateways choose among the worker groups of a base."
     )
     max_sequences: int = Field(
-        default=MAX_SEQUENCES, ge=1, description="Answers that one request may ask for: n of each prompt."
+        default=MAX_SEQUENCES,
+        ge=1,
+        description="Answers that one request may ask for: n of each prompt. Never more than half of what an "
+        "engine holds.",
     )
     max_words: int = Field(
         default=MAX_WORDS,
@@ -240,6 +243,11 @@ class Settings(BaseSettings):
     @property
     def metrics_port_range(self) -> Ports:
         return Ports.parse(self.metrics_ports)
+
+    @property
+    def sequences_of_a_request(self) -> int:
+        """An engine holds `concurrency` of them: others find places beside one request."""
+        return min(self.max_sequences, max(1, self.concurrency // 2))
 
     @property
     def stream_write_s(self) -> float:

@@ -39,7 +39,7 @@ def greedy(running: Running) -> dict[str, dict[str, Any]]:
     most = MAX_PROMPT_LOGPROBS // estimated_prompt(len(json.dumps(longest))) - 1
     few, long = {"prompt": "w1 w2 w3"}, {"max_tokens": served.max_output, "ignore_eos": True}
     return {
-        "n": {**few, **long, "n": MAX_SEQUENCES, "temperature": 1},
+        "n": {**few, **long, "n": min(MAX_SEQUENCES, served.rows // 2), "temperature": 1},
         "logprobs": {**few, **long, "logprobs": MOST_LOGPROBS},
         "prompt": {"prompt": longest, "max_tokens": 1},
         "prompt_logprobs": {"prompt": longest, "max_tokens": 1, "prompt_logprobs": min(MOST_LOGPROBS, most)},

@@ -70,7 +70,7 @@ def _check_sequences(body: Mapping[str, Any], most: int) -> None:
     if (asked := sequences_of(body)) > most:
         raise errors.InvalidRequest(
             f"{asked} answers were asked for (`n` of each prompt); one request may ask for at most {most}"
-            " (OSTINATO_MAX_SEQUENCES): send several requests",
+            " (OSTINATO_MAX_SEQUENCES, and half of OSTINATO_CONCURRENCY): send several requests",
             param="n" if body.get("n") not in (None, 1) else "prompt",
         )
 

@@ -89,7 +89,7 @@ class Services:
     def request_bounds(self) -> Bounds:
         """Of a request for a model."""
         of = self.settings
-        return Bounds(of.max_sequences, of.max_words, of.max_grammar_bytes, of.max_prompt_logprobs)
+        return Bounds(of.sequences_of_a_request, of.max_words, of.max_grammar_bytes, of.max_prompt_logprobs)
 
     async def read(self) -> State:
         return await self.repository.read_async()

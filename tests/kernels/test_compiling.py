@@ -13,6 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+
+from workers.kernels import nvrtc, sparse_delta
+from workers.kernels.sparse_delta import tensor_cores
 
 MAX_SECONDS = 20  # on a slow and busy machine; see benchmarks/kernels/compiling.py for what it takes
 # An engine's start waits for each of them.
@@ -58,3 +62,21 @@ def test_compiles_for_an_h200(operation: str) -> None:
     for kernel in kernels:
         assert kernel["seconds"] < MAX_SECONDS, kernel
         assert kernel["spilled_bytes"] <= allowed_to_spill(kernel), kernel
+
+
+@pytest.mark.parametrize("dtype", tensor_cores.DTYPES)
+@pytest.mark.parametrize("parts", tensor_cores.PARTS)
+def test_products_go_on_while_the_next_are_prepared_and_keep_their_registers(
+    tmp_path: Path, dtype: torch.dtype, parts: int
+) -> None:
+    pytest.importorskip("triton", reason="brings the disassembler")
+    pytest.importorskip("cuda.bindings", reason="brings the compiler")
+    from kernels import pending_products as pending
+
+    config = tensor_cores.MANY_ROWS[parts]
+    options = config.options(dtype)
+    cubin = nvrtc.compiled(sparse_delta.__name__, "sbmm_many.cu", tensor_cores.ARCHITECTURE, options)
+    found = list(pending.loops(pending.lines_of(cubin, tmp_path)))
+    assert len(found) == 4  # of 4 and 2 bits, with one scale a row and with several
+    assert [pending.under_way(body) for body, _ in found] == [3] * 4
+    assert [pending.written_too_soon(*each) for each in found] == [[]] * 4

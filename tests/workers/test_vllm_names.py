@@ -87,6 +87,9 @@ RELIED_ON = [
     ("v1/worker/worker_base.py", "WorkerBase", ("__init__", "rank", "cache_config")),
     ("v1/worker/gpu_model_runner.py", "GPUModelRunner", ("kv_caches", "model_memory_usage")),
     ("v1/worker/gpu/model_runner.py", "GPUModelRunner", ("kv_caches", "model_memory_usage")),
+    # workers.group.first_use
+    ("v1/sample/sampler.py", "Sampler", ("gather_logprobs",)),
+    ("v1/worker/gpu_model_runner.py", "GPUModelRunner", ("sampler", "model_config", "device")),
     # workers.measuring.probe
     ("v1/worker/gpu_worker.py", "Worker", ("init_snapshot", "peak_activation_memory")),
     ("v1/worker/gpu_model_runner.py", "GPUModelRunner", ("capture_model",)),
@@ -288,6 +291,11 @@ def test_followers_are_started_as_vllm_starts_them() -> None:
 def test_a_worker_captures_graphs_when_it_warms_up() -> None:
     warmed = ast.unparse(function_in(tree("v1/worker/gpu_worker.py"), "compile_or_warm_up_model"))
     assert "self.model_runner.capture_model()" in warmed
+
+
+def test_ranks_of_tokens_are_counted_by_a_function_that_can_be_replaced() -> None:
+    gathered = ast.unparse(function_in(tree("v1/sample/sampler.py"), "gather_logprobs"))
+    assert "= batched_count_greater_than(" in gathered
 
 
 def test_the_partition_of_layers_is_read_from_the_environment() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from profiler.types import CPU
-from workers.agent.gpus import Nvml, gpu_count
+from workers.agent.gpus import VISIBLE, Nvml, gpu_count
 from workers.agent.sampling import GpuReading, gpu_kind
 from workers.messages import DeviceReport, NodeReport
 from workers.vllm_environment import vllm_version
@@ -67,7 +67,9 @@ def _gpus(only: Collection[int] | None) -> tuple[DeviceReport, ...]:
     with closing(Nvml(only)) as driver:
         readings = driver.read()
     freest = {r.name: r.index for r in sorted(readings, key=lambda r: -r.used_bytes)}
-    rates = {name: _gpu_rates(index) for name, index in freest.items()}
+    # CUDA is to count those as they are listed here, whatever it was to see: NVML knows nothing of that.
+    os.environ |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", VISIBLE: ",".join(map(str, freest.values()))}
+    rates = {name: _gpu_rates(number) for number, name in enumerate(freest)}
     return tuple(_report(r, *rates[r.name]) for r in readings)
 
 
@@ -76,11 +78,11 @@ def _report(gpu: GpuReading, bandwidth: float, flops: float) -> DeviceReport:
     return DeviceReport(gpu.index, kind, bandwidth, flops, kind)
 
 
-def _gpu_rates(index: int) -> tuple[float, float]:
-    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # CUDA is to count GPUs as NVML does
+def _gpu_rates(number: int) -> tuple[float, float]:
+    """Of CUDA's device of that number."""
     import torch
 
-    device = torch.device("cuda", index)
+    device = torch.device("cuda", number)
     data = torch.ones(_COPY_BYTES, dtype=torch.float32, device=device)
     a = torch.ones((8 * _MATRIX, 8 * _MATRIX), dtype=torch.bfloat16, device=device)
 

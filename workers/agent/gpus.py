@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Iterator
 from itertools import combinations
 from typing import Any, TypeVar
 
@@ -11,19 +12,21 @@ import pynvml
 from workers.agent.sampling import GpuReading
 
 T = TypeVar("T")
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class Nvml:
     """A session with the driver. Errors of every method: pynvml.NVMLError; then open a new one.
 
-    Reads the GPUs of `only`, or all if it is None. Raises ValueError for a GPU that is not there. A lost GPU
-    is left out until it is back; it is an error when all are lost.
+    Reads the GPUs of `only`; if it is None, those that CUDA_VISIBLE_DEVICES leaves to this process. Raises
+    ValueError for a GPU that is not there. A lost GPU is left out until it is back; it is an error when all
+    are lost.
     """
 
     def __init__(self, only: Iterable[int] | None = None) -> None:
         pynvml.nvmlInit()
         count = pynvml.nvmlDeviceGetCount()
-        ours = range(count) if only is None else sorted(set(only))
+        ours = sorted(set(_visible(count) if only is None else only))
         if strange := [index for index in ours if index >= count]:
             raise ValueError(f"there is no GPU {strange[0]}, only {count}; correct the setting `gpus`")
         self._ours = tuple(ours)
@@ -75,6 +78,28 @@ class Nvml:
         except pynvml.NVMLError_GpuIsLost:  # either: the other one is none the worse
             return False
         return bool(status == pynvml.NVML_P2P_STATUS_OK)
+
+
+def _visible(count: int) -> Iterator[int]:
+    """NVML's indices of the GPUs that CUDA_VISIBLE_DEVICES leaves, as CUDA reads it: nothing counts after the
+    first that is not there. Raises ValueError for a slice of a GPU."""
+    if (listed := os.environ.get(VISIBLE)) is None:
+        yield from range(count)
+        return
+    for name in map(str.strip, listed.split(",")):
+        if name.startswith("MIG"):
+            raise ValueError(f"{VISIBLE} names a slice, {name!r}; expected whole GPUs: say which by `gpus`")
+        found = int(name) if name.isdecimal() else _by_uuid(name, count)
+        if found is None or found >= count:
+            return
+        yield found
+
+
+def _by_uuid(beginning: str, count: int) -> int | None:
+    """The one GPU whose UUID begins so."""
+    uuids = (_text(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(i))) for i in range(count))
+    found = [index for index, uuid in enumerate(uuids) if beginning and uuid.startswith(beginning)]
+    return found[0] if len(found) == 1 else None
 
 
 def gpu_count() -> int:

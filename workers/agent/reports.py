@@ -54,7 +54,8 @@ class AgentReport:
 
 @dataclass(frozen=True)
 class AgentOptions:
-    """`gpus` are the indices of the GPUs to report, None: all. The agent keeps the last `window` samples."""
+    """`gpus` are the indices of the GPUs to report, None: those that CUDA_VISIBLE_DEVICES leaves. The agent
+    keeps the last `window` samples."""
 
     gpus: tuple[int, ...] | None
     window: int

@@ -6,9 +6,11 @@ import os
 from typing import Any
 
 from workers.agent import host
-from workers.group import processes
+from workers.group import first_use, processes
 from workers.group.cpu_pipeline import CpuRank
 from workers.group.rank import PlannedRank
+
+first_use.nothing_compiled()  # vLLM imports this module in each rank before it serves
 
 
 class PlannedCpuRank(PlannedRank, CpuRank):

@@ -8,13 +8,16 @@ import torch
 from vllm.v1.worker.gpu_worker import Worker
 
 from workers.agent.reports import DeviceSample
-from workers.group import attention_splits, devices
+from workers.group import attention_splits, devices, first_use
 from workers.group.rank import PlannedRank
 
 attention_splits.install()  # vLLM imports this module in each rank before it builds its part of the model
 
 
 class PlannedGpuRank(PlannedRank, Worker):  # type: ignore[misc]  # vLLM is untyped here
+    def warm_up_more(self) -> None:
+        first_use.compile_ranks(self.model_runner)
+
     def keep_to(self, kv_cache_bytes: int, sample: DeviceSample) -> None:
         """vLLM wants its share of the whole GPU to be free, even with a fixed KV cache, and checks only when
         its context and NCCL are there. The plan was checked before that; what must still be free then is the

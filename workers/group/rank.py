@@ -62,9 +62,13 @@ class PlannedRank(WorkerBase):  # type: ignore[misc]  # vLLM is untyped here
     def compile_or_warm_up_model(self) -> Any:
         with self._doing("warming up"):
             result = super().compile_or_warm_up_model()
+            self.warm_up_more()
         if self.journal is not None:
             self.journal.write(READY)
         return result
+
+    def warm_up_more(self) -> None:
+        """What vLLM leaves to the first request that needs it."""
 
     def _doing(self, what: str) -> AbstractContextManager[None]:
         return self.journal.doing(what) if self.journal else nullcontext()

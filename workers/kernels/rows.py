@@ -7,7 +7,10 @@ at CUDA graph capture holds for every later batch; unused tiles have slot -1 and
 
 from __future__ import annotations
 
+import functools
 import itertools
+import os
+import sys
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
@@ -18,12 +21,14 @@ import torch
 BASE = -1
 SMALL_BLOCK = 16
 LARGE_BLOCK = 64
-# Above this many rows a launch uses large tiles (a prefill), otherwise small ones (decoding).
+# From this many rows on a launch uses large tiles (a prefill), otherwise small ones (decoding); of sparse
+# deltas in squares from tensor_cores.MANY_FROM on.
 LARGE_FROM = 512
 # In such a launch a variant of at most so many rows may have small tiles of its own (`tiles_by_count`).
 FEW_ROWS = 2 * SMALL_BLOCK
 # Batches whose copies to the device may be under way at once.
 STAGINGS = 4
+INVARIANT = "VLLM_BATCH_INVARIANT"
 
 Int32s = npt.NDArray[np.int32]
 Integers = npt.NDArray[np.integer]
@@ -99,6 +104,12 @@ def _cut(used: Integers, counts: Integers, block: int) -> tuple[Int32s, Integers
     tiles[:, 1] = starts[group_of] + within * block
     tiles[:, 2] = np.minimum(counts[group_of] - within * block, block)
     return tiles, group_of
+
+
+@functools.cache
+def batch_invariant() -> bool:
+    """As vLLM reads it."""
+    return bool(int(os.environ.get(INVARIANT, "0")))
 
 
 @dataclass(frozen=True)
@@ -177,11 +188,14 @@ class Rows:
 
     def tiles_by_count(self, num_rows: int, many_from: int = LARGE_FROM) -> tuple[Tiles, ...]:
         """The tiles for several launches that together do what one over `tiles` does. `many_from`: with fewer
-        rows all tiles are small.
+        rows all tiles are small. They always are where a row's result may not depend on the rows beside it,
+        as vLLM's batch-invariant mode wants.
 
         Among many rows a variant that has few, which decodes beside another's prefill, has small tiles: its
-        rows' results are then those of any batch that only decodes, and cost as little.
+        rows' results are then those of any batch in which it has few, and cost as little.
         """
+        if batch_invariant():
+            many_from = sys.maxsize
         if self._exact:
             return tuple(self._exact_tiles(num_rows, many_from))
         if num_rows < many_from:

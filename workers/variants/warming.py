@@ -37,7 +37,8 @@ def warm_up(hooked: Iterable[Hooked], dtype: torch.dtype) -> None:
 
 
 def _magnitudes(most: int) -> Iterator[int]:
-    """1, 2, 4, ... up to where tiles become large: nothing about a launch changes after that."""
+    """1, 2, 4, ... up to where tiles become large: nothing is compiled for more rows. Sparse tensor cores'
+    kernels are all compiled when they are checked."""
     count = 1
     while count <= min(most, LARGE_FROM):
         yield count

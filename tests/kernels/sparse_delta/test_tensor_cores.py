@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from workers.kernels import rows
 from workers.kernels.rows import FEW_ROWS, Rows, Tiles
 from workers.kernels.sparse_delta import tensor_cores
 from workers.kernels.sparse_delta.tensor_cores import Config, Few, Many
@@ -30,21 +31,21 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launched]:
         found.append((config, set(tiles.tiles[:, 0].tolist()) - {-1}))
 
     monkeypatch.setattr(tensor_cores, "_launch", launch)
-    tensor_cores._many_from.cache_clear()
+    rows.batch_invariant.cache_clear()
     yield found
-    tensor_cores._many_from.cache_clear()
+    rows.batch_invariant.cache_clear()
 
 
 def multiply(*rows_of: int) -> None:
     """So many rows of each slot."""
     slots = np.repeat(np.arange(len(rows_of), dtype=np.int32), rows_of)
-    rows = Rows(len(slots), len(rows_of), CPU)
-    rows.update(slots)
+    described = Rows(len(slots), len(rows_of), CPU)
+    described.update(slots)
     x, out = (
         torch.empty(len(slots), INPUTS, device="meta"),
         torch.empty(len(slots), sum(SLICES), device="meta"),
     )
-    tensor_cores.apply(x, out, torch.empty(0), torch.empty(0), rows, SLICES)
+    tensor_cores.apply(x, out, torch.empty(0), torch.empty(0), described, SLICES)
 
 
 def test_beside_a_prompt_who_decodes_keeps_the_kernel_of_decoding(launched: Launched) -> None:
@@ -62,12 +63,12 @@ def test_a_small_step_is_one_launch(launched: Launched) -> None:
     assert slots == {0, 1}
 
 
-@pytest.mark.parametrize("rows", [1, 64, 1000])
+@pytest.mark.parametrize("many", [1, 64, 1000])
 def test_a_row_is_summed_in_one_order_where_batches_may_not_matter(
-    monkeypatch: pytest.MonkeyPatch, launched: Launched, rows: int
+    monkeypatch: pytest.MonkeyPatch, launched: Launched, many: int
 ) -> None:
-    monkeypatch.setenv(tensor_cores.INVARIANT, "1")
-    multiply(rows, 1)
+    monkeypatch.setenv(rows.INVARIANT, "1")
+    multiply(many, 1)
     ((config, slots),) = launched
     assert isinstance(config, Few)
     assert slots == {0, 1}
@@ -75,7 +76,7 @@ def test_a_row_is_summed_in_one_order_where_batches_may_not_matter(
 
 # Of the parts timed on an H200 (benchmarks/results/sparse_delta_many_rows.json), those that ended first.
 @pytest.mark.parametrize(
-    ("rows", "inputs", "slices", "parts"),
+    ("batch", "inputs", "slices", "parts"),
     [
         (64, 4096, (4096,) * 3, 4),
         (256, 4096, (4096,) * 3, 1),
@@ -91,7 +92,7 @@ def test_a_row_is_summed_in_one_order_where_batches_may_not_matter(
     ],
 )
 def test_inputs_are_shared_out_as_ended_soonest(
-    rows: int, inputs: int, slices: tuple[int, ...], parts: int
+    batch: int, inputs: int, slices: tuple[int, ...], parts: int
 ) -> None:
-    chosen = tensor_cores.config_for(rows, inputs, slices, tensor_cores.LARGE_BLOCK)
+    chosen = tensor_cores.config_for(batch, inputs, slices, rows.LARGE_BLOCK)
     assert chosen == Many(parts, tensor_cores.MANY_ROWS[parts].stages)

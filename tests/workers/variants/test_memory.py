@@ -423,20 +423,21 @@ def test_long_runs_of_sparse_deltas_are_merged_in_batches_that_no_graph_runs() -
     assert not never.merges
 
 
-@given(ROWS)
-def test_exact_tiles_are_those_there_are(slots: list[int]) -> None:
+@given(ROWS, st.sampled_from([1, 8, LARGE_FROM]))
+def test_exact_tiles_are_those_there_are(slots: list[int], many_from: int) -> None:
     """Each launch over rows that no graph captures is as large as it must be, and none is of nothing."""
     for padding in (0, LARGE_FROM):  # few rows, and many of the base beside them
         padded = [*slots, *[BASE] * padding]
         usual, exact = (Rows(len(padded), SLOTS, CPU, exact=kind) for kind in (False, True))
         for rows in (usual, exact):
             rows.update(np.array(padded, np.int32))
-        found = exact.tiles_by_count(len(padded))
+        found = exact.tiles_by_count(len(padded), many_from)
         assert exact.needs_no_launch == all(slot == BASE for slot in slots)
         assert not usual.needs_no_launch
         assert all(tiles.num_rows == sum(slot != BASE for slot in slots) for tiles in found)
         assert all(len(tiles.tiles) == tiles.max_tiles > 0 for tiles in found)
-        expected = [tiles.tiles[tiles.tiles[:, 0] != BASE] for tiles in usual.tiles_by_count(len(padded))]
+        allowed = usual.tiles_by_count(len(padded), many_from)
+        expected = [tiles.tiles[tiles.tiles[:, 0] != BASE] for tiles in allowed]
         expected = [tiles for tiles in expected if len(tiles)]
         assert [tiles.tiles.tolist() for tiles in found] == [tiles.tolist() for tiles in expected]
 

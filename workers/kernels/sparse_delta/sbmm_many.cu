@@ -10,7 +10,7 @@
 // A cluster of PARTS blocks shares the inputs out, where strips and rows alone would leave most of a GPU idle. Their sums
 // are added in their order, each block's share of the rows by that block.
 //
-// Compiled with ROWS (64), PARTS (1, 2, 4 or 8), STAGES (squares in a ring), BF16, and WARPS (a multiple of 4), WEIGHTS, PADDED, FIELDS and
+// Compiled with ROWS (64), PARTS (1, 2 or 4), STAGES (squares in a ring), BF16, and WARPS (a multiple of 4), WEIGHTS, PADDED, FIELDS and
 // MAX_SLICES as sbmm.cu is.
 
 #include "decoding.cuh"
@@ -18,10 +18,12 @@
 #define X_BYTES (ROWS * SQUARE * 2)
 #define COPIES (X_BYTES / 16 / (32 * WARPS))  // of 16 bytes of inputs, by each thread for a square
 #define AHEAD (STAGES - 2)  // squares that are under way: one more is multiplied, and one may still be
-#define AT_ONCE 16          // rows of outputs that a warp adds to
+#define AT_ONCE 16          // rows of outputs that a warp adds to; of a block's share each is one of them
 #define SUMS 32             // of a thread, in a tile of 16 outputs
 
 typedef unsigned long long u64;
+
+static_assert(ROWS % (PARTS * AT_ONCE) == 0, "a block's share of the rows is added AT_ONCE at a time");
 
 // c += a x for a tile of 16 outputs of each of four warps' strips and one half of a square's columns; `x`: where the
 // half lies, `kept`: the indices of the square's both halves.
@@ -128,7 +130,9 @@ __device__ __forceinline__ void sums(float (&total)[4][SUMS], const Source &from
 #pragma unroll
     for (int m = 0; m < 4; m++) {
       wait_for_products<3>();  // the tile's of the square before, which read these registers
-      keep[m] = (keep[m] & from.nothing) ^ kept_of[m];  // the assembler, too, has to keep it until here
+      // The assembler knows that products read weights later on, but not that they read indices: it would give
+      // those registers to the next load. So these are read again after each wait.
+      keep[m] = (keep[m] & from.nothing) ^ kept_of[m];
       if (BITS == 4) {
         four_bits(codes[2 * m], a[m]);
         four_bits(codes[2 * m + 1], a[m] + 4);

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
@@ -19,7 +17,6 @@ from workers.kernels.sparse_delta.layout import FIELDS
 ARCHITECTURE = "sm_90a"  # the only one it was tried on
 DTYPES = (torch.bfloat16, torch.float16)
 MAX_SLICES = 4
-INVARIANT = "VLLM_BATCH_INVARIANT"
 WARPS = 8  # of a block of threads
 WEIGHTS = squares.square_bytes(4)  # the larger of the two
 ROW_BYTES = 2 * squares.SIDE  # of a square's columns in a row of the batch
@@ -112,7 +109,8 @@ def _options(dtype: torch.dtype, **more: int) -> tuple[str, ...]:
     return options(dtype, WEIGHTS=WEIGHTS, PADDED=PADDED, **more)
 
 
-# Of a step, from which on a variant of many has large tiles: the launch costs 2 us where none has.
+# Rows of a step from which on a variant with more than FEW_ROWS has large tiles. Their launch takes 2 us
+# where no variant has so many.
 MANY_FROM = 64
 PARTS = (1, 2, 4)
 MANY_ROWS = {parts: Many(parts, stages=7) for parts in PARTS}
@@ -126,15 +124,8 @@ FEW_ROWS_WIDE = Few(tiles=1, stages=3, blocks=3)
 CONFIGS: tuple[Config, ...] = (*MANY_ROWS.values(), SOME_ROWS, FEW_ROWS, FEW_ROWS_WIDE)
 
 
-@functools.cache
-def _many_from() -> int:
-    """Where a row's result may not depend on the rows beside it, as vLLM's batch-invariant mode wants, all
-    tiles are small: those sum in one order whatever there is."""
-    return sys.maxsize if os.environ.get(INVARIANT) == "1" else MANY_FROM
-
-
 def config_for(num_rows: int, inputs: int, slices: Sequence[int], block: int) -> Config:
-    """All that decoding uses sum in the same order: a row's result is the same to the bit in every batch that
+    """All for small tiles sum in the same order: a row's result is the same to the bit in every batch that
     has small tiles for it. For many rows of a variant the order follows from the batch's rows, too."""
     if block == LARGE_BLOCK:
         return _for_many(-(-num_rows // LARGE_BLOCK), inputs // squares.SIDE, tuple(slices))
@@ -185,7 +176,7 @@ def apply(
     if num_rows == 0:
         return
     inputs = x if x.stride(1) == 1 and x.stride(0) % 8 == 0 and x.data_ptr() % 16 == 0 else x.contiguous()
-    for tiles in rows.tiles_by_count(num_rows, _many_from()):
+    for tiles in rows.tiles_by_count(num_rows, MANY_FROM):
         chosen = config or config_for(tiles.num_rows, x.shape[1], slices, tiles.block)
         _launch(inputs, out, arena, table, tiles, slices, chosen)
 

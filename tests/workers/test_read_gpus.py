@@ -1,4 +1,4 @@
-"""One GPU that falls off the bus: the others go on being read, and it is missed by itself."""
+"""Which GPUs of a host are read: those that are ours. One that falls off the bus is missed by itself."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ class FakeDriver:
             "nvmlDeviceGetCount": lambda: 3,
             "nvmlDeviceGetHandleByIndex": lambda index: index,
             "nvmlDeviceGetName": lambda index: f"GPU {index}",
+            "nvmlDeviceGetUUID": lambda index: f"GPU-{'abb'[index]}{index}",
             "nvmlDeviceGetMemoryInfo": lambda index: memory,
             "nvmlDeviceGetUtilizationRates": lambda index: SimpleNamespace(gpu=0),
             "nvmlDeviceGetComputeRunningProcesses": lambda index: [],
@@ -50,6 +51,7 @@ class FakeDriver:
 def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     fake = FakeDriver()
     monkeypatch.setattr(gpus, "pynvml", fake)
+    monkeypatch.delenv(gpus.VISIBLE, raising=False)
     return fake
 
 
@@ -113,3 +115,33 @@ def test_other_errors_are_errors(driver: FakeDriver) -> None:
     driver.answers["nvmlDeviceGetMemoryInfo"] = fail
     with pytest.raises(pynvml.NVMLError_Unknown):
         Nvml().read()
+
+
+@pytest.mark.parametrize(
+    ("listed", "left"),
+    [
+        ("1", [1]),
+        ("2,0", [0, 2]),
+        (" 0 , 1 ", [0, 1]),
+        ("", []),
+        ("-1", []),
+        ("NoDevFiles", []),
+        ("0,3,1", [0]),  # CUDA reads no further
+        ("GPU-a", [0]),
+        ("GPU-b2,GPU-a0", [0, 2]),
+        ("GPU-b,0", []),  # two begin so
+        ("GPU-c", []),
+    ],
+)
+def test_only_what_cuda_would_see_is_read(
+    driver: FakeDriver, monkeypatch: pytest.MonkeyPatch, listed: str, left: list[int]
+) -> None:
+    monkeypatch.setenv(gpus.VISIBLE, listed)
+    assert seen(Nvml()) == left
+    assert seen(Nvml([0, 1])) == [0, 1]  # a setting says otherwise
+
+
+def test_a_slice_of_a_gpu_is_refused(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(gpus.VISIBLE, "MIG-5f1a")
+    with pytest.raises(ValueError, match="'MIG-5f1a'; expected whole GPUs: say which by `gpus`"):
+        Nvml()
