@@ -159,6 +159,8 @@ def one(bits: int, count: int, merged: bool, work: Path) -> None:
     folders = [deltas.write(base, shape, work / f"{bits}bit-{n}", bits, n) for n in range(DISTINCT)]
     size = sum(path.stat().st_size for path in folders[0].glob("*.safetensors"))
     arena = int(count * size * 1.01) + (64 << 20)
+    weights = (base / "model.safetensors").stat().st_size
+    gpu_engine.need_memory(arena + weights * (1 + merged) + (KV_GIB << 30), "fewer --variants")
     start_s = time.perf_counter()
     llm = gpu_engine.make_engine(
         base,
@@ -216,7 +218,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         command += ("--work", str(given.work))
         for found in gpu_engine.in_own_process("benchmarks.delta_steps", *command, timeout_s=TIMEOUT_S):
             row = {"bits": int(bits), "switch": switch, "merged": merged, **found}
-            print(json.dumps(row), flush=True)
             record["rows"].append(row)
             rehearsing.write_result(given.out, record)
 

@@ -10,6 +10,9 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
+from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,8 @@ QWEN_7B = {  # Qwen2.5-7B's sizes, without its biases
     "num_key_value_heads": 4,
     "vocab_size": 152064,
 }
+POLL_S = 0.5
+LAST_LINES = 40  # of a process that failed, that are shown
 TOKENIZER = "tokenizer.json"  # a base must have one; here prompts are token ids and it is never read
 
 
@@ -108,10 +113,10 @@ def make_engine(base: Path, variants: VariantConfig | None, **options: Any) -> A
 def in_own_process(
     module: str, *arguments: str, plugins: bool = True, timeout_s: float = 600.0
 ) -> list[dict[str, Any]]:
-    """Run `python -m module arguments`; its lines that are JSON objects are its results.
+    """Run `python -m module arguments`; its lines that are JSON objects are its results, printed at once.
 
     After `timeout_s` it is made to print its stacks and ended with all its workers; what it had found by
-    then is kept.
+    then is kept. They end, too, when this process is told to end.
     """
     environment = {
         "VLLM_LOGGING_LEVEL": "WARNING",
@@ -124,20 +129,63 @@ def in_own_process(
     if not plugins:
         environment["VLLM_PLUGINS"] = "none"
     command = [sys.executable, "-X", "faulthandler", "-m", module, *arguments]
-    with tempfile.TemporaryFile("w+") as printed:
+    results, others = [], deque[str](maxlen=LAST_LINES)
+    with tempfile.NamedTemporaryFile("w") as printed:
         child = subprocess.Popen(
             command, env=environment, stdout=printed, stderr=subprocess.STDOUT, start_new_session=True
         )
-        try:
-            child.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            print(f"{module} {' '.join(arguments)}: not done after {timeout_s:.0f} s", flush=True)
-            child.send_signal(signal.SIGABRT)
-            child.wait()
+        with _ended_with_us(child):
+            for line in _lines_of(child, Path(printed.name), timeout_s):
+                if line.startswith("{"):
+                    print(line, flush=True)
+                    results.append(json.loads(line))
+                else:
+                    others.append(line)
+    if child.returncode != 0:
+        print(f"{' '.join(command)} ended with {child.returncode}:", *others, sep="\n", flush=True)
+    return results
+
+
+def _lines_of(child: subprocess.Popen[Any], file: Path, timeout_s: float) -> Iterator[str]:
+    """What it prints to a file, as it comes. Until it ends: it is made to after `timeout_s`."""
+    late_s, begun = time.monotonic() + timeout_s, ""
+    with file.open(errors="replace") as reader:
+        while True:
+            ended = child.poll() is not None  # asked first: what it printed before is read once more
+            *lines, begun = (begun + reader.read()).split("\n")
+            yield from lines
+            if ended:
+                break
+            if time.monotonic() > late_s:
+                yield f"not done after {timeout_s:.0f} s"
+                child.send_signal(signal.SIGABRT)
+                child.wait()
+                continue
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(POLL_S)
+    if begun:
+        yield begun
+
+
+@contextlib.contextmanager
+def _ended_with_us(child: subprocess.Popen[Any]) -> Iterator[None]:
+    """Its session is ended, at the latest when this process is to end."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
-        printed.seek(0)
-        lines = printed.read().splitlines()
-    results = [json.loads(line) for line in lines if line.startswith("{")]
-    print(*(results if child.returncode == 0 else [*results, *lines[-40:]]), sep="\n", flush=True)
-    return results
+        signal.signal(signal.SIGTERM, before)
+
+
+def need_memory(size_bytes: int, fewer: str) -> None:
+    """Ends this process, and says what would help (`fewer`), where the first GPU has not so much. Without a
+    driver nothing is known."""
+    asked = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        told = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return
+    if (total := int(told.split()[0]) << 20) < size_bytes:
+        sys.exit(f"{size_bytes / 1e9:.0f} GB are needed, and this GPU has {total / 1e9:.0f}: {fewer}")
