@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ QWEN_7B = {  # Qwen2.5-7B's sizes, without its biases
     "num_key_value_heads": 4,
     "vocab_size": 152064,
 }
+PLUGINS = "vllm.general_plugins"
 POLL_S = 0.5
 LAST_LINES = 40  # of a process that failed, that are shown
 TOKENIZER = "tokenizer.json"  # a base must have one; here prompts are token ids and it is never read
@@ -99,6 +101,7 @@ def make_engine(base: Path, variants: VariantConfig | None, **options: Any) -> A
         **options,
     }
     if variants is not None:
+        _need_plugin()
         os.environ[ADDRESS_VARIABLE] = new_address()
         chosen |= {
             "enable_lora": True,
@@ -108,6 +111,15 @@ def make_engine(base: Path, variants: VariantConfig | None, **options: Any) -> A
             "additional_config": variants.as_json(),
         }
     return LLM(**chosen)
+
+
+def _need_plugin() -> None:
+    """Without it vLLM's own adapters are loaded, our scheduler waits for ours, and no request is answered."""
+    if not entry_points(group=PLUGINS, name="ostinato"):
+        sys.exit(
+            "vLLM would not find our plug-in: install the project, or put a folder ostinato-0.dist-info beside"
+            " vLLM as docs/benchmarks-details.md says, On a GPU host"
+        )
 
 
 def in_own_process(
