@@ -117,8 +117,8 @@ def _need_plugin() -> None:
     """Without it vLLM's own adapters are loaded, our scheduler waits for ours, and no request is answered."""
     if not entry_points(group=PLUGINS, name="ostinato"):
         sys.exit(
-            "vLLM would not find our plug-in: install the project, or put a folder ostinato-0.dist-info beside"
-            " vLLM as docs/benchmarks-details.md says, On a GPU host"
+            "vLLM would not find our plug-in: install the project, or put a folder ostinato-0.dist-info"
+            " beside vLLM as docs/benchmarks-details.md says, On a GPU host"
         )
 
 
