@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -19,9 +18,9 @@ from random import Random
 from typing import Any
 
 import hostile_json
-import loops
 import random_adapters
 import random_variants
+import started_worker
 from engine_configs import ranks_of
 from hostile_requests import Drawer
 from random_adapters import RandomLora
@@ -162,18 +161,9 @@ def serving(folder: Path, smollm2: Path) -> Iterator[tuple[Served, asyncio.Abstr
     """A worker with the first layers of SmolLM2 and an adapter. Takes 25 s."""
     base = random_variants.first_layers(smollm2, folder / "base", LAYERS)
     adapter = random_adapters.write(base, folder / "v1", RandomLora("v1", rank=4, seed=1))
-    environment = dict(os.environ)
-    os.environ["OMP_NUM_THREADS"] = "1"
-    with loops.in_a_thread() as loop:
-        worker = Worker(_config(base), "127.0.0.1")
-        try:
-            asyncio.run_coroutine_threadsafe(worker.start(), loop).result(300)
-            description = worker.engine.app.openapi()  # type: ignore[attr-defined]  # it is vLLM's
-            yield Served(worker, {"v1": VariantRef("v1", 1, str(adapter))}, description), loop
-        finally:
-            asyncio.run_coroutine_threadsafe(worker.close(), loop).result(60)
-            os.environ.clear()
-            os.environ.update(environment)
+    with started_worker.started(_config(base), started_worker.ONE_THREAD) as (worker, loop):
+        description = worker.engine.app.openapi()  # type: ignore[attr-defined]  # it is vLLM's
+        yield Served(worker, {"v1": VariantRef("v1", 1, str(adapter))}, description), loop
 
 
 def _config(base: Path) -> EngineConfig:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import time
 import uuid
 from collections.abc import Coroutine, Iterator
@@ -13,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import loops
 import pytest
 import random_adapters
+import started_worker
 import torch
 from engine_configs import ranks_of
 from prometheus_client import REGISTRY
@@ -29,6 +28,8 @@ from workers.tiers import Tier
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
+# As where Ostinato is on the path without being installed.
+NOT_INSTALLED = {"VLLM_PLUGINS": "others"}
 BASE = "base"
 TOKENS = 24
 # Two answers may differ where the reference itself is undecided.
@@ -110,19 +111,10 @@ def lab(smollm2_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     references = {BASE: random_adapters.merged_model(base, None)} | {
         name: random_adapters.merged_model(base, Path(variant.path)) for name, variant in variants.items()
     }
-    environment = dict(os.environ)
-    os.environ["VLLM_PLUGINS"] = "others"  # as where Ostinato is on the path without being installed
-    with loops.in_a_thread() as loop:
-        worker = Worker(_config(base), "127.0.0.1")
-        started = time.monotonic()
-        try:
-            asyncio.run_coroutine_threadsafe(worker.start(), loop).result(300)
-            print(f"\nengine start: {time.monotonic() - started:.1f} s")
-            yield Lab(worker, loop, variants, references)
-        finally:
-            asyncio.run_coroutine_threadsafe(worker.close(), loop).result(60)
-            os.environ.clear()
-            os.environ.update(environment)
+    begun = time.monotonic()
+    with started_worker.started(_config(base), NOT_INSTALLED) as (worker, loop):
+        print(f"\nengine start: {time.monotonic() - begun:.1f} s")
+        yield Lab(worker, loop, variants, references)
 
 
 def _config(base: Path) -> EngineConfig:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import loops
 import pytest
 import random_variants
+import started_worker
 from engine_configs import ranks_of
 from prometheus_client import REGISTRY
 
@@ -115,20 +115,11 @@ def lab(smollm2_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     base = random_variants.first_layers(smollm2_folder, folder / "base", LAYERS)
     lora = random_variants.EVERY_KIND[0]
     variant = VariantRef("lora", 7, str(random_variants.write(base, folder / "lora", lora)))
-    environment = dict(os.environ)
-    os.environ["OMP_NUM_THREADS"] = "1"
-    with loops.in_a_thread() as loop:
-        worker = Worker(config(base), "127.0.0.1")
+    with started_worker.started(config(base), started_worker.ONE_THREAD) as (worker, loop):
         made = Lab(worker, loop, variant)
-        try:
-            made.run(worker.start())
-            made.run(worker.open_door("127.0.0.1"))
-            made.run(made.while_asking(1))  # what is compiled is compiled
-            yield made
-        finally:
-            made.run(worker.close())
-            os.environ.clear()
-            os.environ.update(environment)
+        made.run(worker.open_door("127.0.0.1"))
+        made.run(made.while_asking(1))  # what is compiled is compiled
+        yield made
 
 
 def gaps_s() -> float:

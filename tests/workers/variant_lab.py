@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import loops
 import random_adapters
 import random_variants
+import started_worker
 import torch
 from engine_configs import ranks_of
 from transformers import AutoModelForCausalLM
@@ -124,17 +123,8 @@ class Lab:
 
 @contextlib.contextmanager
 def running(checkpoints: Checkpoints, config: EngineConfig) -> Iterator[Lab]:
-    environment = dict(os.environ)
-    os.environ["OMP_NUM_THREADS"] = "1"  # each rank would take all cores, and wait for the others by spinning
-    with loops.in_a_thread() as loop:
-        worker = Worker(config, "127.0.0.1")
-        try:
-            asyncio.run_coroutine_threadsafe(worker.start(), loop).result(600)
-            yield Lab(worker, loop, checkpoints)
-        finally:
-            asyncio.run_coroutine_threadsafe(worker.close(), loop).result(60)
-            os.environ.clear()
-            os.environ.update(environment)
+    with started_worker.started(config, started_worker.ONE_THREAD) as (worker, loop):
+        yield Lab(worker, loop, checkpoints)
 
 
 def engine_config(base: Path, tensor_parallel: int, layers_per_stage: tuple[int, ...]) -> EngineConfig:
