@@ -10,7 +10,7 @@ from workers.group import first_use, processes
 from workers.group.cpu_pipeline import CpuRank
 from workers.group.rank import PlannedRank
 
-first_use.nothing_compiled()  # vLLM imports this module in each rank before it serves
+first_use.rank_tokens_uncompiled()  # vLLM imports this module in each rank before it serves
 
 
 class PlannedCpuRank(PlannedRank, CpuRank):

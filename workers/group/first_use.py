@@ -13,7 +13,7 @@ import torch
 DIFFERENT_ROWS = (1, 2)  # torch compiles one row apart from several
 
 
-def not_greater(scores: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+def count_not_less(scores: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """int64 [rows]: how many of `scores` [rows, vocabulary] are not less than their row's of `values` [rows,
     1].
 
@@ -24,14 +24,14 @@ def not_greater(scores: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     return counted
 
 
-def nothing_compiled() -> None:
+def rank_tokens_uncompiled() -> None:
     """Called in every process of a rank on a CPU. May run twice."""
     from vllm.v1.sample import sampler
 
-    sampler.batched_count_greater_than = not_greater
+    sampler.batched_count_greater_than = count_not_less
 
 
-def compile_ranks(runner: Any) -> None:
+def compile_token_ranking(runner: Any) -> None:
     """Have vLLM's runner (`GPUModelRunner`) on a GPU compile it now. The newer one has kernels of its own."""
     gather = getattr(getattr(runner, "sampler", None), "gather_logprobs", None)
     if gather is None:

@@ -16,7 +16,7 @@ attention_splits.install()  # vLLM imports this module in each rank before it bu
 
 class PlannedGpuRank(PlannedRank, Worker):  # type: ignore[misc]  # vLLM is untyped here
     def warm_up_more(self) -> None:
-        first_use.compile_ranks(self.model_runner)
+        first_use.compile_token_ranking(self.model_runner)
 
     def keep_to(self, kv_cache_bytes: int, sample: DeviceSample) -> None:
         """vLLM wants its share of the whole GPU to be free, even with a fixed KV cache, and checks only when

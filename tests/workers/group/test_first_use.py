@@ -33,7 +33,7 @@ def test_tokens_are_ranked_as_sorting_ranks_them(rows: list[list[int]], token: i
     """Of equals the last place."""
     scores = torch.tensor(rows, dtype=torch.float32)
     places = [len([score for score in row if score >= row[token]]) for row in rows]
-    assert first_use.not_greater(scores, scores[:, token : token + 1]).tolist() == places
+    assert first_use.count_not_less(scores, scores[:, token : token + 1]).tolist() == places
 
 
 def test_a_rank_on_a_cpu_compiles_nothing_for_log_probabilities() -> None:
@@ -59,10 +59,10 @@ def test_a_rank_on_a_gpu_asks_for_one_row_and_for_several() -> None:
         model_config=SimpleNamespace(get_vocab_size=lambda: 7),
         device=torch.device("cpu"),
     )
-    first_use.compile_ranks(runner)
+    first_use.compile_token_ranking(runner)
     assert asked == [((rows, 7), torch.float32, 1, (rows,), torch.int64) for rows in (1, 2)]
 
 
 def test_a_runner_that_ranks_otherwise_is_left_alone() -> None:
-    first_use.compile_ranks(SimpleNamespace(sampler=SimpleNamespace()))
-    first_use.compile_ranks(SimpleNamespace())
+    first_use.compile_token_ranking(SimpleNamespace(sampler=SimpleNamespace()))
+    first_use.compile_token_ranking(SimpleNamespace())

