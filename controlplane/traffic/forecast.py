@@ -105,7 +105,7 @@ class ShareUse(Enum):
 
     ALONE = 0.9
     WITHIN = 0.5
-    ABOVE = 0.98
+    ABOVE = 0.96
 
 
 class Shares:
@@ -177,23 +177,31 @@ class LastSeen:
         del self._sorted[bisect_left(self._sorted, self._seen.popleft()[1])]
 
 
-class Forecast:
-    """Of one line. Requests of a higher priority that come later go before a newcomer. They are not in the
-    line yet, but they were in the way of those of its priority that went before: so the pace of its priority
-    alone counts, too.
+class _Pool:
+    """Of one priority, requests of tenants that use their shares alike: how many wait, their pace, and by how
+    far their waits were off."""
 
-    A tenant above its share is promised only what leaves room for the others: to it all count that wait of
-    its priority, whatever their tenants' shares.
+    def __init__(self) -> None:
+        self.count = 0
+        self.speed = LineSpeed()
+        self.off = LastSeen()
+
+
+class Forecast:
+    """Of one line. Requests that come later may go before a newcomer: those of a higher priority, and of
+    tenants with less than their share. They are not in the line yet, but they were in the way of those of its
+    pool that went before: so the pool's pace alone counts, too.
     """
 
     def __init__(self) -> None:
         self._whole = LineSpeed()
-        self._own = {priority: LineSpeed() for priority in Priority}
+        self._pools = {(use, priority): _Pool() for use in ShareUse for priority in Priority}
+        self._pool_of: dict[int, _Pool] = {}  # by number, of those that wait
         self._said: dict[int, tuple[float, float]] = {}  # by number: since when, the wait forecast
-        self._off = {priority: LastSeen() for priority in Priority}
         self._first_s = LastSeen()
         self._shares = Shares()
-        self._served = Priority.HIGH  # that of the last turn that no higher one waited for
+        # Of each tenant, the priority of its last turn that no higher one of its own waited for.
+        self._served: dict[str, Priority] = {}
 
     def asked(self, terms: RequestTerms, now_s: float) -> None:
         """A newcomer is there: it may be refused."""
@@ -207,24 +215,23 @@ class Forecast:
             return None
         use, off = self._shares.use_of(terms.tenant, now_s), UNSEEN
         if not self._is_next(line, terms):
-            first = line.first_ones(terms.priority) if use is ShareUse.ABOVE else []
+            first = line.first_of(terms) if use is ShareUse.ABOVE else None
             off = max(
-                0.0,
-                self._off[terms.priority].quantile(use.value, UNSEEN, now_s),
-                *(self._off_by(waiting.number, now_s) for waiting in first),
+                self._pools[use, terms.priority].off.quantile(use.value, UNSEEN, now_s),
+                0.0 if first is None else self._off_by(first.number, now_s),
             )
         return wait_s + off * (wait_s + SHORTEST_SCALE_S) + self._first_s.quantile(FIRST_QUANTILE, 0.0, now_s)
 
     def wait_s(self, line: WaitingLine, terms: RequestTerms, now_s: float) -> float | None:
         """In the line, at the paces of now; None: not enough is known."""
-        use, own = self._shares.use_of(terms.tenant, now_s), self._own[terms.priority]
-        whole = use is ShareUse.ABOVE
-        known = [self._whole.wait_s(line.tokens_before(terms, whole=whole))]
-        wait_s = own.wait_s(line.tokens_before(terms, own_priority=True, whole=whole))
+        use = self._shares.use_of(terms.tenant, now_s)
+        pool = self._pools[use, terms.priority]
+        known = [self._whole.wait_s(line.tokens_before(terms))]
+        wait_s = pool.speed.wait_s(line.tokens_of_priority_before(terms))
         if wait_s is not None:
             passes = use is ShareUse.ALONE or self._is_next(line, terms)
-            known.append(wait_s + (0.0 if passes else own.turn_s(now_s)))
-            known.append(own.stood_s(now_s) if line.count(terms.priority) else None)
+            known.append(wait_s + (0.0 if passes else pool.speed.turn_s(now_s)))
+            known.append(pool.speed.stood_s(now_s) if pool.count else None)
         return max((wait_s for wait_s in known if wait_s is not None), default=None)
 
     def turn_s(self, terms: RequestTerms) -> float | None:
@@ -235,38 +242,44 @@ class Forecast:
         """There are workers again: who waits is counted from now on, and what was forecast is forgotten."""
         self._said.clear()
         self._shares = Shares()
-        for speed in (self._whole, *self._own.values()):
+        for speed in (self._whole, *(pool.speed for pool in self._pools.values())):
             speed.begin(now_s)
 
     def joined(self, line: WaitingLine, waiting: Waiting, wait_s: float | None, now_s: float) -> None:
-        """`waiting` has just joined `line`; `wait_s` is what was known of its wait."""
+        """`waiting`, which has asked, has just joined `line`; `wait_s` is what was known of its wait."""
         if len(line) == 1:
             self._whole.begin(now_s)
-        if line.count(waiting.terms.priority) == 1:
-            self._own[waiting.terms.priority].begin(now_s)
+        terms = waiting.terms
+        pool = self._pools[self._shares.use_of(terms.tenant, now_s), terms.priority]
+        self._pool_of[waiting.number] = pool
+        pool.count += 1
+        if pool.count == 1:
+            pool.speed.begin(now_s)
         if wait_s is not None:
             self._said[waiting.number] = now_s, wait_s
-        self._shares.joined(waiting.terms.tenant, waiting.terms.tokens, now_s)
+        self._shares.joined(terms.tenant, terms.tokens, now_s)
 
     def moved(self, line: WaitingLine, waiting: Waiting, now_s: float) -> None:
         """It has had its turn, and left `line`."""
         terms = waiting.terms
-        if not line.waits_above(terms.priority):
-            self._served = terms.priority
+        if not line.waits_above(terms):
+            self._served[terms.tenant.name] = terms.priority
         self._shares.went(terms.tokens, now_s)
         self._whole.moved(terms.tokens, now_s)
-        self._own[terms.priority].moved(terms.tokens, now_s)
+        self._pool_of[waiting.number].speed.moved(terms.tokens, now_s)
         self.waited(waiting, now_s)
 
     def waited(self, waiting: Waiting, now_s: float) -> None:
         """It has left the line: for its turn, or because it was late, and would have waited for longer."""
         if waiting.number in self._said:
-            self._off[waiting.terms.priority].add(self._off_by(waiting.number, now_s), now_s)
-            del self._said[waiting.number]
+            self._pool_of[waiting.number].off.add(self._off_by(waiting.number, now_s), now_s)
+        self.left(waiting.number)
 
     def left(self, number: int) -> None:
         """It left the line without a turn, by its own will or displaced, which says nothing."""
         self._said.pop(number, None)
+        if (pool := self._pool_of.pop(number, None)) is not None:
+            pool.count -= 1
 
     def answered(self, took_s: float, now_s: float) -> None:
         """A request that had waited has its first token, so long after its turn."""
@@ -283,5 +296,6 @@ class Forecast:
         count then. Else a priority whose waits were long once would be refused for as long as that is
         remembered, and lower ones served.
         """
-        above = terms.priority.level - self._served.level
-        return (above > 0 and not line.tokens_before(terms)) or (above == 0 and not len(line))
+        served = self._served.get(terms.tenant.name, Priority.HIGH)
+        above = terms.priority.level - served.level
+        return (above > 0 and not line.own_tokens_before(terms)) or (above == 0 and not len(line))

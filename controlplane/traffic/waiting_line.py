@@ -2,26 +2,29 @@
 
 Pure: plain data, no clock. `now_s` of one line never goes back.
 
-- Between priorities: the highest goes first. Aging: while a request of a lower one has waited `aging_s`, one
-  of every `turns` turns is for a lower priority, the one that had no turn for longest.
-- Between tenants of one priority: start-time fair queueing (Goyal et al., 1996) on estimated tokens.
+- Between tenants: start-time fair queueing (Goyal et al., 1996) on estimated tokens, so that no tenant has
+  more than its share for calling its requests urgent. Of those that are at most LEAD requests ahead of their
+  share, the one with the highest priority waiting goes first.
+- Of one tenant, the highest priority goes first. Aging: while a request of a lower one has waited `aging_s`,
+  one of every `turns` turns of the tenant is for a lower priority, the one that had no turn for longest.
 - Of one tenant and priority: by when it is due, which is its TTFT target (or deadline) or `aging_s` after its
   arrival, whichever is sooner. Those with equal terms go in the order in which they came.
 
-Fairness: while two tenants both have requests of one priority waiting, the tokens of those that go, each
-divided by its tenant's weight, differ by at most the sum of each one's largest request divided by its
-weight.
+Fairness: while two tenants both have requests waiting, the tokens of those that go, each divided by its
+tenant's weight, differ by at most LEAD + 1 times the sum of each one's largest request divided by its weight.
 
 Nothing starves: of a request that has waited `aging_s`, let n be how many of its tenant and priority are
-before it, with q tokens in all, w its tenant's weight, C and c the most and the fewest tokens of a request.
-It goes within 2 * turns * (n + 1 + sum over other tenants of (floor(w_other * (q + C) / (w * c)) + 1)) turns,
-whatever comes in the meantime, unless it is displaced, dropped or cancelled (`turns_at_most`).
+before it, w its tenant's weight, C and c the most and the fewest tokens of a request, L = LEAD + 1. Its
+tenant has T = 2 * turns * (n + 1) turns at most until it goes, and each other tenant at most
+floor((w_other * (T + L) / w + L) * C / c) + 1, whatever comes in the meantime, unless it is displaced,
+dropped or cancelled (`turns_at_most`).
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -29,6 +32,10 @@ from enum import StrEnum
 from controlplane.state.terms import Priority
 from controlplane.traffic.request_terms import RequestTerms
 from controlplane.traffic.tenants import Tenant
+
+# Requests by which a tenant may be ahead of its share. With fewer, urgent ones of many tenants wait longer
+# for what is not urgent; with more, a tenant within its share waits longer for a stranger's urgent ones.
+LEAD = 2
 
 
 @dataclass(frozen=True)
@@ -65,13 +72,11 @@ class Joined:
 
 
 class _Flow:
-    """The requests of one tenant and priority. `start` is the virtual time at which the next one goes."""
+    """The requests of one tenant and priority. `last_turn` is the tenant's turn that it had last."""
 
-    def __init__(self, tenant: Tenant) -> None:
-        self.tenant = tenant
-        self.start = 0.0
-        self.finish = 0.0
+    def __init__(self) -> None:
         self.tokens = 0
+        self.last_turn = 0
         self._order: list[tuple[float, int]] = []  # (due_s, number)
         self._waiting: dict[int, Waiting] = {}  # in the order in which they came
 
@@ -98,48 +103,68 @@ class _Flow:
         return next(reversed(self._waiting.values()))
 
 
-class _Band:
-    """The requests of one priority. `virtual` is the virtual time of the last one that went."""
+class _Queue:
+    """The requests of one tenant. `start` is the virtual time at which the next one goes, `last_starts` are
+    those at which the last LEAD went."""
 
-    def __init__(self) -> None:
-        self.flows: dict[str, _Flow] = {}
-        self.virtual = 0.0
-        self.last_turn = 0
+    def __init__(self, tenant: Tenant) -> None:
+        self.tenant = tenant
+        self.start = 0.0
+        self.last_starts: deque[float] = deque([0.0], LEAD)
+        self.flows = {priority: _Flow() for priority in Priority}
+        self._turn = 0
+        self._passed_over = 0  # turns since a lower priority had one, while it was its time
 
-    def occupied(self) -> Iterator[_Flow]:
-        return (flow for flow in self.flows.values() if flow)
+    def __len__(self) -> int:
+        return sum(map(len, self.flows.values()))
 
-    def flow(self, tenant: Tenant) -> _Flow:
-        """The tenant's, also an empty one: it remembers what the tenant has had."""
-        flow = self.flows.setdefault(tenant.name, _Flow(tenant))
-        flow.tenant = tenant
-        if not flow:
-            flow.start = max(self.virtual, flow.finish)
-        return flow
+    def tokens_between(self, lowest: Priority, highest: Priority) -> int:
+        levels = range(lowest.level, highest.level + 1)
+        return sum(flow.tokens for priority, flow in self.flows.items() if priority.level in levels)
 
-    def oldest_s(self) -> float | None:
-        return min((flow.oldest().arrived_s for flow in self.occupied()), default=None)
+    def is_near(self, virtual: float) -> bool:
+        """Whether its tenant is not ahead of its share by more than its last LEAD requests."""
+        return self.last_starts[0] <= virtual
 
-    def next(self) -> Waiting | None:
-        """The first of the flow that comes soonest in virtual time; of equals, of the one that came first."""
-        flow = min(self.occupied(), key=lambda flow: (flow.start, flow.first().number), default=None)
-        return None if flow is None else flow.first()
+    def highest(self) -> Priority:
+        """Of those in which somebody waits."""
+        return next(priority for priority in reversed(Priority) if self.flows[priority])
 
-    def served(self, flow: _Flow, tokens: int) -> None:
-        self.virtual = flow.start
-        flow.start = flow.finish = flow.start + tokens / flow.tenant.weight
+    def lowest(self) -> Priority:
+        return next(priority for priority in Priority if self.flows[priority])
+
+    def take(self, now_s: float, limits: LineLimits) -> Waiting:
+        """Whose turn it is of the tenant's."""
+        flow = self._next_flow(now_s, limits)
+        self._turn += 1
+        flow.last_turn = self._turn
+        waiting = flow.first()
+        self.last_starts.append(self.start)
+        self.start += waiting.terms.tokens / self.tenant.weight
+        return waiting
+
+    def _next_flow(self, now_s: float, limits: LineLimits) -> _Flow:
+        """The highest that somebody waits in, or in its turn a lower one."""
+        highest, *lower = (flow for flow in reversed(self.flows.values()) if flow)
+        aged = [flow for flow in lower if flow.oldest().arrived_s <= now_s - limits.aging_s]
+        if not aged:
+            self._passed_over = 0
+            return highest
+        if self._passed_over < limits.turns - 1:
+            self._passed_over += 1
+            return highest
+        self._passed_over = 0
+        return min(aged, key=lambda flow: flow.last_turn)
 
 
 class WaitingLine:
     def __init__(self, limits: LineLimits) -> None:
         self.limits = limits
-        self._bands = {priority: _Band() for priority in Priority}
+        self._queues: dict[str, _Queue] = {}  # also empty ones: they remember what their tenants have had
+        self._virtual = 0.0
         self._waiting: dict[int, Waiting] = {}
-        self._by_tenant: dict[str, int] = {}
         self._late: list[tuple[float, int]] = []  # (dropped_at_s, number)
         self._number = 0
-        self._turn = 0
-        self._passed_over = 0  # turns since a lower priority had one, while it was its time
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -148,19 +173,20 @@ class WaitingLine:
         return number in self._waiting
 
     def add(self, terms: RequestTerms, now_s: float) -> Joined | Full:
-        """A newcomer at the time `now_s`. Where all places are taken, it displaces the youngest of the lowest
-        priority below its own; or, of its own priority, the youngest of the tenant that is furthest above its
-        share of places, if its own tenant is below its share.
+        """A newcomer at the time `now_s`. Where all places are taken it may displace another.
+
+        If its tenant has less than its share of the places, that is the youngest of the lowest priority of
+        the tenant furthest above its share. Otherwise it is the youngest of the lowest priority below its
+        own, of its own tenant or of one above its share.
         """
         displaced: Waiting | None = None
-        tenant = terms.tenant
-        own = self._by_tenant.get(tenant.name, 0)
-        if tenant.max_waiting is not None and own >= tenant.max_waiting:
-            displaced = self._lowest(terms.priority, tenant.name)
+        tenant, own = terms.tenant, self._queue(terms.tenant)
+        if tenant.max_waiting is not None and len(own) >= tenant.max_waiting:
+            displaced = _youngest_below(terms.priority, [own])
             if displaced is None:
                 return Full.TENANT
         elif len(self._waiting) >= self.limits.places:
-            displaced = self._lowest(terms.priority) or self._above_its_share(terms)
+            displaced = self._to_displace(terms, own)
             if displaced is None:
                 return Full.LINE
         if displaced is not None:
@@ -172,13 +198,12 @@ class WaitingLine:
 
     def take(self, now_s: float) -> Waiting | None:
         """The one whose turn it is, which leaves the line; None when nobody waits."""
-        band = self._next_band(now_s)
-        waiting = None if band is None else band.next()
-        if band is None or waiting is None:
+        occupied = list(self._occupied())
+        if not occupied:
             return None
-        self._turn += 1
-        band.last_turn = self._turn
-        band.served(band.flows[waiting.terms.tenant.name], waiting.terms.tokens)
+        self._virtual = min(queue.start for queue in occupied)
+        queue = min((queue for queue in occupied if queue.is_near(self._virtual)), key=_goes_first)
+        waiting = queue.take(now_s, self.limits)
         self.remove(waiting.number)
         return waiting
 
@@ -187,9 +212,7 @@ class WaitingLine:
         waiting = self._waiting.pop(number, None)
         if waiting is None:
             return None
-        terms = waiting.terms
-        self._bands[terms.priority].flows[terms.tenant.name].remove(waiting, self._due_s(waiting))
-        self._by_tenant[terms.tenant.name] -= 1
+        self._flow(waiting.terms).remove(waiting, self._due_s(waiting))
         if (late := _late_key(waiting)) is not None:
             del self._late[bisect_left(self._late, late)]
         return waiting
@@ -203,45 +226,79 @@ class WaitingLine:
         """When the next one is to be dropped."""
         return self._late[0][0] if self._late else None
 
-    def count(self, priority: Priority) -> int:
-        """How many of a priority wait."""
-        return sum(len(flow) for flow in self._bands[priority].occupied())
+    def waits_above(self, terms: RequestTerms) -> bool:
+        """Whether anybody of this tenant and a higher priority waits."""
+        return any(self._above(terms))
 
-    def waits_above(self, priority: Priority) -> bool:
-        """Whether anybody of a higher priority waits."""
-        return any(any(b.occupied()) for p, b in self._bands.items() if p.level > priority.level)
+    def first_of(self, terms: RequestTerms) -> Waiting | None:
+        """The one of this tenant and priority that goes first."""
+        flow = self._flow(terms)
+        return flow.first() if flow else None
 
-    def first_ones(self, priority: Priority) -> list[Waiting]:
-        """Of each tenant, the one of this priority that goes first."""
-        return [flow.first() for flow in self._bands[priority].occupied()]
+    def tokens_before(self, terms: RequestTerms) -> float:
+        """Estimated tokens that go before a newcomer would, if nobody else came."""
+        own = self._queue(terms.tenant)
+        lowest = terms.priority if own.is_near(self._virtual) else Priority.LOW
+        return self._before(terms, own, self.own_tokens_before(terms), lowest, Priority.HIGH)
 
-    def tokens_before(self, terms: RequestTerms, own_priority: bool = False, whole: bool = False) -> float:
-        """Estimated tokens that go before a newcomer would, if nobody else came; or those of its own priority
-        among them. `whole`: if all that wait of its priority went first, whatever their tenants' shares.
-        """
-        weight, tenant, level = terms.tenant.weight, terms.tenant.name, terms.priority.level
-        above = sum(flow.tokens for p, b in self._bands.items() if p.level > level for flow in b.occupied())
-        flows = self._bands[terms.priority].flows
-        own = flows[tenant].tokens if tenant in flows else 0
-        most = math.inf if whole else (own + terms.tokens) / weight
-        others = sum(
-            min(flow.tokens, most * flow.tenant.weight) for name, flow in flows.items() if name != tenant
-        )
-        return own + others + (0 if own_priority else above)
+    def tokens_of_priority_before(self, terms: RequestTerms) -> float:
+        """Those of its own priority among them."""
+        flow = self._flow(terms)
+        return self._before(terms, self._queue(terms.tenant), flow.tokens, terms.priority, terms.priority)
+
+    def own_tokens_before(self, terms: RequestTerms) -> int:
+        """Those of its own tenant among them."""
+        return self._flow(terms).tokens + sum(flow.tokens for flow in self._above(terms))
 
     def standing(self) -> dict[Priority, tuple[int, float | None]]:
         """Of each priority: how many wait, and since when the oldest does."""
-        return {p: (sum(map(len, band.occupied())), band.oldest_s()) for p, band in self._bands.items()}
+        flows = {p: [queue.flows[p] for queue in self._occupied() if queue.flows[p]] for p in Priority}
+        return {
+            p: (sum(map(len, found)), min((flow.oldest().arrived_s for flow in found), default=None))
+            for p, found in flows.items()
+        }
 
     def __iter__(self) -> Iterator[Waiting]:
         """All, in the order in which they came."""
         return iter(self._waiting.values())
 
+    def _before(
+        self, terms: RequestTerms, own: _Queue, before: int, lowest: Priority, highest: Priority
+    ) -> float:
+        """`before` and what others have from `lowest` to `highest`, up to their shares by then."""
+        goes = self._start(own) + (before + terms.tokens) / terms.tenant.weight
+        others = (queue for queue in self._occupied() if queue is not own)
+        return before + sum(
+            min(queue.tokens_between(lowest, highest), max(0.0, goes - queue.start) * queue.tenant.weight)
+            for queue in others
+        )
+
+    def _occupied(self) -> Iterator[_Queue]:
+        return (queue for queue in self._queues.values() if len(queue))
+
+    def _queue(self, tenant: Tenant) -> _Queue:
+        if (queue := self._queues.get(tenant.name)) is None:
+            queue = self._queues[tenant.name] = _Queue(tenant)
+        queue.tenant = tenant
+        return queue
+
+    def _flow(self, terms: RequestTerms) -> _Flow:
+        return self._queue(terms.tenant).flows[terms.priority]
+
+    def _above(self, terms: RequestTerms) -> Iterator[_Flow]:
+        """Of its tenant, those of higher priorities in which somebody waits."""
+        flows = self._queue(terms.tenant).flows
+        return (flow for p, flow in flows.items() if p.level > terms.priority.level and flow)
+
+    def _start(self, queue: _Queue) -> float:
+        """Of a tenant in whose queue nobody waits, the time at which it would go next is not before now."""
+        return queue.start if len(queue) else max(self._virtual, queue.start)
+
     def _insert(self, waiting: Waiting) -> None:
-        tenant = waiting.terms.tenant
+        queue = self._queue(waiting.terms.tenant)
+        queue.start = self._start(queue)
         self._waiting[waiting.number] = waiting
-        self._by_tenant[tenant.name] = self._by_tenant.get(tenant.name, 0) + 1
-        self._bands[waiting.terms.priority].flow(tenant).add(waiting, self._due_s(waiting))
+        queue.flows[waiting.terms.priority].add(waiting, self._due_s(waiting))
         if (late := _late_key(waiting)) is not None:
             insort(self._late, late)
 
@@ -250,50 +307,28 @@ class WaitingLine:
         targets = (terms.ttft_s, terms.deadline_s, self.limits.aging_s)
         return waiting.arrived_s + min(target for target in targets if target is not None)
 
-    def _next_band(self, now_s: float) -> _Band | None:
-        """The highest that somebody waits in, or in its turn a lower one."""
-        occupied = [band for band in reversed(self._bands.values()) if any(band.occupied())]
-        if len(occupied) < 2:
-            self._passed_over = 0
-            return occupied[0] if occupied else None
-        latest_s = now_s - self.limits.aging_s
-        aged = [
-            band for band in occupied[1:] if (oldest := band.oldest_s()) is not None and oldest <= latest_s
-        ]
-        if not aged:
-            self._passed_over = 0
-            return occupied[0]
-        if self._passed_over < self.limits.turns - 1:
-            self._passed_over += 1
-            return occupied[0]
-        self._passed_over = 0
-        return min(aged, key=lambda band: band.last_turn)
-
-    def _lowest(self, below: Priority, tenant: str | None = None) -> Waiting | None:
-        """The youngest of the lowest priority, which must be below this one; of one tenant or of all."""
-        for priority, band in self._bands.items():
-            if priority.level >= below.level:
-                return None
-            flows = [f for f in band.occupied() if tenant in (None, f.tenant.name)]
-            if flows:
-                return max((flow.youngest() for flow in flows), key=lambda waiting: waiting.number)
-        return None
-
-    def _above_its_share(self, terms: RequestTerms) -> Waiting | None:
-        """Whom a newcomer may displace whose tenant has less than its share of the places."""
-        weights = {
-            flow.tenant.name: flow.tenant.weight for band in self._bands.values() for flow in band.occupied()
-        }
+    def _to_displace(self, terms: RequestTerms, own: _Queue) -> Waiting | None:
+        """Whom a newcomer may displace where all places are taken."""
+        weights = {queue.tenant.name: queue.tenant.weight for queue in self._occupied()}
         weights[terms.tenant.name] = terms.tenant.weight
         place = sum(weights.values()) / self.limits.places
-        if (self._by_tenant.get(terms.tenant.name, 0) + 1) * place > terms.tenant.weight:
-            return None
-        flows = [
-            flow for flow in self._bands[terms.priority].occupied() if flow.tenant.name != terms.tenant.name
-        ]
-        above = [flow for flow in flows if self._by_tenant[flow.tenant.name] * place > flow.tenant.weight]
-        furthest = max(above, key=lambda f: self._by_tenant[f.tenant.name] / f.tenant.weight, default=None)
-        return None if furthest is None else furthest.youngest()
+        above = [queue for queue in self._occupied() if len(queue) * place > queue.tenant.weight]
+        if above and (len(own) + 1) * place <= terms.tenant.weight:
+            furthest = max(above, key=lambda queue: len(queue) / queue.tenant.weight)
+            return furthest.flows[furthest.lowest()].youngest()
+        return _youngest_below(terms.priority, [own, *above])
+
+
+def _goes_first(queue: _Queue) -> tuple[int, float, int]:
+    highest = queue.highest()
+    return -highest.level, queue.start, queue.flows[highest].first().number
+
+
+def _youngest_below(priority: Priority, queues: Iterable[_Queue]) -> Waiting | None:
+    """The youngest of the lowest priority, which must be below this one, that waits in these."""
+    found = [flow for queue in queues for p, flow in queue.flows.items() if p.level < priority.level and flow]
+    youngest = (flow.youngest() for flow in found)
+    return min(youngest, key=lambda waiting: (waiting.terms.priority.level, -waiting.number), default=None)
 
 
 def turns_at_most(
@@ -303,10 +338,11 @@ def turns_at_most(
     and priority that go first, `others` the other tenants, `tokens` the fewest and the most of any request.
     """
     least, most = tokens
-    ahead = [other.terms.tokens for other in before]
-    ratio = (sum(ahead) + most) / (waiting.terms.tenant.weight * least)
-    passing = sum(math.floor(other.weight * ratio) + 1 for other in others)
-    return (len(Priority) - 1) * turns * (len(ahead) + 1 + passing)
+    own = (len(Priority) - 1) * turns * (len(list(before)) + 1)
+    weight, lead = waiting.terms.tenant.weight, LEAD + 1
+    return own + sum(
+        math.floor((other.weight * (own + lead) / weight + lead) * most / least) + 1 for other in others
+    )
 
 
 def _late_key(waiting: Waiting) -> tuple[float, int] | None:

@@ -16,7 +16,7 @@ from controlplane.traffic.admission import Admission, Reason, Refused, retry_aft
 from controlplane.traffic.forecast import Forecast, LastSeen, LineSpeed, Shares, ShareUse
 from controlplane.traffic.request_terms import RequestTerms
 from controlplane.traffic.tenants import Tenant
-from controlplane.traffic.waiting_line import Joined, LineLimits, Waiting, WaitingLine
+from controlplane.traffic.waiting_line import LEAD, Joined, LineLimits, Waiting, WaitingLine
 
 LOW, NORMAL, HIGH = Priority
 A, B, C = Tenant("a"), Tenant("b", weight=2.0), Tenant("c", weight=0.5, max_waiting=3)
@@ -59,17 +59,31 @@ def test_a_line_at_a_steady_pace_tells_how_long_one_waits() -> None:
         speed.moved(4, 2.0 * k)
     for tenant, priority in ((A, HIGH), (A, NORMAL), (A, NORMAL), (B, NORMAL), (B, NORMAL), (A, LOW)):
         joined(line, of(tenant, priority, 4))
+    # What others have counts up to their shares of the time until it goes: one of 4 tokens takes A four units
+    # of it, B two and C eight.
     expected = {
         (A, HIGH): 4,
         (B, HIGH): 2,
-        (A, NORMAL): 4 + 8 + 8,
-        (B, NORMAL): 4 + 8 + 6,
-        (C, LOW): 4 + 16 + 4,
+        (A, NORMAL): (4 + 8) + 8,
+        (B, NORMAL): 8 + 6,
+        (C, LOW): 8 + 8,
     }
     for (tenant, priority), tokens in expected.items():
         assert line.tokens_before(of(tenant, priority, 4)) == tokens
-    assert line.tokens_before(of(A, NORMAL, 4), own_priority=True) == 8 + 8
-    assert [line.count(priority) for priority in (LOW, NORMAL, HIGH)] == [1, 4, 1]
+    assert line.tokens_of_priority_before(of(A, NORMAL, 4)) == 8 + 8
+    assert line.own_tokens_before(of(A, NORMAL, 4)) == 4 + 8
+    assert [line.standing()[priority][0] for priority in (LOW, NORMAL, HIGH)] == [1, 4, 1]
+
+
+def test_what_is_less_urgent_goes_before_a_newcomer_only_where_its_tenant_is_ahead_of_its_share() -> None:
+    line = WaitingLine(LineLimits(100))
+    for _ in range(10):
+        joined(line, of(A, HIGH, 4))
+    for _ in range(10):
+        joined(line, of(B, LOW, 4))
+    assert line.tokens_before(of(A, HIGH, 4)) == 40
+    assert [waiting.terms.tenant for _ in range(LEAD + 1) if (waiting := line.take(0.0))] == [A] * 3
+    assert line.tokens_before(of(A, HIGH, 4)) == 28 + 40
 
 
 def test_an_old_pace_is_forgotten() -> None:
@@ -88,6 +102,7 @@ def test_what_will_come_before_a_newcomer_counts_too() -> None:
     line, told = WaitingLine(LineLimits(100, aging_s=1e9)), Forecast()
 
     def come(terms: RequestTerms, now_s: float) -> None:
+        told.asked(terms, now_s)
         told.joined(line, joined(line, terms, now_s), None, now_s)
 
     for _ in range(30):
@@ -98,7 +113,7 @@ def test_what_will_come_before_a_newcomer_counts_too() -> None:
         waiting = line.take(float(second))
         assert waiting is not None
         told.moved(line, waiting, float(second))
-    assert line.count(NORMAL) == 10
+    assert line.standing()[NORMAL][0] == 10
     assert told.wait_s(line, of(A, NORMAL, 4), 40.0) == pytest.approx(20.0, rel=0.1)
     assert told.wait_s(line, of(A, HIGH, 4), 40.0) == pytest.approx(0.0)
     assert Forecast().wait_s(line, of(A, NORMAL, 4), 40.0) is None

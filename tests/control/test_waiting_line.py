@@ -14,6 +14,7 @@ from controlplane.state.terms import LatePolicy, Priority
 from controlplane.traffic.request_terms import RequestTerms
 from controlplane.traffic.tenants import Tenant
 from controlplane.traffic.waiting_line import (
+    LEAD,
     Full,
     Joined,
     LineLimits,
@@ -106,6 +107,37 @@ def test_a_flood_does_not_keep_another_tenant_waiting() -> None:
     assert late in [line.take(0.0), line.take(0.0)]
 
 
+def test_urgent_requests_are_no_way_to_more_than_a_share() -> None:
+    line = WaitingLine(LineLimits(1000))
+    for _ in range(100):
+        joined(line, of(A, HIGH, tokens=5))
+    for _ in range(100):
+        joined(line, of(B, LOW, tokens=5))
+    first = [waiting.terms.tenant.name for waiting in taken(line)[: 3 * 30]]
+    assert first.count("a") == pytest.approx(30, abs=LEAD)
+    assert first.count("b") == pytest.approx(60, abs=LEAD)
+
+
+def test_a_flood_of_urgent_requests_keeps_another_tenants_waiting_for_a_few_turns_only() -> None:
+    line = WaitingLine(LineLimits(1000))
+    for _ in range(900):
+        joined(line, of(A, HIGH))
+    for _ in range(100):
+        line.take(0.0)
+    late = joined(line, of(Tenant("other"), LOW))
+    assert late in [line.take(0.0) for _ in range(LEAD + 2)]
+
+
+def test_of_tenants_near_their_shares_the_more_urgent_request_goes_first() -> None:
+    line = WaitingLine(LineLimits(1000))
+    tenants = [Tenant(f"t{number}") for number in range(20)]
+    for tenant in tenants:
+        joined(line, of(tenant, LOW))
+        joined(line, of(tenant, HIGH))
+    order = [waiting.terms.priority for waiting in taken(line)]
+    assert order == [HIGH] * 20 + [LOW] * 20
+
+
 def test_a_lower_priority_has_one_of_so_many_turns_once_it_has_waited() -> None:
     line = WaitingLine(replace(LIMITS, places=100))
     for priority, count in ((LOW, 3), (NORMAL, 3), (HIGH, 20)):
@@ -153,6 +185,21 @@ def test_places_are_shared_by_weight_when_all_are_taken() -> None:
     assert displaced == [9, 8, 7, 6, 5, 4]  # of 9 places 6 are those of the one with twice the weight
     assert outcome is Full.LINE
     assert line.add(of(A), 0.0) is Full.LINE
+    urgent = line.add(of(A, HIGH), 0.0)
+    assert isinstance(urgent, Joined)
+    assert urgent.displaced is not None
+    assert urgent.displaced.terms.tenant == A  # the others are within their share
+
+
+def test_a_tenant_with_less_than_its_share_of_places_displaces_whoever_has_more() -> None:
+    line = WaitingLine(LineLimits(4))
+    for priority in (HIGH, HIGH, NORMAL, HIGH):
+        joined(line, of(A, priority))
+    outcomes = [line.add(of(Tenant("other"), LOW), 0.0) for _ in range(3)]
+    displaced = [
+        out.displaced.number if isinstance(out, Joined) and out.displaced else out for out in outcomes
+    ]
+    assert displaced == [3, 4, Full.LINE]
 
 
 def test_late_ones_are_dropped_if_that_is_asked_for() -> None:
@@ -193,7 +240,7 @@ class Books:
 
     line: WaitingLine = field(default_factory=lambda: WaitingLine(LIMITS))
     there: list[Waiting] = field(default_factory=list)
-    served: list[tuple[Waiting, frozenset[tuple[str, Priority]]]] = field(default_factory=list)
+    served: list[tuple[Waiting, frozenset[str]]] = field(default_factory=list)
     now_s: float = 0.0
 
     def step(self, after_s: float, what: RequestTerms | int | None) -> None:
@@ -219,8 +266,7 @@ class Books:
         full = len(self.there) >= LIMITS.places or (bound is not None and len(own) >= bound)
         if isinstance(outcome, Full):
             assert full
-            among = own if outcome is Full.TENANT else self.there
-            assert all(w.terms.priority.level >= terms.priority.level for w in among)
+            assert all(w.terms.priority.level >= terms.priority.level for w in own)
             return
         assert full == (outcome.displaced is not None)
         if outcome.displaced is not None:
@@ -228,20 +274,17 @@ class Books:
         self.there.append(outcome.waiting)
 
     def _displaced(self, lost: Waiting, by: Waiting) -> None:
-        lower = [w for w in self.there if w.terms.priority.level < by.terms.priority.level]
-        if bound := by.terms.tenant.max_waiting:
-            own = [w for w in self.there if w.terms.tenant == by.terms.tenant]
-            lower = [w for w in lower if w in own] if len(own) >= bound else lower
-        if lower:
-            assert lost == min(lower, key=lambda w: (w.terms.priority.level, -w.number))
-        else:
-            assert lost.terms.priority is by.terms.priority
-            counts = [sum(w.terms.tenant == x.terms.tenant for w in self.there) for x in (lost, by)]
-            assert counts[0] / lost.terms.tenant.weight > (counts[1] + 1) / by.terms.tenant.weight - 1e-9
+        losing, coming = ([w for w in self.there if w.terms.tenant == x.terms.tenant] for x in (lost, by))
+        assert lost == min(losing, key=lambda w: (w.terms.priority.level, -w.number))
+        if lost.terms.tenant == by.terms.tenant:
+            assert lost.terms.priority.level < by.terms.priority.level
+        elif lost.terms.priority.level >= by.terms.priority.level:
+            had = len(losing) / lost.terms.tenant.weight
+            assert had > (len(coming) + 1) / by.terms.tenant.weight - 1e-9
         self.there.remove(lost)
 
     def _take(self) -> None:
-        backlogged = frozenset((w.terms.tenant.name, w.terms.priority) for w in self.there)
+        backlogged = frozenset(w.terms.tenant.name for w in self.there)
         waiting = self.line.take(self.now_s)
         assert (waiting is None) == (not self.there)
         if waiting is not None:
@@ -280,31 +323,34 @@ def test_equal_ones_go_in_the_order_in_which_they_came(steps: list[Any]) -> None
         assert numbers == sorted(numbers)
 
 
-def _shares(served: Sequence[tuple[Waiting, Any]], priority: Priority) -> Iterator[tuple[float, float]]:
-    """What tenants a and b had in every run of turns in which both had requests of this priority waiting."""
+def _shares(served: Sequence[tuple[Waiting, frozenset[str]]]) -> Iterator[tuple[float, float]]:
+    """What tenants a and b had in every run of turns in which both had requests waiting."""
     for begin in range(len(served)):
         had = {A.name: 0.0, B.name: 0.0}
         for waiting, backlogged in served[begin:]:
-            if not {(A.name, priority), (B.name, priority)} <= backlogged:
+            if not {A.name, B.name} <= backlogged:
                 break
             tenant = waiting.terms.tenant
-            if waiting.terms.priority is priority and tenant.name in had:
+            if tenant.name in had:
                 had[tenant.name] += waiting.terms.tokens / tenant.weight
             yield had[A.name], had[B.name]
 
 
-@given(_steps, st.sampled_from(Priority))
-def test_tenants_that_both_wait_get_their_share_of_tokens(steps: list[Any], priority: Priority) -> None:
-    """The bound of start-time fair queueing, whatever comes, leaves or is displaced beside it."""
+@given(_steps, st.sampled_from(Priority), st.sampled_from(Priority))
+def test_tenants_that_both_wait_get_their_share_of_tokens(
+    steps: list[Any], of_a: Priority, of_b: Priority
+) -> None:
+    """The bound of start-time fair queueing, and what LEAD adds to it, whatever comes, leaves or is displaced
+    beside it, and whatever is urgent."""
     books = Books()
-    for tenant in (A, B):  # so that both wait for a while
+    for tenant, priority in ((A, of_a), (B, of_b)):  # so that both wait for a while
         for tokens in (3, 9, 1, 7, 4):
             books.step(0.0, of(tenant, priority, tokens))
     for step in steps:
         books.step(*step)
         books.step(0.0, None)
-    bound = TOKENS[1] / A.weight + TOKENS[1] / B.weight
-    assert all(abs(a - b) <= bound + 1e-9 for a, b in _shares(books.served, priority))
+    bound = (LEAD + 1) * (TOKENS[1] / A.weight + TOKENS[1] / B.weight)
+    assert all(abs(a - b) <= bound + 1e-9 for a, b in _shares(books.served))
 
 
 @given(_steps, _terms, st.lists(_terms, min_size=1, max_size=6), st.integers(0, 3))
