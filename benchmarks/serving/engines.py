@@ -12,9 +12,9 @@ from benchmarks import gpu_engine
 from benchmarks.serving import deltas
 from benchmarks.serving.settings import GIB, Settings, SwapConfig
 from workers.bus.client import new_address
+from workers.group.cuda_graphs import compilation
 from workers.variant_config import ADDRESS_VARIABLE, VariantConfig
 
-CAPTURED = [1, 2, 4, 8, 16, 24, 32, 48, 64]
 ARENA_SLACK = 1.01  # a variant's arrays are aligned in the arena
 
 
@@ -48,7 +48,7 @@ def options(settings: Settings, engine: str) -> dict[str, Any]:
         "disable_log_stats": True,
         "enable_lora": True,
         "max_lora_rank": 8,  # vLLM wants one; neither side has LoRAs
-        "compilation_config": {"cudagraph_capture_sizes": CAPTURED},
+        "compilation_config": compilation(1, settings.max_num_seqs, settings.max_batched_tokens),
     }
     if torch.cuda.is_available():
         common |= {

@@ -12,9 +12,16 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.serving.workload import parse_case
+
 TTFT_GOALS_S = (0.5, 1.0, 5.0)
+PROMISES = {
+    "1 s, 50 ms": (1.0, 0.05),
+    "5 s, 100 ms": (5.0, 0.1),
+}  # of TTFT and TPOT, each kept by 90% of requests
 E2E_GOALS_S = (5.0, 10.0, 20.0)
 COMPARED = ("requests_per_s", "tokens_per_s", "e2e_mean_s", "e2e_p90_s", "ttft_mean_s", "ttft_p90_s")
+Row = Mapping[str, Any]
 
 
 @dataclass
@@ -27,11 +34,19 @@ class Outcome:
     tokens: int = 0
     given_up_s: float = 0.0
 
+    def tpot_s(self) -> float | None:
+        """Of what came; None where nothing did, or a single token was asked for."""
+        if self.ttft_s is None or self.tokens < 2:
+            return None
+        end_s = self.given_up_s if self.e2e_s is None else self.e2e_s
+        return (end_s - self.ttft_s) / (self.tokens - 1)
+
 
 def summary(outcomes: Sequence[Outcome], duration_s: float) -> dict[str, Any]:
     """Of one case. `duration_s` is from its start to its last request's end."""
     ttft = np.array([o.given_up_s if o.ttft_s is None else o.ttft_s for o in outcomes])
     e2e = np.array([o.given_up_s if o.e2e_s is None else o.e2e_s for o in outcomes])
+    tpot = np.array([seconds for o in outcomes if (seconds := o.tpot_s()) is not None])
     finished = sum(o.e2e_s is not None for o in outcomes)
     met_e2e = [o.e2e_s for o in outcomes if o.e2e_s is not None]
     met_ttft = [o.ttft_s for o in outcomes if o.ttft_s is not None]
@@ -43,15 +58,16 @@ def summary(outcomes: Sequence[Outcome], duration_s: float) -> dict[str, Any]:
         "tokens_per_s": round(sum(o.tokens for o in outcomes) / duration_s, 2),
         **_spread("ttft", ttft),
         **_spread("e2e", e2e),
+        **(_spread("tpot", tpot, 5) if len(tpot) else {}),
         "ttft_within": _within(met_ttft, TTFT_GOALS_S, len(outcomes)),
         "e2e_within": _within(met_e2e, E2E_GOALS_S, len(outcomes)),
     }
 
 
-def _spread(name: str, values: Any) -> dict[str, float]:
+def _spread(name: str, values: Any, digits: int = 4) -> dict[str, float]:
     p50, p90, p99 = np.percentile(values, [50, 90, 99])
     found = {"mean": values.mean(), "p50": p50, "p90": p90, "p99": p99}
-    return {f"{name}_{what}_s": round(float(value), 4) for what, value in found.items()}
+    return {f"{name}_{what}_s": round(float(value), digits) for what, value in found.items()}
 
 
 def _within(values: Sequence[float], goals: Sequence[float], requests: int) -> dict[str, float]:
@@ -59,7 +75,34 @@ def _within(values: Sequence[float], goals: Sequence[float], requests: int) -> d
     return {f"{goal:g}": round(sum(v <= goal for v in values) / requests, 4) for goal in goals}
 
 
-def ratios(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def highest_rates(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """For each engine, popularity and promise the highest rate at which 90% of requests kept TTFT and 90%
+    TPOT, as they did at all lower rates that were measured. `rate` is None where the lowest one broke it;
+    `broken_at` is the lowest rate that did, None where none did."""
+    cases: dict[tuple[str, int | None, str], dict[float, Row]] = {}
+    for row in rows:
+        if "requests" not in row or (case := parse_case(row["case"])).kind == "azure":
+            continue
+        cases.setdefault((row["engine"], row.get("limit"), case.kind), {})[case.rate] = row
+    found = []
+    for (engine, limit, kind), by_rate in sorted(cases.items(), key=str):
+        for promise, goals in PROMISES.items():
+            rate, broken_at = _highest(by_rate, goals)
+            what = {"engine": engine, "limit": limit, "popularity": kind, "promise": promise}
+            found.append({**what, "rate": rate, "broken_at": broken_at})
+    return found
+
+
+def _highest(by_rate: Mapping[float, Row], goals: tuple[float, float]) -> tuple[float | None, float | None]:
+    highest = None
+    for rate, row in sorted(by_rate.items()):
+        if row["ttft_p90_s"] > goals[0] or row.get("tpot_p90_s", 0.0) > goals[1]:
+            return highest, rate
+        highest = rate
+    return highest, None
+
+
+def ratios(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Ours to the baseline's, for each case that both have; one entry for each of our settings."""
     cases = [row for row in rows if "case" in row and "requests" in row]
     baselines = {row["case"]: row for row in cases if row["engine"] == "baseline"}

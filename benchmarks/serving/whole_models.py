@@ -150,6 +150,9 @@ class WholeModelManager(VariantManager):
             (uid,) = uids  # `turns` sees to it
             self.variant_cache.activate(uid)
 
+    def remove_all_adapters(self) -> None:
+        self._dummies.clear()
+
 
 def _worker_class() -> Any:
     from vllm.platforms import current_platform

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 
 from benchmarks.serving import workload
-from benchmarks.serving.metrics import Outcome, ratios, summary
+from benchmarks.serving.metrics import Outcome, highest_rates, ratios, summary
 from benchmarks.serving.taking_turns import Turns
 from benchmarks.serving.workload import Request, parse_case
 
@@ -143,3 +144,33 @@ def test_models_take_turns() -> None:
     assert turns.next({2, 5}) == 5
     turns.end()
     assert turns.next({2, 5}) == 2
+
+
+def test_tpot_is_of_the_tokens_after_the_first() -> None:
+    assert Outcome(ttft_s=1.0, e2e_s=3.0, tokens=5).tpot_s() == 0.5
+    assert Outcome(ttft_s=1.0, tokens=5, given_up_s=5.0).tpot_s() == 1.0
+    assert Outcome(ttft_s=1.0, e2e_s=1.0, tokens=1).tpot_s() is None
+    assert Outcome(given_up_s=2.0).tpot_s() is None
+
+
+def test_a_rate_holds_only_where_all_lower_ones_do() -> None:
+    def row(engine: str, rate: float, ttft_s: float, tpot_s: float) -> dict[str, Any]:
+        found = {"ttft_p90_s": ttft_s, "tpot_p90_s": tpot_s}
+        return {"engine": engine, "limit": 4, "case": f"uniform@{rate:g}", "requests": 9, **found}
+
+    rows = [
+        row("ours", 8, 0.9, 0.04),  # after one that broke it
+        row("ours", 2, 0.1, 0.02),
+        row("ours", 4, 0.9, 0.05),
+        row("ours", 6, 1.1, 0.04),
+        row("baseline", 1, 0.2, 0.2),
+        {"engine": "ours", "limit": 4, "case": "azure@1.0", "requests": 9, "ttft_p90_s": 9.0},
+        {"engine": "ours", "limit": 4, "case": "uniform@12", "left_out": "no time"},
+    ]
+    found = {(row["engine"], row["promise"]): (row["rate"], row["broken_at"]) for row in highest_rates(rows)}
+    assert found == {
+        ("ours", "1 s, 50 ms"): (4.0, 6.0),
+        ("ours", "5 s, 100 ms"): (8.0, None),
+        ("baseline", "1 s, 50 ms"): (None, 1.0),
+        ("baseline", "5 s, 100 ms"): (None, 1.0),
+    }
