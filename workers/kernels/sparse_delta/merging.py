@@ -19,9 +19,9 @@ SCRATCH_BYTES = 96 << 20
 MERGED_FROM = 448  # rows of one variant, from which on merging is the faster way on an H200
 # The same where a step could run from a graph. Without one the host launches each kernel, which took some
 # 60 ms for the 128 linears of a 7B model on an H200, and the GPU would wait. Beside BUSY requests or more it
-# is still busy with the step before, and waits for less long.
+# is still busy with the step before, and waits for less long (measured: docs/benchmarks-details.md).
 UNGRAPHED_FROM = 1600
-UNGRAPHED_FROM_BUSY = 1024
+UNGRAPHED_FROM_BUSY = 800
 BUSY = 9
 MEASURED_BYTES = 101_187_584  # of such a linear's weight, on average
 
