@@ -15,7 +15,7 @@ MAX_SEQUENCES = 16  # of a request
 MAX_WORDS = 256  # in a list of them; OpenAI takes four stop sequences
 MAX_GRAMMAR_BYTES = 64 << 10
 MAX_PROMPT_LOGPROBS = 4096  # an engine answers nobody while it writes them, for about 80 ms
-WRITE_TIMEOUT_S = 20.0
+WRITE_TIMEOUT_S = 17.0
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 NO_GPUS = "none"

@@ -5,13 +5,15 @@
 - `greedy`: the most that one request may ask for, beside two clients that ask for little;
 - `kills`: processes killed at random under load, while names are registered again;
 - `soak`: an hour at 1.5 times the capacity, while variants come and go;
-- `away`: the store (Redis) is killed for minutes, and stopped for as long.
+- `away`: the store (Redis) is killed for minutes, and stopped for as long;
+- `handovers`: two controllers at once, records that cannot be read, a failover of the store.
 
     python -m benchmarks.hardening slow crowd kills --out benchmarks/results/hardening.json
     python -m benchmarks.hardening greedy --engine vllm --groups 1 --out benchmarks/results/hardening.json
     python -m benchmarks.hardening kills --store redis --victims agent controller engine gateway gcs proxy \\
         raylet redis --kills 100 --between 12 --out benchmarks/results/hardening_everything.json
     python -m benchmarks.hardening away --store redis --minutes 10 --out benchmarks/results/hardening.json
+    python -m benchmarks.hardening handovers --store pair --out benchmarks/results/hardening.json
     python -m benchmarks.hardening soak --minutes 60 --echo-tpot-ms 30 --out benchmarks/results/hardening.json
 
 The load generator shares the machine's cores. Writes the result; parts that were measured before and are not
@@ -33,19 +35,29 @@ from pathlib import Path
 from typing import Any, cast
 
 from benchmarks import rehearsing
-from benchmarks.hardening import crowded_store, greedy_requests, kills, slow_clients, soak, store_away
+from benchmarks.hardening import (
+    crowded_store,
+    greedy_requests,
+    handovers,
+    kills,
+    slow_clients,
+    soak,
+    store_away,
+)
 from benchmarks.live import groups
+from benchmarks.live.redis_pair import RedisPair
 from benchmarks.live.redis_server import RedisServer
 
 RESULT = rehearsing.RESULTS / "hardening.json"
-NAMES = ("slow", "crowd", "greedy", "kills", "soak", "away")
+NAMES = ("slow", "crowd", "greedy", "kills", "soak", "away", "handovers")
+Redis = RedisServer | RedisPair
 
 
 def parts(
     args: argparse.Namespace,
     running: groups.Running,
     store_url: str,
-    redis: RedisServer | None,
+    redis: Redis | None,
     adapters: Sequence[Path],
 ) -> dict[str, Callable[[], Any]]:
     series = kills.Series(args.kills, args.between, args.seed, args.victims, 60 * args.kill_minutes)
@@ -56,7 +68,10 @@ def parts(
         "greedy": lambda: greedy_requests.measure(running, args.seconds),
         "kills": lambda: kills.measure(running, store_url, adapters, series, redis),
         "soak": lambda: soak.measure(running, store_url, adapters, args.minutes, args.seconds),
-        "away": lambda: store_away.measure(running, cast("RedisServer", redis), adapters, args.minutes),
+        "away": lambda: store_away.measure(running, cast("Redis", redis), adapters, args.minutes),
+        "handovers": lambda: handovers.measure(
+            running, store_url, redis if isinstance(redis, RedisPair) else None, adapters, args.seconds
+        ),
     }
 
 
@@ -76,7 +91,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--between", type=float, default=4.0, help="seconds between two kills")
     parser.add_argument("--kill-minutes", type=float, default=math.inf, help="at most")
     parser.add_argument("--minutes", type=float, default=60.0, help="of the soak, and away")
-    parser.add_argument("--store", choices=("sqlite", "redis"), default="sqlite")
+    parser.add_argument(
+        "--store", choices=("sqlite", "redis", "pair"), default="sqlite", help="pair: a Redis with a replica"
+    )
     parser.add_argument("--engine", choices=("echo", "vllm"), default="echo")
     parser.add_argument("--echo-tpot-ms", type=float, default=0.0, help="of the engines; 0: at once")
     parser.add_argument("--groups", type=int, default=2)
@@ -92,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.engine, groups=args.groups, ranks=(8, 16), profile_s=0, echo_tpot_s=args.echo_tpot_ms / 1e3
     )
     found: dict[str, Any] = {}
-    if args.store != "redis" and ("away" in args.parts or "redis" in args.victims):
+    if args.store == "sqlite" and ("away" in args.parts or "redis" in args.victims):
         raise SystemExit("expected --store redis for what strikes Redis, got sqlite")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ostinato-hardening-")))
@@ -120,13 +137,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 @contextmanager
-def _store(kind: str, folder: Path) -> Iterator[tuple[str, RedisServer | None]]:
+def _store(kind: str, folder: Path) -> Iterator[tuple[str, Redis | None]]:
     """Its URL, and its server if it has one."""
     if kind == "sqlite":
         yield f"sqlite://{folder}/home/state.db", None
         return
     (folder / "redis").mkdir()
-    server = RedisServer(folder / "redis")
+    server = RedisPair(folder / "redis") if kind == "pair" else RedisServer(folder / "redis")
     try:
         yield server.url, server
     finally:
@@ -144,7 +161,7 @@ def rehearse(folder: Path) -> None:
     out = folder / "hardening.json"
     sizes = "--header-bytes 1048576 --headers 200 --connections 20 --records 1200 --watchers 20 --seconds 1"
     few = "--kills 2 --victims gateway redis --between 1 --minutes 0.1 --groups 1 --gateways 1"
-    main([*NAMES, *sizes.split(), *few.split(), "--store", "redis", "--out", str(out)])
+    main([*NAMES, *sizes.split(), *few.split(), "--store", "pair", "--out", str(out)])
     result = rehearsing.check(out, *NAMES)
     for row in result["slow"]["found"]:
         assert row["closed_after_s"] < slow_clients.LIMIT_S, row
@@ -163,6 +180,12 @@ def rehearse(folder: Path) -> None:
         assert row["acknowledged_before"] == 2, row
         assert row["first_change_after_s"] is not None, row
     assert sum(result["soak"]["found"]["requests"].values()) > 0
+    assert len(result["handovers"]["found"]) == 4
+    for row in result["handovers"]["found"]:
+        assert all(row["completions"].values()), row
+        assert row["failures"].keys() <= {*row.get("unreadable", ())} - {groups.BASE}, row
+        assert not row["operations"]["lost"] + row["operations"]["doubled"], row
+        assert not row["engines_stopped"], row
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ import psutil
 from benchmarks.hardening.probing import waiting_for
 from benchmarks.live.background import Background
 from benchmarks.live.groups import BASE, Running
+from benchmarks.live.redis_pair import RedisPair
 from benchmarks.live.redis_server import RedisServer
 from controlplane import errors
 from controlplane.state.repository import Repository
@@ -197,7 +198,7 @@ def measure(
     store_url: str,
     adapters: Sequence[Path],
     series: Series,
-    redis: RedisServer | None = None,
+    redis: RedisServer | RedisPair | None = None,
 ) -> dict[str, Any]:
     """`redis` is started again with its data."""
     seed, victims = series.seed, sorted(series.victims)
@@ -243,19 +244,19 @@ def measure(
 
 def _serves(running: Running, answers: Answers, victims: Sequence[str]) -> bool:
     """Whether each role has a process, and a right answer came within the last second."""
-    titles = [_title(process) for process in running.processes()]
+    titles = [title_of(process) for process in running.processes()]
     there = all(any(ROLES[role] in title for title in titles) for role in victims if role in ROLES)
     return there and bool(answers.at_s) and answers.at_s[-1] > time.monotonic() - 1.0
 
 
-def _strike(running: Running, role: str, redis: RedisServer | None) -> Kill | None:
+def _strike(running: Running, role: str, redis: RedisServer | RedisPair | None) -> Kill | None:
     """None: there was nobody."""
     if role == "redis" and redis is not None:
         redis.kill()
         killed_s = time.monotonic()
         redis.start()
         return Kill(role, killed_s, round(time.monotonic() - killed_s, 2))
-    victims = _of_role(running, role)
+    victims = of_role(running, role)
     if not victims:
         return None
     before = {p.pid for p in victims}
@@ -272,14 +273,14 @@ def silence_s(answers_at_s: Sequence[float], from_s: float, until_s: float) -> f
 
 
 def _others(running: Running, role: str, before: set[int]) -> bool:
-    return any(p.pid not in before for p in _of_role(running, role))
+    return any(p.pid not in before for p in of_role(running, role))
 
 
-def _of_role(running: Running, role: str) -> list[psutil.Process]:
-    return [process for process in running.processes() if ROLES[role] in _title(process)]
+def of_role(running: Running, role: str) -> list[psutil.Process]:
+    return [process for process in running.processes() if ROLES[role] in title_of(process)]
 
 
-def _title(process: psutil.Process) -> str:
+def title_of(process: psutil.Process) -> str:
     with suppress(psutil.Error):
         return " ".join(process.cmdline())
     return ""

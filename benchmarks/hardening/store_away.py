@@ -16,6 +16,7 @@ from typing import Any
 from benchmarks.hardening.kills import Operator
 from benchmarks.hardening.probing import Probe, waiting_for
 from benchmarks.live.groups import Running
+from benchmarks.live.redis_pair import RedisPair
 from benchmarks.live.redis_server import RedisServer
 from controlplane.state.repository import Repository
 from controlplane.state.stores import open_store
@@ -25,7 +26,7 @@ BACK_S = 300.0
 
 
 def measure(
-    running: Running, redis: RedisServer, adapters: Sequence[Path], minutes: float
+    running: Running, redis: RedisServer | RedisPair, adapters: Sequence[Path], minutes: float
 ) -> list[dict[str, Any]]:
     """A row for each way to be away."""
     ways: dict[str, tuple[Callable[[], None], Callable[[], None]]] = {
@@ -43,7 +44,7 @@ def measure(
 
 def _away(
     running: Running,
-    redis: RedisServer,
+    redis: RedisServer | RedisPair,
     adapters: Sequence[Path],
     seconds: float,
     leave: Callable[[], None],

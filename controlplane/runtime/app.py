@@ -40,7 +40,7 @@ with uncollected():
     from controlplane.runtime.unsent import bound_answers
     from controlplane.settings import Settings
     from controlplane.state.repository import Repository
-    from controlplane.state.stores import open_store
+    from controlplane.state.stores import open_store_at_start
     from workers.server.metrics_server import serve_metrics
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 @cache
 def _repository() -> Repository:
     """The gateway's, as all below: one in a process."""
-    return Repository(open_store(Settings().resolved_store_url))
+    return Repository(open_store_at_start(Settings().resolved_store_url))
 
 
 @cache
@@ -161,7 +161,7 @@ class ControllerReplica:
         cluster = RayCluster(settings, starts_agents=True)
         metrics = ControllerMetrics()
         leadership = Leadership(
-            open_store(settings.resolved_store_url),
+            open_store_at_start(settings.resolved_store_url),
             lambda store: Controller(settings, Repository(store), cluster, metrics),
             metrics.leads.set,
         )

@@ -134,7 +134,7 @@ class AgentBook:
 
     def _note_nodes(self, listed: list[dict[str, Any]]) -> None:
         now_s = time.monotonic()
-        alive = {n["NodeID"]: n for n in listed if n["Alive"]}
+        alive = {n["NodeID"]: n for n in listed if n["Alive"] and _runs_engines(n["Resources"])}
         for node_id, seen in alive.items():
             if node_id not in self._nodes:
                 gpus = float(seen["Resources"].get("GPU", 0))
@@ -232,6 +232,11 @@ class AgentBook:
                 ray.cancel(measured, force=True)
             log.warning("the devices of %s could not be measured, trying again: %r", node.name, e)
             await asyncio.sleep(ASK_TIMEOUT_S)
+
+
+def _runs_engines(resources: dict[str, float]) -> bool:
+    """A node started with `--num-cpus=0` and without GPUs (the chart's head) runs none, and needs no agent."""
+    return any(resources.get(kind, 0.0) > 0 for kind in ("CPU", "GPU"))
 
 
 def node_name(node: dict[str, Any]) -> str:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import re
+import time
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
-from controlplane.errors import InvalidRequest
+from controlplane.errors import InvalidRequest, Unavailable
+from controlplane.repeated_lines import REPEATED, Rarely
 from controlplane.state.base import StateStore
 from controlplane.state.sqlite import SqliteStore
+
+log = logging.getLogger(__name__)
+log.addFilter(Rarely())
+
+START_S = 120.0  # so long a process that starts waits for a store that does not answer yet
 
 _ACCEPTED = (
     "sqlite:///absolute/path.db, redis://host:port/db[?prefix=name&replicas=n], rediss://host:port/db[?...] "
@@ -28,6 +36,22 @@ def open_store(url: str) -> StateStore:
         return _open_redis(url)
     # Only the scheme is repeated: the rest of a mistyped URL may hold a password.
     raise InvalidRequest(f"unknown state store {scheme.split(':')[0]!r}: expected {_ACCEPTED}", param="state")
+
+
+def open_store_at_start(url: str, wait_s: float = START_S) -> StateStore:
+    """As `open_store`, of a store that may still be starting: Serve gives a replica up that fails three times.
+
+    What waiting does not change (a damaged file, a wrong password) is an error at once.
+    """
+    until_s = time.monotonic() + wait_s
+    while True:
+        try:
+            return open_store(url)
+        except Unavailable as e:
+            if e.retry_after_s is None or time.monotonic() > until_s:
+                raise
+            log.warning("waiting for the state store: %s", e, extra=REPEATED)
+            time.sleep(e.retry_after_s)
 
 
 def _sqlite_path(url: str) -> str:

@@ -56,9 +56,9 @@ class FakeRay:
         return self.actors[name]
 
 
-def node(name: str, alive: bool = True) -> dict[str, Any]:
+def node(name: str, alive: bool = True, **resources: float) -> dict[str, Any]:
     where = {"NodeManagerAddress": "10.0.0.1", "NodeManagerHostname": name, "NodeName": "10.0.0.1"}
-    return {"NodeID": f"id-{name}", "Alive": alive, "Resources": {}, **where}
+    return {"NodeID": f"id-{name}", "Alive": alive, "Resources": resources or {"CPU": 2.0}, **where}
 
 
 def in_its_place(fake: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:

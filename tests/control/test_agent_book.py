@@ -138,3 +138,11 @@ async def test_a_book_that_was_not_asked_for_long_waits_for_slow_answers(
     actor.answered.set()
     (found,) = await asked
     assert (found.problem, found.lost) == ("", False)
+
+
+async def test_a_node_for_no_engines_is_none_of_ours(ray: FakeRay, book: AgentBook) -> None:
+    """The chart's head: `--num-cpus=0`. Ray leaves out what a node has none of."""
+    ray.found = [node("head", memory=4e9), node("cpus", CPU=4.0), node("gpus", GPU=8.0)]
+    ray.actors = {f"agent-id-{name}": Actor() for name in ("head", "cpus", "gpus")}
+    await until(book, lambda n: not n.problem)
+    assert {n.name for n in await book.nodes()} == {"cpus", "gpus"}

@@ -5,17 +5,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import signal
-import socket
-import socketserver
 import threading
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import redis
 
+from benchmarks.live.redis_pair import RedisPair
 from controlplane.errors import Unavailable
 from controlplane.state import Entry, Write
 from controlplane.state.records import Model, Phase
@@ -26,66 +23,18 @@ from controlplane.state.stores import open_store
 pytestmark = pytest.mark.slow  # real servers
 
 
-class Forward(socketserver.BaseRequestHandler):
-    """What clients and the server at `port` say to each other."""
-
-    port: int
-
-    def handle(self) -> None:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port)) as server:
-            threading.Thread(target=self._back, args=(server,), daemon=True).start()
-            while request := self.request.recv(65536):
-                server.sendall(request)
-
-    def _back(self, server: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while answer := server.recv(65536):
-                self.request.sendall(answer)
-            self.request.shutdown(socket.SHUT_RDWR)
-
-
-@dataclass
-class Pair:
-    primary: Any
-    replica: Any
-    address: str
-    forward: Any
-
-    def lag(self) -> None:
-        """From here on the replica gets nothing."""
-        with redis.Redis(port=self.replica.port) as client:
-            client.replicaof("127.0.0.1", 1)
-
-    def fail_over(self) -> None:
-        """Nobody stops the primary in order, and clients are led to the replica."""
-        self.primary.kill()
-        with redis.Redis(port=self.replica.port) as client:
-            client.replicaof("NO", "ONE")
-        self.forward.port = self.replica.port
-
-
 @pytest.fixture
-def pair(start_redis: Callable[..., Any]) -> Iterator[Pair]:
-    primary = start_redis()
-    replica = start_redis("--replicaof", f"127.0.0.1 {primary.port}")
-    with redis.Redis(port=replica.port) as client:
-        deadline = time.monotonic() + 60
-        while client.info("replication")["master_link_status"] != "up":
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-    forward = type("To", (Forward,), {"port": primary.port})
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), forward) as proxy:
-        proxy.daemon_threads = True
-        threading.Thread(target=proxy.serve_forever, args=(0.02,), daemon=True).start()
-        yield Pair(primary, replica, f"redis://127.0.0.1:{proxy.server_address[1]}/0", forward)
-        proxy.shutdown()
+def pair(tmp_path: Path) -> Iterator[RedisPair]:
+    servers = RedisPair(tmp_path / "redis")
+    yield servers
+    servers.stop()
 
 
 def put(key: str, value: str) -> Write:
     return Write("model", key, value, None)
 
 
-def test_what_was_acknowledged_is_there_after_a_failover_in_the_middle_of_commits(pair: Pair) -> None:
+def test_what_was_acknowledged_is_there_after_a_failover_in_the_middle_of_commits(pair: RedisPair) -> None:
     acknowledged: list[str] = []
     enough, over = threading.Event(), threading.Event()
 
@@ -116,7 +65,9 @@ def test_what_was_acknowledged_is_there_after_a_failover_in_the_middle_of_commit
     assert [key for key in acknowledged if key not in there] == []
 
 
-def test_no_revision_is_used_twice_and_the_loss_is_told(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_revision_is_used_twice_and_the_loss_is_told(
+    pair: RedisPair, caplog: pytest.LogCaptureFixture
+) -> None:
     store = open_store(pair.address)  # which waits for no replica
     repository = Repository(store)
     revisions = [repository.commit([Put(Model("kept", 1, Phase.READY), None)])]
@@ -140,7 +91,7 @@ def test_no_revision_is_used_twice_and_the_loss_is_told(pair: Pair, caplog: pyte
 
 
 def test_a_commit_that_the_replica_does_not_have_is_not_acknowledged(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
+    pair: RedisPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_store(f"{pair.address}?replicas=1")
     assert store.commit([put("a", "1")]) == 1  # with all the time that it has
@@ -156,7 +107,9 @@ def test_a_commit_that_the_replica_does_not_have_is_not_acknowledged(
     store.close()
 
 
-def test_it_warns_where_a_failover_would_lose_commits(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+def test_it_warns_where_a_failover_would_lose_commits(
+    pair: RedisPair, caplog: pytest.LogCaptureFixture
+) -> None:
     def said(replicas: int) -> list[str]:
         caplog.clear()
         with caplog.at_level(logging.WARNING, "controlplane.state.redis"):
@@ -168,7 +121,7 @@ def test_it_warns_where_a_failover_would_lose_commits(pair: Pair, caplog: pytest
     assert ["none will be acknowledged until" in text for text in said(2)] == [True]
 
 
-def test_the_holder_of_a_lease_that_was_lost_is_not_mistaken(pair: Pair) -> None:
+def test_the_holder_of_a_lease_that_was_lost_is_not_mistaken(pair: RedisPair) -> None:
     store = open_store(pair.address)
     pair.lag()
     lost = store.take_lease("controller", "a", 60)

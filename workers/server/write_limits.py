@@ -18,7 +18,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 # As controlplane.settings has it, for the processes that are not ours: Serve's proxy.
-WRITE_S = float(os.environ.get("OSTINATO_WRITE_TIMEOUT_S") or 20.0)
+WRITE_S = float(os.environ.get("OSTINATO_WRITE_TIMEOUT_S") or 17.0)
 LOOKS = 15  # in that time
 # So much of an answer waits in the server before its application does, and in the kernel, which would keep
 # megabytes of each for a client on the same network.

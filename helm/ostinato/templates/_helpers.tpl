@@ -149,7 +149,7 @@ images have different Pythons, and Ray wants one.
 {{- if gt (int $ports.first) (int $ports.last) }}
 {{- fail (printf "metrics.ports: the first, %d, is above the last, %d" (int $ports.first) (int $ports.last)) }}
 {{- end }}
-{{- range list 6379 8000 8265 8404 9101 10001 52365 (int $v.metrics.port) }}
+{{- range list 6379 8000 8265 8404 9101 10001 44217 44227 52365 (int $v.metrics.port) }}
 {{- if and (ge . (int $ports.first)) (le . (int $ports.last)) }}
 {{- fail (printf "metrics.ports: %d is among them, which Ray has; choose others" .) }}
 {{- end }}

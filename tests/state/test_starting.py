@@ -1,0 +1,51 @@
+"""A process that starts beside its store waits for it, and says at once what waiting does not change."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import redis
+
+from benchmarks.live.redis_server import RedisServer
+from controlplane.errors import Unavailable
+from controlplane.state.stores import open_store_at_start
+
+pytestmark = pytest.mark.slow  # a real Redis
+
+
+def test_a_store_that_starts_later_is_waited_for(
+    start_redis: Callable[..., RedisServer], caplog: pytest.LogCaptureFixture
+) -> None:
+    server = start_redis()
+    server.kill()
+    begins = threading.Timer(0.5, server.start)
+    begins.start()
+    store = open_store_at_start(server.url, wait_s=120)
+    begins.join()
+    assert store.revision() == 0
+    assert "waiting for the state store" in caplog.text
+    store.close()
+
+
+def test_one_that_does_not_come_is_an_error_in_the_end(start_redis: Callable[..., RedisServer]) -> None:
+    server = start_redis()
+    server.kill()
+    with pytest.raises(Unavailable, match="cannot be used"):
+        open_store_at_start(server.url, wait_s=0.1)
+
+
+def test_a_wrong_password_is_told_at_once(start_redis: Callable[..., RedisServer]) -> None:
+    server = start_redis()
+    with redis.Redis(port=server.port) as client:
+        client.config_set("requirepass", "right")
+    with pytest.raises(Unavailable, match="refused the state store's login"):
+        open_store_at_start(server.url.replace("redis://", "redis://:wrong@"))
+
+
+def test_a_damaged_file_is_told_at_once(tmp_path: Path) -> None:
+    (tmp_path / "state.db").write_bytes(b"no database" * 1000)
+    with pytest.raises(Unavailable):
+        open_store_at_start(f"sqlite://{tmp_path}/state.db")
