@@ -110,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     found: dict[str, Any] = {}
     if args.store == "sqlite" and ("away" in args.parts or "redis" in args.victims):
-        raise SystemExit("expected --store redis for what strikes Redis, got sqlite")
+        raise SystemExit("expected --store redis or pair for what strikes Redis, got sqlite")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ostinato-hardening-")))
         store_url, redis = stack.enter_context(_store(args.store, folder))
@@ -184,8 +184,10 @@ def rehearse(folder: Path) -> None:
     for row in result["handovers"]["found"]:
         assert all(row["completions"].values()), row
         assert row["failures"].keys() <= {*row.get("unreadable", ())} - {groups.BASE}, row
-        assert not row["operations"]["lost"] + row["operations"]["doubled"], row
+        assert not any(row["operations"][bad] for bad in ("lost", "doubled", "open")), row
         assert not row["engines_stopped"], row
+    assert result["handovers"]["found"][0]["acknowledged_beside_the_stopped"] > 0
+    assert result["handovers"]["found"][0]["both_ran_on"]
 
 
 if __name__ == "__main__":

@@ -114,7 +114,8 @@ def _two_controllers(running: Running, operators: Sequence[Operator]) -> dict[st
     (first,) = of_role(running, "controller")
     _second(running, "start")
     try:
-        waiting_for(lambda: _seconds_process(running) is not None, SETTLED_S)
+        if waiting_for(lambda: _seconds_process(running) is not None, SETTLED_S) is None:
+            raise RuntimeError(f"expected a second controller within {SETTLED_S:.0f} s")
         first.send_signal(signal.SIGSTOP)
         try:
             time.sleep(LEASE_S)
@@ -155,13 +156,18 @@ def _unreadable(
     """Deployments are written as `texts` has them, by model; one process of each of `roles` starts again and
     reads them. Then they are put right."""
     with closing(open_store(store_url)) as store:
-        entries = {model: store.get("deployment", model) for model in texts}
-        before = {model: entry.value for model, entry in entries.items() if entry is not None}
-        _put(store, {model: texts[model](text) for model, text in before.items()})
+        kept = store.snapshot(["deployment"]).entries["deployment"]
+        before = {model: kept[model].value for model in texts}
+        changed = {model: texts[model](text) for model, text in before.items()}
+        if unchanged := [model for model in texts if changed[model] == before[model]]:
+            raise RuntimeError(f"expected records that cannot be read, {unchanged} still can")
+        _put(store, changed)
         began_s = time.monotonic()
-        again = [(role, _again(running, role)) for role in roles]
-        time.sleep(seconds)
-        _put(store, before)
+        try:
+            again = [(role, _again(running, role)) for role in roles]
+            time.sleep(seconds)
+        finally:
+            _put(store, before)
     lasted_s = round(time.monotonic() - began_s, 1)
     return {"unreadable": sorted(texts), "unreadable_s": lasted_s, "started_again_after_s": again}
 

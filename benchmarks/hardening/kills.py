@@ -139,8 +139,7 @@ class Operator:
                 doubled.append(f"{method} {path}: {operation}, then {reply.json()['id']}")
             elif not reply.json()["done"]:
                 open_still.append(operation)
-        found = {"lost": lost, "doubled": doubled, "open": open_still}
-        return {"acknowledged": len(self.acknowledged), **{k: v[:5] for k, v in found.items()}}
+        return {"acknowledged": len(self.acknowledged), "lost": lost, "doubled": doubled, "open": open_still}
 
     def _repeated(self, method: str, path: str, body: Any, key: str) -> httpx.Response | None:
         """The answer to the same request again: what was killed last may just be coming back."""

@@ -41,8 +41,12 @@ class RedisPair:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._servers: list[RedisServer] = []
-        self.primary = self._server()
-        self.replica = self._follower(self.primary)
+        try:
+            self.primary = self._server()
+            self.replica = self._follower(self.primary)
+        except BaseException:
+            self._end_servers()
+            raise
         self._forward: type[_Forward] = type("To", (_Forward,), {"port": self.primary.port})
         self._proxy = socketserver.ThreadingTCPServer(("127.0.0.1", 0), self._forward)
         self._proxy.daemon_threads = True
@@ -82,6 +86,7 @@ class RedisPair:
             client.replicaof("NO", "ONE")
         self._forward.port = self.replica.port
         self.primary = self.replica
+        self.primary.options = ()  # started again, it follows nobody
 
     def follow(self) -> None:
         """A new replica, after a failover."""
@@ -90,6 +95,9 @@ class RedisPair:
     def stop(self) -> None:
         self._proxy.shutdown()
         self._proxy.server_close()
+        self._end_servers()
+
+    def _end_servers(self) -> None:
         for server in self._servers:
             server.kill()  # one that has just begun to follow another does not end when it is asked to
 

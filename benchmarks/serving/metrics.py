@@ -15,10 +15,8 @@ import numpy as np
 from benchmarks.serving.workload import parse_case
 
 TTFT_GOALS_S = (0.5, 1.0, 5.0)
-PROMISES = {
-    "1 s, 50 ms": (1.0, 0.05),
-    "5 s, 100 ms": (5.0, 0.1),
-}  # of TTFT and TPOT, each kept by 90% of requests
+# Of TTFT, kept by 90% of requests, and of TPOT, by 90% of those that got two tokens.
+PROMISES = {"1 s, 50 ms": (1.0, 0.05), "5 s, 100 ms": (5.0, 0.1)}
 E2E_GOALS_S = (5.0, 10.0, 20.0)
 COMPARED = ("requests_per_s", "tokens_per_s", "e2e_mean_s", "e2e_p90_s", "ttft_mean_s", "ttft_p90_s")
 Row = Mapping[str, Any]
@@ -81,7 +79,7 @@ def highest_rates(rows: Sequence[Row]) -> list[dict[str, Any]]:
     `broken_at` is the lowest rate that did, None where none did."""
     cases: dict[tuple[str, int | None, str], dict[float, Row]] = {}
     for row in rows:
-        if "requests" not in row or (case := parse_case(row["case"])).kind == "azure":
+        if "tpot_p90_s" not in row or (case := parse_case(row["case"])).kind == "azure":
             continue
         cases.setdefault((row["engine"], row.get("limit"), case.kind), {})[case.rate] = row
     found = []
@@ -96,7 +94,7 @@ def highest_rates(rows: Sequence[Row]) -> list[dict[str, Any]]:
 def _highest(by_rate: Mapping[float, Row], goals: tuple[float, float]) -> tuple[float | None, float | None]:
     highest = None
     for rate, row in sorted(by_rate.items()):
-        if row["ttft_p90_s"] > goals[0] or row.get("tpot_p90_s", 0.0) > goals[1]:
+        if row["ttft_p90_s"] > goals[0] or row["tpot_p90_s"] > goals[1]:
             return highest, rate
         highest = rate
     return highest, None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from controlplane.traffic.tenants import (
 )
 
 _QUOTAS = ("requestsPerMinute", "tokensPerMinute", "maxVariants", "maxHostBytes")
+MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000.0  # sums of tokens by weight stay exact enough to compare
 _FIELDS = ("name", "keys", "role", "weight", "maxWaiting", "maxPriority", *_QUOTAS)
 _NAME = re.compile(TENANT_NAME)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -79,8 +79,8 @@ def _tenant(where: str, entry: Any, secret: bytes) -> Tenant:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise _unexpected(f"{where}.name", "1 to 63 letters, digits, '.', '_' or '-'", name)
     weight = entry.get("weight", 1.0)
-    if type(weight) not in (int, float) or not 0 < weight < math.inf:
-        raise _unexpected(f"{where}.weight", "a number above 0", weight)
+    if type(weight) not in (int, float) or not MIN_WEIGHT <= weight <= MAX_WEIGHT:
+        raise _unexpected(f"{where}.weight", f"a number from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}", weight)
     most = _count(where, entry, "maxWaiting")
     priority = entry.get("maxPriority", Priority.HIGH)
     if priority not in list(Priority):

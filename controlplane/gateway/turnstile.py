@@ -23,7 +23,8 @@ MAX_RETRY_S = 60.0
 _SAYS = {
     Reason.FULL_LINE: "too many requests wait for '{}'; send fewer at once or try again",
     Reason.FULL_TENANT: "too many requests of tenant '{}' wait; send fewer at once or try again",
-    Reason.DISPLACED: "the request lost its place in the line for '{}' to one that goes before it; try again",
+    Reason.DISPLACED: "the request lost its place in the line for '{}' to one that is more urgent, or of a"
+    " tenant with less than its share of the places; try again",
     Reason.PROMISE: "the request would wait for '{}' past its target; try again, or give it more time",
 }
 

@@ -235,7 +235,8 @@ class AgentBook:
 
 
 def _runs_engines(resources: dict[str, float]) -> bool:
-    """A node started with `--num-cpus=0` and without GPUs (the chart's head) runs none, and needs no agent."""
+    """A node started with `--num-cpus=0` and without GPUs (the chart's head) runs none, and needs no
+    agent."""
     return any(resources.get(kind, 0.0) > 0 for kind in ("CPU", "GPU"))
 
 

@@ -111,7 +111,7 @@ class GatewayForm(Form):
     max_ongoing: Annotated[Integer, Field(ge=1, le=10_000)] = 256
     places: Annotated[Integer, Field(ge=1, le=10_000_000)] = 1_000
     aging_s: Positive = 10.0
-    turns: Annotated[Integer, Field(ge=1, le=1_000)] = 4
+    turns: Annotated[Integer, Field(ge=2, le=1_000)] = 4
     refuse: bool = True
     tick_s: Positive = 5.0
 

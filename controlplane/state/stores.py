@@ -39,7 +39,8 @@ def open_store(url: str) -> StateStore:
 
 
 def open_store_at_start(url: str, wait_s: float = START_S) -> StateStore:
-    """As `open_store`, of a store that may still be starting: Serve gives a replica up that fails three times.
+    """As `open_store`, of a store that may still be starting: Serve gives up a replica that fails three
+    times.
 
     What waiting does not change (a damaged file, a wrong password) is an error at once.
     """

@@ -29,7 +29,7 @@ class GroupPhase(StrEnum):
 
 
 class Priority(StrEnum):
-    """Of a request: waiting ones of a higher priority go first. Ordered from the lowest."""
+    """Of a request: of one tenant's, those of a higher priority go first. Ordered from the lowest."""
 
     LOW = "low"
     NORMAL = "normal"

@@ -217,6 +217,7 @@ class Forecast:
         if not self._is_next(line, terms):
             first = line.first_of(terms) if use is ShareUse.ABOVE else None
             off = max(
+                0.0,
                 self._pools[use, terms.priority].off.quantile(use.value, UNSEEN, now_s),
                 0.0 if first is None else self._off_by(first.number, now_s),
             )
@@ -291,10 +292,10 @@ class Forecast:
         return (now_s - since_s - said_s) / (said_s + SHORTEST_SCALE_S)
 
     def _is_next(self, line: WaitingLine, terms: RequestTerms) -> bool:
-        """Whether nobody goes before it, and a lower priority has had the last turn (not for its age), or its
-        own and nobody waits. What waits were off by, and how long its own priority's turns took, does not
-        count then. Else a priority whose waits were long once would be refused for as long as that is
-        remembered, and lower ones served.
+        """Whether nobody of its tenant goes before it, and a lower priority of its tenant has had the last
+        turn (not for its age), or its own and nobody waits. What waits were off by, and how long its own
+        priority's turns took, does not count then. Else a priority whose waits were long once would be
+        refused for as long as that is remembered, and lower ones served.
         """
         served = self._served.get(terms.tenant.name, Priority.HIGH)
         above = terms.priority.level - served.level

@@ -3,10 +3,11 @@
 Pure: plain data, no clock. `now_s` of one line never goes back.
 
 - Between tenants: start-time fair queueing (Goyal et al., 1996) on estimated tokens, so that no tenant has
-  more than its share for calling its requests urgent. Of those that are at most LEAD requests ahead of their
-  share, the one with the highest priority waiting goes first.
+  more than its share for calling its requests urgent. Of those that are at most LEAD requests ahead of who is
+  furthest behind, the one with the highest priority waiting goes first.
 - Of one tenant, the highest priority goes first. Aging: while a request of a lower one has waited `aging_s`,
-  one of every `turns` turns of the tenant is for a lower priority, the one that had no turn for longest.
+  one of every `turns` turns of the tenant (two or more) is for who has waited so long, of the priority that
+  had no turn for longest.
 - Of one tenant and priority: by when it is due, which is its TTFT target (or deadline) or `aging_s` after its
   arrival, whichever is sooner. Those with equal terms go in the order in which they came.
 
@@ -33,8 +34,9 @@ from controlplane.state.terms import Priority
 from controlplane.traffic.request_terms import RequestTerms
 from controlplane.traffic.tenants import Tenant
 
-# Requests by which a tenant may be ahead of its share. With fewer, urgent ones of many tenants wait longer
-# for what is not urgent; with more, a tenant within its share waits longer for a stranger's urgent ones.
+# A tenant goes before others that are less urgent while it is at most so many requests ahead of who is
+# furthest behind. With fewer, urgent ones of many tenants wait longer for what is not urgent; with more, a
+# tenant within its share waits longer for a stranger's urgent ones.
 LEAD = 2
 
 
@@ -111,16 +113,32 @@ class _Queue:
         self.tenant = tenant
         self.start = 0.0
         self.last_starts: deque[float] = deque([0.0], LEAD)
+        self.count = self.tokens = 0
         self.flows = {priority: _Flow() for priority in Priority}
         self._turn = 0
         self._passed_over = 0  # turns since a lower priority had one, while it was its time
 
-    def __len__(self) -> int:
-        return sum(map(len, self.flows.values()))
+    def add(self, waiting: Waiting, due_s: float) -> None:
+        self.flows[waiting.terms.priority].add(waiting, due_s)
+        self.count += 1
+        self.tokens += waiting.terms.tokens
 
-    def tokens_between(self, lowest: Priority, highest: Priority) -> int:
-        levels = range(lowest.level, highest.level + 1)
-        return sum(flow.tokens for priority, flow in self.flows.items() if priority.level in levels)
+    def remove(self, waiting: Waiting, due_s: float) -> None:
+        self.flows[waiting.terms.priority].remove(waiting, due_s)
+        self.count -= 1
+        self.tokens -= waiting.terms.tokens
+
+    def above(self, priority: Priority) -> Iterator[_Flow]:
+        """Of higher priorities, those in which somebody waits."""
+        return (flow for p, flow in self.flows.items() if p.level > priority.level and flow)
+
+    def tokens_from(self, priority: Priority) -> int:
+        """Of this priority and higher ones."""
+        return self.flows[priority].tokens + sum(flow.tokens for flow in self.above(priority))
+
+    def share_until(self, virtual: float) -> float:
+        """Tokens that its share lets go before that time."""
+        return max(0.0, virtual - self.start) * self.tenant.weight
 
     def is_near(self, virtual: float) -> bool:
         """Whether its tenant is not ahead of its share by more than its last LEAD requests."""
@@ -144,15 +162,15 @@ class _Queue:
         return waiting
 
     def _next_flow(self, now_s: float, limits: LineLimits) -> _Flow:
-        """The highest that somebody waits in, or in its turn a lower one."""
-        highest, *lower = (flow for flow in reversed(self.flows.values()) if flow)
-        aged = [flow for flow in lower if flow.oldest().arrived_s <= now_s - limits.aging_s]
-        if not aged:
+        """The highest that somebody waits in, or in its turn one that has waited."""
+        occupied = [flow for flow in reversed(self.flows.values()) if flow]
+        aged = [flow for flow in occupied if flow.oldest().arrived_s <= now_s - limits.aging_s]
+        if aged in ([], occupied[:1]):
             self._passed_over = 0
-            return highest
+            return occupied[0]
         if self._passed_over < limits.turns - 1:
             self._passed_over += 1
-            return highest
+            return occupied[0]
         self._passed_over = 0
         return min(aged, key=lambda flow: flow.last_turn)
 
@@ -161,6 +179,7 @@ class WaitingLine:
     def __init__(self, limits: LineLimits) -> None:
         self.limits = limits
         self._queues: dict[str, _Queue] = {}  # also empty ones: they remember what their tenants have had
+        self._occupied: dict[str, _Queue] = {}
         self._virtual = 0.0
         self._waiting: dict[int, Waiting] = {}
         self._late: list[tuple[float, int]] = []  # (dropped_at_s, number)
@@ -180,8 +199,8 @@ class WaitingLine:
         own, of its own tenant or of one above its share.
         """
         displaced: Waiting | None = None
-        tenant, own = terms.tenant, self._queue(terms.tenant)
-        if tenant.max_waiting is not None and len(own) >= tenant.max_waiting:
+        tenant, own = terms.tenant, self._queue_of(terms)
+        if tenant.max_waiting is not None and own.count >= tenant.max_waiting:
             displaced = _youngest_below(terms.priority, [own])
             if displaced is None:
                 return Full.TENANT
@@ -198,9 +217,9 @@ class WaitingLine:
 
     def take(self, now_s: float) -> Waiting | None:
         """The one whose turn it is, which leaves the line; None when nobody waits."""
-        occupied = list(self._occupied())
-        if not occupied:
+        if not self._waiting:
             return None
+        occupied = self._occupied.values()
         self._virtual = min(queue.start for queue in occupied)
         queue = min((queue for queue in occupied if queue.is_near(self._virtual)), key=_goes_first)
         waiting = queue.take(now_s, self.limits)
@@ -212,7 +231,14 @@ class WaitingLine:
         waiting = self._waiting.pop(number, None)
         if waiting is None:
             return None
-        self._flow(waiting.terms).remove(waiting, self._due_s(waiting))
+        name = waiting.terms.tenant.name
+        queue = self._queues[name]
+        queue.remove(waiting, self._due_s(waiting))
+        if not queue.count:
+            del self._occupied[name]
+        if not self._waiting:  # nobody has had more than others from here on
+            self._virtual = max(queue.start for queue in self._queues.values())
+            self._queues.clear()
         if (late := _late_key(waiting)) is not None:
             del self._late[bisect_left(self._late, late)]
         return waiting
@@ -228,31 +254,48 @@ class WaitingLine:
 
     def waits_above(self, terms: RequestTerms) -> bool:
         """Whether anybody of this tenant and a higher priority waits."""
-        return any(self._above(terms))
+        return any(self._queue_of(terms).above(terms.priority))
 
     def first_of(self, terms: RequestTerms) -> Waiting | None:
         """The one of this tenant and priority that goes first."""
-        flow = self._flow(terms)
+        flow = self._queue_of(terms).flows[terms.priority]
         return flow.first() if flow else None
 
     def tokens_before(self, terms: RequestTerms) -> float:
-        """Estimated tokens that go before a newcomer would, if nobody else came."""
-        own = self._queue(terms.tenant)
-        lowest = terms.priority if own.is_near(self._virtual) else Priority.LOW
-        return self._before(terms, own, self.own_tokens_before(terms), lowest, Priority.HIGH)
+        """Estimated tokens that go before a newcomer would, if nobody else came.
 
-    def tokens_of_priority_before(self, terms: RequestTerms) -> float:
-        """Those of its own priority among them."""
-        flow = self._flow(terms)
-        return self._before(terms, self._queue(terms.tenant), flow.tokens, terms.priority, terms.priority)
+        Of another tenant that is what is as urgent or more, up to its share by the time at which the newcomer
+        goes; and all that it has, up to its share by when the newcomer's tenant is no more near its own.
+        """
+        own, before = self._queue_of(terms), self.own_tokens_before(terms)
+        each = terms.tokens / terms.tenant.weight
+        goes = self._start(own) + before / terms.tenant.weight + each
+        ahead = goes - (LEAD + 1) * each
+        return before + sum(
+            max(
+                min(queue.tokens_from(terms.priority), queue.share_until(goes)),
+                min(queue.tokens, queue.share_until(ahead)),
+            )
+            for queue in self._others(own)
+        )
 
     def own_tokens_before(self, terms: RequestTerms) -> int:
         """Those of its own tenant among them."""
-        return self._flow(terms).tokens + sum(flow.tokens for flow in self._above(terms))
+        return self._queue_of(terms).tokens_from(terms.priority)
+
+    def tokens_of_priority_before(self, terms: RequestTerms) -> float:
+        """Those of its own priority among them."""
+        own = self._queue_of(terms)
+        before = own.flows[terms.priority].tokens
+        goes = self._start(own) + (before + terms.tokens) / terms.tenant.weight
+        return before + sum(
+            min(queue.flows[terms.priority].tokens, queue.share_until(goes)) for queue in self._others(own)
+        )
 
     def standing(self) -> dict[Priority, tuple[int, float | None]]:
-        """Of each priority: how many wait, and since when the oldest does."""
-        flows = {p: [queue.flows[p] for queue in self._occupied() if queue.flows[p]] for p in Priority}
+        """Of each priority: how many wait, and since when the oldest does. Other threads may ask."""
+        queues = list(self._occupied.values())
+        flows = {p: [flow for queue in queues if (flow := queue.flows[p])] for p in Priority}
         return {
             p: (sum(map(len, found)), min((flow.oldest().arrived_s for flow in found), default=None))
             for p, found in flows.items()
@@ -262,43 +305,23 @@ class WaitingLine:
         """All, in the order in which they came."""
         return iter(self._waiting.values())
 
-    def _before(
-        self, terms: RequestTerms, own: _Queue, before: int, lowest: Priority, highest: Priority
-    ) -> float:
-        """`before` and what others have from `lowest` to `highest`, up to their shares by then."""
-        goes = self._start(own) + (before + terms.tokens) / terms.tenant.weight
-        others = (queue for queue in self._occupied() if queue is not own)
-        return before + sum(
-            min(queue.tokens_between(lowest, highest), max(0.0, goes - queue.start) * queue.tenant.weight)
-            for queue in others
-        )
+    def _queue_of(self, terms: RequestTerms) -> _Queue:
+        """Its tenant's; an empty one where nobody of it waits and nothing is remembered."""
+        return self._queues.get(terms.tenant.name) or _Queue(terms.tenant)
 
-    def _occupied(self) -> Iterator[_Queue]:
-        return (queue for queue in self._queues.values() if len(queue))
-
-    def _queue(self, tenant: Tenant) -> _Queue:
-        if (queue := self._queues.get(tenant.name)) is None:
-            queue = self._queues[tenant.name] = _Queue(tenant)
-        queue.tenant = tenant
-        return queue
-
-    def _flow(self, terms: RequestTerms) -> _Flow:
-        return self._queue(terms.tenant).flows[terms.priority]
-
-    def _above(self, terms: RequestTerms) -> Iterator[_Flow]:
-        """Of its tenant, those of higher priorities in which somebody waits."""
-        flows = self._queue(terms.tenant).flows
-        return (flow for p, flow in flows.items() if p.level > terms.priority.level and flow)
+    def _others(self, own: _Queue) -> Iterator[_Queue]:
+        return (queue for queue in self._occupied.values() if queue is not own)
 
     def _start(self, queue: _Queue) -> float:
         """Of a tenant in whose queue nobody waits, the time at which it would go next is not before now."""
-        return queue.start if len(queue) else max(self._virtual, queue.start)
+        return queue.start if queue.count else max(self._virtual, queue.start)
 
     def _insert(self, waiting: Waiting) -> None:
-        queue = self._queue(waiting.terms.tenant)
-        queue.start = self._start(queue)
+        tenant, queue = waiting.terms.tenant, self._queue_of(waiting.terms)
+        queue.tenant, queue.start = tenant, self._start(queue)
+        self._queues[tenant.name] = self._occupied[tenant.name] = queue
         self._waiting[waiting.number] = waiting
-        queue.flows[waiting.terms.priority].add(waiting, self._due_s(waiting))
+        queue.add(waiting, self._due_s(waiting))
         if (late := _late_key(waiting)) is not None:
             insort(self._late, late)
 
@@ -309,12 +332,12 @@ class WaitingLine:
 
     def _to_displace(self, terms: RequestTerms, own: _Queue) -> Waiting | None:
         """Whom a newcomer may displace where all places are taken."""
-        weights = {queue.tenant.name: queue.tenant.weight for queue in self._occupied()}
+        weights = {queue.tenant.name: queue.tenant.weight for queue in self._occupied.values()}
         weights[terms.tenant.name] = terms.tenant.weight
         place = sum(weights.values()) / self.limits.places
-        above = [queue for queue in self._occupied() if len(queue) * place > queue.tenant.weight]
-        if above and (len(own) + 1) * place <= terms.tenant.weight:
-            furthest = max(above, key=lambda queue: len(queue) / queue.tenant.weight)
+        above = [queue for queue in self._occupied.values() if queue.count * place > queue.tenant.weight]
+        if above and (own.count + 1) * place <= terms.tenant.weight:
+            furthest = max(above, key=lambda queue: queue.count / queue.tenant.weight)
             return furthest.flows[furthest.lowest()].youngest()
         return _youngest_below(terms.priority, [own, *above])
 

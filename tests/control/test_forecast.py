@@ -75,15 +75,41 @@ def test_a_line_at_a_steady_pace_tells_how_long_one_waits() -> None:
     assert [line.standing()[priority][0] for priority in (LOW, NORMAL, HIGH)] == [1, 4, 1]
 
 
-def test_what_is_less_urgent_goes_before_a_newcomer_only_where_its_tenant_is_ahead_of_its_share() -> None:
-    line = WaitingLine(LineLimits(100))
-    for _ in range(10):
-        joined(line, of(A, HIGH, 4))
-    for _ in range(10):
-        joined(line, of(B, LOW, 4))
-    assert line.tokens_before(of(A, HIGH, 4)) == 40
-    assert [waiting.terms.tenant for _ in range(LEAD + 1) if (waiting := line.take(0.0))] == [A] * 3
-    assert line.tokens_before(of(A, HIGH, 4)) == 28 + 40
+def _before(line: WaitingLine, terms: RequestTerms) -> tuple[float, int]:
+    """What is said of a newcomer, and what then goes before it."""
+    said, one, went = line.tokens_before(terms), joined(line, terms), 0
+    while (waiting := line.take(0.0)) != one:
+        assert waiting is not None
+        went += waiting.terms.tokens
+    return said, went
+
+
+@pytest.mark.parametrize(
+    ("waiting", "terms"),
+    [
+        ([(A, HIGH, 30), (B, LOW, 100)], of(A, HIGH, 4)),
+        ([(A, HIGH, 10), (B, LOW, 10)], of(A, HIGH, 4)),
+        ([(A, HIGH, 1), (B, LOW, 100)], of(A, HIGH, 4)),
+        ([(A, HIGH, 50)], of(B, LOW, 4)),
+        ([(A, NORMAL, 20), (B, NORMAL, 20), (C, NORMAL, 3)], of(A, NORMAL, 4)),
+        ([(A, HIGH, 20), (A, LOW, 20), (B, NORMAL, 20)], of(A, LOW, 4)),
+        ([(Tenant(f"t{n}"), priority, 1) for n in range(20) for priority in (LOW, HIGH)], of(A, HIGH, 4)),
+        ([(Tenant(f"t{n}"), priority, 1) for n in range(20) for priority in (LOW, HIGH)], of(A, LOW, 4)),
+    ],
+)
+@pytest.mark.parametrize("turns", [0, 7])
+def test_what_is_said_to_go_before_a_newcomer_does(
+    waiting: list[tuple[Tenant, Priority, int]], terms: RequestTerms, turns: int
+) -> None:
+    """To within what a tenant may be ahead of the others."""
+    line = WaitingLine(LineLimits(1000, aging_s=1e9))
+    for tenant, priority, count in waiting:
+        for _ in range(count):
+            joined(line, of(tenant, priority, 4))
+    for _ in range(turns):
+        line.take(0.0)
+    said, went = _before(line, terms)
+    assert said == pytest.approx(went, abs=4 * (LEAD + 1))
 
 
 def test_an_old_pace_is_forgotten() -> None:
@@ -233,6 +259,20 @@ def test_who_was_admitted_for_no_more_than_its_share() -> None:
         shares.joined(small, 1000, now_s)
     shares.asked(large, now_s + forecast.FORGET_S + 0.2)
     assert shares.use_of(small, now_s) is ShareUse.ABOVE
+
+
+def test_who_was_displaced_stands_in_nobodys_way() -> None:
+    """Were it still counted, its priority would have stood still since."""
+    line, now_s = Admission(LineLimits(1, aging_s=1e9)), 0.0
+    for _ in range(20):
+        joined(line, of(tokens=4), now_s)
+        now_s += 1.0
+        assert line.next(now_s) is not None
+    lost = joined(line, of(tokens=4), now_s)
+    joined(line, of(tokens=4, priority=HIGH), now_s)
+    assert [waiting.number for waiting in line] == [lost.number + 1]
+    assert line.next(now_s + 0.5) is not None
+    assert not refused(line, 10.0, now_s + 100.0)
 
 
 def test_what_waited_while_there_were_no_workers_says_nothing_of_waits() -> None:

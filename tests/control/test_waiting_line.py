@@ -148,6 +148,41 @@ def test_a_lower_priority_has_one_of_so_many_turns_once_it_has_waited() -> None:
     assert order == [HIGH, HIGH, NORMAL, HIGH, HIGH, LOW] * 2
 
 
+def test_one_that_has_waited_goes_though_nobody_is_above_it_at_each_turn_for_the_aged() -> None:
+    """Else the lowest would have had all of these turns, and the highest all others."""
+    line = WaitingLine(LineLimits(1000, aging_s=5.0, turns=4))
+    for _ in range(200):
+        joined(line, of(priority=LOW))
+    one = joined(line, of(priority=NORMAL))
+    order = []
+    for turn in range(turns_at_most(one, [], [], TOKENS, 4)):
+        if turn % 4 != 3:
+            joined(line, of(priority=HIGH), 5.0)
+        order.append(line.take(5.0))
+    assert one in order
+
+
+def test_a_changed_weight_holds_at_once() -> None:
+    line = WaitingLine(LineLimits(1000))
+    for name in ("changed", "other"):
+        for _ in range(100):
+            joined(line, of(Tenant(name)))
+    joined(line, of(Tenant("changed", weight=4.0)))
+    first = [waiting.terms.tenant.name for waiting in taken(line)[:50]]
+    assert first.count("changed") == pytest.approx(40, abs=LEAD)
+
+
+def test_who_had_all_while_nobody_else_waited_owes_nothing() -> None:
+    line = WaitingLine(LineLimits(1000))
+    for _ in range(50):
+        joined(line, of(A, HIGH))
+        assert line.take(0.0) is not None
+    for _ in range(50):
+        joined(line, of(Tenant("other"), LOW))
+    urgent = joined(line, of(A, HIGH))
+    assert line.take(0.0) == urgent
+
+
 def test_a_newcomer_of_a_higher_priority_displaces_the_youngest_of_the_lowest() -> None:
     line = WaitingLine(LineLimits(3))
     for priority in (LOW, LOW, NORMAL):
@@ -200,6 +235,32 @@ def test_a_tenant_with_less_than_its_share_of_places_displaces_whoever_has_more(
         out.displaced.number if isinstance(out, Joined) and out.displaced else out for out in outcomes
     ]
     assert displaced == [3, 4, Full.LINE]
+
+
+def test_beyond_its_share_an_urgent_one_displaces_what_is_less_urgent_of_whoever_has_more() -> None:
+    """Of seven places three and a half are each one's."""
+    line = WaitingLine(LineLimits(7))
+    x, y = Tenant("x"), Tenant("y")
+    for tenant, priority in [(x, NORMAL)] * 4 + [(y, HIGH)] * 3:
+        joined(line, of(tenant, priority))
+    assert line.add(of(y, NORMAL), 0.0) is Full.LINE
+    urgent = line.add(of(y, HIGH), 0.0)
+    assert isinstance(urgent, Joined)
+    assert urgent.displaced is not None
+    assert (urgent.displaced.terms.tenant, urgent.displaced.number) == (x, 4)
+    assert line.add(of(y, HIGH), 0.0) is Full.LINE  # x has less than its share now
+
+
+def test_who_is_furthest_above_its_share_by_weight_loses_a_place() -> None:
+    """Of nine places six are x's, which has seven, and one and a half z's, which has two."""
+    line = WaitingLine(LineLimits(9))
+    x, y, z = Tenant("x", weight=4.0), Tenant("y"), Tenant("z")
+    for tenant in (x,) * 7 + (z,) * 2:
+        joined(line, of(tenant))
+    outcome = line.add(of(y), 0.0)
+    assert isinstance(outcome, Joined)
+    assert outcome.displaced is not None
+    assert outcome.displaced.terms.tenant == z
 
 
 def test_late_ones_are_dropped_if_that_is_asked_for() -> None:
@@ -278,9 +339,13 @@ class Books:
         assert lost == min(losing, key=lambda w: (w.terms.priority.level, -w.number))
         if lost.terms.tenant == by.terms.tenant:
             assert lost.terms.priority.level < by.terms.priority.level
-        elif lost.terms.priority.level >= by.terms.priority.level:
-            had = len(losing) / lost.terms.tenant.weight
-            assert had > (len(coming) + 1) / by.terms.tenant.weight - 1e-9
+        else:
+            present = {w.terms.tenant.name: w.terms.tenant.weight for w in (*self.there, by)}
+            share = LIMITS.places * lost.terms.tenant.weight / sum(present.values())
+            assert len(losing) > share - 1e-9
+            if lost.terms.priority.level >= by.terms.priority.level:
+                had = len(losing) / lost.terms.tenant.weight
+                assert had > (len(coming) + 1) / by.terms.tenant.weight - 1e-9
         self.there.remove(lost)
 
     def _take(self) -> None:

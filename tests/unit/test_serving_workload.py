@@ -166,6 +166,7 @@ def test_a_rate_holds_only_where_all_lower_ones_do() -> None:
         row("baseline", 1, 0.2, 0.2),
         {"engine": "ours", "limit": 4, "case": "azure@1.0", "requests": 9, "ttft_p90_s": 9.0},
         {"engine": "ours", "limit": 4, "case": "uniform@12", "left_out": "no time"},
+        {"engine": "ours", "limit": 4, "case": "uniform@1", "requests": 9, "ttft_p90_s": 9.0},  # of before
     ]
     found = {(row["engine"], row["promise"]): (row["rate"], row["broken_at"]) for row in highest_rates(rows)}
     assert found == {
