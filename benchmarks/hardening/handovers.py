@@ -18,6 +18,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 
 from benchmarks.hardening import second_controller
@@ -46,19 +47,16 @@ def measure(
     """A row for each; `seconds` of load before and after it. Without a `pair` the store has no failover."""
     changes: dict[str, Change] = {
         "two controllers": lambda operators: _two_controllers(running, operators),
-        "a version back, which cannot read two variants": lambda _: _unreadable(
-            running,
-            store_url,
-            seconds,
-            dict(zip(running.models[1:], (_of_tomorrow, _corrupted), strict=True)),
-            BACK,
-        ),
         "the base's record corrupted": lambda _: _unreadable(
             running, store_url, seconds, {BASE: _corrupted}, ("controller",)
         ),
     }
     if pair is not None:
         changes["failover of the store"] = lambda _: _failover(pair)
+    two = dict(zip(running.models[1:], (_of_tomorrow, _corrupted), strict=True))
+    changes["a version back, which cannot read two variants"] = lambda _: _unreadable(
+        running, store_url, seconds, two, BACK
+    )
     return [
         {"what": what, **_under_load(running, store_url, adapters, seconds, change)}
         for what, change in changes.items()
@@ -72,7 +70,8 @@ def _under_load(
     seconds: float,
     change: Change,
 ) -> dict[str, Any]:
-    headers = {"authorization": f"Bearer {running.api_key}"} if running.api_key else {}
+    if waiting_for(lambda: _all_gateways_answer(running), SETTLED_S) is None:
+        raise RuntimeError(f"expected all gateways to answer within {SETTLED_S:.0f} s")
     engines = running.engine_pids()
     with closing(open_store(store_url)) as store:
         repository = Repository(store)
@@ -82,7 +81,7 @@ def _under_load(
                 running.cluster.url,
                 ("POST", "/v1/completions", {"model": model, "prompt": "w1 w2", "max_tokens": 2}),
                 every_s=EVERY_S,
-                headers=headers,
+                headers=_headers(running),
             )
             for model in running.models
         }
@@ -103,6 +102,18 @@ def _under_load(
         },
         "engines_stopped": len({*engines} - {*running.engine_pids()}),
     }
+
+
+def _headers(running: Running) -> dict[str, str]:
+    return {"authorization": f"Bearer {running.api_key}"} if running.api_key else {}
+
+
+def _all_gateways_answer(running: Running) -> bool:
+    """None is just starting: it would not know what it cannot read."""
+    reply = httpx.get(f"{running.cluster.url}/metrics/targets", headers=_headers(running), timeout=30)
+    groups = reply.json() if reply.is_success else []
+    told = sum(len(group["targets"]) for group in groups if group["labels"]["component"] == "gateway")
+    return told == len(of_role(running, "gateway"))
 
 
 def _two_controllers(running: Running, operators: Sequence[Operator]) -> dict[str, Any]:
