@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import redis
 
 from benchmarks.live.redis_server import RedisServer
 from controlplane.errors import Unavailable
+from controlplane.state import stores
 from controlplane.state.stores import open_store_at_start
 
 pytestmark = pytest.mark.slow  # a real Redis
 
 
 def test_a_store_that_starts_later_is_waited_for(
-    start_redis: Callable[..., RedisServer], caplog: pytest.LogCaptureFixture
+    start_redis: Callable[..., RedisServer], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = start_redis()
     server.kill()
-    begins = threading.Timer(0.5, server.start)
-    begins.start()
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: server.start())
+    monkeypatch.setattr(stores, "time", clock)  # it starts while it is waited for
     store = open_store_at_start(server.url, wait_s=120)
-    begins.join()
     assert store.revision() == 0
     assert "waiting for the state store" in caplog.text
     store.close()
