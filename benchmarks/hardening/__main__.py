@@ -12,6 +12,8 @@
     python -m benchmarks.hardening greedy --engine vllm --groups 1 --out benchmarks/results/hardening.json
     python -m benchmarks.hardening kills --store redis --victims agent controller engine gateway gcs proxy \\
         raylet redis --kills 100 --between 12 --out benchmarks/results/hardening_everything.json
+    python -m benchmarks.hardening kills --store hosts --victims agent controller engine gateway proxy \\
+        redis node head cut --kills 60 --between 8 --out benchmarks/results/hardening_hosts.json
     python -m benchmarks.hardening away --store redis --minutes 10 --out benchmarks/results/hardening.json
     python -m benchmarks.hardening handovers --store pair --out benchmarks/results/hardening.json
     python -m benchmarks.hardening soak --minutes 60 --echo-tpot-ms 30 --out benchmarks/results/hardening.json
@@ -47,6 +49,7 @@ from benchmarks.hardening import (
 from benchmarks.live import groups
 from benchmarks.live.redis_pair import RedisPair
 from benchmarks.live.redis_server import RedisServer
+from benchmarks.live.three_hosts import ThreeHosts
 
 RESULT = rehearsing.RESULTS / "hardening.json"
 NAMES = ("slow", "crowd", "greedy", "kills", "soak", "away", "handovers")
@@ -59,6 +62,7 @@ def parts(
     store_url: str,
     redis: Redis | None,
     adapters: Sequence[Path],
+    hosts: ThreeHosts | None = None,
 ) -> dict[str, Callable[[], Any]]:
     series = kills.Series(args.kills, args.between, args.seed, args.victims, 60 * args.kill_minutes)
     sizes = slow_clients.Sizes(args.header_bytes, args.headers, args.connections)
@@ -66,7 +70,7 @@ def parts(
         "slow": lambda: slow_clients.measure(running, sizes),
         "crowd": lambda: crowded_store.measure(running, store_url, args.records, args.watchers, args.seconds),
         "greedy": lambda: greedy_requests.measure(running, args.seconds),
-        "kills": lambda: kills.measure(running, store_url, adapters, series, redis),
+        "kills": lambda: kills.measure(running, store_url, adapters, series, redis, hosts),
         "soak": lambda: soak.measure(running, store_url, adapters, args.minutes, args.seconds),
         "away": lambda: store_away.measure(running, cast("Redis", redis), adapters, args.minutes),
         "handovers": lambda: handovers.measure(
@@ -92,7 +96,10 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--kill-minutes", type=float, default=math.inf, help="at most")
     parser.add_argument("--minutes", type=float, default=60.0, help="of the soak, and away")
     parser.add_argument(
-        "--store", choices=("sqlite", "redis", "pair"), default="sqlite", help="pair: a Redis with a replica"
+        "--store",
+        choices=("sqlite", "redis", "pair", "hosts"),
+        default="sqlite",
+        help="pair: a Redis with a replica; hosts: a Redis, and three hosts for the cluster (needs root)",
     )
     parser.add_argument("--engine", choices=("echo", "vllm"), default="echo")
     parser.add_argument("--echo-tpot-ms", type=float, default=0.0, help="of the engines; 0: at once")
@@ -106,20 +113,34 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     args = _arguments(argv)
     served = groups.Served(
-        args.engine, groups=args.groups, ranks=(8, 16), profile_s=0, echo_tpot_s=args.echo_tpot_ms / 1e3
+        args.engine,
+        groups=args.groups,
+        ranks=(8, 16),
+        profile_s=0,
+        echo_tpot_s=args.echo_tpot_ms / 1e3,
+        apart=args.store == "hosts",
     )
     found: dict[str, Any] = {}
     if args.store == "sqlite" and ("away" in args.parts or "redis" in args.victims):
         raise SystemExit("expected --store redis or pair for what strikes Redis, got sqlite")
+    if args.store != "hosts" and not {*args.victims}.isdisjoint(kills.OF_HOSTS):
+        raise SystemExit(f"expected --store hosts for what strikes hosts, got {args.store}")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ostinato-hardening-")))
-        store_url, redis = stack.enter_context(_store(args.store, folder))
+        hosts = stack.enter_context(_hosts(folder)) if args.store == "hosts" else None
+        store_url, redis = (
+            (str(hosts.settings["store_url"]), hosts.redis)
+            if hosts is not None
+            else stack.enter_context(_store(args.store, folder))
+        )
         settings: dict[str, Any] = {"store_url": store_url, "gateway_replicas": args.gateways}
+        if hosts is not None:
+            settings |= {"site": hosts, **hosts.settings}
         if rehearsing.is_rehearsal():
             settings["body_timeout_s"] = 1
         with groups.serving(folder, served, **settings) as running:
             adapters = sorted((folder / "adapters").iterdir())
-            measuring = parts(args, running, store_url, redis, adapters)
+            measuring = parts(args, running, store_url, redis, adapters, hosts)
             for part in args.parts:
                 began_s = time.monotonic()
                 rows = measuring[part]()
@@ -134,6 +155,15 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(part, json.dumps(found[part]["found"], indent=1)[:4000], flush=True)
                 _keep(args.out, found)
     return 0
+
+
+@contextmanager
+def _hosts(folder: Path) -> Iterator[ThreeHosts]:
+    made = ThreeHosts(folder)
+    try:
+        yield made
+    finally:
+        made.close()
 
 
 @contextmanager
@@ -157,7 +187,9 @@ def _keep(out: Path, found: dict[str, Any]) -> None:
 
 
 def rehearse(folder: Path) -> None:
-    """A few of each, on one cluster."""
+    """A few of each, on one cluster; and on three hosts one node killed, where there may be hosts."""
+    if os.geteuid() == 0:
+        _rehearse_hosts(folder / "hosts.json")
     out = folder / "hardening.json"
     sizes = "--header-bytes 1048576 --headers 200 --connections 20 --records 1200 --watchers 20 --seconds 1"
     few = "--kills 2 --victims gateway redis --between 1 --minutes 0.1 --groups 1 --gateways 2"
@@ -188,6 +220,16 @@ def rehearse(folder: Path) -> None:
         assert not any(row["operations"][bad] for bad in ("lost", "doubled", "open")), row
         assert not row["engines_stopped"], row
     assert result["handovers"]["found"][0]["both_ran_on"]
+
+
+def _rehearse_hosts(out: Path) -> None:
+    main([*"kills --store hosts --kills 1 --victims node --between 1 --out".split(), str(out)])
+    found = rehearsing.check(out, "kills")["kills"]["found"]
+    assert found["kills"] == {"node": 1}, found
+    assert found["answers"] > 0
+    assert not found["wrong"], found
+    for operator in found["operations"]:
+        assert not operator["lost"] + operator["doubled"], operator
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ def _beside_watchers(
 
 
 def _asked(running: Running, seconds: float) -> dict[str, Any]:
-    url, headers = running.cluster.url, _headers(running)
+    url, headers = running.cluster.url, running.headers
     completion = {"model": BASE, "prompt": "w1 w2", "max_tokens": 2}
     calls = {
         "management": Probe(url, ("GET", f"/deployments/{BASE}", None), headers=headers),
@@ -88,7 +88,7 @@ async def _watched(
     async def watch(http: aiohttp.ClientSession, number: int) -> None:
         nonlocal changed
         path = f"/operations/{_open(watched[number % len(watched)]).id}/watch"
-        async with http.get(running.cluster.url + path, headers=_headers(running)) as reply:
+        async with http.get(running.cluster.url + path, headers=running.headers) as reply:
             assert reply.status == 200, await reply.text()
             seen = 0
             async for line in reply.content:
@@ -113,10 +113,6 @@ async def _watched(
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     return changed, found
-
-
-def _headers(running: Running) -> dict[str, str]:
-    return {"authorization": f"Bearer {running.api_key}"} if running.api_key else {}
 
 
 def _old(count: int) -> Iterable[Operation | IdempotencyKey]:

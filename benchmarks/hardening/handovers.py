@@ -81,7 +81,7 @@ def _under_load(
                 running.cluster.url,
                 ("POST", "/v1/completions", {"model": model, "prompt": "w1 w2", "max_tokens": 2}),
                 every_s=EVERY_S,
-                headers=_headers(running),
+                headers=running.headers,
             )
             for model in running.models
         }
@@ -104,13 +104,9 @@ def _under_load(
     }
 
 
-def _headers(running: Running) -> dict[str, str]:
-    return {"authorization": f"Bearer {running.api_key}"} if running.api_key else {}
-
-
 def _all_gateways_answer(running: Running) -> bool:
     """None is just starting: it would not know what it cannot read."""
-    reply = httpx.get(f"{running.cluster.url}/metrics/targets", headers=_headers(running), timeout=30)
+    reply = httpx.get(f"{running.cluster.url}/metrics/targets", headers=running.headers, timeout=30)
     groups = reply.json() if reply.is_success else []
     told = sum(len(group["targets"]) for group in groups if group["labels"]["component"] == "gateway")
     return told == len(of_role(running, "gateway"))

@@ -20,10 +20,12 @@ import httpx
 import psutil
 
 from benchmarks.hardening.probing import waiting_for
+from benchmarks.live.any_proxy import AnyProxy
 from benchmarks.live.background import Background
 from benchmarks.live.groups import BASE, Running
 from benchmarks.live.redis_pair import RedisPair
 from benchmarks.live.redis_server import RedisServer
+from benchmarks.live.three_hosts import HEAD, NODES, ThreeHosts
 from controlplane import errors
 from controlplane.state.repository import Repository
 from controlplane.state.stores import open_store
@@ -39,7 +41,11 @@ ROLES = {
     "raylet": "raylet/raylet",
 }
 REPLACED_ALONE = ("agent", "controller", "engine", "gateway", "proxy")
-EVERYTHING = (*ROLES, "redis")  # with the GCS or the raylet, which is the node, all of Ray starts again
+# With the GCS or the raylet, which is the node, all of Ray starts again. Of hosts: all processes of a node,
+# all of the head's (the GCS, Serve's controller), and a node that nothing reaches for a while.
+OF_HOSTS = ("node", "head", "cut")
+EVERYTHING = (*ROLES, "redis", *OF_HOSTS)
+CUT_S = 20.0
 SETTLED_S = 180.0
 OPERATORS = 4  # one of them gives a name another variant each time
 
@@ -174,7 +180,7 @@ class Operator:
         deadline = time.monotonic() + SETTLED_S
         while operation is not None and time.monotonic() < deadline:
             with suppress(httpx.HTTPError, ValueError):
-                reply = self._http.get(f"/operations/{operation}")
+                reply = self._http.request("GET", f"/operations/{operation}")
                 if reply.status_code == 404 or (reply.is_success and reply.json()["done"]):
                     return
             time.sleep(0.05)
@@ -198,8 +204,9 @@ def measure(
     adapters: Sequence[Path],
     series: Series,
     redis: RedisServer | RedisPair | None = None,
+    hosts: ThreeHosts | None = None,
 ) -> dict[str, Any]:
-    """`redis` is started again with its data."""
+    """`redis` is started again with its data, and so are hosts."""
     seed, victims = series.seed, sorted(series.victims)
     choose, began_s = random.Random(seed), time.monotonic()
     with closing(open_store(store_url)) as store:
@@ -220,7 +227,7 @@ def measure(
                     break
                 time.sleep(series.between_s * choose.uniform(0.5, 1.5))
                 waiting_for(lambda: _serves(running, answers, victims), SETTLED_S)
-                struck.append(_strike(running, choose.choice(victims), redis))
+                struck.append(_strike(running, choose.choice(victims), redis, hosts))
                 print(f"kill {number + 1}: {struck[-1]}, {len(answers.at_s)} answers", flush=True)
             waiting_for(lambda: _serves(running, answers, victims), SETTLED_S)
             ended_s = time.monotonic()
@@ -248,8 +255,12 @@ def _serves(running: Running, answers: Answers, victims: Sequence[str]) -> bool:
     return there and bool(answers.at_s) and answers.at_s[-1] > time.monotonic() - 1.0
 
 
-def _strike(running: Running, role: str, redis: RedisServer | RedisPair | None) -> Kill | None:
+def _strike(
+    running: Running, role: str, redis: RedisServer | RedisPair | None, hosts: ThreeHosts | None
+) -> Kill | None:
     """None: there was nobody."""
+    if role in OF_HOSTS and hosts is not None:
+        return _strike_host(hosts, role)
     if role == "redis" and redis is not None:
         redis.kill()
         killed_s = time.monotonic()
@@ -263,6 +274,20 @@ def _strike(running: Running, role: str, redis: RedisServer | RedisPair | None) 
     with suppress(psutil.NoSuchProcess):
         random.choice(victims).kill()
     return Kill(role, killed_s, waiting_for(lambda: _others(running, role, before), SETTLED_S))
+
+
+def _strike_host(hosts: ThreeHosts, role: str) -> Kill:
+    """Replaced: the host is there again, and what ran on it may still have to come."""
+    host = HEAD if role == "head" else random.choice(NODES)
+    killed_s = time.monotonic()
+    if role == "cut":
+        hosts.hosts.cut_off(host)
+        time.sleep(CUT_S)
+        hosts.hosts.join(host)
+    else:
+        hosts.hosts.kill(host)
+        hosts.start(host)
+    return Kill(role, killed_s, round(time.monotonic() - killed_s, 2))
 
 
 def silence_s(answers_at_s: Sequence[float], from_s: float, until_s: float) -> float:
@@ -313,7 +338,7 @@ def _asking(
         name, begun_s = choose.choice(names), time.monotonic()
         body = {"model": name, "prompt": "w1 w2", "max_tokens": 2}
         try:
-            reply = http.post("/v1/completions", json=body)
+            reply = http.request("POST", "/v1/completions", body)
             code = "" if reply.is_success else str(reply.json()["error"]["code"])
         except (httpx.HTTPError, ValueError, LookupError) as e:
             code = type(e).__name__
@@ -349,8 +374,5 @@ def _judge(
         answers.at_s.append(time.monotonic())
 
 
-def _client(running: Running) -> httpx.Client:
-    headers = {"authorization": f"Bearer {running.api_key}"} if running.api_key else {}
-    return httpx.Client(
-        base_url=running.cluster.url, headers=headers, timeout=60, trust_env=False, verify=False
-    )
+def _client(running: Running) -> AnyProxy:
+    return AnyProxy(running.urls or (running.cluster.url,), running.headers)

@@ -50,7 +50,7 @@ def _away(
     leave: Callable[[], None],
     come_back: Callable[[], None],
 ) -> dict[str, Any]:
-    headers = {"authorization": f"Bearer {running.api_key}"} if running.api_key else {}
+    headers = running.headers
 
     def probe(method: str, path: str, body: Any = None) -> Probe:
         return Probe(running.cluster.url, (method, path, body), every_s=EVERY_S, headers=headers)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, cast
 
 import psutil
 
@@ -16,7 +16,7 @@ from benchmarks import gpu_lora, gpu_variants, rehearsing
 from benchmarks.gpu_worker import write_tokenizer
 from benchmarks.serving.settings import SHAPES
 from controlplane.client.client import Client
-from controlplane.management.schemas.deploy import DeployModelRequest, Replicas
+from controlplane.management.schemas.deploy import AntiAffinity, DeployModelRequest, Replicas
 from controlplane.management.schemas.models import RegisterModelRequest
 from controlplane.runtime import local
 from controlplane.settings import Settings
@@ -39,7 +39,7 @@ LONGEST_WORD = 16  # characters; it is in no prompt
 @dataclass(frozen=True)
 class Served:
     """How it is served: `rows` requests at once in each of `groups` engines, `slots` for variants of these
-    `ranks`; `profile_s` 0: nothing is measured."""
+    `ranks`; `profile_s` 0: nothing is measured. `apart`: no two groups on one node."""
 
     engine: str = "vllm"
     groups: int = 2
@@ -50,6 +50,7 @@ class Served:
     max_output: int = 96  # the longest answers that any benchmark of these asks for
     profile_s: float = 300.0
     echo_tpot_s: float = 0.0  # of engines that echo
+    apart: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,12 @@ class Running:
     served: Served
     vocabulary: int
     api_key: str = ""
+    urls: tuple[str, ...] = ()  # of the API, where there are several; the first is the cluster's
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What each request must bring."""
+        return {"authorization": f"Bearer {self.api_key}"} if self.api_key else {}
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -85,8 +92,21 @@ def names(ranks: Sequence[int]) -> tuple[str, ...]:
     return tuple(f"lora{number}-r{rank}" for number, rank in enumerate(ranks, start=1))
 
 
+class Site(Protocol):
+    """Where a cluster is started: this machine (`controlplane.runtime.local`), or hosts of their own."""
+
+    def up(self, settings: Settings, progress: Callable[[str], None]) -> local.LocalCluster: ...
+
+    def down(self, settings: Settings, progress: Callable[[str], None]) -> bool: ...
+
+
+THIS_MACHINE = cast("Site", local)
+
+
 @contextmanager
-def serving(folder: Path, served: Served, **settings: Any) -> Iterator[Running]:
+def serving(
+    folder: Path, served: Served, site: Site = THIS_MACHINE, **settings: Any
+) -> Iterator[Running]:
     """Up with the base and all variants deployed; down afterwards. `folder` gets the files and the home."""
     shape = SHAPES["tiny"] if rehearsing.is_rehearsal() else SHAPE
     base = write_base(folder / "models", shape)
@@ -110,13 +130,14 @@ def serving(folder: Path, served: Served, **settings: Any) -> Iterator[Running]:
     }
     configured = Settings.model_validate({**Settings().model_dump(), **chosen})
     try:
-        cluster = local.up(configured, print)
+        cluster = site.up(configured, print)
+        urls = getattr(site, "urls", ())
         with Client(cluster.url, configured.api_key or None) as client:
-            running = Running(cluster, client, served, shape["vocab_size"] - 1, configured.api_key)
+            running = Running(cluster, client, served, shape["vocab_size"] - 1, configured.api_key, urls)
             _deploy(running, base, adapters)
             yield running
     finally:
-        local.down(configured, print)
+        site.down(configured, print)
 
 
 def _deploy(running: Running, base: Path, adapters: Sequence[Path]) -> None:
@@ -126,12 +147,13 @@ def _deploy(running: Running, base: Path, adapters: Sequence[Path]) -> None:
         client.wait(
             client.register_model(RegisterModelRequest(model=name, base=BASE, adapter=str(adapter))).id
         )
-    replicas = Replicas(min=served.groups, max=served.groups)
-    client.wait(
-        client.deploy_model(
-            DeployModelRequest(model=BASE, maxOutputLength=served.max_output, replicas=replicas)
-        ).id
+    asked = DeployModelRequest(
+        model=BASE,
+        maxOutputLength=served.max_output,
+        replicas=Replicas(min=served.groups, max=served.groups),
+        antiAffinity=AntiAffinity(group="apart") if served.apart else None,
     )
+    client.wait(client.deploy_model(asked).id)
     for name in running.models[1:]:
         client.wait(client.deploy_model(DeployModelRequest(model=name, maxOutputLength=served.max_output)).id)
     wait_for(lambda: serving_groups(client) == served.groups, f"{served.groups} groups that serve")

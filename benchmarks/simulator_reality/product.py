@@ -52,7 +52,7 @@ def facts_of(running: Running) -> Facts:
 
 
 def player(running: Running) -> Play:
-    headers = {"authorization": f"Bearer {running.api_key}"} if running.api_key else {}
+    headers = running.headers
     seeds = itertools.count(1000)  # no two bursts have prompts in common
 
     async def play(asked: Sequence[Asked]) -> list[Timed]:

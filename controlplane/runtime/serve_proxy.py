@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from workers.server.whole_bodies import WholeBodies
+from controlplane.runtime.proxy_shedding import shedding_connections
 
 log = logging.getLogger(__name__)
 
@@ -19,7 +19,7 @@ def bound_connections() -> list[Any]:
     replicas hold little. Returns no middlewares, which Serve's proxy asks for: they would come too late."""
     from uvicorn.protocols.http import auto
 
-    auto.AutoHTTPProtocol = WholeBodies
+    auto.AutoHTTPProtocol = shedding_connections()
     _narrow_channels()
     return []
 

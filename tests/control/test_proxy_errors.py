@@ -13,7 +13,7 @@ from uvicorn.protocols.http import auto
 from controlplane import errors
 from controlplane.runtime import proxy_errors
 from controlplane.runtime.proxy_errors import DIED, DocumentedErrors
-from workers.server.whole_bodies import WholeBodies
+from controlplane.runtime.proxy_shedding import SheddingConnection
 
 
 def start(status: int, kind: str) -> Message:
@@ -100,4 +100,4 @@ def test_serves_proxy_is_given_both(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auto, "AutoHTTPProtocol", auto.AutoHTTPProtocol)  # put back afterwards
     given: list[Any] = validate_http_proxy_callback_return(proxy_errors.prepare())
     assert [each.cls for each in given] == [DocumentedErrors]
-    assert auto.AutoHTTPProtocol is WholeBodies
+    assert auto.AutoHTTPProtocol is SheddingConnection

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Iterable
 from typing import Any
 
 from workers.server.write_limits import BoundedWrites
 
+Headers = Iterable[tuple[bytes, bytes]]
 MAX_HEAD_BYTES = 64 << 10
 HEAD_S = 8.0  # from the first byte of a head to its last, and from a connection to its first head
 _TOO_LARGE = b"431 Request Header Fields Too Large"
@@ -91,12 +93,18 @@ class BoundedHead(BoundedWrites):
     def _is_answering(self) -> bool:
         return bool(self.pipeline) or (self.cycle is not None and not self.cycle.response_complete)
 
-    def _refuse(self, status: bytes, json: bytes = b"") -> None:
+    def _refuse(self, status: bytes, json: bytes = b"", more: Headers = ()) -> None:
         if self.transport.is_closing():
             return
         if not self._is_answering():  # else it would be read as a part of that answer
-            usual = b"".join(b"%b: %b\r\n" % header for header in self.server_state.default_headers)
-            kind = usual + (b"content-type: application/json\r\n" if json else b"")
-            head = b"HTTP/1.1 %b\r\n%bcontent-length: %d\r\nconnection: close\r\n\r\n"
-            self.transport.write(head % (status, kind, len(json)) + json)
+            self._write(status, json, (*more, (b"connection", b"close")))
         self.transport.close()
+
+    def _write(self, status: bytes, json: bytes, more: Headers) -> None:
+        """A whole answer, where there is no application that gives one."""
+        kind: Headers = ((b"content-type", b"application/json"),) if json else ()
+        headers = (*self.server_state.default_headers, *kind, *more)
+        lines = b"".join(b"%b: %b\r\n" % header for header in headers)
+        self.transport.write(
+            b"HTTP/1.1 %b\r\n%bcontent-length: %d\r\n\r\n%b" % (status, lines, len(json), json)
+        )

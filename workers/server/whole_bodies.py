@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from dataclasses import dataclass
 
-from workers.server.head_limits import BoundedHead
+from workers.server.head_limits import BoundedHead, Headers
 
 # As controlplane.settings has them, for a process that is not ours.
 LIMIT_S = float(os.environ.get("OSTINATO_BODY_TIMEOUT_S") or 9.0)
@@ -25,16 +26,38 @@ _ERROR = {
 }
 
 
+@dataclass(frozen=True)
+class Refusal:
+    """An answer in the application's place: a status line, an error as JSON, headers."""
+
+    status: bytes
+    json: bytes
+    headers: Headers = ()
+
+
 class WholeBodies(BoundedHead):
-    """Holds a request back until its body is complete, or so large that its gateway refuses it."""
+    """Holds a request back until its body is complete, or so large that its gateway refuses it.
+
+    Then `refusal` may answer it. A request that came before the last was answered is not refused here.
+    """
 
     _held_in_all = 0
+    _is_refused = False  # the request under way
     _held: bytearray | None = None  # None: nothing is held back
     _body_timer: asyncio.TimerHandle | None = None
 
+    def refusal(self, headers: Headers) -> Refusal | None:
+        """None: the application answers."""
+        return None
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._is_refused = False
+
     def on_headers_complete(self) -> None:
-        if not self._has_body() or WholeBodies._held_in_all > HELD_BYTES:
-            super().on_headers_complete()
+        has_body = self._has_body()
+        if not has_body or WholeBodies._held_in_all > HELD_BYTES:
+            self._begin(is_whole=not has_body)
             return
         self._end_head()
         self._held = bytearray()
@@ -44,17 +67,20 @@ class WholeBodies(BoundedHead):
 
     def on_body(self, body: bytes) -> None:
         if self._held is None:
-            super().on_body(body)
+            self._on_passed_body(body)
             return
         self._unread_bytes = 0
         self._held += body
         WholeBodies._held_in_all += len(body)
         if len(self._held) > LIMIT_BYTES or WholeBodies._held_in_all > HELD_BYTES:
-            self._go_on()
+            self._go_on(is_whole=False)
 
     def on_message_complete(self) -> None:
-        self._go_on()
-        super().on_message_complete()
+        self._go_on(is_whole=True)
+        if self._is_refused:
+            self._unread_bytes = 0
+        else:
+            super().on_message_complete()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -81,13 +107,34 @@ class WholeBodies(BoundedHead):
                 return not self.parser.should_upgrade()
         return False
 
-    def _go_on(self) -> None:
+    def _go_on(self, is_whole: bool) -> None:
         """With what is there: all of it, most of the time."""
         body = self._let_go()
         if body is not None:
-            super().on_headers_complete()
+            self._begin(is_whole)
             if body:
-                super().on_body(body)
+                self._on_passed_body(body)
+
+    def _begin(self, is_whole: bool) -> None:
+        """The application's call, or its refusal. The connection stays only if no more of the body comes."""
+        is_plain = not self._is_answering() and not self.parser.should_upgrade()
+        refusal = self.refusal(self.scope["headers"]) if is_plain else None
+        if refusal is None:
+            super().on_headers_complete()
+            return
+        self._end_head()
+        self._is_refused = True
+        if not is_whole or not self.parser.should_keep_alive() or self.flow.write_paused:
+            self._refuse(refusal.status, refusal.json, refusal.headers)
+        else:
+            self._write(refusal.status, refusal.json, refusal.headers)
+            self.on_response_complete()
+
+    def _on_passed_body(self, body: bytes) -> None:
+        if self._is_refused:
+            self._unread_bytes = 0
+        else:
+            super().on_body(body)
 
     def _let_go(self) -> bytes | None:
         if self._body_timer is not None:

@@ -1,0 +1,150 @@
+"""What a proxy refuses when more requests come than it can pass on. Pure: who calls gives the time.
+
+What is behind the proxy has more than it can do when the smallest request takes long there, and goes on to.
+Then requests beyond a budget are refused while they are cheap: before anything is done for them. The budget
+is what was passed on meanwhile, and follows the delay from there: less while it is long, more when it is
+short again. Tenants share it by weight, max-min fairly: each has a token bucket, and all buckets are filled
+at the same level of requests a second and unit of weight. So a tenant that asks for less than its share is
+refused nothing, whatever others ask for. One that asks alone delays nobody else, and has more patience.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass
+
+# A busy machine is slow at times. Half of all looks, for this long, say that it has too much to do.
+LATE_S, LATE_ALONE_S = 0.05, 1.0
+WINDOW_S = 0.5
+LOOKS = 2  # one that is late may be a machine that stood still
+LESS, MORE = 0.85, 1.03
+# Any machine passes so many requests on in a second: what delays them then are not requests.
+LEAST_PER_S = 40.0
+ASKING_PER_S = 0.5
+BURST_S, LEAST_BURST = 0.2, 8.0
+OVER = 2.0  # a budget so many times what comes limits nobody
+LONGEST_RETRY_S = 30.0
+FORGOTTEN_PER_S = 0.01
+
+
+@dataclass(slots=True)
+class _Tenant:
+    """`mean_per_s` is what it asked for lately; `tokens` are what it may still ask for, as of `at_s`."""
+
+    weight: float
+    asked: int = 0
+    mean_per_s: float = 0.0
+    tokens: float = math.inf
+    at_s: float = 0.0
+
+
+class LoadShedding:
+    """`arrive` for each request, and `look` several times in WINDOW_S."""
+
+    def __init__(self) -> None:
+        self._budget_per_s = math.inf
+        self._level_per_s = math.inf
+        self._tenants: dict[str, _Tenant] = {}
+        self._late_s: list[float] = []
+        self._was_late_s = 0.0
+        self._since_s: float | None = None
+        self._passed = 0
+        self._asked_per_s = 0.0
+
+    @property
+    def budget_per_s(self) -> float:
+        """How many requests a second are passed on at most; infinite: all."""
+        return self._budget_per_s
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether so much comes that the next look matters."""
+        return self._asked_per_s > LEAST_PER_S or self._budget_per_s < math.inf
+
+    def arrive(self, name: str, weight: float, now_s: float) -> float | None:
+        """None: pass the request of this tenant on. Else refuse it, and say after how many seconds to try
+        again."""
+        tenant = self._tenants.get(name)
+        if tenant is None:
+            tenant = self._tenants[name] = _Tenant(weight)
+        tenant.weight = weight
+        tenant.asked += 1
+        if self._level_per_s < math.inf and not self._take(tenant, now_s):
+            may_per_s = self._level_per_s * weight
+            return min(LONGEST_RETRY_S, max(1.0, tenant.mean_per_s / may_per_s))
+        self._passed += 1
+        return None
+
+    def look(self, late_s: float, now_s: float) -> None:
+        """`late_s`: how long the smallest request takes now."""
+        if self._since_s is None:
+            self._since_s = now_s
+        self._late_s.append(late_s)
+        took_s = now_s - self._since_s
+        if took_s >= WINDOW_S and len(self._late_s) >= LOOKS:
+            self._end_window(took_s)
+            self._since_s = now_s
+
+    def _take(self, tenant: _Tenant, now_s: float) -> bool:
+        rate = self._level_per_s * tenant.weight
+        burst = max(LEAST_BURST, rate * BURST_S)
+        tenant.tokens = min(burst, tenant.tokens + rate * max(0.0, now_s - tenant.at_s))
+        tenant.at_s = now_s
+        if tenant.tokens < 1.0:
+            return False
+        tenant.tokens -= 1.0
+        return True
+
+    def _end_window(self, took_s: float) -> None:
+        late_s = statistics.median_low(self._late_s)
+        for tenant in self._tenants.values():
+            tenant.mean_per_s = (tenant.mean_per_s + tenant.asked / took_s) / 2.0
+        self._asked_per_s = sum(tenant.asked for tenant in self._tenants.values()) / took_s
+        self._budget_per_s = self._next_budget(late_s, self._passed / took_s)
+        self._tenants = {
+            name: each for name, each in self._tenants.items() if each.mean_per_s > FORGOTTEN_PER_S
+        }
+        self._level_per_s = fair_level(
+            [(tenant.mean_per_s, tenant.weight) for tenant in self._tenants.values()], self._budget_per_s
+        )
+        for tenant in self._tenants.values():
+            tenant.asked = 0
+            if self._level_per_s == math.inf:
+                tenant.tokens = math.inf
+        self._passed, self._was_late_s = 0, late_s
+        self._late_s.clear()
+
+    def _next_budget(self, late_s: float, passed_per_s: float) -> float:
+        """`late_s`: what half of all looks found, or more."""
+        limit_s = LATE_S if self._tenants_asking() > 1 else LATE_ALONE_S
+        if late_s > limit_s:
+            if late_s < self._was_late_s and self._budget_per_s < math.inf:
+                return self._budget_per_s  # what waits becomes less
+            if self._asked_per_s <= LEAST_PER_S:
+                return self._budget_per_s  # it is not requests that delay others
+            return max(LEAST_PER_S, LESS * min(self._budget_per_s, passed_per_s))
+        if late_s > limit_s / 2:
+            return self._budget_per_s
+        more = MORE * self._budget_per_s
+        return more if more < max(OVER * self._asked_per_s, 2 * LEAST_PER_S) else math.inf
+
+    def _tenants_asking(self) -> int:
+        return sum(tenant.mean_per_s > ASKING_PER_S for tenant in self._tenants.values())
+
+
+def fair_level(asked: list[tuple[float, float]], budget: float) -> float:
+    """How many requests a second go to each unit of weight, of tenants that ask for so much (by weight).
+
+    Where they ask for more than the budget: the level at which the sum of min(asked, level * weight) is the
+    budget. Else there is room above what any of them asks for, and it is divided by weight, too.
+    """
+    left, weights = budget, sum(weight for _, weight in asked)
+    everyone, level = weights, 0.0
+    for amount, weight in sorted(asked, key=lambda each: each[0] / each[1]):
+        if amount * weights >= left * weight:
+            return left / weights
+        left -= amount
+        weights -= weight
+        level = amount / weight
+    return level + left / (everyone or 1.0)

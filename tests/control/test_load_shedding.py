@@ -1,0 +1,186 @@
+"""Who is refused by a proxy that cannot pass on all that comes."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controlplane.traffic.load_shedding import LATE_ALONE_S, LATE_S, LEAST_PER_S, LoadShedding, fair_level
+
+LOOK_S = 0.05
+
+
+def late_for(
+    shedding: LoadShedding,
+    late_s: float,
+    seconds: float,
+    per_s: float,
+    *,
+    since_s: float = 0.0,
+    beside_per_s: float = 2.0,
+) -> float:
+    """All is late at every look while one tenant asks `per_s` times a second, and another a little beside it.
+    Returns the time after it."""
+    for number in range(round(seconds / LOOK_S)):
+        now_s = since_s + number * LOOK_S
+        for _ in range(round(per_s * LOOK_S)):
+            shedding.arrive("greedy", 1.0, now_s)
+        if beside_per_s and number % round(1 / (beside_per_s * LOOK_S)) == 0:
+            assert shedding.arrive("small", 1.0, now_s) is None
+        shedding.look(late_s, now_s)
+    return since_s + seconds
+
+
+def test_a_path_in_time_refuses_nobody() -> None:
+    shedding = LoadShedding()
+    for number in range(10_000):
+        assert shedding.arrive("greedy", 1.0, number / 1e4) is None
+        if number % 500 == 0:
+            shedding.look(LATE_S / 4, number / 1e4)
+    assert shedding.budget_per_s == math.inf
+    assert shedding.is_crowded
+
+
+def test_a_machine_that_stood_still_refuses_nobody() -> None:
+    """All that came meanwhile is there at once, and one look is late."""
+    shedding = LoadShedding()
+    now_s = late_for(shedding, 0.001, 2.0, 200.0)
+    for _ in range(3):
+        now_s += 5.0
+        assert all(shedding.arrive("greedy", 1.0, now_s) is None for _ in range(1000))
+        shedding.look(5.0, now_s)
+        now_s = late_for(shedding, 0.001, 1.0, 200.0, since_s=now_s)
+    assert shedding.budget_per_s == math.inf
+
+
+def test_a_path_that_something_else_delays_refuses_nobody() -> None:
+    shedding = LoadShedding()
+    late_for(shedding, 10 * LATE_S, 60.0, LEAST_PER_S / 2)
+    assert shedding.budget_per_s == math.inf
+    assert not shedding.is_crowded
+
+
+def test_who_asks_alone_delays_itself() -> None:
+    """Until it takes so long that the proxy is at risk."""
+    shedding = LoadShedding()
+    now_s = late_for(shedding, 0.9 * LATE_ALONE_S, 10.0, 400.0, beside_per_s=0.0)
+    assert shedding.budget_per_s == math.inf
+    now_s = late_for(shedding, 1.1 * LATE_ALONE_S, 10.0, 400.0, since_s=now_s, beside_per_s=0.0)
+    assert shedding.budget_per_s < math.inf
+    late_for(shedding, 0.9 * LATE_ALONE_S, 10.0, 400.0, since_s=now_s)
+    assert shedding.budget_per_s == LEAST_PER_S
+
+
+def test_who_comes_again_is_told_when_by_how_far_it_is_above_its_share() -> None:
+    shedding = LoadShedding()
+    now_s = late_for(shedding, 1.0, 30.0, 400.0)
+    assert shedding.budget_per_s == LEAST_PER_S
+    told = [shedding.arrive("greedy", 1.0, now_s) for _ in range(100)]
+    assert told[-1] == pytest.approx(400.0 / (LEAST_PER_S - 2.0), rel=0.05)
+
+
+def test_when_less_comes_again_nobody_is_refused() -> None:
+    shedding = LoadShedding()
+    now_s = late_for(shedding, 1.0, 30.0, 400.0)
+    assert shedding.budget_per_s < math.inf
+    now_s = late_for(shedding, 0.0, 60.0, 20.0, since_s=now_s)
+    assert shedding.budget_per_s == math.inf
+    assert all(shedding.arrive("greedy", 1.0, now_s) is None for _ in range(1000))
+
+
+amounts = st.floats(0.0, 1e4)
+weights = st.floats(1e-3, 1e3)
+
+
+@given(st.lists(st.tuples(amounts, weights), max_size=8), st.floats(1.0, 1e4))
+def test_the_level_shares_the_budget_max_min_fairly(asked: list[tuple[float, float]], budget: float) -> None:
+    level = fair_level(asked, budget)
+    got = sum(min(amount, level * weight) for amount, weight in asked)
+    wanted = sum(amount for amount, _ in asked)
+    assert got == pytest.approx(min(budget, wanted), rel=1e-6)
+    if wanted < budget:  # the rest is divided, and no more than the rest
+        room = sum(weight for _, weight in asked) * (level - max((a / w for a, w in asked), default=0.0))
+        assert room <= (budget - wanted) * (1 + 1e-6) + 1e-6 or not asked
+
+
+@dataclass
+class Loop:
+    """An event loop: in each round all that came is read, and work that was begun goes on. Virtual time."""
+
+    pass_s: float
+    refuse_s: float
+    asks: dict[str, float]
+    weights: dict[str, float]
+    passed: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+    waits_s: list[float] = field(default_factory=list)
+
+    def run(self, seconds: float, settled_s: float) -> None:
+        """What comes before `settled_s` is not counted."""
+        choose = random.Random(1)
+        comes: list[tuple[float, str]] = []
+        for name, per_s in self.asks.items():
+            at_s = choose.expovariate(per_s)
+            while at_s < seconds:
+                comes.append((at_s, name))
+                at_s += choose.expovariate(per_s)
+        left = deque(sorted(comes))
+        shedding, now_s, due_s, begun = LoadShedding(), 0.0, LOOK_S, 0
+        while left or begun:
+            if not begun and now_s < due_s:
+                now_s = max(now_s, min(due_s, left[0][0] if left else due_s))
+            if now_s >= due_s:
+                shedding.look(now_s - due_s, now_s)
+                due_s = now_s + LOOK_S
+            ready = []
+            while left and left[0][0] <= now_s:
+                ready.append(left.popleft())
+            now_s += begun * self.pass_s / 2
+            begun = 0
+            for at_s, name in ready:
+                is_refused = shedding.arrive(name, self.weights[name], now_s) is not None
+                now_s += self.refuse_s if is_refused else self.pass_s / 2
+                begun += not is_refused
+                if at_s >= settled_s:
+                    (self.refused if is_refused else self.passed)[name] += 1
+                    self.waits_s.append(now_s - at_s)
+
+
+@pytest.mark.parametrize(
+    ("asks", "weights", "pass_s", "refuse_s"),
+    [
+        ({"small": 7.0, "greedy": 163.0}, {"small": 1.0, "greedy": 1.0}, 0.01, 0.0005),
+        ({"small": 7.0, "greedy": 600.0}, {"small": 1.0, "greedy": 1.0}, 0.005, 0.0005),
+        (
+            {"small": 20.0, "greedy": 300.0, "heavy": 400.0},
+            {"small": 1.0, "greedy": 1.0, "heavy": 2.0},
+            0.005,
+            0.0003,
+        ),
+        (
+            {"small": 5.0, **{f"greedy {n}": 60.0 for n in range(9)}},
+            {"small": 1.0, **{f"greedy {n}": 1.0 for n in range(9)}},
+            0.005,
+            0.0003,
+        ),
+    ],
+)
+def test_a_loop_with_more_than_it_can_do(
+    asks: dict[str, float], weights: dict[str, float], pass_s: float, refuse_s: float
+) -> None:
+    """It passes on nearly what it can, and shares it by weight. Who asks for less than its share loses a
+    request at times, when many of its own come at once."""
+    loop = Loop(pass_s, refuse_s, asks, weights)
+    loop.run(seconds=120.0, settled_s=20.0)
+    assert loop.refused["small"] <= 0.002 * loop.passed["small"]
+    could_per_s = (1.0 - sum(asks.values()) * refuse_s) / (pass_s - refuse_s)
+    assert 0.8 * could_per_s < loop.passed.total() / 100.0 <= 1.01 * could_per_s
+    others = {name: loop.passed[name] / weights[name] for name in asks if name != "small"}
+    assert max(others.values()) <= 1.05 * min(others.values())
+    assert sorted(loop.waits_s)[len(loop.waits_s) // 2] < LATE_S

@@ -1,0 +1,282 @@
+"""Requests that Serve's proxy answers by itself: at a real server, over real connections."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import socket
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import uvicorn
+
+from controlplane.runtime import proxy_shedding
+from controlplane.runtime.proxy_shedding import NOBODY, Shedding, SheddingConnection, probed_s
+from controlplane.settings import Settings
+from controlplane.traffic import load_shedding
+from controlplane.traffic.tenants import DEFAULT
+from workers.server import whole_bodies
+from workers.server.head_limits import Headers
+from workers.server.whole_bodies import WholeBodies
+
+GREEDY = b"Bearer greedy"
+
+
+class Strict(Shedding):
+    """Refuses one key whatever the loop does."""
+
+    def retry_s(self, path: bytes, headers: Headers, now_s: float) -> float | None:
+        return 2.5 if dict(headers).get(b"authorization") == GREEDY else None
+
+
+@pytest.fixture(autouse=True)
+async def _bound() -> AsyncIterator[None]:
+    async with asyncio.timeout(120):
+        yield
+
+
+@asynccontextmanager
+async def serving(app: Any, shedding: Shedding) -> AsyncIterator[int]:
+    class Connection(SheddingConnection):
+        pass
+
+    Connection.shedding = shedding
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(app, http=Connection, lifespan="off", log_config=None, timeout_keep_alive=120)
+    server = uvicorn.Server(config)
+    running = asyncio.create_task(server.serve(sockets=[listener]))
+    yield listener.getsockname()[1]
+    server.should_exit = True
+    await running
+    for task in shedding._tasks:
+        task.cancel()
+    assert WholeBodies._held_in_all == 0
+
+
+@pytest.fixture
+def begun() -> list[bytes]:
+    """Bodies that came to the application."""
+    return []
+
+
+@pytest.fixture
+async def port(begun: list[bytes]) -> AsyncIterator[int]:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+        begun.append(body)
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    async with serving(app, Strict(Settings())) as port:
+        yield port
+
+
+def request(body: bytes | None, key: bytes, *more: bytes, chunked: bool = False) -> bytes:
+    """None: a GET."""
+    lines = [
+        b"GET / HTTP/1.1" if body is None else b"POST / HTTP/1.1",
+        b"host: x",
+        b"authorization: " + key,
+        *more,
+    ]
+    if body is None:
+        return b"\r\n".join([*lines, b"", b""])
+    if not chunked:
+        return b"\r\n".join([*lines, b"content-length: %d" % len(body), b"", b""]) + body
+    pieces = [body[at : at + 700] for at in range(0, len(body), 700)]
+    chunks = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
+    return b"\r\n".join([*lines, b"transfer-encoding: chunked", b"", b""]) + chunks + b"0\r\n\r\n"
+
+
+async def answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:
+    status, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().strip().split("\r\n")
+    headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
+    return int(status.split()[1]), headers, await reader.readexactly(int(headers["content-length"]))
+
+
+@pytest.mark.parametrize("body", [None, b"", b"abc", b"a" * 100_000])
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_who_is_refused_may_go_on_by_the_same_connection(
+    port: int, begun: list[bytes], body: bytes | None, chunked: bool
+) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    for _ in range(3):
+        writer.write(request(body, GREEDY, chunked=chunked))
+        status, headers, text = await answer(reader)
+        error = json.loads(text)["error"]
+        assert (status, error["code"], error["type"]) == (429, "overloaded", "rate_limit_error")
+        assert error["details"]["reason"] == "busy"
+        assert (headers["retry-after"], headers["content-type"]) == ("3", "application/json")
+    assert begun == []
+    writer.write(request(body, b"Bearer small", chunked=chunked))
+    assert (await answer(reader))[0] == 200
+    assert begun == [body or b""]
+    writer.close()
+
+
+async def test_who_asks_for_the_end_of_the_connection_gets_it(port: int) -> None:
+    for version, header in ((b"1.1", b"connection: close"), (b"1.0", b"x: y")):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request(b"abc", GREEDY, header).replace(b"HTTP/1.1", b"HTTP/" + version))
+        status, headers, _ = await answer(reader)
+        assert (status, headers["connection"], await reader.read()) == (429, "close", b"")
+        writer.close()
+
+
+async def test_more_body_than_is_held_ends_the_connection(
+    port: int, begun: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(whole_bodies, "LIMIT_BYTES", 1000)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request(b"a" * 100_000, GREEDY)[:60_000])
+    status, headers, _ = await answer(reader)
+    assert (status, headers["connection"], await reader.read()) == (429, "close", b"")
+    assert begun == []
+    writer.close()
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_requests_in_a_row_are_answered_in_their_order(
+    port: int, begun: list[bytes], seed: int
+) -> None:
+    """However they are cut. One that came before the last was answered may be passed on."""
+    choose = random.Random(seed)
+    sent = b""
+    keys = [choose.choice([GREEDY, b"Bearer small"]) for _ in range(20)]
+    bodies = [choose.choice([None, b"", choose.randbytes(50), choose.randbytes(70_000)]) for _ in keys]
+    for key, body in zip(keys, bodies, strict=True):
+        sent += request(body, key, chunked=choose.random() < 0.5)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    at = 0
+    while at < len(sent):
+        size = choose.choice([1, 10, 1000, 50_000])
+        writer.write(sent[at : at + size])
+        await asyncio.sleep(0)
+        at += size
+    statuses = [(await answer(reader))[0] for _ in keys]
+    assert all(status == 200 for status, key in zip(statuses, keys, strict=True) if key != GREEDY)
+    assert set(statuses) <= {200, 429}
+    passed = [body or b"" for status, body in zip(statuses, bodies, strict=True) if status == 200]
+    assert begun == passed
+    writer.close()
+
+
+async def test_openais_client_is_told(port: int) -> None:
+    client = openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}", api_key="greedy", max_retries=0)
+    with pytest.raises(openai.RateLimitError) as caught:
+        await client.models.list()
+    assert caught.value.code == "overloaded"
+    await client.close()
+
+
+async def app_saying(status: int, scope: Any, receive: Any, send: Any) -> None:
+    """As gateways answer: after the request was read, and nothing more is to be read."""
+    assert scope["path"] == "/healthz"
+    assert (await receive())["type"] == "http.request"
+    leaves = asyncio.ensure_future(receive())
+    await asyncio.sleep(0.05)
+    await send({"type": "http.response.start", "status": status, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
+    assert not leaves.done()
+    leaves.cancel()
+
+
+def now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def test_a_look_takes_as_long_as_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert await probed_s(partial(app_saying, 200), now_s() - 1.0) >= 1.05
+    assert await probed_s(partial(app_saying, 503), now_s()) == 0.0
+    monkeypatch.setattr(proxy_shedding, "PROBE_S", 0.01)
+    assert await probed_s(partial(app_saying, 200), now_s()) == 0.01
+
+
+async def test_a_look_that_fails_says_nothing() -> None:
+    async def broken(scope: Any, receive: Any, send: Any) -> None:
+        raise RuntimeError("no gateway")
+
+    assert await probed_s(broken, now_s()) == 0.0
+
+
+def settings_of(folder: Path, **weights: float) -> Settings:
+    file = folder / "tenants.json"
+    tenants = [
+        {"name": name, "weight": weight, "keys": [sha256(name.encode()).hexdigest()]}
+        for name, weight in weights.items()
+    ]
+    file.write_text(json.dumps({"tenants": tenants}))
+    return Settings(api_key="own", tenants=str(file))
+
+
+@pytest.fixture
+def known(tmp_path: Path) -> Shedding:
+    return Shedding(settings_of(tmp_path, small=1.0, greedy=3.0))
+
+
+def test_tenants_are_known_by_their_keys(known: Shedding) -> None:
+    def who(*headers: tuple[bytes, bytes]) -> Any:
+        return known.tenant_of(headers)
+
+    assert (who((b"authorization", GREEDY)).name, who((b"authorization", GREEDY)).weight) == ("greedy", 3.0)
+    assert who((b"host", b"x"), (b"authorization", b"Bearer own")).is_admin
+    for other in (b"Bearer else", b"Bearer ", b"", b"greedy \xff"):
+        assert who((b"authorization", other)) is NOBODY
+    assert who((b"host", b"x")) is NOBODY
+    assert Shedding(Settings(api_key="", tenants="")).tenant_of(()) is DEFAULT
+
+
+def test_tenants_that_cannot_be_read_leave_the_installations_key(tmp_path: Path) -> None:
+    shedding = Shedding(Settings(api_key="own", tenants=str(tmp_path / "absent.yaml")))
+    assert shedding.tenant_of([(b"authorization", b"Bearer own")]).is_admin
+    assert shedding.tenant_of([(b"authorization", GREEDY)]) is NOBODY
+
+
+async def test_a_loop_with_too_much_refuses_the_greedy_and_not_its_probes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until it does: how soon is the machine's affair."""
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/":
+            time.sleep(0.003)  # noqa: ASYNC251  # what a proxy's own work is to its loop
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    counts: dict[str, Counter[int]] = {"greedy": Counter(), "small": Counter(), "probe": Counter()}
+
+    async def ask(port: int, who: str, asked: bytes, pause_s: float = 0.0) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        while counts["greedy"][429] < 100:
+            writer.write(asked)
+            counts[who][(await answer(reader))[0]] += 1
+            await asyncio.sleep(pause_s)
+        writer.close()
+
+    async def all_ask(port: int) -> None:
+        probe = request(None, GREEDY).replace(b"GET /", b"GET /healthz")
+        async with asyncio.TaskGroup() as group:
+            group.create_task(ask(port, "small", request(None, b"Bearer small"), 0.5))
+            group.create_task(ask(port, "probe", probe, 0.2))
+            for _ in range(64):
+                group.create_task(ask(port, "greedy", request(b"abc", GREEDY)))
+
+    monkeypatch.setattr(load_shedding, "LEAST_PER_S", 10.0)  # as a busy machine may do no more
+    shedding = Shedding(settings_of(tmp_path, small=1.0, greedy=1.0))
+    async with serving(slow, shedding) as port:
+        await asyncio.to_thread(asyncio.run, all_ask(port))  # a loop of their own
+    assert set(counts["small"]) == set(counts["probe"]) == {200}
+    assert set(counts["greedy"]) == {200, 429}
