@@ -223,7 +223,8 @@ def rehearse(folder: Path) -> None:
 
 
 def _rehearse_hosts(out: Path) -> None:
-    main([*"kills --store hosts --kills 1 --victims node --between 1 --out".split(), str(out)])
+    few = ("--kills", "1", "--victims", "node", "--between", "1")
+    main(["kills", "--store", "hosts", *few, "--out", str(out)])
     found = rehearsing.check(out, "kills")["kills"]["found"]
     assert found["kills"] == {"node": 1}, found
     assert found["answers"] > 0

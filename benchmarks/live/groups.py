@@ -104,9 +104,7 @@ THIS_MACHINE = cast("Site", local)
 
 
 @contextmanager
-def serving(
-    folder: Path, served: Served, site: Site = THIS_MACHINE, **settings: Any
-) -> Iterator[Running]:
+def serving(folder: Path, served: Served, site: Site = THIS_MACHINE, **settings: Any) -> Iterator[Running]:
     """Up with the base and all variants deployed; down afterwards. `folder` gets the files and the home."""
     shape = SHAPES["tiny"] if rehearsing.is_rehearsal() else SHAPE
     base = write_base(folder / "models", shape)

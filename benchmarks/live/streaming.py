@@ -108,11 +108,15 @@ class Target:
 
 
 async def open_loop(target: Target, asks: Sequence[Ask]) -> list[Outcome]:
-    """Each is sent when it is due, however many others are under way."""
+    """Each is sent when it is due, however many others are under way. The outcomes in the order of `asks`."""
+    tasks: dict[int, asyncio.Task[Outcome]] = {}
     async with _session() as http:
         start = time.perf_counter()
-        tasks = [asyncio.create_task(_at(http, target, ask, i, start)) for i, ask in enumerate(asks)]
-        return list(await asyncio.gather(*tasks))
+        # Not all at once: to begin a hundred thousand would delay the first by seconds.
+        for number, ask in sorted(enumerate(asks), key=lambda each: each[1].at_s):
+            await asyncio.sleep(max(0.0, start + ask.at_s - time.perf_counter()))
+            tasks[number] = asyncio.create_task(_ask(http, target, ask, number, start))
+        return [await tasks[number] for number in range(len(asks))]
 
 
 async def closed_loop(
@@ -140,11 +144,6 @@ async def _session() -> AsyncIterator[aiohttp.ClientSession]:
     timeout = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as http:
         yield http
-
-
-async def _at(http: aiohttp.ClientSession, target: Target, ask: Ask, number: int, start: float) -> Outcome:
-    await asyncio.sleep(max(0.0, start + ask.at_s - time.perf_counter()))
-    return await _ask(http, target, ask, number, start)
 
 
 async def _ask(http: aiohttp.ClientSession, target: Target, ask: Ask, number: int, start: float) -> Outcome:

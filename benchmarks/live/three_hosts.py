@@ -1,5 +1,5 @@
 """A cluster as the chart makes one: a head without engines, whose control store is kept in Redis, and two
-nodes with room for a gateway, a proxy of Serve's and an engine each. Each is a host of its own (`hosts.py`)."""
+nodes with room for a gateway, a proxy of Serve's and an engine each. Each is a host of its own."""
 
 from __future__ import annotations
 
@@ -74,12 +74,18 @@ class ThreeHosts:
 
     def start(self, host: str) -> None:
         if host == HEAD:
+            self._forget_head()
             options = ("--head", f"--port={PORT}", "--num-cpus=0", "--include-dashboard=false")
             self.hosts.start_ray(host, (*options, f"--temp-dir={self._temp_dir}"), self._environment)
         else:
             self.hosts.start_ray(
                 host, (f"--address={self.hosts.addresses[HEAD]}:{PORT}", "--num-cpus=2"), self._environment
             )
+
+    def _forget_head(self) -> None:
+        """A note of where the last one was, which a host of its own would not have kept."""
+        for folder in (self._temp_dir, Path(self._environment["RAY_TMPDIR"])):
+            (folder / "ray_current_cluster").unlink(missing_ok=True)
 
     def _redis(self, folder: Path) -> RedisServer:
         folder.mkdir()
