@@ -25,9 +25,10 @@ from benchmarks.kernels.harness import (
 from benchmarks.kernels.linears import DTYPE, Layer, indices
 from workers.kernels import svd_delta
 from workers.kernels.rows import SMALL_BLOCK, Rows
-from workers.kernels.svd_delta import layout
+from workers.kernels.svd_delta import layout, tensor_cores
 from workers.kernels.svd_delta.layout import Ranks
 from workers.kernels.svd_delta.plan import Plan, plan
+from workers.kernels.svd_delta.tensor_cores import Cut
 from workers.kernels.types import Part, offsets, total_bytes, view
 
 TOLERANCE = 1e-2  # bfloat16 rounds t, t times scale and the output
@@ -86,7 +87,7 @@ def _case(shape: Shape, batch: int, variants: int, distribution: str) -> Case:
 
 
 def _prepare(
-    shape: Shape, variants: int, slots: Int32s, device: torch.device, plans: Mapping[str, Plan] | None = None
+    shape: Shape, variants: int, slots: Int32s, device: torch.device, plans: Mapping[str, Plan | Cut] | None = None
 ) -> Prepared:
     by_bits = ATTENTION if max(shape.inputs, *shape.slices) <= 4096 else MLP
     ranks = (by_bits,) * len(shape.slices)
@@ -108,12 +109,11 @@ def _prepare(
     def ours(at: Layer[Starts]) -> None:
         svd_delta.apply(at.x, at.out, arena, at.table, rows, shape.slices, scratch)
 
-    def planned(cut: Plan, at: Layer[Starts]) -> None:
-        from workers.kernels.svd_delta import kernel
-
+    def planned(cut: Plan | Cut, at: Layer[Starts]) -> None:
         tiles = rows.tiles(len(slots))
-        kernel.shrink(at.x, arena, at.table, tiles, cut, scratch)
-        kernel.expand(at.out, arena, at.table, tiles, shape.slices, cut, scratch)
+        shrink, expand = launches(cut)
+        shrink(at.x, arena, at.table, tiles, cut, scratch)
+        expand(at.out, arena, at.table, tiles, shape.slices, cut, scratch)
 
     def delta(at: Layer[Starts], slot: int) -> torch.Tensor:
         return _dense(arena, shape, ranks, parts, at.weights[slot])
@@ -134,6 +134,15 @@ def _prepare(
         tolerance=TOLERANCE,
         contenders=contenders,
     )
+
+
+def launches(cut: Plan | Cut) -> tuple[Callable[..., None], Callable[..., None]]:
+    """Triton's, or those in CUDA."""
+    if isinstance(cut, Cut):
+        return tensor_cores.shrink, tensor_cores.expand
+    from workers.kernels.svd_delta import kernel
+
+    return kernel.shrink, kernel.expand
 
 
 Starts = Sequence[int]  # of each variant in the arena
@@ -172,7 +181,10 @@ def _fill(
     """Codes and zero points stay random bytes; scales such that the delta's output is of the size of one.
     Digits of one rank have the same scale times powers of four."""
     for index, side, columns, stored in _stored(arena, shape, parts, start):
-        scales = layout.coded(stored, layout.num_digits(ranks[index]), columns).scales
+        packed = layout.coded(stored, layout.num_digits(ranks[index]), columns)
+        scales = packed.scales
+        for rest in packed.unused:
+            rest.zero_()
         size = columns**-0.5 if side == "v" else sum(ranks[0].values()) ** -0.5
         first = 0
         for bits, count in layout.DIGITS.items():
