@@ -1,4 +1,5 @@
-"""Singular-value deltas: our two launches against dense products, over shapes, batches and variants."""
+"""Singular-value deltas: our two launches, Triton's where those are in CUDA, and dense products, over shapes,
+batches and variants."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ def cases(shapes: Sequence[Shape] = SHAPES) -> list[Case]:
 
 
 USUAL = plan(SMALL_BLOCK)
-# What differs from the usual plan of small tiles.
+# What differs from Triton's usual plan of small tiles.
 CHANGES: tuple[dict[str, int | None], ...] = (
     {},
     {"splits": 1},
@@ -64,10 +65,24 @@ CHANGES: tuple[dict[str, int | None], ...] = (
     {"shrink_warps": 1, "shrink_registers": None},
 )
 
+CUDA = {
+    "few rows": tensor_cores.FEW,
+    "more": tensor_cores.MANY,
+    "more, a panel": replace(tensor_cores.MANY, panels=1),
+    "more, 4 panels": replace(tensor_cores.MANY, panels=4),
+    "more, 128 digits": replace(tensor_cores.MANY, shrink=tensor_cores.Shrink(8, 8, 2, 2)),
+    "16 rows": tensor_cores.Cut(tensor_cores.Shrink(4, 16, 2, 2), tensor_cores.Expand(16, 2, 2, 2), 2),
+}
+
 
 def tunings(shapes: Sequence[Shape] = SHAPES) -> list[Case]:
     """Ways to cut up the work, against one another: what is compiled for one shape serves all."""
-    plans = {str(changes or "usual"): replace(USUAL, **changes) for changes in CHANGES}  # type: ignore[arg-type]
+    plans: dict[str, Plan | Cut] = {
+        str(changes or "usual"): replace(USUAL, **changes)  # type: ignore[arg-type]
+        for changes in CHANGES
+    }
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0):
+        plans |= {f"CUDA, {name}": cut for name, cut in CUDA.items()}
     found = []
     for shape, batch, distribution in (
         (shapes[0], 8, "distinct"),
@@ -87,7 +102,11 @@ def _case(shape: Shape, batch: int, variants: int, distribution: str) -> Case:
 
 
 def _prepare(
-    shape: Shape, variants: int, slots: Int32s, device: torch.device, plans: Mapping[str, Plan | Cut] | None = None
+    shape: Shape,
+    variants: int,
+    slots: Int32s,
+    device: torch.device,
+    plans: Mapping[str, Plan | Cut] | None = None,
 ) -> Prepared:
     by_bits = ATTENTION if max(shape.inputs, *shape.slices) <= 4096 else MLP
     ranks = (by_bits,) * len(shape.slices)
@@ -119,6 +138,10 @@ def _prepare(
         return _dense(arena, shape, ranks, parts, at.weights[slot])
 
     contenders = [linears.contender("ostinato", layers, ours, [scratch.shrunk])]
+    tiles = rows.tiles(len(slots))
+    if isinstance(svd_delta.plan_for(tiles, layers[0].x, scratch), Cut):
+        triton = partial(planned, plan(tiles.block))
+        contenders.append(linears.contender("Triton", layers, triton, [scratch.shrunk]))
     if shape.name in WITH_PEERS and len(slots) < PREFILL:
         contenders += _peers(layers, slots, delta)
     if plans:

@@ -166,7 +166,10 @@ def coded_bytes(digits: int, columns: int) -> int:
 def coded(stored: torch.Tensor, digits: int, columns: int) -> Coded:
     """One side's arrays, which lie one after the other in `stored` (uint8)."""
     words, scales, zeros = stored.split(_sizes(digits, columns))
-    lines = scales.view(torch.float16).view(-1, _line(digits)), zeros.view(torch.int16).view(-1, _line(digits))
+    lines = (
+        scales.view(torch.float16).view(-1, _line(digits)),
+        zeros.view(torch.int16).view(-1, _line(digits)),
+    )
     return Coded(
         words.view(torch.int16).view(-1, digits, WORDS),
         *(each[:, :digits] for each in lines),

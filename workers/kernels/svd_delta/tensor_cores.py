@@ -1,4 +1,4 @@
-"""Both launches in CUDA, for batches that are decoded: how they are cut up and made."""
+"""Both launches in CUDA, for batches of few rows: how they are cut up and made."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOST_PARTS = 4
 
 @dataclass(frozen=True)
 class Shrink:
-    """`shrink.cu`. `tiles`: of GROUP digits, of a block of threads. """
+    """`shrink.cu`. `tiles`: of GROUP digits, of a block of threads."""
 
     tiles: int
     rows: int
@@ -95,13 +95,19 @@ class Cut:
     panels: int
 
 
-FEW = Cut(Shrink(2, 8, 3, 2), Expand(8, 4, 2, 2), 1)
-MANY = Cut(Shrink(4, 16, 2, 2), Expand(16, 2, 2, 2), 2)
+# All expand alike. More tiles are a shrink's where there are enough blocks: inputs are copied once for each.
+_EXPAND = Expand(rows=8, at_once=4, stages=2, blocks=2)
+FEW = Cut(Shrink(tiles=2, rows=8, stages=3, blocks=2), _EXPAND, panels=1)
+MANY = Cut(Shrink(tiles=4, rows=8, stages=3, blocks=2), _EXPAND, panels=2)
 CUTS = (FEW, MANY)
+FEW_ROWS = 4
+# For more Triton's kernels are as fast or faster: these take eight rows of a variant at a time.
+MOST_ROWS = 32
 
 
 def cut_for(num_rows: int) -> Cut:
-    return FEW if num_rows <= 8 else MANY
+    """Both sum in the same order: a row's result is the same to the bit."""
+    return FEW if num_rows <= FEW_ROWS else MANY
 
 
 def parts_for(inputs: int) -> int:
