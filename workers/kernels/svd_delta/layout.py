@@ -166,14 +166,13 @@ def coded_bytes(digits: int, columns: int) -> int:
 def coded(stored: torch.Tensor, digits: int, columns: int) -> Coded:
     """One side's arrays, which lie one after the other in `stored` (uint8)."""
     words, scales, zeros = stored.split(_sizes(digits, columns))
-    lines = (
-        scales.view(torch.float16).view(-1, _line(digits)),
-        zeros.view(torch.int16).view(-1, _line(digits)),
-    )
+    line = _line(digits)
+    by_panel, by_eight = scales.view(torch.float16).view(-1, line), zeros.view(torch.int16).view(-1, line)
     return Coded(
         words.view(torch.int16).view(-1, digits, WORDS),
-        *(each[:, :digits] for each in lines),
-        unused=tuple(each[:, digits:] for each in lines),
+        by_panel[:, :digits],
+        by_eight[:, :digits],
+        (by_panel[:, digits:], by_eight[:, digits:]),
     )
 
 
