@@ -29,7 +29,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from benchmarks import rehearsing
-from workers.kernels import bias, boft, full, low_rank, nvrtc, sparse_delta
+from workers.kernels import bias, boft, full, low_rank, nvrtc, sparse_delta, svd_delta
 from workers.kernels.bias import kernel as bias_kernel
 from workers.kernels.boft import kernel as boft_kernel
 from workers.kernels.column_loop import MAX_COLUMNS
@@ -44,6 +44,7 @@ from workers.kernels.sparse_delta import kernel as sparse_kernel
 from workers.kernels.sparse_delta import tensor_cores
 from workers.kernels.svd_delta import kernel as svd_kernel
 from workers.kernels.svd_delta import layout as svd_layout
+from workers.kernels.svd_delta import tensor_cores as svd_cuda
 from workers.kernels.svd_delta.plan import Scratch as SvdScratch
 from workers.kernels.svd_delta.plan import plan as svd_plan
 
@@ -127,16 +128,19 @@ def compiled(launch: Launch) -> Compiled:
 
 
 def on_tensor_cores() -> Iterator[Compiled]:
-    """The product of sparse deltas on sparse tensor cores, which NVRTC compiles."""
+    """What NVRTC compiles: the product of sparse deltas on sparse tensor cores, and singular-value deltas."""
+    sparse = sparse_delta.__name__
     for dtype in tensor_cores.DTYPES:
         for config in tensor_cores.CONFIGS:
-            yield _by_nvrtc(config.kernel, config.options(dtype), config.shared_bytes)
-        yield _by_nvrtc("merge", tensor_cores.options(dtype), 0)
+            yield _by_nvrtc(sparse, config.kernel, config.options(dtype), config.shared_bytes)
+        yield _by_nvrtc(sparse, "merge", tensor_cores.options(dtype), 0)
+        for each in dict.fromkeys(each for cut in svd_cuda.CUTS for each in (cut.shrink, cut.expand)):
+            yield _by_nvrtc(svd_delta.__name__, each.kernel, each.options(dtype), each.shared_bytes)
 
 
-def _by_nvrtc(name: str, options: tuple[str, ...], shared_bytes: int) -> Compiled:
+def _by_nvrtc(package: str, name: str, options: tuple[str, ...], shared_bytes: int) -> Compiled:
     begun = _cpu_s()
-    cubin = nvrtc.compiled(sparse_delta.__name__, f"{name}.cu", tensor_cores.ARCHITECTURE, options)
+    cubin = nvrtc.compiled(package, f"{name}.cu", tensor_cores.ARCHITECTURE, options)
     seconds, used = round(_cpu_s() - begun, 1), _registers_and_stack(cubin)
     return Compiled(f"{TENSOR_CORES}.{name}", seconds, *used, shared_bytes, " ".join(options))
 

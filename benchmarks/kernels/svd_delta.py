@@ -1,4 +1,5 @@
-"""Singular-value deltas: our two launches against dense products, over shapes, batches and variants."""
+"""Singular-value deltas: our two launches, Triton's where those are in CUDA, and dense products, over shapes,
+batches and variants."""
 
 from __future__ import annotations
 
@@ -25,9 +26,10 @@ from benchmarks.kernels.harness import (
 from benchmarks.kernels.linears import DTYPE, Layer, indices
 from workers.kernels import svd_delta
 from workers.kernels.rows import SMALL_BLOCK, Rows
-from workers.kernels.svd_delta import layout
+from workers.kernels.svd_delta import layout, tensor_cores
 from workers.kernels.svd_delta.layout import Ranks
 from workers.kernels.svd_delta.plan import Plan, plan
+from workers.kernels.svd_delta.tensor_cores import Cut
 from workers.kernels.types import Part, offsets, total_bytes, view
 
 TOLERANCE = 1e-2  # bfloat16 rounds t, t times scale and the output
@@ -49,7 +51,7 @@ def cases(shapes: Sequence[Shape] = SHAPES) -> list[Case]:
 
 
 USUAL = plan(SMALL_BLOCK)
-# What differs from the usual plan of small tiles.
+# What differs from Triton's usual plan of small tiles.
 CHANGES: tuple[dict[str, int | None], ...] = (
     {},
     {"splits": 1},
@@ -63,10 +65,24 @@ CHANGES: tuple[dict[str, int | None], ...] = (
     {"shrink_warps": 1, "shrink_registers": None},
 )
 
+CUDA = {
+    "few rows": tensor_cores.FEW,
+    "more": tensor_cores.MANY,
+    "more, a panel": replace(tensor_cores.MANY, panels=1),
+    "more, 4 panels": replace(tensor_cores.MANY, panels=4),
+    "more, 128 digits": replace(tensor_cores.MANY, shrink=tensor_cores.Shrink(8, 8, 2, 2)),
+    "16 rows": tensor_cores.Cut(tensor_cores.Shrink(4, 16, 2, 2), tensor_cores.Expand(16, 2, 2, 2), 2),
+}
+
 
 def tunings(shapes: Sequence[Shape] = SHAPES) -> list[Case]:
     """Ways to cut up the work, against one another: what is compiled for one shape serves all."""
-    plans = {str(changes or "usual"): replace(USUAL, **changes) for changes in CHANGES}  # type: ignore[arg-type]
+    plans: dict[str, Plan | Cut] = {
+        str(changes or "usual"): replace(USUAL, **changes)  # type: ignore[arg-type]
+        for changes in CHANGES
+    }
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0):
+        plans |= {f"CUDA, {name}": cut for name, cut in CUDA.items()}
     found = []
     for shape, batch, distribution in (
         (shapes[0], 8, "distinct"),
@@ -86,7 +102,11 @@ def _case(shape: Shape, batch: int, variants: int, distribution: str) -> Case:
 
 
 def _prepare(
-    shape: Shape, variants: int, slots: Int32s, device: torch.device, plans: Mapping[str, Plan] | None = None
+    shape: Shape,
+    variants: int,
+    slots: Int32s,
+    device: torch.device,
+    plans: Mapping[str, Plan | Cut] | None = None,
 ) -> Prepared:
     by_bits = ATTENTION if max(shape.inputs, *shape.slices) <= 4096 else MLP
     ranks = (by_bits,) * len(shape.slices)
@@ -108,17 +128,20 @@ def _prepare(
     def ours(at: Layer[Starts]) -> None:
         svd_delta.apply(at.x, at.out, arena, at.table, rows, shape.slices, scratch)
 
-    def planned(cut: Plan, at: Layer[Starts]) -> None:
-        from workers.kernels.svd_delta import kernel
-
+    def planned(cut: Plan | Cut, at: Layer[Starts]) -> None:
         tiles = rows.tiles(len(slots))
-        kernel.shrink(at.x, arena, at.table, tiles, cut, scratch)
-        kernel.expand(at.out, arena, at.table, tiles, shape.slices, cut, scratch)
+        shrink, expand = launches(cut)
+        shrink(at.x, arena, at.table, tiles, cut, scratch)
+        expand(at.out, arena, at.table, tiles, shape.slices, cut, scratch)
 
     def delta(at: Layer[Starts], slot: int) -> torch.Tensor:
         return _dense(arena, shape, ranks, parts, at.weights[slot])
 
     contenders = [linears.contender("ostinato", layers, ours, [scratch.shrunk])]
+    tiles = rows.tiles(len(slots))
+    if isinstance(svd_delta.plan_for(tiles, layers[0].x, scratch), Cut):
+        triton = partial(planned, plan(tiles.block))
+        contenders.append(linears.contender("Triton", layers, triton, [scratch.shrunk]))
     if shape.name in WITH_PEERS and len(slots) < PREFILL:
         contenders += _peers(layers, slots, delta)
     if plans:
@@ -134,6 +157,15 @@ def _prepare(
         tolerance=TOLERANCE,
         contenders=contenders,
     )
+
+
+def launches(cut: Plan | Cut) -> tuple[Callable[..., None], Callable[..., None]]:
+    """Triton's, or those in CUDA."""
+    if isinstance(cut, Cut):
+        return tensor_cores.shrink, tensor_cores.expand
+    from workers.kernels.svd_delta import kernel
+
+    return kernel.shrink, kernel.expand
 
 
 Starts = Sequence[int]  # of each variant in the arena
@@ -172,7 +204,10 @@ def _fill(
     """Codes and zero points stay random bytes; scales such that the delta's output is of the size of one.
     Digits of one rank have the same scale times powers of four."""
     for index, side, columns, stored in _stored(arena, shape, parts, start):
-        scales = layout.coded(stored, layout.num_digits(ranks[index]), columns).scales
+        packed = layout.coded(stored, layout.num_digits(ranks[index]), columns)
+        scales = packed.scales
+        for rest in packed.unused:
+            rest.zero_()
         size = columns**-0.5 if side == "v" else sum(ranks[0].values()) ** -0.5
         first = 0
         for bits, count in layout.DIGITS.items():

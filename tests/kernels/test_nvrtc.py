@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from workers.kernels.nvrtc import Parameters
+from workers.kernels.nvrtc import Dependent, Parameters, _configured
 
 TYPES: dict[str, Any] = {"P": ctypes.c_void_p, "q": ctypes.c_int64, "i": ctypes.c_int}
 
@@ -25,3 +25,20 @@ def test_each_pointer_leads_to_its_value(formats: str) -> None:
         assert tuple((ctypes.c_int * 5).from_address(pointers[-1] or 0)) == five
         for kind, pointer in zip(formats, pointers, strict=False):
             assert (pointer or 0) % ctypes.alignment(TYPES[kind]) == 0
+
+
+def test_a_dependent_launch_says_so_and_how_large_its_clusters_are() -> None:
+    driver = pytest.importorskip("cuda.bindings.driver", reason="has the forms of launches")
+    names = driver.CUlaunchAttributeID
+    for cluster in (1, 2):
+        made = _configured(Dependent(cluster), (6, 5), 256, 1000)
+        assert (made.gridDimX, made.gridDimY, made.gridDimZ) == (6, 5, 1)
+        assert (made.blockDimX, made.blockDimY, made.blockDimZ) == (256, 1, 1)
+        assert made.sharedMemBytes == 1000
+        kept = {each.id: each.value for each in made.attrs}
+        assert made.numAttrs == len(kept) == cluster
+        early = kept[names.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION]
+        assert early.programmaticStreamSerializationAllowed == 1
+        if cluster > 1:
+            found = kept[names.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION].clusterDim
+            assert (found.x, found.y, found.z) == (cluster, 1, 1)

@@ -6,6 +6,7 @@ NVRTC and the driver are called through `cuda.bindings`, which torch's CUDA buil
 from __future__ import annotations
 
 import ctypes
+import functools
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -90,13 +91,32 @@ def kernel(
     return Kernel(function, shared_bytes, Parameters(formats), torch.cuda.current_device())
 
 
-def launch(made: Kernel, grid: tuple[int, int], threads: int, arguments: Sequence[int]) -> None:
+@dataclass(frozen=True)
+class Dependent:
+    """A launch that may begin before those before it are done, and says itself what waits for them
+    (`griddepcontrol`), in clusters of so many blocks."""
+
+    cluster: int = 1
+
+
+def launch(
+    made: Kernel,
+    grid: tuple[int, int],
+    threads: int,
+    arguments: Sequence[int],
+    dependent: Dependent | None = None,
+) -> None:
     """On torch's current stream of the kernel's device; graphs capture it. Raises RuntimeError."""
     from cuda.bindings import driver
 
     made.parameters.set(arguments)
     # torch.cuda.current_stream() builds an object, which takes longer than the launch.
     stream = torch._C._cuda_getCurrentRawStream(made.device)
+    if dependent is not None:
+        configured = _configured(dependent, grid, threads, made.shared_bytes)
+        configured.hStream = stream
+        _checked(driver.cuLaunchKernelEx(configured, made.function, made.parameters.address, 0))
+        return
     _checked(
         driver.cuLaunchKernel(
             made.function,
@@ -111,6 +131,29 @@ def launch(made: Kernel, grid: tuple[int, int], threads: int, arguments: Sequenc
             0,
         )
     )
+
+
+@functools.lru_cache(maxsize=256)
+def _configured(dependent: Dependent, grid: tuple[int, int], threads: int, shared_bytes: int) -> Any:
+    from cuda.bindings import driver
+
+    names = driver.CUlaunchAttributeID
+    early = driver.CUlaunchAttribute()
+    early.id = names.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    early.value.programmaticStreamSerializationAllowed = 1
+    attributes = [early]
+    if dependent.cluster > 1:
+        clusters = driver.CUlaunchAttribute()
+        clusters.id = names.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        clusters.value.clusterDim.x = dependent.cluster
+        clusters.value.clusterDim.y = clusters.value.clusterDim.z = 1
+        attributes.append(clusters)
+    made = driver.CUlaunchConfig()
+    made.gridDimX, made.gridDimY, made.gridDimZ = *grid, 1
+    made.blockDimX, made.blockDimY, made.blockDimZ = threads, 1, 1
+    made.sharedMemBytes = shared_bytes
+    made.attrs, made.numAttrs = attributes, len(attributes)
+    return made
 
 
 def _checked(result: Sequence[Any]) -> Any:

@@ -45,13 +45,14 @@ class Shrunk(Generic[P, S]):
 
 @dataclass(frozen=True)
 class Operation(Generic[P, S]):
-    """`package`: the operation's, whose `kernel` has both launches; Triton need not be installed where
-    there is no GPU. `plan`: how they are cut up for tiles, inputs x [T, K] and scratch."""
+    """`package`: the operation's, whose module `kernel_for` a plan has both launches; Triton need not be
+    installed where there is no GPU. `plan`: how they are cut up for tiles, inputs x [T, K] and scratch."""
 
     package: str
     reference: Callable[..., None]
     plan: Callable[[Tiles, torch.Tensor, S], P]
     max_slices: int | None = None
+    kernel_for: Callable[[P], str] = lambda plan: "kernel"
 
     def apply(
         self,
@@ -82,7 +83,7 @@ class Operation(Generic[P, S]):
         scratch.check_rows(x)
         tiles = rows.tiles(x.shape[0])
         cut = self.plan(tiles, x, scratch)
-        self._kernel().shrink(x, arena, table, tiles, cut, scratch)
+        self._kernel(cut).shrink(x, arena, table, tiles, cut, scratch)
         return Shrunk(x.shape[0], tiles, cut, scratch)
 
     def expand(
@@ -95,10 +96,10 @@ class Operation(Generic[P, S]):
     ) -> None:
         """The GPU's second launch: what they add to the outputs."""
         check_slices(slices, out, self.max_slices)
-        self._kernel().expand(out, arena, table, shrunk.tiles, slices, shrunk.plan, shrunk.scratch)
+        self._kernel(shrunk.plan).expand(out, arena, table, shrunk.tiles, slices, shrunk.plan, shrunk.scratch)
 
-    def _kernel(self) -> ModuleType:
-        return importlib.import_module(f"{self.package}.kernel")
+    def _kernel(self, plan: P) -> ModuleType:
+        return importlib.import_module(f"{self.package}.{self.kernel_for(plan)}")
 
 
 def check_slices(slices: Sequence[int], out: torch.Tensor, most: int | None = None) -> None:

@@ -31,6 +31,7 @@ from workers.kernels.svd_delta.plan import MAX_SLICES, Plan, Scratch
 
 _PER_SLICE = tl.constexpr(layout.PER_SLICE)
 _WORDS = tl.constexpr(layout.WORDS)
+_LINE = tl.constexpr(layout.LINE)
 _PANEL = tl.constexpr(layout.PANEL)
 _IN_WORD = tl.constexpr(layout.IN_WORD)
 _SLICES = tl.constexpr(MAX_SLICES)
@@ -135,17 +136,18 @@ def _shrink_digits(x_at, v_ptr, digits, start, inputs, first_panel, last_panel, 
     panels = (inputs + _PANEL - 1) // _PANEL
     words_ptr = v_ptr.to(tl.pointer_type(tl.int16))
     scales_ptr = words_ptr.to(tl.pointer_type(tl.float16)) + panels * digits * _WORDS
-    zeros_ptr = words_ptr + panels * digits * (_WORDS + 1)
+    line = tl.cdiv(digits, _LINE) * _LINE
+    zeros_ptr = words_ptr + panels * (digits * _WORDS + line)
     r0 = tl.minimum(start + tl.arange(0, _HALF), digits - 1)
     r1 = tl.minimum(start + _HALF + tl.arange(0, _HALF), digits - 1)
     i = tl.arange(0, _WORDS)
     sums0 = tl.zeros((_HALF, x_at.shape[0]), tl.float32)
     sums1 = sums0
     at = tl.minimum(first_panel, panels - 1)
-    scale0 = tl.load(scales_ptr + at * digits + r0)
-    scale1 = tl.load(scales_ptr + at * digits + r1)
-    zeros0 = tl.load(zeros_ptr + at // _IN_WORD * digits + r0)
-    zeros1 = tl.load(zeros_ptr + at // _IN_WORD * digits + r1)
+    scale0 = tl.load(scales_ptr + at * line + r0)
+    scale1 = tl.load(scales_ptr + at * line + r1)
+    zeros0 = tl.load(zeros_ptr + at // _IN_WORD * line + r0)
+    zeros1 = tl.load(zeros_ptr + at // _IN_WORD * line + r1)
     for step in tl.range(0, last_panel - first_panel, num_stages=STAGES):
         panel = first_panel + step
         words0 = tl.load(words_ptr + ((panel * digits + r0) * _WORDS)[:, None] + i[None, :])
@@ -157,10 +159,10 @@ def _shrink_digits(x_at, v_ptr, digits, start, inputs, first_panel, last_panel, 
         factor1 = scale1.to(tl.float32)[:, None]
         # One step ahead: the pipeliner moves none but the operands of products.
         at = tl.minimum(panel + 1, panels - 1)
-        scale0 = tl.load(scales_ptr + at * digits + r0)
-        scale1 = tl.load(scales_ptr + at * digits + r1)
-        zeros0 = tl.load(zeros_ptr + at // _IN_WORD * digits + r0)
-        zeros1 = tl.load(zeros_ptr + at // _IN_WORD * digits + r1)
+        scale0 = tl.load(scales_ptr + at * line + r0)
+        scale1 = tl.load(scales_ptr + at * line + r1)
+        zeros0 = tl.load(zeros_ptr + at // _IN_WORD * line + r0)
+        zeros1 = tl.load(zeros_ptr + at // _IN_WORD * line + r1)
         products0 = tl.zeros((_HALF, x_at.shape[0]), tl.float32)
         products1 = products0
         excess = products0
@@ -394,8 +396,9 @@ def _expand(
     panels = (outputs + _PANEL - 1) // _PANEL
     u_ptr = arena_ptr + tl.multiple_of(tl.load(fields + 4), 128)
     words_ptr = u_ptr.to(tl.pointer_type(tl.int16))
-    scales_at = u_ptr.to(tl.pointer_type(tl.float16)) + panels * digits * _WORDS + panel * digits
-    zeros_at = words_ptr + panels * digits * (_WORDS + 1) + panel // _IN_WORD * digits
+    line = tl.cdiv(digits, _LINE) * _LINE
+    scales_at = u_ptr.to(tl.pointer_type(tl.float16)) + panels * digits * _WORDS + panel * line
+    zeros_at = words_ptr + panels * (digits * _WORDS + line) + panel // _IN_WORD * line
     shift = (2 * (panel % _IN_WORD)).to(tl.int16)
     last = digits - 1  # digits past the last are the last again: they are multiplied by zero
     next_scale = tl.load(scales_at + tl.minimum(mine, last), mask=mine < digits, other=0.0)

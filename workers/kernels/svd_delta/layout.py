@@ -18,6 +18,8 @@ One side of a slice has, for digits D and panels of 128 columns:
 - scales, float16 [panels, D], 4^d included;
 - zeros, uint16 [panels / 8, D]: those of eight panels, that of panel p at bits 2 (p % 8) and the next.
 
+A line of scales or zeros has room for a multiple of 16 digits; what is not used of it is 0.
+
 Ranks of 16 bits are float16 [rank, columns], nothing else.
 """
 
@@ -37,6 +39,7 @@ GROUP = 128
 PANEL = GROUP
 PLANES, WORDS = 8, 16  # planes of WORDS columns in a panel
 IN_WORD = 8  # digits of two bits in a word
+LINE = 16  # lines of scales and of zero points are filled up to a multiple of it
 # A slice's inner products begin at a multiple of this, those of its ranks of 16 bits as well.
 PLACES = 128
 # The table's columns, per slice: digits, where those of ranks with four end, where those of ranks with two
@@ -78,6 +81,7 @@ class Coded:
     words: torch.Tensor  # int16 [panels, D, WORDS]
     scales: torch.Tensor  # float16 [panels, D]
     zeros: torch.Tensor  # int16 [panels / 8, D]
+    unused: tuple[torch.Tensor, ...]  # of the lines of both
 
     def zero_points(self) -> torch.Tensor:
         """float32 [panels, D]."""
@@ -162,16 +166,24 @@ def coded_bytes(digits: int, columns: int) -> int:
 def coded(stored: torch.Tensor, digits: int, columns: int) -> Coded:
     """One side's arrays, which lie one after the other in `stored` (uint8)."""
     words, scales, zeros = stored.split(_sizes(digits, columns))
+    line = _line(digits)
+    by_panel, by_eight = scales.view(torch.float16).view(-1, line), zeros.view(torch.int16).view(-1, line)
     return Coded(
         words.view(torch.int16).view(-1, digits, WORDS),
-        scales.view(torch.float16).view(-1, digits),
-        zeros.view(torch.int16).view(-1, digits),
+        by_panel[:, :digits],
+        by_eight[:, :digits],
+        (by_panel[:, digits:], by_eight[:, digits:]),
     )
 
 
 def _sizes(digits: int, columns: int) -> list[int]:
     panels = -(-columns // PANEL)
-    return [2 * WORDS * panels * digits, 2 * panels * digits, 2 * -(-panels // IN_WORD) * digits]
+    line = 2 * _line(digits)
+    return [2 * WORDS * panels * digits, panels * line, -(-panels // IN_WORD) * line]
+
+
+def _line(digits: int) -> int:
+    return -(-digits // LINE) * LINE
 
 
 def read(by_bits: Ranks, columns: int, stored: torch.Tensor) -> torch.Tensor:
@@ -210,6 +222,8 @@ def _write_coded(matrices: Sequence[tuple[int, Matrix]], into: torch.Tensor) -> 
             f"room was made for {into.numel()}."
         )
     stored, start = coded(into, digits, columns), 0
+    for rest in stored.unused:
+        rest.zero_()
     for bits, matrix in matrices:
         end = start + DIGITS[bits] * matrix.values.shape[0]
         _write_group(bits, matrix, stored, slice(start, end))

@@ -1,0 +1,202 @@
+// What the kernels on digits of two bits share (layout.py says how they lie). Compiled with BF16 (1: bfloat16, 0:
+// float16), WARPS, ROWS (8 or 16, of a block of threads), STAGES, FIELDS, PLACES, MAX_SLICES.
+
+#pragma once
+
+typedef unsigned int u32;
+typedef unsigned short u16;
+typedef unsigned char u8;
+typedef long long i64;
+
+#define PANEL 128  // columns with one scale
+#define GROUP 16   // digits of one product
+#define WORD_BYTES 32
+#define PLANES 8
+#define THREADS (32 * WARPS)
+
+// Codes stay in excess by a number of their plane.
+#if BF16
+#define KIND "bf16"
+#define ONES 0x3f803f80u
+#define MAGIC_0 0x43004300u
+#define MAGIC_1 0x42004200u
+#define MAGIC_2 0x41004100u
+#define EXCESS_0 128.f
+#define EXCESS_1 32.f
+#define EXCESS_2 8.f
+#else
+#define KIND "f16"
+#define ONES 0x3c003c00u
+#define MAGIC_0 0x64006400u
+#define MAGIC_1 0x5c005c00u
+#define MAGIC_2 0x54005400u
+#define EXCESS_0 1024.f
+#define EXCESS_1 256.f
+#define EXCESS_2 64.f
+#endif
+
+struct Slices { int count; int outputs[MAX_SLICES]; };
+
+// Up to a multiple of `of`.
+__device__ __forceinline__ int filled(int count, int of) { return (count + of - 1) / of * of; }
+
+// A warp's ring of stages in shared memory, each filled by bulk copies that one lane begins, and a barrier for each.
+struct Ring {
+  u32 barriers, stages;
+  int size;           // of a stage
+  u32 stage, parity;  // the one that is taken next
+
+  __device__ __forceinline__ Ring(u32 barriers, u32 stages, int size)
+      : barriers(barriers), stages(stages), size(size), stage(0), parity(0) {
+    if ((threadIdx.x & 31) == 0) {
+#pragma unroll
+      for (int i = 0; i < STAGES; i++) asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(barriers + 8 * i) : "memory");
+      asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async;" ::: "memory");
+    }
+    __syncwarp();
+  }
+
+  __device__ __forceinline__ u32 at() const { return stages + stage * size; }
+
+  __device__ __forceinline__ void expect(u32 of, u32 bytes) const {
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barriers + 8 * of), "r"(bytes) : "memory");
+  }
+
+  __device__ __forceinline__ void copy(u32 of, u32 place, const void *from, u32 bytes) const {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     stages + of * size + place),
+                 "l"(from), "r"(bytes), "r"(barriers + 8 * of)
+                 : "memory");
+  }
+
+  __device__ __forceinline__ void wait() const {
+    asm volatile(
+        "{\n.reg .pred done;\n"
+        "again:\nmbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n@!done bra again;\n}" ::"r"(barriers + 8 * stage),
+        "r"(parity)
+        : "memory");
+  }
+
+  __device__ __forceinline__ void next() {
+    if (++stage == STAGES) stage = 0, parity ^= 1;
+  }
+};
+
+// Rows of a batch beside what a stage has of weights, 256 bytes of each: without conflicts of banks when eight are read
+// at once. Lane `l` copies the l-th of 16 bytes of two rows at a time.
+#define ROW_BYTES 256
+#define ROW_PITCH (ROW_BYTES + 32)
+
+template <int TO>
+struct Rows {
+  u32 from[4 * TO];  // bytes from the first row of all to a lane's rows
+  u32 given;         // bit i: there is such a row
+
+  // `stride`: bytes from a row to the next one.
+  __device__ __forceinline__ Rows(const int *numbers, int rows, i64 stride) : given(0) {
+#pragma unroll
+    for (int i = 0; i < 4 * TO; i++) {
+      const int row = 2 * i + ((threadIdx.x & 31) >> 4);
+      from[i] = (u32)(numbers[row < rows ? row : 0] * stride) + (threadIdx.x & 15) * 16;
+      given |= (row < rows ? 1u : 0u) << i;
+    }
+  }
+
+  // Of each row the bytes at `at`, as many as a row has up to `limit`; then zeros.
+  __device__ __forceinline__ void fetch(u32 to, const u8 *at, int limit) const {
+    const int bytes = max(0, min(16, limit - (int)(threadIdx.x & 15) * 16));
+    to += ((threadIdx.x & 31) >> 4) * ROW_PITCH + (threadIdx.x & 15) * 16;
+#pragma unroll
+    for (int i = 0; i < 4 * TO; i++)
+      if (given >> i & 1)
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(to + 2 * i * ROW_PITCH),
+                     "l"(at + (bytes ? from[i] : 0)), "r"(bytes)
+                     : "memory");
+  }
+};
+
+__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+template <int UNDER_WAY>
+__device__ __forceinline__ void wait_for_rows() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(UNDER_WAY) : "memory");
+}
+
+// The bytes of all barriers, of which nothing else may be made, up to where stages may begin.
+#define FIRST_STAGE ((WARPS * STAGES * 8 + 127) / 128 * 128)
+
+// Until all launches before this one are done, and what they wrote is seen.
+__device__ __forceinline__ void wait_for_others() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+// The next launch may begin where there is room.
+__device__ __forceinline__ void let_next_begin() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+__device__ __forceinline__ uint2 shared_8(u32 from) {
+  uint2 v;
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(from));
+  return v;
+}
+
+__device__ __forceinline__ u32 shared_2(u32 from) {
+  u16 v;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(from));
+  return v;
+}
+
+__device__ __forceinline__ u32 shared_4(u32 from) {
+  u32 v;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(from));
+  return v;
+}
+
+// c += a b: a has 16 rows, b 8 columns; 16 are summed over.
+__device__ __forceinline__ void multiply(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32." KIND "." KIND ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// Two codes of plane `place` (0, 1 or 2), more by its excess than they are.
+__device__ __forceinline__ u32 picked(u32 words, int place) {
+  u32 d;
+  const u32 mask = 0x00030003u << (2 * place);
+  const u32 magic = place == 0 ? MAGIC_0 : place == 1 ? MAGIC_1 : MAGIC_2;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(words), "r"(mask), "r"(magic));
+  return d;
+}
+
+__device__ __forceinline__ u32 rounded(float low, float high) {
+  u32 both;
+  asm("cvt.rn." KIND "x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+  return both;
+}
+
+__device__ __forceinline__ float half_value(u32 half) {
+  float f;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"((u16)half));
+  return f;
+}
+
+// Of float16 to what is multiplied.
+__device__ __forceinline__ u32 converted(u32 low, u32 high) {
+#if BF16
+  return rounded(half_value(low), half_value(high));
+#else
+  return low | high << 16;
+#endif
+}
+
+__device__ __forceinline__ float widened(u16 half) {
+#if BF16
+  return __uint_as_float((u32)half << 16);
+#else
+  return half_value(half);
+#endif
+}
+
+__device__ __forceinline__ u16 narrowed(float value) {
+  u16 half;
+  asm("cvt.rn." KIND ".f32 %0, %1;" : "=h"(half) : "f"(value));
+  return half;
+}

@@ -1,0 +1,199 @@
+"""Both launches in CUDA, for batches of few rows: how they are cut up and made."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from workers.kernels import nvrtc
+from workers.kernels.rows import SMALL_BLOCK, Tiles
+from workers.kernels.svd_delta import layout
+from workers.kernels.svd_delta.plan import MAX_SLICES, Scratch
+
+ARCHITECTURE = "sm_90a"  # the only one it was tried on
+DTYPES = (torch.bfloat16, torch.float16)
+WARPS = 8  # of a block of threads
+GROUP = 16  # digits of one product
+DIGIT_BYTES = 2 * layout.WORDS + 2 + 2  # in a stage: words, scale and zero point
+# Panels of the inputs up to which so many blocks of a cluster share them out. This is the order of summation:
+# it follows from the layer alone.
+PARTS = {48: 1, 112: 2}
+MOST_PARTS = 4
+
+
+@dataclass(frozen=True)
+class Shrink:
+    """`shrink.cu`. `tiles`: of GROUP digits, of a block of threads."""
+
+    tiles: int
+    rows: int
+    stages: int
+    blocks: int
+    kernel: ClassVar[str] = "shrink"
+    formats: ClassVar[str] = "PPPPPPqqiiiii"
+
+    @property
+    def shared_bytes(self) -> int:
+        digits = GROUP * self.tiles
+        stages = WARPS * self.stages * (DIGIT_BYTES * digits + 288 * self.rows)
+        return _barriers(self.stages) + max(stages, 4 * (WARPS + 1) * self.rows * (digits + 4))
+
+    def options(self, dtype: torch.dtype) -> tuple[str, ...]:
+        return _options(dtype, self.rows, self.stages, self.blocks, TILES=self.tiles)
+
+
+@dataclass(frozen=True)
+class Expand:
+    """`expand.cu`."""
+
+    rows: int
+    at_once: int
+    stages: int
+    blocks: int
+    kernel: ClassVar[str] = "expand"
+    formats: ClassVar[str] = "PPPPPPqqii"
+
+    @property
+    def shared_bytes(self) -> int:
+        digits = GROUP * self.at_once
+        stages = WARPS * self.stages * (DIGIT_BYTES * digits + (4 * digits + 32) * self.rows)
+        return _barriers(self.stages) + stages + WARPS * 4 * 8 * (layout.PANEL + 4)
+
+    def options(self, dtype: torch.dtype) -> tuple[str, ...]:
+        return _options(dtype, self.rows, self.stages, self.blocks, AT_ONCE=self.at_once)
+
+
+def _barriers(stages: int) -> int:
+    return -(-WARPS * stages * 8 // 128) * 128
+
+
+def _options(dtype: torch.dtype, rows: int, stages: int, blocks: int, **more: int) -> tuple[str, ...]:
+    values = {
+        "BF16": int(dtype == torch.bfloat16),
+        "WARPS": WARPS,
+        "ROWS": rows,
+        "STAGES": stages,
+        "BLOCKS": blocks,
+        "FIELDS": layout.PER_SLICE,
+        "PLACES": layout.PLACES,
+        "MAX_SLICES": MAX_SLICES,
+        **more,
+    }
+    return tuple(f"-D{name}={value}" for name, value in values.items())
+
+
+@dataclass(frozen=True)
+class Cut:
+    """`panels`: of outputs, of a block of threads that expands."""
+
+    shrink: Shrink
+    expand: Expand
+    panels: int
+
+
+# All expand alike. More tiles are a shrink's where there are enough blocks: inputs are copied once for each.
+_EXPAND = Expand(rows=8, at_once=4, stages=2, blocks=2)
+FEW = Cut(Shrink(tiles=2, rows=8, stages=3, blocks=2), _EXPAND, panels=1)
+MANY = Cut(Shrink(tiles=4, rows=8, stages=3, blocks=2), _EXPAND, panels=2)
+CUTS = (FEW, MANY)
+FEW_ROWS = 4
+# For more Triton's kernels are as fast or faster: these take eight rows of a variant at a time.
+MOST_ROWS = 32
+
+
+def cut_for(num_rows: int) -> Cut:
+    """Both sum in the same order: a row's result is the same to the bit."""
+    return FEW if num_rows <= FEW_ROWS else MANY
+
+
+def parts_for(inputs: int) -> int:
+    panels = -(-inputs // layout.PANEL)
+    return next((parts for most, parts in PARTS.items() if panels <= most), MOST_PARTS)
+
+
+def shrink(
+    x: torch.Tensor,  # [T, K]
+    arena: torch.Tensor,
+    table: torch.Tensor,
+    tiles: Tiles,
+    cut: Cut,
+    scratch: Scratch,
+) -> None:
+    config, parts = cut.shrink, parts_for(x.shape[1])
+    inputs = x if x.stride(1) == 1 else x.contiguous()
+    cuts = SMALL_BLOCK // config.rows
+    nvrtc.launch(
+        compiled(config, x.dtype, x.device.index),
+        (scratch.places // (GROUP * config.tiles) * parts, tiles.max_tiles * cuts),
+        32 * WARPS,
+        (
+            scratch.shrunk.data_ptr(),
+            inputs.data_ptr(),
+            arena.data_ptr(),
+            table.data_ptr(),
+            tiles.tiles.data_ptr(),
+            tiles.order.data_ptr(),
+            inputs.stride(0),
+            scratch.places,
+            x.shape[1],
+            table.shape[1] // layout.PER_SLICE,
+            parts,
+            cuts,
+            int(x.shape[1] % 8 == 0 and inputs.stride(0) % 8 == 0 and inputs.data_ptr() % 16 == 0),
+        ),
+        nvrtc.Dependent(parts),
+    )
+
+
+def expand(
+    out: torch.Tensor,  # [T, N]
+    arena: torch.Tensor,
+    table: torch.Tensor,
+    tiles: Tiles,
+    slices: Sequence[int],
+    cut: Cut,
+    scratch: Scratch,
+) -> None:
+    config = cut.expand
+    blocks = sum(-(-outputs // (layout.PANEL * cut.panels)) for outputs in slices)
+    cuts = SMALL_BLOCK // config.rows
+    nvrtc.launch(
+        compiled(config, out.dtype, out.device.index),
+        (blocks, tiles.max_tiles * cuts),
+        32 * WARPS,
+        (
+            out.data_ptr(),
+            arena.data_ptr(),
+            table.data_ptr(),
+            tiles.tiles.data_ptr(),
+            tiles.order.data_ptr(),
+            scratch.shrunk.data_ptr(),
+            out.stride(0),
+            scratch.places,
+            cut.panels,
+            cuts,
+            len(slices),
+            *slices,
+            *(0,) * (MAX_SLICES - len(slices)),
+        ),
+        nvrtc.Dependent(),
+    )
+
+
+@functools.cache
+def compiled(config: Shrink | Expand, dtype: torch.dtype, device: int) -> nvrtc.Kernel:
+    """Loaded on `device`, the current one; once."""
+    formats = (*config.formats, *((f"{1 + MAX_SLICES}i",) if isinstance(config, Expand) else ()))
+    return nvrtc.kernel(
+        __package__,
+        f"{config.kernel}.cu",
+        config.kernel,
+        ARCHITECTURE,
+        config.options(dtype),
+        config.shared_bytes,
+        formats,
+    )
