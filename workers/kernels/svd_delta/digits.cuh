@@ -40,90 +40,38 @@ struct Slices { int count; int outputs[MAX_SLICES]; };
 // Up to a multiple of `of`.
 __device__ __forceinline__ int filled(int count, int of) { return (count + of - 1) / of * of; }
 
-// A warp's ring of stages in shared memory, each filled by bulk copies that one lane begins, and a barrier for each.
-struct Ring {
-  u32 barriers, stages;
-  int size;           // of a stage
-  u32 stage, parity;  // the one that is taken next
-
-  __device__ __forceinline__ Ring(u32 barriers, u32 stages, int size)
-      : barriers(barriers), stages(stages), size(size), stage(0), parity(0) {
-    if ((threadIdx.x & 31) == 0) {
-#pragma unroll
-      for (int i = 0; i < STAGES; i++) asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(barriers + 8 * i) : "memory");
-      asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async;" ::: "memory");
-    }
-    __syncwarp();
-  }
-
-  __device__ __forceinline__ u32 at() const { return stages + stage * size; }
-
-  __device__ __forceinline__ void expect(u32 of, u32 bytes) const {
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barriers + 8 * of), "r"(bytes) : "memory");
-  }
-
-  __device__ __forceinline__ void copy(u32 of, u32 place, const void *from, u32 bytes) const {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                     stages + of * size + place),
-                 "l"(from), "r"(bytes), "r"(barriers + 8 * of)
-                 : "memory");
-  }
-
-  __device__ __forceinline__ void wait() const {
-    asm volatile(
-        "{\n.reg .pred done;\n"
-        "again:\nmbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n@!done bra again;\n}" ::"r"(barriers + 8 * stage),
-        "r"(parity)
-        : "memory");
-  }
-
-  __device__ __forceinline__ void next() {
-    if (++stage == STAGES) stage = 0, parity ^= 1;
-  }
-};
-
-// Rows of a batch beside what a stage has of weights, 256 bytes of each: without conflicts of banks when eight are read
-// at once. Lane `l` copies the l-th of 16 bytes of two rows at a time.
-#define ROW_BYTES 256
-#define ROW_PITCH (ROW_BYTES + 32)
-
-template <int TO>
-struct Rows {
-  u32 from[4 * TO];  // bytes from the first row of all to a lane's rows
-  u32 given;         // bit i: there is such a row
-
-  // `stride`: bytes from a row to the next one.
-  __device__ __forceinline__ Rows(const int *numbers, int rows, i64 stride) : given(0) {
-#pragma unroll
-    for (int i = 0; i < 4 * TO; i++) {
-      const int row = 2 * i + ((threadIdx.x & 31) >> 4);
-      from[i] = (u32)(numbers[row < rows ? row : 0] * stride) + (threadIdx.x & 15) * 16;
-      given |= (row < rows ? 1u : 0u) << i;
-    }
-  }
-
-  // Of each row the bytes at `at`, as many as a row has up to `limit`; then zeros.
-  __device__ __forceinline__ void fetch(u32 to, const u8 *at, int limit) const {
-    const int bytes = max(0, min(16, limit - (int)(threadIdx.x & 15) * 16));
-    to += ((threadIdx.x & 31) >> 4) * ROW_PITCH + (threadIdx.x & 15) * 16;
-#pragma unroll
-    for (int i = 0; i < 4 * TO; i++)
-      if (given >> i & 1)
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(to + 2 * i * ROW_PITCH),
-                     "l"(at + (bytes ? from[i] : 0)), "r"(bytes)
-                     : "memory");
-  }
-};
-
-__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-template <int UNDER_WAY>
-__device__ __forceinline__ void wait_for_rows() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(UNDER_WAY) : "memory");
+// Barriers in shared memory, each for what is copied to one stage or for who has read it. Nothing else may be made of
+// their memory.
+__device__ __forceinline__ void make_barrier(u32 at, u32 arrivals) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(at), "r"(arrivals) : "memory");
 }
 
-// The bytes of all barriers, of which nothing else may be made, up to where stages may begin.
-#define FIRST_STAGE ((WARPS * STAGES * 8 + 127) / 128 * 128)
+__device__ __forceinline__ void barriers_are_made() {
+  asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async;" ::: "memory");
+}
+
+__device__ __forceinline__ void expect(u32 barrier, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+__device__ __forceinline__ void arrive(u32 barrier) {
+  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+__device__ __forceinline__ void wait_for(u32 barrier, u32 parity) {
+  asm volatile(
+      "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n@!done bra again;\n}" ::"r"(
+          barrier),
+      "r"(parity)
+      : "memory");
+}
+
+// By one thread: a multiple of 16 bytes.
+__device__ __forceinline__ void copy(u32 to, const void *from, u32 bytes, u32 barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+               "l"(from), "r"(bytes), "r"(barrier)
+               : "memory");
+}
 
 // Until all launches before this one are done, and what they wrote is seen.
 __device__ __forceinline__ void wait_for_others() { asm volatile("griddepcontrol.wait;" ::: "memory"); }

@@ -11,17 +11,16 @@
 
 #include "digits.cuh"
 
-#define SCALES (AT_ONCE * GROUP * WORD_BYTES)  // where they lie in it
-#define ZEROS (SCALES + AT_ONCE * 32)
-#define INNER (ZEROS + AT_ONCE * 32)
-#define INNER_PITCH (AT_ONCE * GROUP * 4 + 32)
+#define GROUPS (WARPS * AT_ONCE)              // of digits, in a stage
+#define SCALES (GROUPS * GROUP * WORD_BYTES)  // where they lie in it
+#define ZEROS (SCALES + GROUPS * 32)
+#define INNER (ZEROS + GROUPS * 32)
+#define INNER_PITCH (GROUPS * GROUP * 4 + 32)
 #define STAGE (INNER + ROWS * INNER_PITCH)
+#define LEFT 128  // where sums are left, after the barriers
+#define FIRST_STAGE (LEFT + WARPS * 8 * PITCH * 4)
 #define PITCH (PANEL + 4)
 #define EACH (8 * PANEL / THREADS)  // outputs of a thread, of eight rows
-
-#define ROWS_AT_ONCE (32 / (4 * AT_ONCE))
-#define EACH_ROWS (ROWS / ROWS_AT_ONCE)  // of them that a lane copies from
-#define NONE 0xffffffffu
 
 // A block's part of one slice.
 struct Work {
@@ -30,57 +29,74 @@ struct Work {
   int digits, halves, outputs, panels;
 };
 
-// A warp's groups of digits [first, last), panel after panel; AT_ONCE are fetched at once.
-struct Digits {
-  const u8 *words, *scales, *zeros;
-  i64 panel_words;
-  int line, first, last, digits;
-  int panel, group;  // what is fetched next
-  int inner_group;   // whose inner products
+// A block's stages: each has GROUPS groups of digits of a panel, in order, or the panel's last.
+struct Ring {
+  u32 base, stage, parity;  // the stage that comes next
 
-  __device__ __forceinline__ Digits(const Work &work, int from) {
-    const int warp = threadIdx.x >> 5, groups = (work.digits + GROUP - 1) / GROUP;
-    first = warp * groups / WARPS;
-    last = (warp + 1) * groups / WARPS;
-    digits = work.digits;
+  __device__ __forceinline__ Ring(u32 base) : base(base), stage(0), parity(0) {}
+  __device__ __forceinline__ u32 filled_barrier() const { return base + 8 * stage; }
+  __device__ __forceinline__ u32 read_barrier() const { return base + 8 * (STAGES + stage); }
+  __device__ __forceinline__ u32 at() const { return base + FIRST_STAGE + stage * STAGE; }
+
+  __device__ __forceinline__ void next() {
+    if (++stage == STAGES) stage = 0, parity ^= 1;
+  }
+};
+
+// The warp that fills stages.
+struct Filling {
+  const Work &work;
+  i64 panel_words;
+  int line, groups, panel, until, group, rows;
+  const float *inner;  // a lane's row
+
+  __device__ __forceinline__ Filling(const Work &work, int panel, int until, const float *inner, int rows)
+      : work(work), panel(panel), until(until), group(0), rows(rows), inner(inner) {
+    groups = (work.digits + GROUP - 1) / GROUP;
     panel_words = (i64)work.digits * WORD_BYTES;
     line = groups * GROUP * 2;
-    words = work.digits_of;
-    scales = work.digits_of + work.panels * panel_words;
-    zeros = scales + (i64)work.panels * line;
-    panel = from;
-    group = inner_group = first;
   }
 
-  __device__ __forceinline__ void fetch(const Ring &ring, u32 stage, int until) {
-    if (panel >= until || first == last) return;
-    const int count = min(AT_ONCE, last - group);
+  __device__ __forceinline__ bool more() const { return panel < until && groups > 0; }
+  __device__ __forceinline__ int count() const { return min(GROUPS, groups - group); }
+
+  __device__ __forceinline__ void next() {
+    group += GROUPS;
+    if (group >= groups) group = 0, panel++;
+  }
+
+  __device__ __forceinline__ void weights(const Ring &ring) const {
+    const u32 word_bytes = min(GROUPS * GROUP, work.digits - group * GROUP) * WORD_BYTES, line_bytes = count() * 32;
+    const u32 to = ring.at(), barrier = ring.filled_barrier();
+    const u8 *scales = work.digits_of + work.panels * panel_words + group * 32;
     if ((threadIdx.x & 31) == 0) {
-      const u32 word_bytes = min(count * GROUP, digits - group * GROUP) * WORD_BYTES, line_bytes = count * 32;
-      ring.expect(stage, word_bytes + 2 * line_bytes);
-      ring.copy(stage, 0, words + panel * panel_words + group * GROUP * WORD_BYTES, word_bytes);
-      ring.copy(stage, SCALES, scales + (i64)panel * line + group * 32, line_bytes);
-      ring.copy(stage, ZEROS, zeros + (i64)(panel >> 3) * line + group * 32, line_bytes);
+      expect(barrier, word_bytes + 2 * line_bytes + rows * count() * 64);
+      copy(to, work.digits_of + panel * panel_words + group * GROUP * WORD_BYTES, word_bytes, barrier);
+      copy(to + SCALES, scales + (i64)panel * line, line_bytes, barrier);
+      copy(to + ZEROS, scales + (i64)(work.panels + (panel >> 3)) * line, line_bytes, barrier);
     }
-    group += count;
-    if (group == last) group = first, panel++;
+    __syncwarp();
   }
 
-  // Inner products: of each row AT_ONCE * 64 bytes, a lane 16 of them at a time. Those of a slice's last digits are
-  // followed by others, which are not used.
-  __device__ __forceinline__ void fetch_inner(u32 to, const float *inner, const u32 (&row_at)[EACH_ROWS]) {
-    const int lane = threadIdx.x & 31, chunk = lane % (4 * AT_ONCE);
-#pragma unroll
-    for (int i = 0; i < EACH_ROWS; i++) {
-      if (row_at[i] != NONE && inner_group + chunk / 4 < last)
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(to + (i * ROWS_AT_ONCE + lane / (4 * AT_ONCE)) *
-                                                                                INNER_PITCH +
-                                                                       chunk * 16),
-                     "l"(inner + row_at[i] + inner_group * GROUP + chunk * 4)
-                     : "memory");
+  __device__ __forceinline__ void inner_products(const Ring &ring) const {
+    const int lane = threadIdx.x & 31;
+    if (lane < rows)
+      copy(ring.at() + INNER + lane * INNER_PITCH, inner + group * GROUP, count() * 64, ring.filled_barrier());
+    __syncwarp();
+  }
+
+  __device__ __forceinline__ void run(u32 base) {
+    Filling ahead = *this;
+    Ring first(base), ring(base);
+    for (int i = 0; i < STAGES && ahead.more(); i++, ahead.next(), first.next()) ahead.weights(first);
+    wait_for_others();
+    for (int i = 0; more(); i++, next(), ring.next()) {
+      if (i >= STAGES) {
+        wait_for(ring.read_barrier(), ring.parity ^ 1);
+        weights(ring);
+      }
+      inner_products(ring);
     }
-    inner_group = inner_group + AT_ONCE >= last ? first : inner_group + AT_ONCE;
-    commit();
   }
 };
 
@@ -157,30 +173,23 @@ __device__ __forceinline__ void add_halves(float *left, const Work &work, i64 ro
 
 extern __shared__ __align__(128) u8 shared[];
 
+// All warps but the one that fills stages.
+__device__ __forceinline__ void meet() { asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory"); }
+
 template <int TO>
 __device__ __forceinline__ void run(const Work &work, u16 *out, i64 out_stride, i64 places, const int *numbers, int rows,
                                     int panel, int until) {
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-  const u32 base = (u32)__cvta_generic_to_shared(shared), first_stage = FIRST_STAGE + WARPS * 8 * PITCH * 4;
-  float *left = (float *)(shared + FIRST_STAGE);
-  Ring ring(base + warp * STAGES * 8, base + first_stage + warp * STAGES * STAGE, STAGE);
-  Digits digits(work, panel);
-#pragma unroll 1
-  for (int i = 0; i < STAGES; i++) digits.fetch(ring, i, until);
-  wait_for_others();
-
-  u32 copied[EACH_ROWS];
-#pragma unroll
-  for (int i = 0; i < EACH_ROWS; i++) {
-    const int row = i * ROWS_AT_ONCE + lane / (4 * AT_ONCE);
-    copied[i] = row < rows ? (u32)(numbers[row] * places) : NONE;
-  }
-#pragma unroll 1
-  for (int i = 0; i < STAGES; i++) digits.fetch_inner(base + first_stage + (warp * STAGES + i) * STAGE + INNER, work.inner, copied);
+  float *left = (float *)(shared + LEFT);
+  Ring ring((u32)__cvta_generic_to_shared(shared));
+  const int groups = (work.digits + GROUP - 1) / GROUP;
   u32 inner_at[TO];
 #pragma unroll
-  for (int n = 0; n < TO; n++) inner_at[n] = INNER + (n * 8 + g < rows ? n * 8 + g : 0) * INNER_PITCH + 8 * t;
-  const u32 word_at = (lane & 7) * WORD_BYTES + (lane >> 3 & 1) * 16 + (lane >> 4) * 8 * WORD_BYTES;
+  for (int n = 0; n < TO; n++)
+    inner_at[n] = INNER + (n * 8 + g < rows ? n * 8 + g : 0) * INNER_PITCH + 8 * t + warp * GROUP * 4;
+  const u32 word_at =
+      warp * GROUP * WORD_BYTES + (lane & 7) * WORD_BYTES + (lane >> 3 & 1) * 16 + (lane >> 4) * 8 * WORD_BYTES;
+  wait_for_others();
 #pragma unroll 1
   for (; panel < until; panel++) {
     u16 old[TO][EACH];
@@ -194,14 +203,12 @@ __device__ __forceinline__ void run(const Work &work, u16 *out, i64 out_stride, 
       }
     float sums[PLANES][TO][4] = {}, more[TO][4] = {};
 #pragma unroll 1
-    for (int group = digits.first; group < digits.last;) {
-      ring.wait();
-      wait_for_rows<STAGES - 1>();
-      __syncwarp();
-      u32 words = ring.at() + word_at, lines = ring.at() + SCALES + 4 * t, place = ring.at();
-      const int stop = min(group + AT_ONCE, digits.last);
+    for (int group = 0; group < groups; group += GROUPS) {
+      wait_for(ring.filled_barrier(), ring.parity);
+      u32 words = ring.at() + word_at, lines = ring.at() + SCALES + warp * 32 + 4 * t, place = ring.at();
+      const int stop = min(GROUPS, groups - group);
 #pragma unroll 1
-      for (; group < stop; group++, words += GROUP * WORD_BYTES, lines += 32, place += GROUP * 4) {
+      for (int at = warp; at < stop; at += WARPS) {
         Inner now[TO];
 #pragma unroll
         for (int n = 0; n < TO; n++) {
@@ -209,10 +216,10 @@ __device__ __forceinline__ void run(const Work &work, u16 *out, i64 out_stride, 
           now[n].high = shared_floats(place + inner_at[n] + 32);
         }
         add<TO>(sums, more, now, words, lines, 2 * (panel & 7));
+        words += WARPS * GROUP * WORD_BYTES, lines += WARPS * 32, place += WARPS * GROUP * 4;
       }
       __syncwarp();
-      digits.fetch_inner(ring.at() + INNER, work.inner, copied);
-      digits.fetch(ring, ring.stage, until);
+      if (lane == 0) arrive(ring.read_barrier());
       ring.next();
     }
 #pragma unroll
@@ -228,7 +235,7 @@ __device__ __forceinline__ void run(const Work &work, u16 *out, i64 out_stride, 
           own[(2 * t + (i & 1)) * PITCH + 16 * j + g + 8 * (i >> 1)] = sum;
         }
       if (work.halves) add_halves(own, work, numbers[n * 8 + g < rows ? n * 8 + g : 0] * places, panel);
-      __syncthreads();
+      meet();
 #pragma unroll
       for (int i = 0; i < EACH; i++) {
         const int eighth = i * (THREADS / PANEL) + threadIdx.x / PANEL, row = n * 8 + eighth;
@@ -237,13 +244,12 @@ __device__ __forceinline__ void run(const Work &work, u16 *out, i64 out_stride, 
         for (int w = 0; w < WARPS; w++) total += left[(w * 8 + eighth) * PITCH + output];
         if (row < rows && column < work.outputs) out[numbers[row] * out_stride + column] = narrowed(widened(old[n][i]) + total);
       }
-      __syncthreads();
+      meet();
     }
   }
-  wait_for_rows<0>();
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+extern "C" __global__ void __launch_bounds__(THREADS + 32, BLOCKS)
 expand(u16 *out, const u8 *arena, const i64 *table, const int *tiles, const int *order, const float *shrunk, i64 out_stride,
        i64 places, int panels_each, int cuts, Slices slices) {
   let_next_begin();
@@ -284,6 +290,17 @@ expand(u16 *out, const u8 *arena, const i64 *table, const int *tiles, const int 
   }
   const int *numbers = order + tile[1] + skipped, panel = block * panels_each;
   const int until = min(panel + panels_each, work.panels);
+  const u32 base = (u32)__cvta_generic_to_shared(shared);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < STAGES; i++) make_barrier(base + 8 * i, 1), make_barrier(base + 8 * (STAGES + i), WARPS);
+    barriers_are_made();
+  }
+  __syncthreads();
+  if (threadIdx.x >= THREADS) {
+    const int lane = threadIdx.x & 31;
+    Filling(work, panel, until, work.inner + numbers[lane < rows ? lane : 0] * places, rows).run(base);
+    return;
+  }
 #if ROWS > 8
   if (rows > 8)
     run<2>(work, out + column, out_stride, places, numbers, rows, panel, until);

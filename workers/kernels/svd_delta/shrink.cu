@@ -11,6 +11,8 @@
 
 #include "digits.cuh"
 
+#define ROW_BYTES 256
+#define ROW_PITCH (ROW_BYTES + 32)
 #define DIGITS (GROUP * TILES)
 #define SCALES (TILES * GROUP * WORD_BYTES)  // where they lie in a stage
 #define ZEROS (SCALES + TILES * 32)
@@ -49,6 +51,71 @@ __device__ __forceinline__ Work work_of(const i64 *fields, int slices, int place
   }
   if (work.first >= work.count) work.count = 0;
   return work;
+}
+
+// The bytes of all barriers, up to where stages begin.
+#define FIRST_STAGE ((WARPS * STAGES * 8 + 127) / 128 * 128)
+
+// A warp's stages, which one of its lanes has filled.
+struct Ring {
+  u32 barriers, stages, stage, parity;  // the stage that is taken next
+
+  __device__ __forceinline__ Ring(u32 base) : stage(0), parity(0) {
+    const int warp = threadIdx.x >> 5;
+    barriers = base + warp * STAGES * 8;
+    stages = base + FIRST_STAGE + warp * STAGES * STAGE;
+    if ((threadIdx.x & 31) == 0) {
+#pragma unroll
+      for (int i = 0; i < STAGES; i++) make_barrier(barriers + 8 * i, 1);
+      barriers_are_made();
+    }
+    __syncwarp();
+  }
+
+  __device__ __forceinline__ u32 at() const { return stages + stage * STAGE; }
+
+  __device__ __forceinline__ void wait() const { wait_for(barriers + 8 * stage, parity); }
+
+  __device__ __forceinline__ void next() {
+    if (++stage == STAGES) stage = 0, parity ^= 1;
+  }
+};
+
+// Inputs of the rows beside what a stage has of weights, 256 bytes of each: without conflicts of banks when eight are
+// read at once. Lane `l` copies the l-th of 16 bytes of two rows at a time.
+template <int TO>
+struct Rows {
+  u32 from[4 * TO];  // bytes from the first row of all to a lane's rows
+  u32 given;         // bit i: there is such a row
+
+  // `stride`: bytes from a row to the next one.
+  __device__ __forceinline__ Rows(const int *numbers, int rows, i64 stride) : given(0) {
+#pragma unroll
+    for (int i = 0; i < 4 * TO; i++) {
+      const int row = 2 * i + ((threadIdx.x & 31) >> 4);
+      from[i] = (u32)(numbers[row < rows ? row : 0] * stride) + (threadIdx.x & 15) * 16;
+      given |= (row < rows ? 1u : 0u) << i;
+    }
+  }
+
+  // Of each row the bytes at `at`, as many as a row has up to `limit`; then zeros.
+  __device__ __forceinline__ void fetch(u32 to, const u8 *at, int limit) const {
+    const int bytes = max(0, min(16, limit - (int)(threadIdx.x & 15) * 16));
+    to += ((threadIdx.x & 31) >> 4) * ROW_PITCH + (threadIdx.x & 15) * 16;
+#pragma unroll
+    for (int i = 0; i < 4 * TO; i++)
+      if (given >> i & 1)
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(to + 2 * i * ROW_PITCH),
+                     "l"(at + (bytes ? from[i] : 0)), "r"(bytes)
+                     : "memory");
+  }
+};
+
+__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+template <int UNDER_WAY>
+__device__ __forceinline__ void wait_for_rows() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(UNDER_WAY) : "memory");
 }
 
 template <int TO>
@@ -113,16 +180,17 @@ struct Digits {
 
   __device__ __forceinline__ void fetch(const Ring &ring, u32 stage, int panel) const {
     if ((threadIdx.x & 31) != 0) return;
-    ring.expect(stage, word_bytes + 2 * line_bytes);
-    ring.copy(stage, 0, words + panel * panel_words, word_bytes);
-    ring.copy(stage, SCALES, scales + (i64)panel * line, line_bytes);
-    ring.copy(stage, ZEROS, zeros + (i64)(panel >> 3) * line, line_bytes);
+    const u32 barrier = ring.barriers + 8 * stage, to = ring.stages + stage * STAGE;
+    expect(barrier, word_bytes + 2 * line_bytes);
+    copy(to, words + panel * panel_words, word_bytes, barrier);
+    copy(to + SCALES, scales + (i64)panel * line, line_bytes, barrier);
+    copy(to + ZEROS, zeros + (i64)(panel >> 3) * line, line_bytes, barrier);
   }
 };
 
-// Add a panel's products of the digits in `stage`.
+// Add a panel's products of the `count` digits in `stage`.
 template <int TO>
-__device__ __forceinline__ void add(float (&sums)[TILES][TO][4], const Inputs<TO> &x, u32 stage, int panel) {
+__device__ __forceinline__ void add(float (&sums)[TILES][TO][4], const Inputs<TO> &x, u32 stage, int panel, int count) {
   const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
   float all[TO][2], less[TO][2];
 #pragma unroll
@@ -138,16 +206,17 @@ __device__ __forceinline__ void add(float (&sums)[TILES][TO][4], const Inputs<TO
   }
 #pragma unroll
   for (int m = 0; m < TILES; m++) {
+    if (m * GROUP >= count) break;
     const u32 at = stage + m * GROUP * WORD_BYTES + g * WORD_BYTES + t * 8;
     uint2 first = shared_8(at), second = shared_8(at + 8 * WORD_BYTES);
-    float products[TO][4] = {};
+    float products[2][TO][4] = {};  // two, for one waits for the product before
 #pragma unroll
     for (int j = 0; j < PLANES; j++) {
       if (j == 3 || j == 6) first.x >>= 6, first.y >>= 6, second.x >>= 6, second.y >>= 6;
       const u32 a0 = picked(first.x, j % 3), a1 = picked(second.x, j % 3);
       const u32 a2 = picked(first.y, j % 3), a3 = picked(second.y, j % 3);
 #pragma unroll
-      for (int n = 0; n < TO; n++) multiply(products[n], a0, a1, a2, a3, x.b[n][j][0], x.b[n][j][1]);
+      for (int n = 0; n < TO; n++) multiply(products[j & 1][n], a0, a1, a2, a3, x.b[n][j][0], x.b[n][j][1]);
     }
     float scale[2], zero[2];
 #pragma unroll
@@ -161,7 +230,7 @@ __device__ __forceinline__ void add(float (&sums)[TILES][TO][4], const Inputs<TO
     for (int n = 0; n < TO; n++)
 #pragma unroll
       for (int i = 0; i < 4; i++) {
-        const float without = fmaf(-zero[i >> 1], all[n][i & 1], products[n][i] - less[n][i & 1]);
+        const float without = fmaf(-zero[i >> 1], all[n][i & 1], products[0][n][i] + products[1][n][i] - less[n][i & 1]);
         sums[m][n][i] = fmaf(without, scale[i >> 1], sums[m][n][i]);
       }
   }
@@ -265,8 +334,7 @@ __device__ __forceinline__ void run(const Work &work, const u16 *x, i64 x_stride
   }
   float sums[TILES][TO][4] = {};
   if (work.coded) {
-    const u32 base = (u32)__cvta_generic_to_shared(shared);
-    Ring ring(base + warp * STAGES * 8, base + FIRST_STAGE + warp * STAGES * STAGE, STAGE);
+    Ring ring((u32)__cvta_generic_to_shared(shared));
     const Digits digits(work, panels);
 #pragma unroll 1
     for (int i = 0; i < STAGES && from + i < until; i++) digits.fetch(ring, i, from + i);
@@ -289,7 +357,7 @@ __device__ __forceinline__ void run(const Work &work, const u16 *x, i64 x_stride
         load<TO>(now, ring.at(), rows);
       else
         load<TO>(now, row_of, panel, inputs);
-      add<TO>(sums, now, ring.at(), panel);
+      add<TO>(sums, now, ring.at(), panel, work.count - work.first);
       __syncwarp();
       if (panel + STAGES < until) digits.fetch(ring, ring.stage, panel + STAGES);
       fetch(ring.stage, panel + STAGES);

@@ -59,9 +59,9 @@ class Expand:
 
     @property
     def shared_bytes(self) -> int:
-        digits = GROUP * self.at_once
-        stages = WARPS * self.stages * (DIGIT_BYTES * digits + (4 * digits + 32) * self.rows)
-        return _barriers(self.stages) + stages + WARPS * 4 * 8 * (layout.PANEL + 4)
+        digits = WARPS * GROUP * self.at_once
+        stages = self.stages * (DIGIT_BYTES * digits + (4 * digits + 32) * self.rows)
+        return 128 + stages + WARPS * 4 * 8 * (layout.PANEL + 4)
 
     def options(self, dtype: torch.dtype) -> tuple[str, ...]:
         return _options(dtype, self.rows, self.stages, self.blocks, AT_ONCE=self.at_once)
@@ -164,7 +164,7 @@ def expand(
     nvrtc.launch(
         compiled(config, out.dtype, out.device.index),
         (blocks, tiles.max_tiles * cuts),
-        32 * WARPS,
+        32 * (WARPS + 1),  # one of which copies
         (
             out.data_ptr(),
             arena.data_ptr(),
