@@ -219,6 +219,7 @@ def measure(
             _asking(running, answers, fixed, again.meanings, random.Random(seed + n)) for n in range(4)
         ]
         changes = [operator.change for operator in operators[:-1]]
+        there = {role: len(of_role(running, role)) for role in victims if role in ROLES}
         with ExitStack() as loops:
             for work in (*clients, *changes, again.register_again):
                 loops.enter_context(Loop(work))
@@ -226,10 +227,10 @@ def measure(
                 if time.monotonic() - began_s > series.at_most_s:
                     break
                 time.sleep(series.between_s * choose.uniform(0.5, 1.5))
-                waiting_for(lambda: _serves(running, answers, victims), SETTLED_S)
+                waiting_for(lambda: _serves(running, answers, there), SETTLED_S)
                 struck.append(_strike(running, choose.choice(victims), redis, hosts))
                 print(f"kill {number + 1}: {struck[-1]}, {len(answers.at_s)} answers", flush=True)
-            waiting_for(lambda: _serves(running, answers, victims), SETTLED_S)
+            waiting_for(lambda: _serves(running, answers, there), SETTLED_S)
             ended_s = time.monotonic()
         verified = [operator.verify() for operator in operators]
     killed = [one for one in struck if one is not None]
@@ -248,11 +249,17 @@ def measure(
     }
 
 
-def _serves(running: Running, answers: Answers, victims: Sequence[str]) -> bool:
-    """Whether each role has a process, and a right answer came within the last second."""
+def _serves(running: Running, answers: Answers, there: Mapping[str, int]) -> bool:
+    """Whether each role has as many processes as at first, every engine answers, and a right answer came
+    within the last second."""
+    if not answers.at_s or answers.at_s[-1] < time.monotonic() - 1.0:
+        return False
     titles = [title_of(process) for process in running.processes()]
-    there = all(any(ROLES[role] in title for title in titles) for role in victims if role in ROLES)
-    return there and bool(answers.at_s) and answers.at_s[-1] > time.monotonic() - 1.0
+    if any(sum(ROLES[role] in title for title in titles) < number for role, number in there.items()):
+        return False
+    with suppress(httpx.HTTPError, errors.OstinatoError):
+        return len(running.engine_pids()) == running.served.groups
+    return False
 
 
 def _strike(
