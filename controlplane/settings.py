@@ -84,6 +84,12 @@ class Settings(BaseSettings):
         "-: standard output; empty: none.",
     )
     gateway_replicas: int = Field(default=1, ge=1, le=64)
+    gateways_per_node: int = Field(
+        default=0,
+        ge=0,
+        le=64,
+        description="So many gateways on a node at most; 0: any number. One that finds no node waits for one.",
+    )
     engine: Literal["vllm", "echo"] = Field(
         default="vllm", description="echo: an instant fake for benchmarks."
     )

@@ -39,6 +39,7 @@ class ThreeHosts:
             "metrics_host": "0.0.0.0",
             "engine_num_cpus": 0.5,
             "dashboard": False,
+            "gateways_per_node": 1,
         }
         self._environment: dict[str, str] = {}
         self.urls: tuple[str, ...] = ()

@@ -180,8 +180,13 @@ class ControllerReplica:
 
 def build(args: dict[str, Any] | None = None) -> serve.Application:
     """The application; `args` are those of a Serve config file (`gateway_replicas` only)."""
-    replicas = int((args or {}).get("gateway_replicas") or Settings().gateway_replicas)
+    settings = Settings()
+    replicas = int((args or {}).get("gateway_replicas") or settings.gateway_replicas)
     controller = ControllerReplica.options(ray_actor_options={"num_cpus": 0.1})  # type: ignore[attr-defined]
-    gateway = Gateway.options(num_replicas=replicas, ray_actor_options={"num_cpus": 0.1})  # type: ignore[attr-defined]
+    gateway = Gateway.options(  # type: ignore[attr-defined]
+        num_replicas=replicas,
+        max_replicas_per_node=settings.gateways_per_node or None,
+        ray_actor_options={"num_cpus": 0.1},
+    )
     application: serve.Application = gateway.bind(controller.bind())
     return application

@@ -335,6 +335,22 @@ def test_the_serve_configuration_is_one_ray_accepts(chart: Chart, values: Object
     assert replicas == {"Gateway": values.get("serve", {}).get("gatewayReplicas", 2), "Controller": 1}
 
 
+@pytest.mark.parametrize(("asked", "limit"), [({}, None), ({"gatewaysPerNode": 1}, 1)])
+def test_gateways_share_a_node_unless_they_may_not(
+    chart: Chart, asked: dict[str, Any], limit: int | None
+) -> None:
+    from ray.serve.schema import ServeDeploySchema
+
+    rendered = yaml.safe_load(chart.service({"serve": asked})["spec"]["serveConfigV2"])
+    parsed = ServeDeploySchema.model_validate(rendered)
+    limits = {each.name: each.max_replicas_per_node for each in parsed.applications[0].deployments}
+
+    if limit is not None:
+        assert limits["Gateway"] == limit
+    else:
+        assert limits["Gateway"] == limits["Controller"]  # as Serve has it
+
+
 def test_the_serve_configuration_is_the_one_in_deploy(chart: Chart) -> None:
     rendered = yaml.safe_load(chart.service({})["spec"]["serveConfigV2"])
     assert rendered == yaml.safe_load((ROOT / "deploy" / "serve-config.yaml").read_text())

@@ -178,6 +178,9 @@ applications:
     deployments:
       - name: Gateway
         num_replicas: {{ .Values.serve.gatewayReplicas }}
+        {{- if .Values.serve.gatewaysPerNode }}
+        max_replicas_per_node: {{ .Values.serve.gatewaysPerNode }}
+        {{- end }}
       - name: Controller
         num_replicas: 1
 {{- end }}
