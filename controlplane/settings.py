@@ -88,7 +88,7 @@ class Settings(BaseSettings):
         default=0,
         ge=0,
         le=64,
-        description="So many gateways on a node at most; 0: any number. One that finds no node waits for one.",
+        description="So many gateways on a node at most; 0: any number. One without a node waits for one.",
     )
     engine: Literal["vllm", "echo"] = Field(
         default="vllm", description="echo: an instant fake for benchmarks."
