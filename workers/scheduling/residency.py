@@ -1,7 +1,8 @@
 """Which variant is in which slot on which rank, as the scheduler knows it. Pure: no I/O, no clock.
 
 The scheduler decides slots for all ranks alike; ranks report what they have done. A variant may run
-once every rank has it in its slot. A slot is taken from the variant that was used longest ago among
+once every rank has it in its slot, or on its way there so that steps wait on the device for what they read;
+such a rank may still report that it has failed. A slot is taken from the variant that was used longest ago among
 those no batch in flight uses. Every order to the ranks has a number, which their reports repeat: a
 report of anything but the newest order about a variant says nothing about what is there now.
 """
@@ -38,6 +39,7 @@ class Variant:
     fault: str = ""  # what kind of failure the error is (`faults.Fault`)
     no_memory: bool = False  # some rank had no room for it in its slot
     ahead: bool = False  # it was read ahead since it was last placed
+    streams: bool = False  # from host memory it may run as soon as its copy has begun
 
 
 @dataclass
@@ -78,6 +80,12 @@ class Residency:
         if len(variant.device) == len(self._ranks):
             return READY
         return NO_MEMORY if variant.no_memory else LOADING
+
+    def soon(self, uid: int) -> bool:
+        """Whether the ranks will say in an instant that it may run: it is on its way to a slot from the host
+        memory of all of them, and they do not wait for that copy."""
+        variant = self._variants.get(uid)
+        return variant is not None and bool(variant.unplaced) and variant.streams and self._in_host(uid)
 
     def size_bytes(self, uid: int) -> int:
         """What a variant takes on the rank where it takes most; 0 while no rank has it."""
@@ -210,6 +218,7 @@ class Residency:
         if message.get("order", variant.preparing) != variant.preparing:
             return
         if message["did"] == PREPARED:
+            variant.streams = message.get("streams", False)
             variant.unprepared.discard(rank)
         elif self.readiness(variant.uid) != READY:  # what runs does not need its files
             self._fail(variant, message)
@@ -220,6 +229,7 @@ class Residency:
             self._fail(variant, message)
         elif message["did"] == PLACED:
             variant.device[rank] = message["bytes"]
+            variant.streams = message.get("streams", False)
             variant.no_memory = variant.no_memory and len(variant.device) < len(self._ranks)
         else:
             variant.no_memory = True
