@@ -167,9 +167,9 @@ def _late(memory: DeviceMemory, seconds: float) -> None:
     inner, stream = device_module.send, memory._copies
     assert stream is not None
 
-    def send(line: Any, *given: Any) -> None:
+    def send(line: Any, memory: torch.Tensor, into: int, arrivals: Any) -> None:
         driver.cuStreamWaitValue64(stream.cuda_stream, word.data_ptr(), 1, 0)
-        inner(line, *given)
+        inner(line, memory, into, arrivals)
         device_module.send = inner
         threading.Timer(seconds, lambda: word.fill_(1)).start()
 

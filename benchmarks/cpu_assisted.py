@@ -26,7 +26,7 @@ from workers.variants.host import HostVariant
 
 PROCESSES = 12  # of the 16 cores of the machine that it was measured on
 MAX_ROWS, MAX_IN, MAX_OUT = 256, 11008, 22016
-RING, LAYERS, FIELDS, LINE = 1024, 512, 16, 8  # int64s: jobs, linears and their fields, and of a cache line
+RING, LAYERS, FIELDS, LINE = 1024, 512, 24, 8  # int64s: jobs, linears and their fields, and of a cache line
 WEIGHTS_BYTES = 400 << 20
 PORTABLE_AND_MAPPED = 3
 
@@ -186,13 +186,14 @@ class Assistant:
                 if assistant.by_parts:
                     assistant._note(source + size - memory.data_ptr(), stream)
 
-            def write(self, at: int, value: int) -> None:
-                line.write(at, value)
+            def write(self, arrivals: Any) -> None:
+                line.write(arrivals)
 
         self._events = []
         size = memory.numel()
         if not self.by_parts:
-            arrivals = [arrival._replace(end=size) for arrival in arrivals]
+            arrivals = arrivals.copy()
+            arrivals["end"] = size
         travelling.send(Noting(), memory, into, arrivals)
         self._note(size, stream)
 

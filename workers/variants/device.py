@@ -22,7 +22,7 @@ from workers.variants.arena_allocator import ArenaAllocator
 from workers.variants.host import HostVariant, TableKey
 from workers.variants.pages import chunks
 from workers.variants.slot_uses import SlotUses
-from workers.variants.travelling import Arrival, Line, line_of, send
+from workers.variants.travelling import ARRIVAL, Line, line_of, send
 
 Int64s = npt.NDArray[np.int64]
 
@@ -130,8 +130,10 @@ class DeviceMemory:
         travelling[described.awaited] *= -1
         self._write(slot, torch.from_numpy(travelling))
         self._rows[slot] = torch.from_numpy(row)
-        at = self._flat.data_ptr() + self._flat.itemsize * self._positions_here[slot][described.awaited]
-        arrivals = map(Arrival, described.ends.tolist(), at.tolist(), row[described.awaited].tolist())
+        arrivals = np.empty(len(described.ends), ARRIVAL)
+        arrivals["end"], arrivals["value"] = described.ends, row[described.awaited]
+        positions = self._positions_here[slot][described.awaited]
+        arrivals["at"] = self._flat.data_ptr() + self._flat.itemsize * positions
         with self._on_device():
             send(line, variant.memory, self.arena.data_ptr() + start, arrivals)
 
@@ -187,7 +189,10 @@ class DeviceMemory:
             if entry.key[1] in STREAMED:
                 awaited.append(begin + TOTAL_RANK)
                 ends.append(entry.end)
-        return _Described(first, next_ - first, np.array(awaited, np.intp), np.array(ends, np.int64))
+        order = np.argsort(np.array(ends, np.int64), kind="stable")
+        return _Described(
+            first, next_ - first, np.array(awaited, np.intp)[order], np.array(ends, np.int64)[order]
+        )
 
 
 @dataclass(frozen=True)

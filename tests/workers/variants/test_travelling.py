@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -21,7 +22,7 @@ from workers.variants import pages, slot_uses, travelling
 from workers.variants.device import DeviceMemory, NoRoom
 from workers.variants.host import Entry, HostVariant
 from workers.variants.slot_uses import SlotUses
-from workers.variants.travelling import Arrival, send
+from workers.variants.travelling import ARRIVAL, Arrivals, send
 
 CPU = torch.device("cpu")
 INPUTS, OUTPUTS = 16, (8, 24)
@@ -41,9 +42,10 @@ class Line:
         self.copied.append((source, size))
         self.left.append(lambda: ctypes.memmove(into, source, size))
 
-    def write(self, at: int, value: int) -> None:
+    def write(self, arrivals: Arrivals) -> None:
         self._take()
-        self.left.append(lambda: setattr(ctypes.c_int64.from_address(at), "value", value))
+        for _, at, value in arrivals.tolist():
+            self.left.append(lambda at=at, value=value: setattr(ctypes.c_int64.from_address(at), "value", value))
 
     def _take(self) -> None:
         if self._takes is not None:
@@ -123,9 +125,9 @@ def arrays(memory: DeviceMemory, slot: int, travels: HostVariant, name: str) -> 
 def test_pieces_follow_one_another_and_cover_all(size: int, piece: int, ends: list[int]) -> None:
     source, line = torch.arange(size).to(torch.uint8), Line()
     into, flags = torch.zeros(size, dtype=torch.uint8), torch.zeros(20, dtype=torch.int64)
-    arrivals = [
-        Arrival(min(end, size), flags.data_ptr() + 8 * n, n + 1) for n, end in enumerate(ends)
-    ]
+    arrivals = np.array(
+        sorted((min(end, size), flags.data_ptr() + 8 * n, n + 1) for n, end in enumerate(ends)), ARRIVAL
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(travelling, "PIECE_BYTES", piece)
         send(line, source, into.data_ptr(), arrivals)
@@ -147,7 +149,7 @@ def test_pieces_do_not_cross_what_was_page_locked_at_one_time() -> None:
 
 def test_an_arrival_that_never_comes_is_refused() -> None:
     with pytest.raises(ValueError, match="cannot have 11"):
-        send(Line(), torch.zeros(10, dtype=torch.uint8), 0, [Arrival(11, 0, 1)])
+        send(Line(), torch.zeros(10, dtype=torch.uint8), 0, np.array([(11, 0, 1)], ARRIVAL))
 
 
 def test_what_the_device_refuses_is_told_before_any_step_may_use_the_variant() -> None:
