@@ -2,11 +2,11 @@
 
 `MODES`:
 
-- `on demand`: as it was until layers were streamed. The copy waits for all steps that were begun, and the variant
-  runs when all of it is there.
+- `on demand`: as it was until layers were streamed. The copy waits for all steps that were begun, and the
+  variant runs when all of it is there.
 - `streamed`: as it is served.
-- `CPU`: as CaraServe's section 4. The request runs at once, without a graph; until the copy has ended as a whole,
-  processes on the host compute what the adapter adds (`cpu_assisted.py`).
+- `CPU`: as CaraServe's section 4. The request runs at once, without a graph; until the copy has ended as a
+  whole, processes on the host compute what the adapter adds (`cpu_assisted.py`).
 - `streamed, CPU`: the same, but only for linears whose own part has not arrived when they are launched.
 
 `check` tells on a GPU that a step waits for what it reads, also from a graph.
@@ -27,7 +27,9 @@ from benchmarks import cpu_assisted
 from workers.kernels import lora
 from workers.kernels.lora import layout
 from workers.kernels.rows import Rows
+from workers.kernels.types import total_bytes
 from workers.variants import device as device_module
+from workers.variants import travelling
 from workers.variants.device import DeviceMemory
 from workers.variants.host import Entry, HostVariant
 from workers.variants.pages import page_locked, whole_pages
@@ -38,8 +40,9 @@ MODES = (ON_DEMAND, STREAMED, BY_CPU, BOTH)
 
 
 def switch(worker: Any, mode: str, shared: str = "") -> dict[str, float]:
-    """To be called in a rank. `shared`: the memory of the processes that assist. Gives, of what was since the last
-    switch, how many linears the CPU has computed, and the medians of what takes time, in milliseconds."""
+    """To be called in a rank. `shared`: the memory of the processes that assist. Gives, of what was since the
+    last switch, how many linears the CPU has computed, and the medians of what takes time, in
+    milliseconds."""
     manager = worker.model_runner.lora_manager
     _TIMES.follow()
     found = _TIMES.take()
@@ -53,8 +56,8 @@ def switch(worker: Any, mode: str, shared: str = "") -> dict[str, float]:
 
 
 class _Times:
-    """How long some calls of this process take: `await`, that the scheduler waits for a slot (where it is in the
-    rank's process); `place`, until steps may use a variant; `read`, until it is in host memory."""
+    """How long some calls of this process take: `await`, that the scheduler waits for a slot (where it is in
+    the rank's process); `place`, until steps may use a variant; `read`, until it is in host memory."""
 
     def __init__(self) -> None:
         self._ms: dict[str, list[float]] = {}
@@ -99,7 +102,8 @@ def _wait_for_all(uses: SlotUses, stream: torch.cuda.Stream, slot: int) -> None:
 
 
 def _usual(uses: SlotUses) -> Callable[[torch.cuda.Stream, int], None]:
-    return SlotUses.wait.__get__(uses)
+    usual: Callable[[torch.cuda.Stream, int], None] = SlotUses.wait.__get__(uses)
+    return usual
 
 
 # --- a check on a GPU, without an engine -----------------------------------------------------------------
@@ -109,8 +113,8 @@ LATE_S = 0.05
 
 
 def check(device: torch.device) -> dict[str, float]:
-    """Raises AssertionError unless a graph of many linears gives with an adapter that arrives late, piece by piece,
-    in memory full of NaNs, what it gives with one that is there."""
+    """Raises AssertionError unless a graph of many linears gives with an adapter that arrives late, piece by
+    piece, in memory full of NaNs, what it gives with one that is there."""
     names = [f"linear{n}" for n in range(LINEARS)]
     widths = {(name, "lora"): layout.width(len(OUTPUTS)) for name in names}
     variant = _random_variant(names)
@@ -157,35 +161,34 @@ def check(device: torch.device) -> dict[str, float]:
 
 
 def _late(memory: DeviceMemory, seconds: float) -> None:
-    """Have the next variant's pieces wait for a word of host memory that is written after so long. Its table rows,
-    before them, do not."""
+    """Have the next variant's pieces wait for a word of host memory that is written after so long. Its table
+    rows, before them, do not."""
     from cuda.bindings import driver
 
     if not seconds:
         return
     word = torch.zeros(16, dtype=torch.int64).pin_memory()
-    inner, stream = device_module.send, memory._copies
+    inner, stream = travelling.send, memory._copies
     assert stream is not None
 
     def send(line: Any, memory: torch.Tensor, into: int, arrivals: Any) -> None:
         driver.cuStreamWaitValue64(stream.cuda_stream, word.data_ptr(), 1, 0)
         inner(line, memory, into, arrivals)
-        device_module.send = inner
+        vars(device_module)["send"] = inner
         threading.Timer(seconds, lambda: word.fill_(1)).start()
 
-    device_module.send = send
+    vars(device_module)["send"] = send
 
 
 def _random_variant(names: list[str]) -> HostVariant:
     ranks = [RANK] * len(OUTPUTS)
     parts = layout.parts(INPUTS, OUTPUTS, ranks, torch.bfloat16)
-    size = sum(device_module.ALIGNMENT * -(-part.size_bytes // device_module.ALIGNMENT) for part in parts)
+    size = total_bytes(parts)
     host = torch.from_numpy(whole_pages(size * len(names)))
     values = torch.randn(host.numel() // 2, generator=torch.Generator().manual_seed(0)) * 0.05
     host.view(torch.bfloat16).copy_(values)
     entries = tuple(
-        Entry((name, "lora"), parts, n * size, lambda at: layout.describe(ranks, at)) for n, name in enumerate(names)
+        Entry((name, "lora"), parts, n * size, lambda at: layout.describe(ranks, at))
+        for n, name in enumerate(names)
     )
     return HostVariant(page_locked(host), entries)
-
-

@@ -1,9 +1,9 @@
 """CaraServe's CPU-assisted prefill (section 4), as small as it can be measured honestly; not served.
 
-For a linear whose factors have not arrived, the GPU writes the rows' inputs to memory that it shares with some
-processes, and then a number there; nobody waits on the host for that. The processes poll the number. Each computes
-x A B of its share of the rows, writes it, and then the number of its own, for which the GPU waits before it takes the
-result and adds it. So such a step runs without a graph.
+For a linear whose factors have not arrived, the GPU writes the rows' inputs to memory that it shares with
+some processes, and then a number there; nobody waits on the host for that. The processes poll the number.
+Each computes x A B of its share of the rows, writes it, and then the number of its own, for which the GPU
+waits before it takes the result and adds it. So such a step runs without a graph.
 """
 
 from __future__ import annotations
@@ -35,17 +35,19 @@ class Shared:
     """The memory's parts. `go` is the number of the newest job, `done` each process's last one."""
 
     def __init__(self, memory: SharedMemory) -> None:
-        self.memory = memory
+        assert memory.buf is not None
+        self.memory, self._bytes = memory, memory.buf
         self._at = 0
         words = self._words(LINE * (PROCESSES + 1)).reshape(-1, LINE)
         self.go, self.done, self.ready = words[0], words[1:, 0], words[1:, 1]
-        self.go_at, self.done_at = words[0].ctypes.data, [words[n, :1].ctypes.data for n in range(1, PROCESSES + 1)]
+        self.go_at = words[0].ctypes.data
+        self.done_at = [words[n, :1].ctypes.data for n in range(1, PROCESSES + 1)]
         self.jobs = self._words(RING * 2).reshape(RING, 2)  # a linear, and how many rows
         self.linears = self._words(LAYERS * FIELDS).reshape(LAYERS, FIELDS)
         self.x = self._halves(MAX_ROWS * MAX_IN)
         self.out = self._halves(MAX_ROWS * MAX_OUT)
         self.weights_at = self._at
-        self.weights = np.frombuffer(memory.buf, np.uint8, WEIGHTS_BYTES, self._at)
+        self.weights = np.frombuffer(self._bytes, np.uint8, WEIGHTS_BYTES, self._at)
 
     @staticmethod
     def size() -> int:
@@ -53,19 +55,19 @@ class Shared:
         return 8 * words + 2 * MAX_ROWS * (MAX_IN + MAX_OUT) + WEIGHTS_BYTES
 
     def _words(self, count: int) -> Any:
-        found = np.frombuffer(self.memory.buf, np.int64, count, self._at)
+        found = np.frombuffer(self._bytes, np.int64, count, self._at)
         self._at += found.nbytes
         return found
 
     def _halves(self, count: int) -> torch.Tensor:
-        found = torch.frombuffer(self.memory.buf, dtype=torch.bfloat16, count=count, offset=self._at)
+        found = torch.frombuffer(self._bytes, dtype=torch.bfloat16, count=count, offset=self._at)
         self._at += 2 * count
         return found
 
     def matrix(self, at: int, rows: int, columns: int) -> torch.Tensor:
         """Of the weights, whose byte `at` it begins at."""
         start = self.weights_at + at
-        flat = torch.frombuffer(self.memory.buf, dtype=torch.bfloat16, count=rows * columns, offset=start)
+        flat = torch.frombuffer(self._bytes, dtype=torch.bfloat16, count=rows * columns, offset=start)
         return flat.view(rows, columns)
 
 
@@ -132,7 +134,10 @@ def rehearse() -> None:
         shared, rows, inputs, widths, ranks = Shared(memory), 5, 48, (32, 16), (4, 8)
         a = shared.matrix(0, sum(ranks), inputs).copy_(torch.randn(sum(ranks), inputs))
         begins = (2048, 4096)
-        bs = [shared.matrix(at, r, n).copy_(torch.randn(r, n)) for at, r, n in zip(begins, ranks, widths, strict=True)]
+        bs = [
+            shared.matrix(at, r, n).copy_(torch.randn(r, n))
+            for at, r, n in zip(begins, ranks, widths, strict=True)
+        ]
         x = shared.x[: rows * inputs].view(rows, inputs).copy_(torch.randn(rows, inputs))
         row = [0, sum(ranks), begins[0], 0, ranks[0], begins[1], ranks[0], ranks[1]]
         for own in (slice(0, 2), slice(2, 5)):
@@ -150,7 +155,8 @@ def rehearse() -> None:
 
 
 class Assistant:
-    """Computes on the host what variants add that were sent to the GPU and are not there. `count`: of linears."""
+    """Computes on the host what variants add that were sent to the GPU and are not there. `count`: of
+    linears."""
 
     def __init__(self, manager: Any, shared: str) -> None:
         from cuda.bindings import driver
@@ -158,15 +164,17 @@ class Assistant:
         self._driver = driver
         self._manager = manager
         self.shared = Shared(SharedMemory(shared))
-        base = torch.frombuffer(self.shared.memory.buf, dtype=torch.uint8, count=self.shared.weights_at)
-        assert int(torch.cuda.cudart().cudaHostRegister(base.data_ptr(), base.numel(), PORTABLE_AND_MAPPED)) == 0
+        base = torch.frombuffer(self.shared._bytes, dtype=torch.uint8, count=self.shared.weights_at)
+        lock = torch.cuda.cudart().cudaHostRegister
+        assert int(lock(base.data_ptr(), base.numel(), PORTABLE_AND_MAPPED)) == 0
         self._base = base
         self._room = torch.empty(MAX_ROWS * MAX_OUT, dtype=torch.bfloat16, device=manager._device)
         self._requests = Requests()
         self._linear_of: dict[int, int] = {}  # by the address of its table
         self._ends: dict[int, int] = {}  # of the linears, in the variant's memory
         self._described = False
-        self._events: list[tuple[int, torch.cuda.Event]] = []  # what was sent last: bytes, and when they are there
+        # What was sent last: bytes, and when they are there.
+        self._events: list[tuple[int, torch.cuda.Event]] = []
         self._arriving: int | None = None  # the slot, while this step's variant is not there
         self._seen = 0
         self.count = 0
@@ -203,7 +211,8 @@ class Assistant:
         self._events.append((end, event))
 
     def describe(self, variant: HostVariant) -> None:
-        """All variants of a run have the same shapes, and nearly the same values: the first one's are taken."""
+        """All variants of a run have the same shapes, and nearly the same values: the first one's are
+        taken."""
         if self._described:
             return
         self._described = True
@@ -267,7 +276,8 @@ class _Here:
 
 
 def switch(manager: Any, shared: str, by_parts: bool) -> int:
-    """Have it on, with this memory, or off. Gives how many linears were computed on the host since last time."""
+    """Have it on, with this memory, or off. Gives how many linears were computed on the host since last
+    time."""
     if shared and _Here.assistant is None:
         _Here.assistant = Assistant(manager, shared)
         operators.add = _add  # type: ignore[assignment]
@@ -276,7 +286,7 @@ def switch(manager: Any, shared: str, by_parts: bool) -> int:
     count, assistant.count = assistant.count, 0
     assistant.by_parts, assistant._events, assistant._arriving = by_parts, [], None
     _Here.active = bool(shared)
-    device_module.send = assistant.send if shared else travelling.send
+    vars(device_module)["send"] = assistant.send if shared else travelling.send
     graph_choice.follow(assistant.choose if shared else None)
     if shared:
         held = manager.variant_cache._host

@@ -10,12 +10,13 @@ of the variants:
 - `delta`: a 4-bit sparse delta of all of the model (3 GB).
 
 Files lie in the page cache. TTFT of a prompt of PROMPT tokens, in milliseconds, medians: `disk`, the
-variant was never asked for; `host`, it has left the GPU for others; `warm`, it is in a slot. `mode` is how it gets
-there from host memory (`arrivals.py`); with the CPU's help, of LoRA, for at most FEW streams beside and not from disk.
-`beside`: so many streams of the base decode meanwhile, and `gap_p99_ms` are the gaps between their tokens until the
-first token is there (`none`: with nothing that arrives). `read_gb_per_s`: one thread reads the files.
-`same_tokens`: how many of the answers are those of the same variant when it is warm; a slot's variant before has
-other values. `times` (`arrivals.switch`) are parts of it. `by_cpu`: linears that were computed there, of a request.
+variant was never asked for; `host`, it has left the GPU for others; `warm`, it is in a slot. `mode` is how it
+gets there from host memory (`arrivals.py`); with the CPU's help, of LoRA, for at most FEW streams beside and
+not from disk. `beside`: so many streams of the base decode meanwhile, and `gap_p99_ms` are the gaps between
+their tokens until the first token is there (`none`: with nothing that arrives). `read_gb_per_s`: one thread
+reads the files. `same_tokens`: how many of the answers are those of the same variant when it is warm; a
+slot's variant before has other values. `times` (`arrivals.switch`) are parts of it. `by_cpu`: linears that
+were computed there, of a request.
 """
 
 from __future__ import annotations
@@ -80,14 +81,16 @@ class Measuring:
         self._ask(self._new(1)[0], 0)  # whatever comes with a first one
 
     def from_disk(self, streams: int) -> dict[str, Any]:
-        """Of variants that were never asked for, with so many streams beside; then the same as `from_host`."""
+        """Of variants that were never asked for, with so many streams beside; then the same as
+        `from_host`."""
         asked = self._new(max(self._sizes.rounds, 2 * self._sizes.slots))
         disk = [self._ask(variant, streams) for variant in asked]
         return self._found(streams, {"disk": disk, **self._from_host(asked, streams)})
 
     def from_host(self, streams: int, rounds: int) -> dict[str, Any]:
         """Of some that were asked for before, which have the same files."""
-        numbers = [n for n in range(2, 2 + 2 * (self._sizes.slots + 1), 2)] * -(-rounds // (self._sizes.slots + 1))
+        several = range(2, 2 + 2 * (self._sizes.slots + 1), 2)  # more than there are slots
+        numbers = list(several) * -(-rounds // len(several))
         asked = [self._request(n) for n in numbers]
         self._ask(asked[-1], streams)
         return self._found(streams, self._from_host(asked, streams))
@@ -112,13 +115,16 @@ class Measuring:
         self._player.play([*others, late])
         until_s = late.arrivals_s[0]
         beside = [gap for stream in others for gap in stream.gaps_ms(late.sent_s, until_s)]
-        later = [gap for stream in others for gap in stream.gaps_ms(until_s + 0.02)[2:]]  # what came with it is over
+        over_s = until_s + 0.02  # of what came with it
+        later = [gap for stream in others for gap in stream.gaps_ms(over_s)[2:]]
         return Asked(variant.lora_int_id % len(self._folders), late.ttft_ms, late.ids, beside, later)
 
     def _found(self, streams: int, asked: dict[str, list[Asked]]) -> dict[str, Any]:
         found: dict[str, Any] = {"beside": streams}
         found["ttft_ms"] = {state: median(each.ttft_ms for each in own) for state, own in asked.items()}
-        found["ttft_all_ms"] = {state: [round(each.ttft_ms, 2) for each in own] for state, own in asked.items()}
+        found["ttft_all_ms"] = {
+            state: [round(each.ttft_ms, 2) for each in own] for state, own in asked.items()
+        }
         warm = {each.values: each.ids for each in asked["warm"]}
         same = [each.ids == warm[each.values] for own in asked.values() for each in own]
         found["same_tokens"] = f"{sum(same)} of {len(same)}"
@@ -133,7 +139,8 @@ class Measuring:
 
 @dataclass(frozen=True)
 class Asked:
-    """`values`: which of the files it has. `gaps_ms` of the streams beside until its first token, and `later_ms`."""
+    """`values`: which of the files it has. `gaps_ms` of the streams beside until its first token, and
+    `later_ms`."""
 
     values: int
     ttft_ms: float
@@ -209,7 +216,12 @@ def measured(
     with cpu_assisted.processes() as shared:
         for mode, streams in itertools.product(with_cpu, (n for n in beside if n <= FEW)):
             llm.collective_rpc(arrivals.switch, args=(mode, shared))
-            row = {"variant": kind, "bytes": bytes_, "mode": mode, **measuring.from_host(streams, sizes.rounds)}
+            row = {
+                "variant": kind,
+                "bytes": bytes_,
+                "mode": mode,
+                **measuring.from_host(streams, sizes.rounds),
+            }
             (times,) = llm.collective_rpc(arrivals.switch, args=(mode, shared))
             yield {**row, "by_cpu": times["by_cpu"] // (1 + len(row["ttft_all_ms"]["host"]))}
 
@@ -237,7 +249,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     record: dict[str, Any] = {"command": rehearsing.command("benchmarks.first_token", argv)}
     record |= {"device": torch.cuda.get_device_name(0)}
-    record |= {"arrivals_ms": gpu_engine.in_own_process("benchmarks.first_token", "--one", CHECK)[0], "rows": []}
+    record |= {
+        "arrivals_ms": gpu_engine.in_own_process("benchmarks.first_token", "--one", CHECK)[0],
+        "rows": [],
+    }
     for kind in given.variants.split(","):
         command = ("--one", kind, "--beside", given.beside, "--modes", given.modes, "--work", str(given.work))
         record["rows"] += gpu_engine.in_own_process("benchmarks.first_token", *command, timeout_s=TIMEOUT_S)
@@ -245,7 +260,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def rehearse(folder: Path, llm: Any) -> None:
-    """An adapter in the engine that rehearsals share, alone and beside a stream; what the CPU's processes compute."""
+    """An adapter in the engine that rehearsals share, alone and beside a stream; what the CPU's processes
+    compute."""
     folders = [gpu_lora.write_adapter(folder / f"r4-{n}", 4, n, REHEARSED, LINEARS) for n in range(2)]
     sizes = Sizes(slots=REHEARSED_SLOTS, prompt=6, tokens=24, after=2, rounds=1)
     player = Player(llm, REHEARSED["vocab_size"])

@@ -29,12 +29,12 @@ from workers.variant_config import ADDRESS_VARIABLE, from_additional
 
 log = logging.getLogger(__name__)
 
-# Pause after a step in which nothing could be computed, as all who wait do so for their variants, unless a rank
-# reports meanwhile: the threads that read those would hardly run beside a loop that tries again at once. vLLM's own loop pauses, too, but
-# not one that steps an engine in its own process, as measuring does.
+# Pause after a step in which nothing could be computed, as all who wait do so for their variants, unless a
+# rank reports meanwhile: the threads that read those would hardly run beside a loop that tries again at once.
+# vLLM's own loop pauses, too, but not one that steps an engine in its own process, as measuring does.
 IDLE_S = 0.001
-# What a step waits for a variant that only has to be copied from host memory: the ranks say so as soon as that has
-# begun. Otherwise it would run a whole step later. The device computes the step before meanwhile.
+# What a step waits for a variant that only has to be copied from host memory: the ranks say so as soon as
+# that has begun. Otherwise it would run a whole step later. The device computes the step before meanwhile.
 PLACING_S = 0.003
 QUEUES = ("waiting", "skipped_waiting", "kv_holding_waiting")
 Held = tuple[Any, list[Any]]  # a queue of vLLM, and requests taken out of it
@@ -80,11 +80,14 @@ class _Variants:
         self._residency = Residency(config.slots, self.parallel_config.world_size)
         self._ranks: dict[int, bytes] = {}
         self._askers: list[tuple[bytes, str, int]] = []
+        self._ended: list[tuple[Any, str]] = []  # requests, and the errors with which they have ended
         self._socket = SchedulerSocket(os.environ[ADDRESS_VARIABLE], self._received)
 
     # --- vLLM's two calls per step ---------------------------------------------------------------
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        if self._residency.failing or self._residency.lost:  # hardly ever; so without the lock
+            self._give_up_failed()
         held = self._admit()
         try:
             output = super().schedule(*args, **kwargs)  # type: ignore[misc]
@@ -94,9 +97,11 @@ class _Variants:
         return output
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        ended = self._finish_failed() if self._residency.failing else ()  # hardly ever; so without the lock
+        if self._residency.failing:
+            self._give_up_failed()
         outputs = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
-        _tell(ended, outputs)
+        _tell(self._ended, outputs)
+        self._ended.clear()
         self._uses.subtract(self._in_flight.popleft())
         self._uses = +self._uses  # only what is above zero
         if self._residency.departing:
@@ -189,7 +194,7 @@ class _Variants:
         paths = {variant_of(r): r.lora_request.lora_path for r in waiting if r.lora_request}
         busy = frozenset(self._uses) | self._records.active()
         for uid in uids:
-            if not self._residency.error(uid):  # its requests end in `_finish_failed`
+            if not self._residency.error(uid):  # its requests end in `_give_up_failed`
                 self._residency.load(uid, paths[uid], busy)
 
     def _flush(self) -> None:
@@ -254,14 +259,18 @@ class _Variants:
             "variants": self._residency.snapshot(),
         }
 
-    def _finish_failed(self) -> list[tuple[Any, str]]:
-        """Requests of variants that could not be loaded end with an error, which is told with each. Those that
-        run, too: what a step makes of a variant that did not get to its slot must not reach a client."""
+    def _give_up_failed(self) -> None:
+        """Requests of variants that could not be loaded end with an error. Those that run, too: what a step
+        makes of a variant that did not get to its slot must not reach a client. Its slot is kept while steps
+        use it."""
         with self._lock:
             failures = self._residency.take_failures()
         ending = [r.request_id for r in self.requests.values() if variant_of(r) in failures]
         ended = self.finish_requests(ending, RequestStatus.FINISHED_ERROR)
-        return [(request, failures[variant_of(request)]) for request in ended]
+        self._ended += [(request, failures[variant_of(request)]) for request in ended]
+        with self._lock:
+            self._residency.give_up(self._uses.keys())
+            self._flush()
 
 
 def _tell(ended: Iterable[tuple[Any, str]], outputs: dict[int, Any]) -> None:

@@ -2,8 +2,8 @@
 
 The scheduler decides slots for all ranks alike; ranks report what they have done. A variant may run
 once every rank has it in its slot, or on its way there so that steps wait on the device for what they read;
-such a rank may still report that it has failed. A slot is taken from the variant that was used longest ago among
-those no batch in flight uses. Every order to the ranks has a number, which their reports repeat: a
+such a rank may still report that it has failed. A slot is taken from the variant that was used longest ago
+among those no batch in flight uses. Every order to the ranks has a number, which their reports repeat: a
 report of anything but the newest order about a variant says nothing about what is there now.
 """
 
@@ -65,6 +65,7 @@ class Residency:
         self._host: dict[int, dict[int, int]] = {}  # by rank: bytes by uid
         self._failing: set[int] = set()
         self._departing: set[int] = set()
+        self._lost: set[int] = set()  # failed when steps might use them; in their slots until none does
         self._ahead = _ReadAhead()
         self._clock = 0
         self._orders = 0
@@ -186,6 +187,16 @@ class Residency:
                 held.pop(uid, None)
         self._departing &= wanted | reading
 
+    @property
+    def lost(self) -> bool:
+        """Whether a variant has failed that steps might use already."""
+        return bool(self._lost)
+
+    def give_up(self, in_use: Collection[int]) -> None:
+        """Those that were lost leave their slots, but for those that steps in flight use."""
+        for uid in self._lost - set(in_use):
+            self._clear(self._variants[uid])
+
     def prepared(self, uid: int) -> bool:
         """True once every rank has read it as `prepare` asked, or it may run anyway."""
         variant = self._variants.get(uid)
@@ -226,13 +237,26 @@ class Residency:
     def _place_reported(self, variant: Variant, rank: int, message: Mapping[str, Any]) -> None:
         variant.unplaced.discard(rank)
         if message["did"] == FAILED:
-            self._fail(variant, message)
+            self._place_failed(variant, message)
         elif message["did"] == PLACED:
             variant.device[rank] = message["bytes"]
             variant.streams = message.get("streams", False)
             variant.no_memory = variant.no_memory and len(variant.device) < len(self._ranks)
         else:
             variant.no_memory = True
+
+    def _place_failed(self, variant: Variant, message: Mapping[str, Any]) -> None:
+        if self.readiness(variant.uid) == READY:
+            self._lose(variant, message)
+        elif variant.uid not in self._lost:
+            self._fail(variant, message)
+
+    def _lose(self, variant: Variant, message: Mapping[str, Any]) -> None:
+        """Its copy has failed under way. Its slot stays its own: a rank must have it while steps come."""
+        variant.error, variant.fault = message["error"], message.get("fault", "")
+        variant.device.clear()
+        self._failing.add(variant.uid)
+        self._lost.add(variant.uid)
 
     def _fail(self, variant: Variant, message: Mapping[str, Any]) -> None:
         variant.error, variant.fault = message["error"], message.get("fault", "")
@@ -282,6 +306,7 @@ class Residency:
         if variant.slot is not None:
             del self._in_slot[variant.slot]
             self._slots["variant"][variant.slot] = EMPTY
+        self._lost.discard(variant.uid)
         variant.slot, variant.no_memory = None, False
         variant.device.clear()
 

@@ -96,8 +96,9 @@ class DeviceMemory:
     def place(self, slot: int, variant: HostVariant) -> None:
         """Copy a variant into a slot that no step to come uses before this returns. Raises NoRoom.
 
-        The copy waits for the last step that reads the slot, and runs beside the others. Of one that `streams`
-        this returns when all copies are on their way: steps wait for them on the device. Any other is there.
+        The copy waits for the last step that reads the slot, and runs beside the others. Of one that
+        `streams` this returns when all copies are on their way: steps wait for them on the device. Any other
+        is there.
         """
         self.settle()
         self._allocator.give_back(slot)

@@ -70,8 +70,8 @@ class Loader:
         return None
 
     def _place_and_settle(self, message: Message) -> None:
-        """Steps may use it once it is reported, which may be before it is there. If it does not get there, that
-        is reported as a failure of the same order."""
+        """Steps may use it once it is reported, which may be before it is there. If it does not get there,
+        that is reported as a failure of the same order."""
         self._report(message, self._place)
         self._report(message, self._settle)
 

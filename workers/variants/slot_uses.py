@@ -1,4 +1,5 @@
-"""Which work on a device reads each slot last: whoever overwrites a slot waits for that, and for nothing else."""
+"""Which work on a device reads each slot last: whoever overwrites a slot waits for that, and for nothing
+else."""
 
 from __future__ import annotations
 

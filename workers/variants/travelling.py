@@ -17,8 +17,9 @@ import torch
 
 log = logging.getLogger(__name__)
 
-# Small enough that the first layer need not wait long, and a step's own small copies go between two; it divides
-# `pages.CHUNK_BYTES`, as no copy may cross from what was page-locked at one time to what was at another.
+# Small enough that the first layer need not wait long, and a step's own small copies go between two; it
+# divides `pages.CHUNK_BYTES`, as no copy may cross from what was page-locked at one time to what was at
+# another.
 PIECE_BYTES = 8 << 20
 
 
@@ -38,8 +39,8 @@ class Line(Protocol):
 
 
 def send(line: Line, memory: torch.Tensor, into: int, arrivals: Arrivals) -> None:
-    """All of `memory`, uint8 [bytes] on the host, to address `into`; each arrival, in the order of their ends, as
-    soon as it is true."""
+    """All of `memory`, uint8 [bytes] on the host, to address `into`; each arrival, in the order of their
+    ends, as soon as it is true."""
     source, size, told = memory.data_ptr(), memory.numel(), 0
     for begin in range(0, size, PIECE_BYTES):
         end = min(begin + PIECE_BYTES, size)
@@ -73,8 +74,8 @@ _MOST_WRITES = 128
 class CudaLine:
     """A stream of CUDA. To be used where its device is the current one.
 
-    The driver is called directly, and Python's lock is kept meanwhile: a call takes some microseconds, there are
-    dozens of them, and a request waits for all.
+    The driver is called directly, and Python's lock is kept meanwhile: a call takes some microseconds, there
+    are dozens of them, and a request waits for all.
     """
 
     def __init__(self, stream: torch.cuda.Stream) -> None:

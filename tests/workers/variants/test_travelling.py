@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,8 @@ class Line:
     def write(self, arrivals: Arrivals) -> None:
         self._take()
         for _, at, value in arrivals.tolist():
-            self.left.append(lambda at=at, value=value: setattr(ctypes.c_int64.from_address(at), "value", value))
+            word = ctypes.c_int64.from_address(at)
+            self.left.append(lambda word=word, value=value: setattr(word, "value", value))
 
     def _take(self) -> None:
         if self._takes is not None:
@@ -68,7 +70,7 @@ def variant(ranks: list[list[int]], seed: int = 0) -> HostVariant:
     entries, at = [], 0
     for name, own in zip(names(ranks), ranks, strict=True):
         parts = layout.parts(INPUTS, OUTPUTS, own, torch.float32)
-        entries.append(Entry((name, "lora"), parts, at, lambda offsets, own=own: layout.describe(own, offsets)))
+        entries.append(Entry((name, "lora"), parts, at, partial(layout.describe, own)))
         at += total_bytes(parts)
     made = torch.randint(0, 255, (at,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
     return HostVariant(made, tuple(entries))
@@ -82,9 +84,7 @@ def memory_for(ranks: list[list[int]], line: Line | None, slots: int = 2, varian
     return made
 
 
-RANKS = st.lists(
-    st.lists(st.integers(0, 5), min_size=2, max_size=2).filter(any), min_size=1, max_size=9
-)
+RANKS = st.lists(st.lists(st.integers(0, 5), min_size=2, max_size=2).filter(any), min_size=1, max_size=9)
 
 
 @given(RANKS, st.sampled_from([128, 512, 4096]), st.booleans())
@@ -105,7 +105,8 @@ def test_a_row_says_that_its_arrays_are_there_when_they_are(
                     there = whole.table((name, "lora"))[slot]
                     if row[layout.TOTAL_RANK] > 0:
                         assert torch.equal(row, there)
-                        assert torch.equal(arrays(made, slot, travels, name), arrays(whole, slot, travels, name))
+                        of = slot, travels, name
+                        assert torch.equal(arrays(made, *of), arrays(whole, *of))
                     else:  # the kernels know where it will be, and wait
                         assert row[layout.TOTAL_RANK] == -there[layout.TOTAL_RANK]
             assert all(
@@ -154,7 +155,7 @@ def test_an_arrival_that_never_comes_is_refused() -> None:
 
 def test_what_the_device_refuses_is_told_before_any_step_may_use_the_variant() -> None:
     ranks = [[2, 2], [1, 3]]
-    memory = memory_for(ranks, Line(fails_after=2))
+    memory = memory_for(ranks, Line(fails_after=1))
     with pytest.raises(RuntimeError, match="refused"):
         memory.place(0, variant(ranks))
     memory._line = None

@@ -62,7 +62,7 @@ def copy(copies: Sequence[Copy], source: Memory, into: Memory) -> tuple[int, int
             f"{copies[outside[0]]} does not lie within {len(source)} bytes that were read, or not within the"
             f" {len(into)} that it is copied to."
         )
-    most = max(each.columns * (machine_code.BLOCK if each.transposed else 1) for each in copies)
+    most = max(each.columns * (1 + machine_code.BLOCK * each.transposed) for each in copies)
     floats = np.empty(most, np.float32)
     halves = source.view(np.uint16), source.view(np.uint32), into.view(np.uint16), into.view(np.uint32)
     number, at = machine_code.copy(jobs, *halves, floats, floats.view(np.uint32))

@@ -78,45 +78,25 @@ def _turned_over(
     floats: Array,
     bits: Array,
 ) -> None:
-    """BLOCK rows at a time: they are read, and rounded, as one line where they follow one another."""
+    """BLOCK rows at a time: each is written as a column of [columns, BLOCK], whose rows are then written."""
     value, columns = 4 if job.into_type == F32 else 2, job.columns
+    line, turned = slice(0, columns), bits[columns:]
     for first in range(0, job.rows, BLOCK):
         count = min(BLOCK, job.rows - first)
-        if columns == job.width:
-            whole = slice(0, count * columns)
-            _read_from(job, first * columns, halves, words, floats[whole], bits[whole])
-        else:
-            for row in range(count):
-                line = slice(row * columns, (row + 1) * columns)
-                _read(job, first + row, halves, words, floats[line], bits[line])
-        values = slice(0, count * columns)
-        _scale(floats[values], job.scaling)
-        _round(job.into_type, bits[values])
+        for row in range(count):
+            _read(job, first + row, halves, words, floats[line], bits[line])
+            _scale(floats[line], job.scaling)
+            _spread(bits[line], turned[row:])
         for column in range(columns):
-            begin = job.into // value + column * job.stride + first
-            if job.into_type == F32:
-                _take(bits[column:], columns, into_words[begin : begin + count])
-            else:
-                _take(bits[column:], columns, into_halves[begin : begin + count])
+            at = job.into + (column * job.stride + first) * value
+            begin = column * BLOCK
+            _write_line(job.into_type, at, turned[begin : begin + count], into_halves, into_words)
 
 
 @compiled
-def _round(into_type: int, bits: Array) -> None:
-    """Floats to values of `into_type`, each in the place of its float."""
-    if into_type == BF16:
-        for i in range(len(bits)):
-            word = bits[i]
-            bits[i] = (word + np.uint32(0x7FFF) + (word >> np.uint32(16) & np.uint32(1))) >> np.uint32(16)
-    elif into_type == F16:
-        for i in range(len(bits)):
-            bits[i] = half_of(bits[i])
-
-
-@compiled
-def _take(values: Array, step: int, into: Array) -> None:
-    """Every `step`-th value."""
-    for i in range(len(into)):
-        into[i] = values[i * step]
+def _spread(line: Array, into: Array) -> None:
+    for i in range(len(line)):
+        into[i * BLOCK] = line[i]
 
 
 @compiled
@@ -133,19 +113,13 @@ def _not_finite(job: Records, halves: Array, words: Array) -> int:
 @compiled
 def _read(job: Records, row: int, halves: Array, words: Array, floats: Array, bits: Array) -> None:
     """A row's columns as floats."""
-    _read_from(job, row * job.width + job.first_column, halves, words, floats, bits)
-
-
-@compiled
-def _read_from(job: Records, at: int, halves: Array, words: Array, floats: Array, bits: Array) -> None:
-    """As many values as there is room for, from value `at` of its rows on, as floats."""
-    begin, count = job.first_row * job.width + at, len(floats)
+    begin = (job.first_row + row) * job.width + job.first_column
     if job.source_type == F32:
         begin += job.source // 4
-        _from_words(words[begin : begin + count], bits)
+        _from_words(words[begin : begin + job.columns], bits)
         return
     begin += job.source // 2
-    line = halves[begin : begin + count]
+    line = halves[begin : begin + job.columns]
     if job.source_type == BF16:
         _from_bfloats(line, bits)
     else:

@@ -38,7 +38,12 @@ def _rank_once_there(described):
         while rank < 0:
             if not INTERPRETED:
                 tl.inline_asm_elementwise(
-                    "nanosleep.u32 $1; mov.u32 $0, $1;", "=r,r", [_PAUSE_NS], dtype=tl.int32, is_pure=False, pack=1
+                    "nanosleep.u32 $1; mov.u32 $0, $1;",
+                    "=r,r",
+                    [_PAUSE_NS],
+                    dtype=tl.int32,
+                    is_pure=False,
+                    pack=1,
                 )
             rank = tl.load(at, volatile=True)
         rank = tl.atomic_add(at, 0, sem="acquire", scope="sys")  # what is read next is read after it
