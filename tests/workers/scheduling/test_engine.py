@@ -277,7 +277,7 @@ def test_a_variant_that_only_has_to_be_copied_runs_in_the_step_that_gives_it_its
 ) -> None:
     monkeypatch.setattr(scheduler_module, "PLACING_S", DEADLINE_S)
     monkeypatch.setattr(rank_of(narrow), "streams", lambda uid: True)
-    expected = {}
+    expected: dict[str, list[int]] = {}
     for name in ("lora-r8", "rslora-r16", "lora-r8"):  # in the one slot by turns
         narrow.add(name, PROMPTS[0], variants[name], 8)
         narrow.run()

@@ -425,9 +425,7 @@ def test_a_rank_that_fails_after_all_had_begun_takes_the_variant_from_its_slot()
     residency.give_up({1})  # a step in flight reads the slot
     assert not residency.load(2, "two", frozenset({1}))
     assert not residency.outbox
-    assert residency.lost
     residency.give_up(())
-    assert not residency.lost
     assert residency.readiness(1) == ABSENT
     assert [message["do"] for message in residency.outbox] == ["clear"]
     report(residency, 0, "failed", error="late")  # of an order that is over

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from workers.kernels.lora import layout
 from workers.kernels.types import total_bytes
-from workers.variants import pages, slot_uses, travelling
+from workers.variants import pages, travelling
 from workers.variants.device import DeviceMemory, NoRoom
 from workers.variants.host import Entry, HostVariant
 from workers.variants.slot_uses import SlotUses
@@ -164,6 +164,10 @@ def test_what_the_device_refuses_is_told_before_any_step_may_use_the_variant() -
     assert memory.table(("linear0", "lora"))[0, layout.TOTAL_RANK] == 4
 
 
+def kept(memory: DeviceMemory) -> HostVariant | None:
+    return memory._sent
+
+
 def test_the_next_one_waits_until_what_travels_is_there() -> None:
     """Its host memory is kept as long, and so is its place on the device."""
     ranks = [[2, 2]]
@@ -171,10 +175,10 @@ def test_the_next_one_waits_until_what_travels_is_there() -> None:
     memory = memory_for(ranks, line, variants=1)
     first = variant(ranks)
     memory.place(0, first)
-    assert memory._sent is first
+    assert kept(memory) is first
     with pytest.raises(NoRoom):
         memory.place(1, variant(ranks, seed=1))
-    assert memory._sent is None  # it has waited
+    assert kept(memory) is None  # it has waited
     memory.settle()
 
 
@@ -211,9 +215,9 @@ class Event:
 
 def test_a_slot_is_overwritten_after_the_last_step_that_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
     steps, default = Stream(), Stream()
-    monkeypatch.setattr(slot_uses.torch.cuda, "current_stream", lambda device: steps)
-    monkeypatch.setattr(slot_uses.torch.cuda, "default_stream", lambda device: default)
-    monkeypatch.setattr(slot_uses.torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: steps)
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda device: default)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
     uses = SlotUses(torch.device("cuda"))
 
     def waits(slot: int) -> list[int]:
