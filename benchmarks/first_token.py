@@ -1,6 +1,7 @@
 """How long the first token of a variant takes that is not on the GPU: on disk, or in host memory.
 
     python -m benchmarks.first_token --out RESULT.json [--variants r16,r64,delta] [--beside 0,8,32]
+        [--modes "on demand;streamed;CPU;streamed, CPU"]
 
 A Llama-2-7B shape with dummy weights in bfloat16, CUDA graphs on; an engine in a process of its own for each
 of the variants:
@@ -9,9 +10,13 @@ of the variants:
 - `delta`: a 4-bit sparse delta of all of the model (3 GB).
 
 Files lie in the page cache. TTFT of a prompt of PROMPT tokens, in milliseconds, medians: `disk`, the
-variant was never asked for; `host`, it has left the GPU for others; `warm`, it is in a slot. `beside`: so
-many streams of the base decode meanwhile, and `gap_p99_ms` are the gaps between their tokens until the first
-token is there (`none`: with nothing that arrives). `read_gb_per_s`: one thread reads the files.
+variant was never asked for; `host`, it has left the GPU for others; `warm`, it is in a slot. `mode` is how it
+gets there from host memory (`arrivals.py`); with the CPU's help, of LoRA, for at most FEW streams beside and
+not from disk. `beside`: so many streams of the base decode meanwhile, and `gap_p99_ms` are the gaps between
+their tokens until the first token is there (`none`: with nothing that arrives). `read_gb_per_s`: one thread
+reads the files. `same_tokens`: how many of the answers are those of the same variant when it is warm; a
+slot's variant before has other values. `times` (`arrivals.switch`) are parts of it. `by_cpu`: linears that
+were computed there, of a request.
 """
 
 from __future__ import annotations
@@ -21,14 +26,14 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks import gpu_engine, gpu_lora, rehearsing
+from benchmarks import arrivals, cpu_assisted, gpu_engine, gpu_lora, rehearsing
 from benchmarks.rehearsal_engine import SHAPE as REHEARSED
 from benchmarks.rehearsal_engine import SLOTS as REHEARSED_SLOTS
 from benchmarks.serving import deltas
@@ -39,9 +44,10 @@ from workers.variant_config import VariantConfig
 GIB = 1 << 30
 LINEARS = (*gpu_lora.ATTENTION, "gate_proj", "up_proj", "down_proj")
 VARIANTS = ("r16", "r64", "delta")
-SLOTS, PROMPT, KV_GIB, MAX_SEQUENCES = 3, 128, 7, 40
+CHECK = "check"
+SLOTS, PROMPT, KV_GIB, MAX_SEQUENCES, FEW = 3, 128, 7, 40, 8
 STATES = ("disk", "host", "warm")
-TIMEOUT_S = 400
+TIMEOUT_S = 570
 
 
 @dataclass(frozen=True)
@@ -50,60 +56,97 @@ class Sizes:
 
     slots: int = SLOTS
     prompt: int = PROMPT
-    tokens: int = 400
+    tokens: int = 160
     after: int = 40
-    rounds: int = 5
+    rounds: int = 8
 
 
-def written(kind: str, base: Path, shape: dict[str, int], folder: Path) -> Path:
+def written(kind: str, base: Path, shape: dict[str, int], folder: Path) -> list[Path]:
+    """Two of the same sizes and other values, which variants have in turn; of deltas one."""
     match kind:
         case "delta":
-            return deltas.write(base, shape, folder / kind, 4, 0)
+            return [deltas.write(base, shape, folder / kind, 4, 0)]
         case "r16":
-            return gpu_lora.write_adapter(folder / kind, 16, 0, shape)
+            return [gpu_lora.write_adapter(folder / f"{kind}-{n}", 16, n, shape) for n in range(2)]
         case _:
-            return gpu_lora.write_adapter(folder / kind, 64, 0, shape, LINEARS)
+            return [gpu_lora.write_adapter(folder / f"{kind}-{n}", 64, n, shape, LINEARS) for n in range(2)]
 
 
-def measured(
-    player: Player, kind: str, folder: Path, beside: Sequence[int], sizes: Sizes, first: int = 1
-) -> list[dict[str, Any]]:
-    """`first`: the number of the first variant; all have the files of `folder`."""
-    numbers = itertools.count(first)
-    read = read_rate(folder)
-    about = {"variant": kind, "bytes": read[0], "read_gb_per_s": read[1]}
-    player.play([Stream(sizes.prompt, 2, _request(folder, next(numbers)))])  # whatever comes with a first one
-    return [{**about, **_beside(player, folder, streams, sizes, numbers)} for streams in beside]
+class Measuring:
+    """Asks for variants whose files are those of `folders` in turn. `first`: the number of the first one."""
 
+    def __init__(self, player: Player, folders: Sequence[Path], sizes: Sizes, first: int = 1) -> None:
+        self._player, self._folders, self._sizes = player, folders, sizes
+        self._numbers = itertools.count(first)
+        self._ask(self._new(1)[0], 0)  # whatever comes with a first one
 
-def _beside(
-    player: Player, folder: Path, streams: int, sizes: Sizes, numbers: itertools.count[int]
-) -> dict[str, Any]:
-    asked = [_request(folder, next(numbers)) for _ in range(max(sizes.rounds, 2 * sizes.slots))]
-    ttft: dict[str, list[float]] = {state: [] for state in STATES}
-    gaps: dict[str, list[float]] = {state: [] for state in (*STATES, "none")}
+    def from_disk(self, streams: int) -> dict[str, Any]:
+        """Of variants that were never asked for, with so many streams beside; then the same as
+        `from_host`."""
+        asked = self._new(max(self._sizes.rounds, 2 * self._sizes.slots))
+        disk = [self._ask(variant, streams) for variant in asked]
+        return self._found(streams, {"disk": disk, **self._from_host(asked, streams)})
 
-    def ask(variant: Any, state: str) -> None:
-        others = [Stream(sizes.prompt // 2, sizes.tokens, None) for _ in range(streams)]
-        late = Stream(sizes.prompt, 2, variant, after=sizes.after if others else 0)
-        player.play([*others, late])
-        ttft[state].append(late.ttft_ms)
+    def from_host(self, streams: int, rounds: int) -> dict[str, Any]:
+        """Of some that were asked for before, which have the same files."""
+        several = range(2, 2 + 2 * (self._sizes.slots + 1), 2)  # more than there are slots
+        numbers = list(several) * -(-rounds // len(several))
+        asked = [self._request(n) for n in numbers]
+        self._ask(asked[-1], streams)
+        return self._found(streams, self._from_host(asked, streams))
+
+    def _from_host(self, asked: Sequence[Any], streams: int) -> dict[str, list[Asked]]:
+        pairs = [(self._ask(variant, streams), self._ask(variant, streams)) for variant in asked]
+        return {"host": [host for host, _ in pairs], "warm": [warm for _, warm in pairs]}
+
+    def _new(self, count: int) -> list[Any]:
+        return [self._request(n) for n in itertools.islice(self._numbers, count)]
+
+    def _request(self, number: int) -> Any:
+        from vllm.lora.request import LoRARequest
+
+        folder = self._folders[number % len(self._folders)]
+        return LoRARequest(f"variant-{number}", number, str(folder))
+
+    def _ask(self, variant: Any, streams: int) -> Asked:
+        sizes = self._sizes
+        others = [Stream(sizes.prompt // 2, sizes.tokens, None, seed=n) for n in range(streams)]
+        late = Stream(sizes.prompt, 2, variant, after=sizes.after if others else 0, seed=1000)
+        self._player.play([*others, late])
         until_s = late.arrivals_s[0]
-        for stream in others:
-            gaps[state] += stream.gaps_ms(late.sent_s, until_s)
-            gaps["none"] += stream.gaps_ms(until_s + 0.02)[2:]  # what came with it is over
+        beside = [gap for stream in others for gap in stream.gaps_ms(late.sent_s, until_s)]
+        over_s = until_s + 0.02  # of what came with it
+        later = [gap for stream in others for gap in stream.gaps_ms(over_s)[2:]]
+        return Asked(variant.lora_int_id % len(self._folders), late.ttft_ms, late.ids, beside, later)
 
-    for variant in asked:
-        ask(variant, "disk")
-    for variant in asked:  # those asked for last are in the slots
-        ask(variant, "host")
-        ask(variant, "warm")
-    found: dict[str, Any] = {"beside": streams, "ttft_ms": {state: median(ttft[state]) for state in STATES}}
-    if streams:
-        found["gap_p99_ms"] = {
-            state: round(float(np.quantile(each, 0.99)), 3) for state, each in gaps.items() if each
+    def _found(self, streams: int, asked: dict[str, list[Asked]]) -> dict[str, Any]:
+        found: dict[str, Any] = {"beside": streams}
+        found["ttft_ms"] = {state: median(each.ttft_ms for each in own) for state, own in asked.items()}
+        found["ttft_all_ms"] = {
+            state: [round(each.ttft_ms, 2) for each in own] for state, own in asked.items()
         }
-    return found
+        warm = {each.values: each.ids for each in asked["warm"]}
+        same = [each.ids == warm[each.values] for own in asked.values() for each in own]
+        found["same_tokens"] = f"{sum(same)} of {len(same)}"
+        if streams:
+            gaps = {state: [gap for each in own for gap in each.gaps_ms] for state, own in asked.items()}
+            gaps["none"] = [gap for own in asked.values() for each in own for gap in each.later_ms]
+            found["gap_p99_ms"] = {
+                state: round(float(np.quantile(each, 0.99)), 3) for state, each in gaps.items() if each
+            }
+        return found
+
+
+@dataclass(frozen=True)
+class Asked:
+    """`values`: which of the files it has. `gaps_ms` of the streams beside until its first token, and
+    `later_ms`."""
+
+    values: int
+    ttft_ms: float
+    ids: list[int]
+    gaps_ms: list[float]
+    later_ms: list[float]
 
 
 def read_rate(folder: Path) -> tuple[int, float]:
@@ -118,19 +161,14 @@ def read_rate(folder: Path) -> tuple[int, float]:
     return total, round(total / took_s / 1e9, 2)
 
 
-def _request(folder: Path, number: int) -> Any:
-    from vllm.lora.request import LoRARequest
-
-    return LoRARequest(f"variant-{number}", number, str(folder))
-
-
-def one(kind: str, beside: Sequence[int], work: Path) -> None:
+def one(kind: str, beside: Sequence[int], modes: Sequence[str], work: Path) -> None:
     """One engine: prints JSON lines."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"  # as it is served
+    os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # a function of ours goes to the rank
     shape, sizes = gpu_engine.LLAMA_7B, Sizes()
     base = gpu_engine.write_dummy_base(work / "base", shape)
-    folder = written(kind, base, shape, work)
-    size = read_rate(folder)[0]
+    folders = written(kind, base, shape, work)
+    size = read_rate(folders[0])[0]
     steps = (1, sizes.prompt, *beside, *(b + 1 for b in beside), *(b + sizes.prompt for b in beside), 2048)
     llm = gpu_engine.make_engine(
         base,
@@ -151,10 +189,41 @@ def one(kind: str, beside: Sequence[int], work: Path) -> None:
         compilation_config={"cudagraph_capture_sizes": sizes_for(steps, graph_sizes(MAX_SEQUENCES, 4096))},
     )
     player = Player(llm, shape["vocab_size"])
-    for streams in beside:
-        first = 1 + 1000 * streams
-        for row in measured(player, kind, folder, [streams], sizes, first):
-            print(json.dumps(row), flush=True)
+    for row in measured(player, llm, kind, folders, beside, modes, sizes):
+        print(json.dumps(row), flush=True)
+
+
+def measured(
+    player: Player,
+    llm: Any,
+    kind: str,
+    folders: Sequence[Path],
+    beside: Sequence[int],
+    modes: Sequence[str],
+    sizes: Sizes,
+) -> Iterator[dict[str, Any]]:
+    """Those without the CPU's processes first: these poll."""
+    measuring = Measuring(player, folders, sizes)
+    for mode, streams in itertools.product((m for m in modes if "CPU" not in m), beside):
+        bytes_, rate = read_rate(folders[0])
+        llm.collective_rpc(arrivals.switch, args=(mode,))
+        about = {"variant": kind, "bytes": bytes_, "read_gb_per_s": rate, "mode": mode}
+        row = {**about, **measuring.from_disk(streams)}
+        (times,) = llm.collective_rpc(arrivals.switch, args=(mode,))
+        yield {**row, "times": {name: took for name, took in times.items() if name.endswith("_ms")}}
+    if not (with_cpu := [mode for mode in modes if "CPU" in mode]):
+        return
+    with cpu_assisted.processes() as shared:
+        for mode, streams in itertools.product(with_cpu, (n for n in beside if n <= FEW)):
+            llm.collective_rpc(arrivals.switch, args=(mode, shared))
+            row = {
+                "variant": kind,
+                "bytes": bytes_,
+                "mode": mode,
+                **measuring.from_host(streams, sizes.rounds),
+            }
+            (times,) = llm.collective_rpc(arrivals.switch, args=(mode, shared))
+            yield {**row, "by_cpu": times["by_cpu"] // (1 + len(row["ttft_all_ms"]["host"]))}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -163,29 +232,48 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--work", type=Path, default=Path("/tmp/first-token"))
     parser.add_argument("--variants", default=",".join(VARIANTS))
     parser.add_argument("--beside", default="0,8,32")
-    parser.add_argument("--one", choices=VARIANTS)
+    parser.add_argument("--modes", default=";".join(arrivals.MODES))
+    parser.add_argument("--one", choices=(*VARIANTS, CHECK))
     given = parser.parse_args(argv)
+    modes = given.modes.split(";")
+    if given.one == CHECK:
+        import torch
+
+        print(json.dumps(arrivals.check(torch.device("cuda", 0))))
+        return
     if given.one:
-        one(given.one, [int(n) for n in given.beside.split(",")], given.work)
+        modes = [arrivals.STREAMED] if given.one == "delta" else modes
+        one(given.one, [int(n) for n in given.beside.split(",")], modes, given.work)
         return
     import torch
 
     record: dict[str, Any] = {"command": rehearsing.command("benchmarks.first_token", argv)}
-    record |= {"device": torch.cuda.get_device_name(0), "rows": []}
+    record |= {"device": torch.cuda.get_device_name(0)}
+    record |= {
+        "arrivals_ms": gpu_engine.in_own_process("benchmarks.first_token", "--one", CHECK)[0],
+        "rows": [],
+    }
     for kind in given.variants.split(","):
-        command = ("--one", kind, "--beside", given.beside, "--work", str(given.work))
+        command = ("--one", kind, "--beside", given.beside, "--modes", given.modes, "--work", str(given.work))
         record["rows"] += gpu_engine.in_own_process("benchmarks.first_token", *command, timeout_s=TIMEOUT_S)
         rehearsing.write_result(given.out, record)
 
 
 def rehearse(folder: Path, llm: Any) -> None:
-    """An adapter in the engine that rehearsals share, alone and beside a stream."""
-    path = gpu_lora.write_adapter(folder / "r4", 4, 0, REHEARSED, LINEARS)
+    """An adapter in the engine that rehearsals share, alone and beside a stream; what the CPU's processes
+    compute."""
+    folders = [gpu_lora.write_adapter(folder / f"r4-{n}", 4, n, REHEARSED, LINEARS) for n in range(2)]
     sizes = Sizes(slots=REHEARSED_SLOTS, prompt=6, tokens=24, after=2, rounds=1)
     player = Player(llm, REHEARSED["vocab_size"])
-    rows = measured(player, "r4", path, [0, 1], sizes, first=7000)
+    rows = []
+    for first, mode in enumerate((arrivals.ON_DEMAND, arrivals.STREAMED)):
+        llm.collective_rpc(arrivals.switch, args=(mode,))
+        measuring = Measuring(player, folders, sizes, first=7000 + 100 * first)
+        rows += [{"mode": mode, **measuring.from_disk(streams)} for streams in (0, 1)]
     assert all(row["ttft_ms"][state] > 0 for row in rows for state in STATES)
+    assert all(len(set(row["same_tokens"].split(" of "))) == 1 for row in rows)
     assert rows[1]["gap_p99_ms"]["disk"] > 0
+    cpu_assisted.rehearse()
     rehearsing.write_result(folder / "first_token.json", {"rows": rows})
     rehearsing.check(folder / "first_token.json", "rows")
 

@@ -13,14 +13,17 @@ from typing import Any
 
 @dataclass
 class Stream:
-    """A request: `after`, it is sent once all before it have so many tokens."""
+    """A request: `after`, it is sent once all before it have so many tokens. `seed` says what its prompt is:
+    by itself each has another one. `ids` are the tokens that came."""
 
     prompt: int
     tokens: int
     variant: Any = None
     after: int = 0
+    seed: int | None = None
     sent_s: float = 0.0
     arrivals_s: list[float] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
 
     @property
     def ttft_ms(self) -> float:
@@ -49,13 +52,15 @@ class Player:
                 now, tokens = time.perf_counter(), len(output.outputs[0].token_ids)
                 stream = running[output.request_id]
                 stream.arrivals_s += [now] * (tokens - len(stream.arrivals_s))
+                stream.ids = list(output.outputs[0].token_ids)
 
     def _send(self, stream: Stream) -> str:
         from vllm import SamplingParams
 
         self._sent += 1
         name = f"stream-{self._sent}"
-        prompt = [5 + (37 * i + 101 * self._sent) % (self._vocabulary - 5) for i in range(stream.prompt)]
+        seed = self._sent if stream.seed is None else stream.seed
+        prompt = [5 + (37 * i + 101 * seed) % (self._vocabulary - 5) for i in range(stream.prompt)]
         sampling = SamplingParams(max_tokens=stream.tokens, temperature=0, ignore_eos=True, detokenize=False)
         stream.sent_s = time.perf_counter()
         self._engine.add_request(name, {"prompt_token_ids": prompt}, sampling, lora_request=stream.variant)

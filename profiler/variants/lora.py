@@ -72,6 +72,8 @@ class LoraConfig:
 
 def _first_match(patterns: dict[str, N], module_name: str, default: N) -> N:
     """PEFT's rule: the first pattern that is the name's ending, at a dot, wins."""
+    if not patterns:
+        return default
     matching = patterns.keys() & endings(module_name)
     return next((value for key, value in patterns.items() if key in matching), default)
 

@@ -29,10 +29,13 @@ from workers.variant_config import ADDRESS_VARIABLE, from_additional
 
 log = logging.getLogger(__name__)
 
-# Pause after a step in which nothing could be computed, as all who wait do so for their variants: the threads
-# that read those would hardly run beside a loop that tries again at once. vLLM's own loop pauses, too, but
-# not one that steps an engine in its own process, as measuring does.
+# Pause after a step in which nothing could be computed, as all who wait do so for their variants, unless a
+# rank reports meanwhile: the threads that read those would hardly run beside a loop that tries again at once.
+# vLLM's own loop pauses, too, but not one that steps an engine in its own process, as measuring does.
 IDLE_S = 0.001
+# What a step waits for a variant that only has to be copied from host memory: the ranks say so as soon as
+# that has begun. Otherwise it would run a whole step later. The device computes the step before meanwhile.
+PLACING_S = 0.003
 QUEUES = ("waiting", "skipped_waiting", "kv_holding_waiting")
 Held = tuple[Any, list[Any]]  # a queue of vLLM, and requests taken out of it
 
@@ -73,14 +76,18 @@ class _Variants:
         self._records.decide(0.0, self._rules())  # compiled, or read from the cache, before the first request
         self.skips = self.preemptions = 0
         self._lock = threading.Lock()
+        self._reported = threading.Condition(self._lock)
         self._residency = Residency(config.slots, self.parallel_config.world_size)
         self._ranks: dict[int, bytes] = {}
         self._askers: list[tuple[bytes, str, int]] = []
+        self._ended: list[tuple[Any, str]] = []  # requests, and the errors with which they have ended
         self._socket = SchedulerSocket(os.environ[ADDRESS_VARIABLE], self._received)
 
     # --- vLLM's two calls per step ---------------------------------------------------------------
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        if self._residency.failing or self._residency.lost:  # hardly ever; so without the lock
+            self._give_up_failed()
         held = self._admit()
         try:
             output = super().schedule(*args, **kwargs)  # type: ignore[misc]
@@ -90,11 +97,13 @@ class _Variants:
         return output
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        if self._residency.failing:
+            self._give_up_failed()
         outputs = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+        _tell(self._ended, outputs)
+        self._ended.clear()
         self._uses.subtract(self._in_flight.popleft())
         self._uses = +self._uses  # only what is above zero
-        if self._residency.failing:  # hardly ever; so without the lock
-            self._end_failed(outputs)
         if self._residency.departing:
             self._let_go()
         return outputs
@@ -113,15 +122,29 @@ class _Variants:
         if paused or not any(r.lora_request for r in waiting):
             return []
         with self._lock:
-            self._records.see(self.running, waiting, self._residency.readiness, self._residency.size_bytes)
-            self._records.decide(time.time(), self._rules())
-            self._load(self._records.loads(), waiting)
+            self._decide(waiting)
+            loads = self._records.loads()
+            self._load(loads, waiting)
+            self._flush()
+            if self._await(loads):
+                self._decide(waiting)
             if next_one := self._records.first_blocked():
                 self._residency.read_ahead(variant_of(next_one), next_one.lora_request.lora_path)
             self._flush()
         self._preempt(self._records.preempted())
         admitted = self._records.admitted()
         return [_hold_back(queue, admitted) for queue in self._queues()]
+
+    def _decide(self, waiting: list[Any]) -> None:
+        self._records.see(self.running, waiting, self._residency.readiness, self._residency.size_bytes)
+        self._records.decide(time.time(), self._rules())
+
+    def _await(self, uids: Iterable[int]) -> bool:
+        """Wait for those that the ranks will report in an instant, if there are any. Gives up the lock."""
+        soon = [uid for uid in uids if self._residency.soon(uid)]
+        if soon:
+            self._reported.wait_for(lambda: not any(map(self._residency.soon, soon)), PLACING_S)
+        return bool(soon)
 
     def _rules(self) -> Rules:
         return Rules(self._limit, self._longest_wait_s)
@@ -149,7 +172,8 @@ class _Variants:
         self.skips += self._records.began(output.num_scheduled_tokens)
         step = frozenset(variant_of(self.requests[i]) for i in output.num_scheduled_tokens) - {BASE}
         if not output.num_scheduled_tokens and not self._in_flight:
-            time.sleep(IDLE_S)
+            with self._reported:
+                self._reported.wait(IDLE_S)
         self._in_flight.append(step)
         self._uses.update(step)
         with self._lock:
@@ -170,7 +194,7 @@ class _Variants:
         paths = {variant_of(r): r.lora_request.lora_path for r in waiting if r.lora_request}
         busy = frozenset(self._uses) | self._records.active()
         for uid in uids:
-            if not self._residency.error(uid):  # its requests end in `_end_failed`
+            if not self._residency.error(uid):  # its requests end in `_give_up_failed`
                 self._residency.load(uid, paths[uid], busy)
 
     def _flush(self) -> None:
@@ -204,6 +228,7 @@ class _Variants:
                     self._residency.reported(message["rank"], message)
                     self._let_go_if_idle()
                     self._answer_askers()
+                    self._reported.notify_all()
             self._flush()
 
     def _let_go_if_idle(self) -> None:
@@ -234,17 +259,28 @@ class _Variants:
             "variants": self._residency.snapshot(),
         }
 
-    def _end_failed(self, outputs: dict[int, Any]) -> None:
-        """Requests of variants that could not be loaded end with an error."""
+    def _give_up_failed(self) -> None:
+        """Requests of variants that could not be loaded end with an error. Those that run, too: what a step
+        makes of a variant that did not get to its slot must not reach a client. Its slot is kept while steps
+        use it."""
         with self._lock:
             failures = self._residency.take_failures()
-        ending = [r.request_id for r in self._waiting() if variant_of(r) in failures]
-        for request in self.finish_requests(ending, RequestStatus.FINISHED_ERROR):
-            log.error("request %s ends: %s", request.request_id, failures[variant_of(request)])
-            output = EngineCoreOutput(
-                request_id=request.request_id, new_token_ids=[], finish_reason=request.get_finished_reason()
-            )
-            outputs.setdefault(request.client_index, EngineCoreOutputs(outputs=[])).outputs.append(output)
+        ending = [r.request_id for r in self.requests.values() if variant_of(r) in failures]
+        ended = self.finish_requests(ending, RequestStatus.FINISHED_ERROR)
+        self._ended += [(request, failures[variant_of(request)]) for request in ended]
+        with self._lock:
+            self._residency.give_up(self._uses.keys())
+            self._flush()
+
+
+def _tell(ended: Iterable[tuple[Any, str]], outputs: dict[int, Any]) -> None:
+    """The requests that ended with an error."""
+    for request, error in ended:
+        log.error("request %s ends: %s", request.request_id, error)
+        output = EngineCoreOutput(
+            request_id=request.request_id, new_token_ids=[], finish_reason=request.get_finished_reason()
+        )
+        outputs.setdefault(request.client_index, EngineCoreOutputs(outputs=[])).outputs.append(output)
 
 
 class AsyncVariantScheduler(_Variants, AsyncScheduler):  # type: ignore[misc]  # vLLM is untyped here

@@ -1,8 +1,9 @@
 """Which variant is in which slot on which rank, as the scheduler knows it. Pure: no I/O, no clock.
 
 The scheduler decides slots for all ranks alike; ranks report what they have done. A variant may run
-once every rank has it in its slot. A slot is taken from the variant that was used longest ago among
-those no batch in flight uses. Every order to the ranks has a number, which their reports repeat: a
+once every rank has it in its slot, or on its way there so that steps wait on the device for what they read;
+such a rank may still report that it has failed. A slot is taken from the variant that was used longest ago
+among those no batch in flight uses. Every order to the ranks has a number, which their reports repeat: a
 report of anything but the newest order about a variant says nothing about what is there now.
 """
 
@@ -38,6 +39,7 @@ class Variant:
     fault: str = ""  # what kind of failure the error is (`faults.Fault`)
     no_memory: bool = False  # some rank had no room for it in its slot
     ahead: bool = False  # it was read ahead since it was last placed
+    streams: bool = False  # from host memory it may run as soon as its copy has begun
 
 
 @dataclass
@@ -63,6 +65,7 @@ class Residency:
         self._host: dict[int, dict[int, int]] = {}  # by rank: bytes by uid
         self._failing: set[int] = set()
         self._departing: set[int] = set()
+        self._lost: set[int] = set()  # failed when steps might use them; in their slots until none does
         self._ahead = _ReadAhead()
         self._clock = 0
         self._orders = 0
@@ -78,6 +81,12 @@ class Residency:
         if len(variant.device) == len(self._ranks):
             return READY
         return NO_MEMORY if variant.no_memory else LOADING
+
+    def soon(self, uid: int) -> bool:
+        """Whether the ranks will say in an instant that it may run: it is on its way to a slot from the host
+        memory of all of them, and they do not wait for that copy."""
+        variant = self._variants.get(uid)
+        return variant is not None and bool(variant.unplaced) and variant.streams and self._in_host(uid)
 
     def size_bytes(self, uid: int) -> int:
         """What a variant takes on the rank where it takes most; 0 while no rank has it."""
@@ -178,6 +187,16 @@ class Residency:
                 held.pop(uid, None)
         self._departing &= wanted | reading
 
+    @property
+    def lost(self) -> bool:
+        """Whether a variant has failed that steps might use already."""
+        return bool(self._lost)
+
+    def give_up(self, in_use: Collection[int]) -> None:
+        """Those that were lost leave their slots, but for those that steps in flight use."""
+        for uid in self._lost - set(in_use):
+            self._clear(self._variants[uid])
+
     def prepared(self, uid: int) -> bool:
         """True once every rank has read it as `prepare` asked, or it may run anyway."""
         variant = self._variants.get(uid)
@@ -210,6 +229,7 @@ class Residency:
         if message.get("order", variant.preparing) != variant.preparing:
             return
         if message["did"] == PREPARED:
+            variant.streams = message.get("streams", False)
             variant.unprepared.discard(rank)
         elif self.readiness(variant.uid) != READY:  # what runs does not need its files
             self._fail(variant, message)
@@ -217,12 +237,26 @@ class Residency:
     def _place_reported(self, variant: Variant, rank: int, message: Mapping[str, Any]) -> None:
         variant.unplaced.discard(rank)
         if message["did"] == FAILED:
-            self._fail(variant, message)
+            self._place_failed(variant, message)
         elif message["did"] == PLACED:
             variant.device[rank] = message["bytes"]
+            variant.streams = message.get("streams", False)
             variant.no_memory = variant.no_memory and len(variant.device) < len(self._ranks)
         else:
             variant.no_memory = True
+
+    def _place_failed(self, variant: Variant, message: Mapping[str, Any]) -> None:
+        if self.readiness(variant.uid) == READY:
+            self._lose(variant, message)
+        elif variant.uid not in self._lost:
+            self._fail(variant, message)
+
+    def _lose(self, variant: Variant, message: Mapping[str, Any]) -> None:
+        """Its copy has failed under way. Its slot stays its own: a rank must have it while steps come."""
+        variant.error, variant.fault = message["error"], message.get("fault", "")
+        variant.device.clear()
+        self._failing.add(variant.uid)
+        self._lost.add(variant.uid)
 
     def _fail(self, variant: Variant, message: Mapping[str, Any]) -> None:
         variant.error, variant.fault = message["error"], message.get("fault", "")
@@ -272,6 +306,7 @@ class Residency:
         if variant.slot is not None:
             del self._in_slot[variant.slot]
             self._slots["variant"][variant.slot] = EMPTY
+        self._lost.discard(variant.uid)
         variant.slot, variant.no_memory = None, False
         variant.device.clear()
 

@@ -7,14 +7,27 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
+from workers.kernels.lora.layout import TOTAL_RANK
 from workers.kernels.types import ALIGNMENT
 from workers.variants.arena_allocator import ArenaAllocator
 from workers.variants.host import HostVariant, TableKey
 from workers.variants.pages import chunks
+from workers.variants.slot_uses import SlotUses
+from workers.variants.travelling import ARRIVAL, Line, line_of, send
+
+Int64s = npt.NDArray[np.int64]
+
+# Operations whose kernels wait for what they read.
+STREAMED = frozenset({"lora"})
 
 
 class NoRoom(Exception):
@@ -40,8 +53,15 @@ class DeviceMemory:
         self._begins = dict(zip(widths, begins, strict=True))  # of each table in a slot's row of all
         self._starts = {key: slots * begin for key, begin in self._begins.items()}
         self._flat = torch.zeros(slots * whole, dtype=torch.int64, device=device)
-        self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._positions = [self._positions_of(slot).to(device) for slot in range(slots)]
+        self.uses = SlotUses(device)
+        # Its few kernels write tables, and go before those of the steps beside.
+        self._copies = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
+        self._line = line_of(self._copies) if self._copies is not None else None
+        self._sent: HostVariant | None = None
+        self._described: WeakKeyDictionary[HostVariant, _Described] = WeakKeyDictionary()
+        positions = [self._positions_of(slot) for slot in range(slots)]
+        self._positions_here = [each.numpy() for each in positions]
+        self._positions = [each.to(device) for each in positions]
         self._rows = [self._empty_row() for _ in range(slots)]  # as they are on the device
 
     def table(self, key: TableKey) -> torch.Tensor:
@@ -65,36 +85,68 @@ class DeviceMemory:
     def bytes_of(self, slot: int) -> int:
         return self._allocator.size_of(slot)
 
-    def place(self, slot: int, variant: HostVariant, compute: torch.cuda.Stream | None = None) -> None:
-        """Copy a variant into a slot that no running batch uses; returns when it is there.
+    def describe(self, variant: HostVariant) -> None:
+        """What placing it needs to know of it, before anybody waits for that."""
+        self._described[variant] = self._describe(variant)
 
-        The copy waits for what `compute` was given so far (it may still read the slot's old weights)
-        and runs beside what comes later. Raises NoRoom.
+    def streams(self, variant: HostVariant) -> bool:
+        """Whether steps may use it while it is copied: if all it consists of is waited for by kernels."""
+        return self._line is not None and variant.operations == STREAMED
+
+    def place(self, slot: int, variant: HostVariant) -> None:
+        """Copy a variant into a slot that no step to come uses before this returns. Raises NoRoom.
+
+        The copy waits for the last step that reads the slot, and runs beside the others. Of one that
+        `streams` this returns when all copies are on their way: steps wait for them on the device. Any other
+        is there.
         """
+        self.settle()
         self._allocator.give_back(slot)
         start = self._allocator.take(slot, variant.size_bytes)
         if start is None:
-            self._write(slot, self._empty_row(), None, compute)
+            self._write(slot, self._empty_row())
             raise NoRoom(f"{variant.size_bytes} bytes; {self.taken_bytes} of {self.capacity_bytes} are taken")
-        self._write(slot, self._row(variant, start), (start, variant.memory), compute)
+        if self._line is not None and self.streams(variant):
+            self._send(self._line, slot, variant, start)
+        else:
+            self._write(slot, self._row(variant, start), (start, variant.memory))
 
-    def clear(self, slot: int, compute: torch.cuda.Stream | None = None) -> None:
-        """Empty a slot that no running batch uses."""
+    def clear(self, slot: int) -> None:
+        """Empty a slot that no step to come uses."""
+        self.settle()
         self._allocator.give_back(slot)
-        self._write(slot, self._empty_row(), None, compute)
+        self._write(slot, self._empty_row())
 
-    def _write(
-        self,
-        slot: int,
-        row: torch.Tensor,
-        weights: tuple[int, torch.Tensor] | None,
-        compute: torch.cuda.Stream | None,
-    ) -> None:
+    def settle(self) -> None:
+        """Wait until all that was placed is there. Raises what the device says where a copy has failed."""
+        if self._sent is not None and self._copies is not None:
+            self._copies.synchronize()
+        self._sent = None
+
+    def _send(self, line: Line, slot: int, variant: HostVariant, start: int) -> None:
+        self._sent = variant  # its memory must not go before it was copied
+        described = self._described_of(variant)
+        row = described.row_at(start)
+        travelling = row.copy()
+        travelling[described.awaited] *= -1
+        self._write(slot, torch.from_numpy(travelling))
+        self._rows[slot] = torch.from_numpy(row)
+        arrivals = np.empty(len(described.ends), ARRIVAL)
+        arrivals["end"], arrivals["value"] = described.ends, row[described.awaited]
+        positions = self._positions_here[slot][described.awaited]
+        arrivals["at"] = self._flat.data_ptr() + self._flat.itemsize * positions
+        with self._on_device():
+            send(line, variant.memory, self.arena.data_ptr() + start, arrivals)
+
+    def _on_device(self) -> AbstractContextManager[Any]:
+        return torch.cuda.stream(self._copies) if self._copies is not None else nullcontext()
+
+    def _write(self, slot: int, row: torch.Tensor, weights: tuple[int, torch.Tensor] | None = None) -> None:
         if self._copies is None:
             self._copy(slot, row, weights)
             return
         with torch.cuda.stream(self._copies):
-            self._copies.wait_stream(compute or torch.cuda.default_stream(self._device))
+            self.uses.wait(self._copies, slot)
             self._copy(slot, row.pin_memory(), weights)
         self._copies.synchronize()
 
@@ -121,8 +173,39 @@ class DeviceMemory:
 
     def _row(self, variant: HostVariant, start: int) -> torch.Tensor:
         """All tables' rows of one slot, one after the other, as `_positions` orders them."""
-        row = np.zeros(sum(self._widths.values()), np.int64)
+        return torch.from_numpy(self._described_of(variant).row_at(start))
+
+    def _described_of(self, variant: HostVariant) -> _Described:
+        if (known := self._described.get(variant)) is not None:
+            return known
+        return self._describe(variant)
+
+    def _describe(self, variant: HostVariant) -> _Described:
+        first, next_ = (np.zeros(sum(self._widths.values()), np.int64) for _ in range(2))
+        awaited, ends = [], []
         for entry in variant.entries:
             begin = self._begins[entry.key]
-            row[begin : begin + self._widths[entry.key]] = entry.row_at(start)
-        return torch.from_numpy(row)
+            here = slice(begin, begin + self._widths[entry.key])
+            first[here], next_[here] = entry.row_at(0), entry.row_at(ALIGNMENT)
+            if entry.key[1] in STREAMED:
+                awaited.append(begin + TOTAL_RANK)
+                ends.append(entry.end)
+        order = np.argsort(np.array(ends, np.int64), kind="stable")
+        return _Described(
+            first, next_ - first, np.array(awaited, np.intp)[order], np.array(ends, np.int64)[order]
+        )
+
+
+@dataclass(frozen=True)
+class _Described:
+    """A variant's rows of all tables when it lies at the first byte of the arena, and what is added for every
+    ALIGNMENT bytes that it lies further. `awaited`: which of these values kernels wait for, each once the
+    variant's first `ends` bytes are there."""
+
+    row: Int64s
+    added: Int64s
+    awaited: npt.NDArray[np.intp]
+    ends: Int64s
+
+    def row_at(self, start: int) -> Int64s:
+        return self.row + self.added * (start // ALIGNMENT)

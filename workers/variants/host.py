@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from workers.kernels.types import Part, offsets
+from workers.kernels.types import Part, offsets, total_bytes
 from workers.variant_config import REMEDY
 from workers.variants import copies, filling
 from workers.variants.filling import Placed
@@ -33,8 +33,13 @@ class Entry:
         """The row, for a variant that lies at byte `base` of the arena."""
         return self.row(offsets(self.parts, base + self.start))
 
+    @property
+    def end(self) -> int:
+        """The byte of the variant's memory that follows the parts."""
+        return self.start + total_bytes(self.parts)
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class HostVariant:
     """`memory` is uint8 [bytes], page-locked where there is a GPU."""
 
@@ -57,12 +62,13 @@ def pack(
     pinned: bool,
     threads: LoaderThreads | None = None,
     max_bytes: int | None = None,
+    buffers: Buffers | None = None,
 ) -> HostVariant:
     """Read, verify, cut, repack: everything a rank needs of one variant. Blocking, seconds for a large delta.
 
     File by file, or in stretches of one, in `threads` where there are any: about as many are in memory.
     Raises ValueError when a file is not sound or does not fit the layers, and before anything is
-    read when more than `max_bytes` are needed.
+    read when more than `max_bytes` are needed. `buffers` may be those of the variant before.
     """
     all_weights = [weights for layer in layers for weights in contents.layer_weights(layer, dtype)]
     starts = _starts(all_weights)
@@ -74,11 +80,14 @@ def pack(
         )
     memory = torch.from_numpy(whole_pages(size))
     placed = list(zip(all_weights, starts, strict=True))
-    buffers = Buffers()
+    buffers = buffers or Buffers()
     filled = [(weights, start) for weights, start in placed if not weights.copies]
     jobs = copies.jobs(list(_copied(placed)), memory, buffers, threads.count if threads else 1)
     jobs += filling.jobs(filled, memory, buffers)
-    (threads.run if threads else run_here)(jobs)
+    try:
+        (threads.run if threads else run_here)(jobs)
+    finally:
+        buffers.trim(threads.count if threads else 1)
     entries = (
         Entry((weights.layer, weights.op), weights.parts, start, weights.row) for weights, start in placed
     )

@@ -50,7 +50,10 @@ class Loader:
                 self._readers.submit(self._report, message, self._prepare)
             case residency.PLACE:
                 self._newest[message["slot"]] = message["order"]
-                self._urgent.submit(self._report, message, self._read_then_place)
+                if self._variant_cache.holds(message["uid"]):
+                    self._placer.submit(self._place_and_settle, message)
+                else:
+                    self._urgent.submit(self._report, message, self._read_then_place)
             case residency.CLEAR:
                 self._newest[message["slot"]] = message["order"]
                 self._placer.submit(self._variant_cache.clear, message["slot"])
@@ -59,18 +62,30 @@ class Loader:
 
     def _prepare(self, message: Message) -> Message | None:
         made = self._variant_cache.prepare(message["uid"], message["path"])
-        return {"did": residency.PREPARED, "bytes": made.size_bytes}
+        return {"did": residency.PREPARED, "bytes": made.size_bytes, **self._streams(message)}
 
     def _read_then_place(self, message: Message) -> Message | None:
         self._variant_cache.prepare(message["uid"], message["path"])
-        self._placer.submit(self._report, message, self._place)
+        self._placer.submit(self._place_and_settle, message)
         return None
+
+    def _place_and_settle(self, message: Message) -> None:
+        """Steps may use it once it is reported, which may be before it is there. If it does not get there,
+        that is reported as a failure of the same order."""
+        self._report(message, self._place)
+        self._report(message, self._settle)
 
     def _place(self, message: Message) -> Message | None:
         if self._newest[message["slot"]] != message["order"]:
             return None
         placed = self._variant_cache.place(message["uid"], message["path"], message["slot"])
-        return {"did": residency.PLACED, "bytes": placed}
+        return {"did": residency.PLACED, "bytes": placed, **self._streams(message)}
+
+    def _settle(self, message: Message) -> None:
+        self._variant_cache.settle()
+
+    def _streams(self, message: Message) -> Message:
+        return {"streams": self._variant_cache.streams(message["uid"])}
 
     def _report(self, message: Message, work: Callable[[Message], Message | None]) -> None:
         """Do it, and tell the scheduler what became of it."""

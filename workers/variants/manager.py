@@ -149,12 +149,11 @@ class VariantManager:
     def set_active_adapters(self, requests: set[Any], mapping: Any) -> None:
         """The next forward pass is of this batch. `mapping` has a uid (0: base) for each row. `requests` may
         lack one: to vLLM those of one name are equal, whatever their uids."""
-        if self._device.type == "cuda" and self.variant_cache.compute is None:
-            self.variant_cache.compute = torch.cuda.current_stream(self._device)
         uids = {*mapping.index_mapping, *mapping.prompt_mapping} - {0}
         for request in requests:
             if request.lora_int_id not in self._dummies:
                 self._ensure(request.lora_int_id, request.lora_path, uids)
+        self.variant_cache.begin_step(uids - self._dummies.keys())
         rows, samples = mapping.index_mapping, mapping.prompt_mapping
         if self._steps.put_weights({*rows, *samples} - self._dummies.keys()):
             self.batch.describe_as_base(len(rows), len(samples))

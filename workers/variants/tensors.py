@@ -7,6 +7,7 @@ stretches (`copies.py`).
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -38,6 +39,7 @@ DTYPES = {
     "U8": torch.uint8,
 }
 EVERYTHING = slice(None)
+KEPT_BYTES = 24 << 20  # of a buffer that is kept from variant to variant: a share of an adapter's file
 
 Memory = npt.NDArray[np.uint8]
 
@@ -150,19 +152,28 @@ class Buffers:
     """Memory that files are read into, used again: fresh memory costs as much as reading. For threads."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._free: list[Memory] = []
 
     def take(self, size: int) -> Memory:
         """Of `size` bytes or more."""
-        try:
-            memory = self._free.pop()
-        except IndexError:
-            return whole_pages(size)
-        return memory if len(memory) >= size else whole_pages(size)
+        with self._lock:
+            fitting = (number for number, memory in enumerate(self._free) if len(memory) >= size)
+            if (number := next(fitting, None)) is not None:
+                return self._free.pop(number)
+            if self._free:
+                self._free.pop()  # in whose place there is a larger one
+        return whole_pages(size)
 
     def give(self, memory: Memory) -> None:
         """What was taken, back."""
-        self._free.append(memory)
+        with self._lock:
+            self._free.append(memory)
+
+    def trim(self, count: int) -> None:
+        """Keep so many for the next variant, and none that is large."""
+        with self._lock:
+            self._free = [memory for memory in self._free if len(memory) <= KEPT_BYTES][:count]
 
     @contextmanager
     def borrowed(self, size: int) -> Iterator[Memory]:

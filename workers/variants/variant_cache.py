@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from workers.variants.host import HostVariant, pack
 from workers.variants.layer_weights import Contents
 from workers.variants.loader_threads import LoaderThreads
 from workers.variants.shapes import LayerShape
+from workers.variants.tensors import Buffers
 
 log = logging.getLogger(__name__)
 
@@ -43,13 +44,13 @@ class VariantCache:
         self._layers = layers
         self._dtype = dtype
         self._threads = threads
+        self._buffers = Buffers()
         self._pinned = memory.arena.device.type == "cuda"
         self._host: OrderedDict[int, HostVariant] = OrderedDict()
         self._reading: dict[int, threading.Lock] = {}
         self._lock = threading.Lock()
         self._placing = threading.Lock()
         self._uid_in: dict[int, int] = {}
-        self.compute: torch.cuda.Stream | None = None
         self.slot_of: dict[int, int] = {}
         self.operations_of: dict[int, frozenset[str]] = {}
 
@@ -79,16 +80,30 @@ class VariantCache:
         self._release(forgotten)
         return variant
 
+    def holds(self, uid: int) -> bool:
+        """Whether it is in host memory."""
+        with self._lock:
+            return uid in self._host
+
+    def streams(self, uid: int) -> bool:
+        """Whether it is in host memory, and may run as soon as its copy to the device has begun."""
+        with self._lock:
+            variant = self._host.get(uid)
+        return variant is not None and self._memory.streams(variant)
+
     def _read(self, path: str) -> HostVariant:
         with self._device():
-            return pack(
+            variant = pack(
                 self._open(Path(path)),
                 self._layers,
                 self._dtype,
                 self._pinned,
                 self._threads,
                 self._memory.capacity_bytes,
+                self._buffers,
             )
+        self._memory.describe(variant)
+        return variant
 
     def _shrink_host(self) -> list[HostVariant]:
         """Those used longest ago leave, down to the limit; the newest stays whatever its size."""
@@ -134,7 +149,8 @@ class VariantCache:
     # --- device --------------------------------------------------------------------------------
 
     def place(self, uid: int, path: str, slot: int) -> int:
-        """Have the variant in a slot that no batch in flight uses; returns its bytes. Blocking.
+        """Have the variant in a slot that no step to come uses; returns its bytes when steps may use it: see
+        `settle`. Blocking.
 
         Raises ValueError (see `prepare`) and NoRoom.
         """
@@ -145,11 +161,20 @@ class VariantCache:
             if uid in self.slot_of:  # it moves
                 self._clear(self.slot_of[uid])
             self._vacate(slot)
-            self._memory.place(slot, variant, self.compute)
+            self._memory.place(slot, variant)
             self._uid_in[slot] = uid
             self.operations_of[uid] = variant.operations
             self.slot_of[uid] = slot  # last: from here on batches may use it
             return variant.size_bytes
+
+    def settle(self) -> None:
+        """Wait until what was placed is on the device. Raises what goes wrong on the way."""
+        with self._placing:
+            self._memory.settle()
+
+    def begin_step(self, uids: Collection[int]) -> None:
+        """A step of these variants is begun next."""
+        self._memory.uses.begin_step([self.slot_of[uid] for uid in uids])
 
     def clear(self, slot: int) -> None:
         with self._placing:
@@ -157,7 +182,7 @@ class VariantCache:
 
     def _clear(self, slot: int) -> None:
         self._vacate(slot)
-        self._memory.clear(slot, self.compute)
+        self._memory.clear(slot)
 
     def _vacate(self, slot: int) -> None:
         uid = self._uid_in.pop(slot, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -207,3 +208,21 @@ def test_what_does_not_fit_is_said() -> None:
     into = views(model.arena, parts, 128)
     with pytest.raises(ValueError, match="room was made for rank 2"):
         layout.pack([Factors(torch.ones(3, 8), torch.ones(4, 3))], into)
+
+
+def test_rows_wait_for_arrays_that_travel() -> None:
+    """The table's total rank is negative until they are there."""
+    slots = [0, 1, BASE, 1]
+    model = build(70, (48, 20), [(5, 3), (2, 16)])
+    arena, ranks = model.arena.clone(), model.table[:, layout.TOTAL_RANK].clone()
+    model.arena.fill_(0xFF)  # of NaNs
+    model.table[:, layout.TOTAL_RANK] *= -1
+
+    def arrive() -> None:
+        model.arena.copy_(arena)
+        model.table[:, layout.TOTAL_RANK] = ranks
+
+    late = threading.Timer(0.3, arrive)
+    late.start()
+    check_dense(interpreted, model, 70, rows_of(slots, 2), slots, FLOAT32_ERROR)
+    late.join()

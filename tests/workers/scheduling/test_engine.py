@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ import random_variants
 from engines import BLOCK, DEADLINE_S, SURROUNDINGS, Engine, write_base
 
 from workers.bus.client import VariantClient
+from workers.engine import scheduler as scheduler_module
 from workers.engine.scheduler import IDLE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -262,3 +264,63 @@ def test_a_forgotten_variant_leaves_memory_after_its_last_request(
     narrow.add("anew", PROMPTS[0], variant, 12)
     narrow.run()
     assert narrow.tokens["anew"] == narrow.tokens["last"]
+
+
+def rank_of(engine: Engine) -> Any:
+    """Its variants, on its only rank."""
+    worker = engine.core.model_executor.driver_worker.worker
+    return worker.model_runner.lora_manager.variant_cache
+
+
+def test_a_variant_that_only_has_to_be_copied_runs_in_the_step_that_gives_it_its_slot(
+    narrow: Engine, variants: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler_module, "PLACING_S", DEADLINE_S)
+    monkeypatch.setattr(rank_of(narrow), "streams", lambda uid: True)
+    expected: dict[str, list[int]] = {}
+    for name in ("lora-r8", "rslora-r16", "lora-r8"):  # in the one slot by turns
+        narrow.add(name, PROMPTS[0], variants[name], 8)
+        narrow.run()
+        expected.setdefault(name, narrow.tokens.pop(name))
+    steps: list[int] = []
+    inner = narrow.scheduler._note_scheduled
+
+    def note(output: Any) -> None:
+        steps.append(len(output.num_scheduled_tokens))
+        inner(output)
+
+    monkeypatch.setattr(narrow.scheduler, "_note_scheduled", note)
+    narrow.add("rslora-r16", PROMPTS[0], variants["rslora-r16"], 8)
+    narrow.step()
+    assert steps[0] == 1
+    narrow.run()
+    assert narrow.tokens["rslora-r16"] == expected["rslora-r16"]
+
+
+def test_a_copy_that_fails_under_way_ends_the_requests_that_run_with_it(
+    narrow: Engine, variants: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they were given of a variant that is not there is nobody's, and nothing waits for it."""
+    failing = threading.Event()
+
+    def settle() -> None:
+        assert failing.wait(DEADLINE_S)
+        raise RuntimeError("lost on the way")
+
+    narrow.add("before", PROMPTS[0], variants["rslora-r16"], 30)
+    narrow.run()
+    narrow.add("other", PROMPTS[0], variants["lora-r8"], 8)  # takes the slot
+    narrow.run()
+    with monkeypatch.context() as patch:
+        patch.setattr(rank_of(narrow), "settle", settle)
+        narrow.add("lost", PROMPTS[0], variants["rslora-r16"], 30)
+        narrow.add("plain", PROMPTS[0], None, 40)
+        narrow.until(lambda: narrow.tokens.get("lost"))
+        failing.set()
+        narrow.run()
+    assert narrow.ended["lost"][1] == "error"
+    assert len(narrow.tokens["lost"]) < 30
+    assert narrow.ended["plain"][1] == "length"
+    narrow.add("after", PROMPTS[0], variants["rslora-r16"], 30)
+    narrow.run()
+    assert narrow.tokens["after"] == narrow.tokens["before"]

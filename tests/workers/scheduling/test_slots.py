@@ -378,3 +378,56 @@ def test_a_variant_wanted_again_before_it_went_stays() -> None:
     world.send()
     world.settle()
     assert world.ready() == {1}
+
+
+def report(residency: Residency, rank: int, did: str, host: tuple[int, ...] = (1,), **others: Any) -> None:
+    """Of the newest order about variant 1."""
+    variant = residency._variants[1]
+    order = variant.preparing if did == "prepared" else variant.placing
+    slot = None if did == "prepared" else variant.slot
+    about = {"uid": 1, "slot": slot, "order": order, "host": {str(uid): 40 for uid in host}}
+    residency.reported(rank, {**about, "did": did, "bytes": 40, "error": "", **others})
+
+
+def test_steps_wait_for_a_slot_only_where_all_ranks_begin_to_fill_it_at_once() -> None:
+    residency = Residency(slots=1, ranks=2)
+    residency.prepare(1, "one")
+    assert not residency.soon(1)
+    for rank in range(2):
+        report(residency, rank, "prepared", streams=True)
+    assert not residency.soon(1)  # no slot was ordered
+    assert residency.load(1, "one", NOBODY)
+    assert residency.soon(1)
+    report(residency, 0, "placed", streams=True)
+    assert residency.soon(1)
+    assert residency.readiness(1) == LOADING  # all ranks must have begun: a step is of all of them
+    report(residency, 1, "placed", streams=True)
+    assert not residency.soon(1)
+    assert residency.readiness(1) == READY
+
+    residency.load(2, "two", NOBODY)  # takes the slot
+    residency.load(1, "one", NOBODY)
+    report(residency, 0, "prepared", host=())  # it has left a rank's host memory
+    assert not residency.soon(1)
+
+
+def test_a_rank_that_fails_after_all_had_begun_takes_the_variant_from_its_slot() -> None:
+    residency = Residency(slots=1, ranks=2)
+    residency.load(1, "one", NOBODY)
+    for rank in range(2):
+        report(residency, rank, "placed", streams=True)
+    assert residency.readiness(1) == READY
+    residency.outbox.clear()
+    report(residency, 1, "failed", error="lost", fault="engine")
+    report(residency, 0, "failed", error="lost, too")
+    assert residency.readiness(1) == LOADING  # nobody is let in
+    assert residency.take_failures() == {1: "lost"}
+    residency.give_up({1})  # a step in flight reads the slot
+    assert not residency.load(2, "two", frozenset({1}))
+    assert not residency.outbox
+    residency.give_up(())
+    assert residency.readiness(1) == ABSENT
+    assert [message["do"] for message in residency.outbox] == ["clear"]
+    report(residency, 0, "failed", error="late")  # of an order that is over
+    assert residency.load(1, "one", NOBODY)
+    assert residency.readiness(1) == LOADING

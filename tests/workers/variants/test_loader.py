@@ -150,3 +150,43 @@ def test_what_a_request_waits_for_is_not_read_behind_what_is_only_prepared(rank:
         rank.tell("prepare", uid, order=uid)
     rank.tell("place", 1, order=99, slot=0)
     assert told(rank.next()) == ("placed", 1, 0, 99)
+
+
+def test_a_copy_that_fails_after_steps_may_use_the_variant_is_a_failure_of_the_same_order(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost() -> None:
+        raise RuntimeError("lost on the way")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rank.variant_cache, "settle", lost)
+        rank.tell("place", 1, order=5, slot=0)
+        assert told(rank.next()) == ("placed", 1, 0, 5)
+        report = rank.next()
+        assert told(report) == ("failed", 1, 0, 5)
+        assert (report["error"], report["fault"]) == ("lost on the way", "engine")
+    rank.tell("clear", 0, order=6, slot=0)
+    rank.tell("place", 1, order=7, slot=1)
+    assert told(rank.next()) == ("placed", 1, 1, 7)
+    assert rank.variant_cache.slot_of == {1: 1}
+
+
+def test_reports_say_whether_a_variant_may_run_while_it_is_copied(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for order, streams in enumerate((False, True)):
+        monkeypatch.setattr(rank.variant_cache._memory, "streams", lambda variant, says=streams: says)
+        rank.tell("prepare", 1, order=2 * order)
+        assert rank.next()["streams"] == streams
+        rank.tell("place", 1, order=2 * order + 1, slot=order)
+        assert rank.next()["streams"] == streams
+
+
+def test_what_is_in_host_memory_is_not_placed_behind_what_is_read(rank: Rank) -> None:
+    rank.tell("prepare", 1, order=1)
+    assert told(rank.next()) == ("prepared", 1, None, 1)
+    for uid in range(10, 10 + 2 * READERS):
+        rank.gate(str(uid))
+        rank.tell("place", uid, order=uid, slot=1)
+    rank.tell("place", 1, order=99, slot=0)
+    assert told(rank.next()) == ("placed", 1, 0, 99)

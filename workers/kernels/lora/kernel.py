@@ -4,6 +4,9 @@ Shrink computes t = x A^T in pieces of K, in float32; of the programs that share
 sums the pieces, in their order and not in that of arrival. Expand adds t B^T to the output. Which pieces
 there are depends on the linear alone, so a row's result does not depend on who else is in the batch.
 Grids depend on shapes alone: a captured CUDA graph stays valid for every later batch.
+
+A batch may have rows of an adapter whose arrays still travel to the device. Its table row says so, and both
+launches wait for that row. Only copies end the wait, which no kernel can hold up.
 """
 
 from __future__ import annotations
@@ -15,13 +18,36 @@ import triton.language as tl
 from workers.kernels import low_rank
 from workers.kernels.lora import layout
 from workers.kernels.lora.plan import LOW_RANKS, Plan, Scratch
-from workers.kernels.low_rank.kernel import dot, tile_at
+from workers.kernels.low_rank.kernel import INTERPRETED, dot, tile_at
 from workers.kernels.rows import SMALL_BLOCK, Tiles
 
 _HEAD = tl.constexpr(layout.HEAD)
 _PER_SLICE = tl.constexpr(layout.PER_SLICE)
+_TOTAL_RANK = tl.constexpr(layout.TOTAL_RANK)
+_PAUSE_NS = tl.constexpr(200)
 # Adapters of higher ranks leave the cache first in tiles of so few rows, where hardly any is read twice.
 _SMALL, _LOW = tl.constexpr(SMALL_BLOCK), tl.constexpr(LOW_RANKS)
+
+
+@triton.jit
+def _rank_once_there(described):
+    """The total rank in a table row, once the arrays that it describes are on the device."""
+    at = described + _TOTAL_RANK
+    rank = tl.load(at)
+    if rank < 0:
+        while rank < 0:
+            if not INTERPRETED:
+                tl.inline_asm_elementwise(
+                    "nanosleep.u32 $1; mov.u32 $0, $1;",
+                    "=r,r",
+                    [_PAUSE_NS],
+                    dtype=tl.int32,
+                    is_pure=False,
+                    pack=1,
+                )
+            rank = tl.load(at, volatile=True)
+        rank = tl.atomic_add(at, 0, sem="acquire", scope="sys")  # what is read next is read after it
+    return rank
 
 
 @triton.jit(do_not_specialize=["num_rows"])  # which takes many values
@@ -57,7 +83,7 @@ def _shrink(
     if slot < 0:
         return
     described = table_ptr + slot.to(tl.int64) * WIDTH
-    rank = tl.load(described + 1)
+    rank = _rank_once_there(described)
     rank_start = tl.program_id(1) * BLOCK_R
     if rank_start >= rank:
         return
@@ -138,7 +164,9 @@ def _expand(
             n_start = (block - blocks_before) * BLOCK_N
         blocks_before += (SLICES[s] + BLOCK_N - 1) // BLOCK_N
         columns_before += SLICES[s]
-    described = table_ptr + slot.to(tl.int64) * WIDTH + _HEAD + _PER_SLICE * index
+    whole = table_ptr + slot.to(tl.int64) * WIDTH
+    _rank_once_there(whole)  # also here: this launch may begin before the other has ended
+    described = whole + _HEAD + _PER_SLICE * index
     rank = tl.load(described + 2).to(tl.int32)
     if rank == 0:
         if PDL:

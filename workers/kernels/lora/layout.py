@@ -14,8 +14,10 @@ import torch
 
 from workers.kernels.types import Part
 
-# A table row: [bytes to A, total rank], then for each slice [bytes to B, first rank, rank].
+# A table row: [bytes to A, total rank], then for each slice [bytes to B, first rank, rank]. While the arrays
+# travel to the device, the total rank is negative there: whoever reads them waits until it is not.
 HEAD, PER_SLICE = 2, 3
+TOTAL_RANK = 1
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 @triton.jit
 def dot(left, right, sums):
-    if _INTERPRETED:  # the interpreter multiplies bfloat16 as if its bits were integers
+    if INTERPRETED:  # the interpreter multiplies bfloat16 as if its bits were integers
         left, right = left.to(tl.float32), right.to(tl.float32)
     return tl.dot(left, right, sums, input_precision="ieee")
 

@@ -1,0 +1,40 @@
+"""Which work on a device reads each slot last: whoever overwrites a slot waits for that, and for nothing
+else."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection
+
+import torch
+
+
+class SlotUses:
+    """Steps are begun by one thread; others ask. On a CPU steps have ended when the next begins."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._lock = threading.Lock()
+        self._steps: torch.cuda.Stream | None = None
+        self._now: frozenset[int] = frozenset()  # slots of the newest step, whose end nothing marks yet
+        self._ends: dict[int, torch.cuda.Event] = {}  # by slot: of the last step before that one that read it
+
+    def begin_step(self, slots: Collection[int]) -> None:
+        """What the current stream is given from now on reads these slots."""
+        if self._device.type != "cuda":
+            return
+        stream = torch.cuda.current_stream(self._device)
+        with self._lock:
+            if self._now:
+                end = torch.cuda.Event()
+                end.record(stream)
+                self._ends.update(dict.fromkeys(self._now, end))
+            self._steps, self._now = stream, frozenset(slots)
+
+    def wait(self, stream: torch.cuda.Stream, slot: int) -> None:
+        """Have `stream` wait for the last step that reads a slot."""
+        with self._lock:
+            if self._steps is None or slot in self._now:
+                stream.wait_stream(self._steps or torch.cuda.default_stream(self._device))
+            elif (end := self._ends.get(slot)) is not None:
+                stream.wait_event(end)
