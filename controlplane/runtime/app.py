@@ -36,6 +36,7 @@ with uncollected():
     from controlplane.runtime.loopback import keep_replica_on_loopback
     from controlplane.runtime.replica_http import answer_first
     from controlplane.runtime.replica_logs import log_at_once
+    from controlplane.runtime.serve_news import keep_asking
     from controlplane.runtime.step_models import StepModelBook
     from controlplane.runtime.unsent import bound_answers
     from controlplane.settings import Settings
@@ -124,6 +125,7 @@ class Gateway:
 
     def __init__(self, controller: DeploymentHandle) -> None:
         keep_replica_on_loopback()
+        keep_asking()
         warming.begin()
         answer_first(inference_only(make_services()))
         bound_answers(Settings().unsent_bytes)
@@ -155,6 +157,7 @@ class ControllerReplica:
 
     def __init__(self) -> None:
         keep_replica_on_loopback()
+        keep_asking()
         log_at_once()
         settings = Settings()
         self._metrics_address = _serve_metrics(settings)

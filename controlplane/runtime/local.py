@@ -28,7 +28,7 @@ import psutil
 
 from controlplane import errors
 from controlplane.gateway.tenants_file import tenants_of
-from controlplane.runtime import loopback, supervision, supervisor_process
+from controlplane.runtime import loopback, serve_news, supervision, supervisor_process
 from controlplane.settings import Settings
 from workers.engine import torch_check
 
@@ -386,6 +386,9 @@ def ray_switches(settings: Settings) -> dict[str, str]:
         # A proxy that was asked three times and is not ready is killed, and another started. Where much else
         # runs, a start takes longer than three times Serve's 5 s. supervision.API_GONE_S is longer than this.
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",
+        # So often news of replicas are asked for again (`serve_news`).
+        "LISTEN_FOR_CHANGE_REQUEST_TIMEOUT_S_LOWER_BOUND": str(serve_news.ANSWERS_S[0]),
+        "LISTEN_FOR_CHANGE_REQUEST_TIMEOUT_S_UPPER_BOUND": str(serve_news.ANSWERS_S[1]),
         **loopback.ENVIRONMENT,
         # Ray would run gateways, controller and engines at 15: what else works on this machine would get
         # thirty times their share of it.

@@ -13,6 +13,7 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from controlplane import errors
+from controlplane.runtime.serve_news import keep_asking
 from controlplane.runtime.serve_proxy import bound_connections
 
 RETRY_S = 1.0
@@ -32,7 +33,9 @@ _OWN_PATHS = "/-/"  # the proxy's probes, which are not ours
 
 
 def prepare() -> list[Any]:
-    """Serve's proxy calls it before it listens, for middlewares; clients are bounded beside that."""
+    """Serve's proxy calls it before it listens, for middlewares; beside that clients are bounded, and news of
+    gateways go on."""
+    keep_asking()
     return [*bound_connections(), Middleware(DocumentedErrors)]
 
 
