@@ -13,7 +13,8 @@
     python -m benchmarks.hardening kills --store redis --victims agent controller engine gateway gcs proxy \\
         raylet redis --kills 100 --between 12 --out benchmarks/results/hardening_everything.json
     python -m benchmarks.hardening kills --store hosts --victims agent controller engine gateway proxy \\
-        redis node head cut --kills 60 --between 8 --out benchmarks/results/hardening_hosts.json
+        redis node head cut --kills 60 --between 3 --kill-minutes 11 \\
+        --out benchmarks/results/hardening_hosts.json
     python -m benchmarks.hardening away --store redis --minutes 10 --out benchmarks/results/hardening.json
     python -m benchmarks.hardening handovers --store pair --out benchmarks/results/hardening.json
     python -m benchmarks.hardening soak --minutes 60 --echo-tpot-ms 30 --out benchmarks/results/hardening.json
@@ -148,6 +149,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     "command": rehearsing.command("benchmarks.hardening", argv),
                     "machine": f"{platform.machine()}, {os.cpu_count()} cores",
                     "gateways": args.gateways,
+                    "gateways_per_node": settings.get("gateways_per_node", 0),
                     "groups": args.groups,
                     "took_s": round(time.monotonic() - began_s, 1),
                     "found": rows,

@@ -228,7 +228,7 @@ def measure(
                     break
                 time.sleep(series.between_s * choose.uniform(0.5, 1.5))
                 waiting_for(lambda: _serves(running, answers, there), SETTLED_S)
-                struck.append(_strike(running, choose.choice(victims), redis, hosts))
+                struck.append(_strike(running, choose.choice(victims), redis, hosts, choose))
                 print(f"kill {number + 1}: {struck[-1]}, {len(answers.at_s)} answers", flush=True)
             waiting_for(lambda: _serves(running, answers, there), SETTLED_S)
             ended_s = time.monotonic()
@@ -263,11 +263,15 @@ def _serves(running: Running, answers: Answers, there: Mapping[str, int]) -> boo
 
 
 def _strike(
-    running: Running, role: str, redis: RedisServer | RedisPair | None, hosts: ThreeHosts | None
+    running: Running,
+    role: str,
+    redis: RedisServer | RedisPair | None,
+    hosts: ThreeHosts | None,
+    choose: random.Random,
 ) -> Kill | None:
     """None: there was nobody."""
     if role in OF_HOSTS and hosts is not None:
-        return _strike_host(hosts, role)
+        return _strike_host(hosts, role, choose)
     if role == "redis" and redis is not None:
         redis.kill()
         killed_s = time.monotonic()
@@ -279,13 +283,13 @@ def _strike(
     before = {p.pid for p in victims}
     killed_s = time.monotonic()
     with suppress(psutil.NoSuchProcess):
-        random.choice(victims).kill()
+        choose.choice(victims).kill()
     return Kill(role, killed_s, waiting_for(lambda: _others(running, role, before), SETTLED_S))
 
 
-def _strike_host(hosts: ThreeHosts, role: str) -> Kill:
+def _strike_host(hosts: ThreeHosts, role: str, choose: random.Random) -> Kill:
     """Replaced: the host is there again, and what ran on it may still have to come."""
-    host = HEAD if role == "head" else random.choice(NODES)
+    host = HEAD if role == "head" else choose.choice(NODES)
     killed_s = time.monotonic()
     if role == "cut":
         hosts.hosts.cut_off(host)

@@ -26,7 +26,11 @@ class Hosts:
         self._bridge = f"ost{number}"
         self._spaces = {name: f"ost{number}{'abcdefgh'[place]}" for place, name in enumerate(names)}
         self.addresses = {name: f"{net}.{place}" for place, name in enumerate(self._spaces, start=1)}
-        self._connect()
+        try:
+            self._connect()
+        except BaseException:
+            self.disconnect()
+            raise
 
     def _connect(self) -> None:
         ip("addr", "add", f"{self.address}/24", "dev", self._bridge)

@@ -31,7 +31,11 @@ class ThreeHosts:
         self.hosts = Hosts((HEAD, *NODES))
         # Ray's sockets lie in it, whose paths may not be long.
         self._temp_dir = Path(tempfile.mkdtemp(prefix="ost-", dir="/tmp"))
-        self.redis, self._gcs_redis = (self._redis(folder / name) for name in ("redis", "gcs"))
+        try:
+            self.redis, self._gcs_redis = (self._redis(folder / name) for name in ("redis", "gcs"))
+        except BaseException:
+            self.hosts.disconnect()
+            raise
         self.settings = {
             "store_url": f"redis://{self.hosts.address}:{self.redis.port}/0",
             "http_host": "0.0.0.0",

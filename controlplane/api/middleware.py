@@ -44,10 +44,11 @@ def tenant_of(scope: Scope) -> Tenant:
 
 def given_key(scope: Scope) -> bytes:
     """The key that a request brought; empty: none."""
-    return _key_in(dict(scope["headers"]).get(b"authorization", b""))
+    return key_in(dict(scope["headers"]).get(b"authorization", b""))
 
 
-def _key_in(given: bytes) -> bytes:
+def key_in(given: bytes) -> bytes:
+    """The key of an Authorization header; empty: none."""
     return given.removeprefix(_BEARER) if given.startswith(_BEARER) else b""
 
 
@@ -121,7 +122,7 @@ class Guard:
             return INSTALLATION
         if hmac.compare_digest(given, self._key):
             return Caller(tenants.installation, self._own_digits)
-        key = _key_in(given)
+        key = key_in(given)
         tenant = tenants.of_key(key) if key else None
         if tenant is None:
             raise errors.Unauthorized("send an API key of this installation as `Authorization: Bearer KEY`")

@@ -20,10 +20,12 @@ from ray.util import metrics
 from starlette.types import ASGIApp, Message, Scope
 
 from controlplane import errors
+from controlplane.api.middleware import key_in
 from controlplane.gateway.tenants_book import TenantsBook
 from controlplane.settings import Settings
-from controlplane.traffic.load_shedding import LoadShedding
-from controlplane.traffic.tenants import DEFAULT, Tenant, Tenants
+from controlplane.traffic.load_shedding import UNKNOWN, LoadShedding
+from controlplane.traffic.rate_limits import full, take
+from controlplane.traffic.tenants import DEFAULT, Tenant
 from workers.server.head_limits import Headers
 from workers.server.whole_bodies import Refusal, WholeBodies
 
@@ -31,8 +33,10 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 0.1
 PROBE = "/healthz"
-PROBE_S = 10.0  # one that takes longer is as late as that
-NOBODY = Tenant(name="", weight=0.1)  # no tenant may have this name
+PROBE_S = 10.0  # one that takes longer is given up
+CROWDED = frozenset({200, 408, 429, 499})  # of a probe: any other says that a gateway is not there
+BOOK_S = 5.0
+NOBODY = Tenant(name=UNKNOWN, weight=0.1)
 BUSY = errors.Overloaded(
     "more requests come than can be passed on, and yours more than its share of them; send fewer at once or"
     " try again",
@@ -40,64 +44,79 @@ BUSY = errors.Overloaded(
 )
 _BODY = json.dumps(BUSY.body()).encode()
 _STATUS = b"429 Too Many Requests"
-_BEARER = b"Bearer "
-# Probes, and Serve's own paths: they must say how it is.
+# What says how it is: anybody may ask for it so often, and then as who has no key.
 _OPEN = frozenset({b"/healthz", b"/readyz"})
-_SERVES = b"/-/"
+OPEN_PER_MINUTE = 1200.0
+_SERVES = frozenset({b"/-/healthz", b"/-/routes"})  # which no gateway sees
 
 
 class Shedding:
     """Of one proxy: whom it refuses, how often it looks, and what it says of it."""
 
     def __init__(self, settings: Settings) -> None:
+        self._settings = settings
         self._key = settings.api_key.encode()
         self._book = _book(settings)
         self._shedding = LoadShedding()
+        self._open = full(OPEN_PER_MINUTE, 0.0)
         self._tasks: list[asyncio.Task[None]] = []
         self._refused = 0
         self._untold: Counter[str] = Counter()
+        self._is_counted = True
 
     def begin(self, loop: asyncio.AbstractEventLoop, app: ASGIApp) -> None:
         """Once, when the proxy has its first connection. `app` is what requests are passed on to."""
         if not self._tasks:
-            self._tasks.append(loop.create_task(self._look(app)))
-            if self._book is not None:
-                self._tasks.append(loop.create_task(self._book.keep_fresh()))
+            self._tasks += (loop.create_task(self._look(app)), loop.create_task(self._keep_book()))
 
     def retry_s(self, path: bytes, headers: Headers, now_s: float) -> float | None:
         """None: pass the request on; else when to try again."""
-        if path in _OPEN or path.startswith(_SERVES):
+        path = path.partition(b"?")[0]
+        if path in _SERVES or (path in _OPEN and self._is_open(now_s)):
             return None
-        tenant = self.tenant_of(headers)
+        tenant = NOBODY if path in _OPEN else self.tenant_of(headers)
         after_s = self._shedding.arrive(tenant.name, tenant.weight, now_s)
         if after_s is not None:
             self._refused += 1
             self._untold[tenant.name] += 1
         return after_s
 
+    def _is_open(self, now_s: float) -> bool:
+        self._open, wait_s = take(self._open, OPEN_PER_MINUTE, 1.0, now_s)
+        return wait_s == 0.0
+
     def tenant_of(self, headers: Headers) -> Tenant:
+        """As the gateways' guard has it (`controlplane.api.middleware`)."""
         if not self._key:
             return DEFAULT
-        given = next((value for name, value in headers if name == b"authorization"), b"")
-        key = given.removeprefix(_BEARER)
-        tenants = Tenants() if self._book is None else self._book.tenants
+        key = key_in(dict(headers).get(b"authorization", b""))
         if hmac.compare_digest(key, self._key):
-            return tenants.installation
-        return tenants.of_key(key) or NOBODY
+            return DEFAULT if self._book is None else self._book.tenants.installation
+        return (self._book.tenants.of_key(key) if self._book is not None else None) or NOBODY
+
+    async def _keep_book(self) -> None:
+        while self._book is None:
+            await asyncio.sleep(BOOK_S)
+            self._book = await asyncio.to_thread(_book, self._settings)
+        await self._book.keep_fresh()
 
     async def _look(self, app: ASGIApp) -> None:
         """Until the proxy ends."""
         loop = asyncio.get_running_loop()
+        probe: Probe | None = None
         while True:
             due_s = loop.time() + LOOK_S
             await asyncio.sleep(LOOK_S)
-            late_s = await probed_s(app, due_s) if self._shedding.is_crowded else 0.0
-            before = self._shedding.budget_per_s
-            self._shedding.look(late_s, loop.time())
             try:
+                late_s = probe.late_s() if probe is not None else 0.0
+                if probe is None or probe.is_over():
+                    probe = Probe(app, due_s) if self._shedding.is_crowded else None
+                before = self._shedding.budget_per_s
+                self._shedding.look(late_s, loop.time())
                 self._tell(before, self._shedding.budget_per_s)
-            except Exception:  # who counts must not end what protects
-                log.exception("what the proxy refused could not be counted")
+            except Exception:  # rather nobody is refused than somebody for ever
+                log.exception("the proxy cannot tell how late its requests are; it passes on all")
+                self._shedding = LoadShedding()
 
     def _tell(self, before: float, after: float) -> None:
         if before == math.inf and after < math.inf:
@@ -110,38 +129,58 @@ class Shedding:
             log.warning("the proxy passes on all requests again; it refused %d", self._refused)
             self._refused = 0
         untold, self._untold = self._untold, Counter()
-        for name, number in untold.items():
-            _counter().inc(number, tags={"tenant": name or "unknown"})
+        try:
+            for name, number in untold.items() if self._is_counted else ():
+                _counter().inc(number, tags={"tenant": name or "unknown"})
+        except Exception:
+            log.exception("what the proxy refuses is not counted from now on")
+            self._is_counted = False
 
 
-async def probed_s(app: ASGIApp, since_s: float) -> float:
-    """How long the smallest request takes that is due since then. One that fails took no time: a gateway that
-    is away is not a crowd's affair."""
-    loop, answered = asyncio.get_running_loop(), asyncio.Event()
-    unread: list[Message] = [{"type": "http.request", "body": b"", "more_body": False}]
-    statuses: list[int] = []
+class Probe:
+    """The smallest request, by the way that all go. In a running event loop."""
 
-    async def receive() -> Message:
-        if unread:
-            return unread.pop()
-        await answered.wait()
+    def __init__(self, app: ASGIApp, since_s: float) -> None:
+        """`since_s`: when it was due, by the loop's time."""
+        self._loop = asyncio.get_running_loop()
+        self._since_s = since_s
+        self._unread: list[Message] = [{"type": "http.request", "body": b"", "more_body": False}]
+        self._status = 0
+        self._took_s: float | None = None
+        self._left = asyncio.Event()
+        self._task = self._loop.create_task(self._ask(app))
+
+    def late_s(self) -> float:
+        """How long it took, or takes by now. One that failed took no time: a gateway that is away is not a
+        crowd's affair."""
+        return self._loop.time() - self._since_s if self._took_s is None else self._took_s
+
+    def is_over(self) -> bool:
+        """It is given up after PROBE_S."""
+        if self._took_s is None and self.late_s() > PROBE_S:
+            self._left.set()
+            self._task.cancel()
+            return True
+        return self._took_s is not None
+
+    async def _ask(self, app: ASGIApp) -> None:
+        try:
+            await app(_probe_scope(), self._receive, self._send)
+        except Exception:
+            log.debug("a look at the path failed", exc_info=True)
+        finally:
+            self._left.set()
+            self._took_s = self._loop.time() - self._since_s if self._status in CROWDED else 0.0
+
+    async def _receive(self) -> Message:
+        if self._unread:
+            return self._unread.pop()
+        await self._left.wait()
         return {"type": "http.disconnect"}
 
-    async def send(message: Message) -> None:
+    async def _send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            statuses.append(message["status"])
-
-    try:
-        async with asyncio.timeout(PROBE_S):
-            await app(_probe_scope(), receive, send)
-    except TimeoutError:
-        return PROBE_S
-    except Exception:
-        log.debug("a look at the path failed", exc_info=True)
-        return 0.0
-    finally:
-        answered.set()
-    return loop.time() - since_s if statuses == [200] else 0.0
+            self._status = message["status"]
 
 
 def _probe_scope() -> Scope:
@@ -166,7 +205,7 @@ def _book(settings: Settings) -> TenantsBook | None:
     try:
         return TenantsBook(settings)
     except ValueError as e:  # gateways do not start with it, and say so
-        log.error("%s; until this proxy starts again its tenants are one to it", e)
+        log.error("%s; until it can be read all tenants' keys are unknown to this proxy", e)
         return None
 
 

@@ -10,6 +10,7 @@ gateway knows the replicas of that day until it ends: found by cutting nodes off
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any
 
 log = logging.getLogger(__name__)
@@ -17,43 +18,77 @@ log = logging.getLogger(__name__)
 TESTED = "2.60."
 # Serve's controller answers within so many seconds, news or not (`local.ray_switches`).
 ANSWERS_S = (5, 10)
-SILENT_S = 15.0
+SILENT_S = 5.0  # beyond that; twice as long after each time in vain
+MOST_SILENT_S = 60.0
 RETRY_S = 1.0
+REMIND_S = 60.0
 
 
 def keep_asking() -> None:
-    """For all of this process, from now on."""
+    """For all of this process, from now on. Of the calls of one client the newest counts alone: so there is
+    never more than one chain of them."""
     import ray
-    from ray.exceptions import ActorUnavailableError
-    from ray.serve._private.long_poll import LongPollClient
+    from ray.exceptions import ActorDiedError, RayTaskError
+    from ray.serve._private.long_poll import LISTEN_FOR_CHANGE_REQUEST_TIMEOUT_S, LongPollClient
 
     if not ray.__version__.startswith(TESTED):
         log.warning("news of replicas may end: expected Ray %s, got %s", TESTED, ray.__version__)
         return
     process = LongPollClient._process_update
+    answers_s = LISTEN_FOR_CHANGE_REQUEST_TIMEOUT_S[1]
 
-    def ask(client: Any) -> None:
+    def ask(client: Any, in_vain: int = 0) -> None:
+        """In the client's event loop."""
         if not client.is_running:
             return
+        number = client._asked = getattr(client, "_asked", 0) + 1
+        if (timer := getattr(client, "_timer", None)) is not None:
+            timer.cancel()
+        silent_s = answers_s + min(MOST_SILENT_S, SILENT_S * 2**in_vain)
+        client._timer = client.event_loop.call_later(silent_s, ask_again, client, number, in_vain)
         client._callbacks_processed_count = 0
-        ref = client._current_ref = client.host_actor.listen_for_change.remote(client.snapshot_ids)
-        ref._on_completed(lambda news: answered(client, ref, news))
-        client.event_loop.call_later(SILENT_S, ask_again, client, ref)
+        try:
+            client._current_ref = client.host_actor.listen_for_change.remote(client.snapshot_ids)
+            client._current_ref._on_completed(lambda news: answered(client, number, news))
+        except Exception as e:
+            _tell("cannot be asked (%r)", e)
+            later(client, number)
 
-    def answered(client: Any, ref: Any, news: Any) -> None:
-        """In a thread of Ray's. Nobody waits any more for what was asked for again."""
-        if client._current_ref is not ref:
+    def answered(client: Any, number: int, news: Any) -> None:
+        """In a thread of Ray's."""
+        if client._asked != number:
             return
-        client._current_ref = None
-        if isinstance(news, ActorUnavailableError):
-            log.warning("Serve's controller cannot be reached for news of replicas; asking again")
-            client._schedule_to_event_loop(lambda: client.event_loop.call_later(RETRY_S, client._poll_next))
-        else:
-            process(client, news)
+        is_known = not isinstance(news, BaseException) or isinstance(news, ActorDiedError | RayTaskError)
+        try:
+            if is_known:
+                process(client, news)
+                return
+            _tell("cannot be reached (%r)", news)
+        except Exception as e:
+            _tell("said what was not understood (%r)", e)
+        client._schedule_to_event_loop(lambda: later(client, number))
 
-    def ask_again(client: Any, ref: Any) -> None:
-        if client._current_ref is ref:
-            log.warning("Serve's controller said nothing of replicas for %.0f s; asking again", SILENT_S)
-            client._poll_next()
+    def later(client: Any, number: int) -> None:
+        client.event_loop.call_later(RETRY_S, ask_once, client, number)
+
+    def ask_once(client: Any, number: int) -> None:
+        if client._asked == number:
+            ask(client)
+
+    def ask_again(client: Any, number: int, in_vain: int) -> None:
+        if client._asked == number and client.is_running:
+            _tell("said nothing for %.0f s", answers_s)
+            ask(client, in_vain + 1)
 
     LongPollClient._poll_next = ask
+
+
+_told: list[float] = []  # when, last
+
+
+def _tell(what: str, *details: Any) -> None:
+    """At once, and as long as it lasts."""
+    now_s = time.monotonic()
+    if not _told or now_s - _told[0] >= REMIND_S:
+        _told[:] = [now_s]
+        log.warning("Serve's controller " + what + " of replicas; it is asked again", *details)

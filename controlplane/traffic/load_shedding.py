@@ -19,6 +19,7 @@ LATE_S, LATE_ALONE_S = 0.05, 1.0
 WINDOW_S = 0.5
 LOOKS = 2  # one that is late may be a machine that stood still
 LESS, MORE = 0.85, 1.03
+UNKNOWN = ""  # the name of all whom nobody knows
 # Any machine passes so many requests on in a second: what delays them then are not requests.
 LEAST_PER_S = 40.0
 ASKING_PER_S = 0.5
@@ -130,7 +131,9 @@ class LoadShedding:
         return more if more < max(OVER * self._asked_per_s, 2 * LEAST_PER_S) else math.inf
 
     def _tenants_asking(self) -> int:
-        return sum(tenant.mean_per_s > ASKING_PER_S for tenant in self._tenants.values())
+        """Who is not known counts if it asks for much: else anybody could make a tenant be refused sooner."""
+        least = {UNKNOWN: max(ASKING_PER_S, 0.1 * self._asked_per_s)}
+        return sum(each.mean_per_s > least.get(name, ASKING_PER_S) for name, each in self._tenants.items())
 
 
 def fair_level(asked: list[tuple[float, float]], budget: float) -> float:

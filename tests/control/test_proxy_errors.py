@@ -96,8 +96,10 @@ async def test_a_stream_that_ended_has_no_more_events() -> None:
 def test_serves_proxy_is_given_both(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the form that it accepts; the limits of heads hold beside it."""
     from ray.serve._private.http_util import validate_http_proxy_callback_return
+    from ray.serve._private.long_poll import LongPollClient
 
     monkeypatch.setattr(auto, "AutoHTTPProtocol", auto.AutoHTTPProtocol)  # put back afterwards
+    monkeypatch.setattr(LongPollClient, "_poll_next", LongPollClient._poll_next)
     given: list[Any] = validate_http_proxy_callback_return(proxy_errors.prepare())
     assert [each.cls for each in given] == [DocumentedErrors]
     assert auto.AutoHTTPProtocol is SheddingConnection

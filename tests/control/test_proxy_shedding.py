@@ -9,7 +9,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -19,10 +19,17 @@ import openai
 import pytest
 import uvicorn
 
-from controlplane.runtime import proxy_shedding
-from controlplane.runtime.proxy_shedding import NOBODY, Shedding, SheddingConnection, probed_s
+from controlplane.runtime.proxy_shedding import (
+    NOBODY,
+    OPEN_PER_MINUTE,
+    PROBE_S,
+    Probe,
+    Shedding,
+    SheddingConnection,
+)
 from controlplane.settings import Settings
 from controlplane.traffic import load_shedding
+from controlplane.traffic.load_shedding import LoadShedding
 from controlplane.traffic.tenants import DEFAULT
 from workers.server import whole_bodies
 from workers.server.head_limits import Headers
@@ -54,11 +61,13 @@ async def serving(app: Any, shedding: Shedding) -> AsyncIterator[int]:
     config = uvicorn.Config(app, http=Connection, lifespan="off", log_config=None, timeout_keep_alive=120)
     server = uvicorn.Server(config)
     running = asyncio.create_task(server.serve(sockets=[listener]))
-    yield listener.getsockname()[1]
-    server.should_exit = True
-    await running
-    for task in shedding._tasks:
-        task.cancel()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        server.should_exit = True
+        await running
+        for task in shedding._tasks:
+            task.cancel()
     assert WholeBodies._held_in_all == 0
 
 
@@ -142,8 +151,9 @@ async def test_more_body_than_is_held_ends_the_connection(
     monkeypatch.setattr(whole_bodies, "LIMIT_BYTES", 1000)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(request(b"a" * 100_000, GREEDY)[:60_000])
-    status, headers, _ = await answer(reader)
-    assert (status, headers["connection"], await reader.read()) == (429, "close", b"")
+    with suppress(ConnectionResetError):  # what it has not read it resets
+        status, headers, _ = await answer(reader)
+        assert (status, headers["connection"], await reader.read()) == (429, "close", b"")
     assert begun == []
     writer.close()
 
@@ -152,7 +162,7 @@ async def test_more_body_than_is_held_ends_the_connection(
 async def test_requests_in_a_row_are_answered_in_their_order(
     port: int, begun: list[bytes], seed: int
 ) -> None:
-    """However they are cut. One that came before the last was answered may be passed on."""
+    """However they are cut: each refused or passed on by its own key."""
     choose = random.Random(seed)
     sent = b""
     keys = [choose.choice([GREEDY, b"Bearer small"]) for _ in range(20)]
@@ -167,10 +177,29 @@ async def test_requests_in_a_row_are_answered_in_their_order(
         await asyncio.sleep(0)
         at += size
     statuses = [(await answer(reader))[0] for _ in keys]
-    assert all(status == 200 for status, key in zip(statuses, keys, strict=True) if key != GREEDY)
-    assert set(statuses) <= {200, 429}
+    assert statuses == [429 if key == GREEDY else 200 for key in keys]
     passed = [body or b"" for status, body in zip(statuses, bodies, strict=True) if status == 200]
     assert begun == passed
+    writer.close()
+
+
+async def test_head_gets_no_body(port: int) -> None:
+    """Or it would be read as the next answer."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request(None, GREEDY).replace(b"GET", b"HEAD"))
+    assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 429 ")
+    writer.write(request(None, b"Bearer small"))
+    assert (await answer(reader))[::2] == (200, b"ok")
+    writer.close()
+
+
+@pytest.mark.parametrize("to", [b"h2c", b"websocket"])
+async def test_who_asks_to_upgrade_is_refused_as_well(port: int, begun: list[bytes], to: bytes) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request(None, GREEDY, b"connection: upgrade", b"upgrade: " + to))
+    status, headers, _ = await answer(reader)
+    assert (status, headers["connection"], await reader.read()) == (429, "close", b"")
+    assert begun == []
     writer.close()
 
 
@@ -198,18 +227,55 @@ def now_s() -> float:
     return asyncio.get_running_loop().time()
 
 
-async def test_a_look_takes_as_long_as_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert await probed_s(partial(app_saying, 200), now_s() - 1.0) >= 1.05
-    assert await probed_s(partial(app_saying, 503), now_s()) == 0.0
-    monkeypatch.setattr(proxy_shedding, "PROBE_S", 0.01)
-    assert await probed_s(partial(app_saying, 200), now_s()) == 0.01
+async def ended(probe: Probe) -> float:
+    while not probe.is_over():  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    return probe.late_s()
+
+
+@pytest.mark.parametrize(
+    ("status", "least_s"), [(200, 1.05), (429, 1.05), (408, 1.05), (503, 0.0), (404, 0.0)]
+)
+async def test_a_look_takes_as_long_as_a_request(status: int, least_s: float) -> None:
+    found_s = await ended(Probe(partial(app_saying, status), now_s() - 1.0))
+    assert found_s >= least_s
+    assert (found_s == 0.0) == (least_s == 0.0)
+
+
+async def test_a_look_under_way_is_as_late_as_it_is_by_now() -> None:
+    """Also one that is given up, of an application that does not let itself be cancelled."""
+
+    async def stubborn(scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await asyncio.sleep(1000.0)
+        except asyncio.CancelledError:
+            await send({"type": "http.response.start", "status": 503, "headers": []})
+
+    probe = Probe(stubborn, now_s() - PROBE_S + 1.0)
+    await asyncio.sleep(0)
+    assert not probe.is_over()
+    assert probe.late_s() >= PROBE_S - 1.0
+    probe = Probe(stubborn, now_s() - PROBE_S - 1.0)
+    await asyncio.sleep(0)
+    assert probe.late_s() > PROBE_S
+    assert probe.is_over()
 
 
 async def test_a_look_that_fails_says_nothing() -> None:
     async def broken(scope: Any, receive: Any, send: Any) -> None:
         raise RuntimeError("no gateway")
 
-    assert await probed_s(broken, now_s()) == 0.0
+    assert await ended(Probe(broken, now_s() - 1.0)) == 0.0
+
+
+class Counting(LoadShedding):
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: Counter[str] = Counter()
+
+    def arrive(self, name: str, weight: float, now_s: float) -> float | None:
+        self.asked[name] += 1
+        return None
 
 
 def settings_of(folder: Path, **weights: float) -> Settings:
@@ -236,6 +302,8 @@ def test_tenants_are_known_by_their_keys(known: Shedding) -> None:
     for other in (b"Bearer else", b"Bearer ", b"", b"greedy \xff"):
         assert who((b"authorization", other)) is NOBODY
     assert who((b"host", b"x")) is NOBODY
+    twice = ((b"authorization", b"Bearer else"), (b"authorization", GREEDY))  # gateways take the last
+    assert who(*twice).name == "greedy"
     assert Shedding(Settings(api_key="", tenants="")).tenant_of(()) is DEFAULT
 
 
@@ -243,6 +311,17 @@ def test_tenants_that_cannot_be_read_leave_the_installations_key(tmp_path: Path)
     shedding = Shedding(Settings(api_key="own", tenants=str(tmp_path / "absent.yaml")))
     assert shedding.tenant_of([(b"authorization", b"Bearer own")]).is_admin
     assert shedding.tenant_of([(b"authorization", GREEDY)]) is NOBODY
+
+
+def test_what_anybody_may_ask_is_bounded(known: Shedding) -> None:
+    """Beyond that it counts as asked by nobody who is known."""
+    known._shedding = Counting()
+    for number in range(2 * int(OPEN_PER_MINUTE)):
+        assert known.retry_s(b"/healthz?x=1", (), number * 1e-6) is None
+        assert known.retry_s(b"/-/healthz", (), number * 1e-6) is None
+    assert known._shedding.asked == Counter({"": int(OPEN_PER_MINUTE)})
+    known.retry_s(b"/-/other", [(b"authorization", GREEDY)], 1.0)
+    assert known._shedding.asked["greedy"] == 1
 
 
 async def test_a_loop_with_too_much_refuses_the_greedy_and_not_its_probes(
@@ -256,11 +335,12 @@ async def test_a_loop_with_too_much_refuses_the_greedy_and_not_its_probes(
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
         await send({"type": "http.response.body", "body": b"{}"})
 
+    until_s = time.monotonic() + 100.0
     counts: dict[str, Counter[int]] = {"greedy": Counter(), "small": Counter(), "probe": Counter()}
 
     async def ask(port: int, who: str, asked: bytes, pause_s: float = 0.0) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        while counts["greedy"][429] < 100:
+        while counts["greedy"][429] < 100 and time.monotonic() < until_s:
             writer.write(asked)
             counts[who][(await answer(reader))[0]] += 1
             await asyncio.sleep(pause_s)

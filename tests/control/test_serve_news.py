@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from ray.exceptions import ActorDiedError, ActorUnavailableError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RaySystemError
+from ray.serve._private import long_poll
 from ray.serve._private.long_poll import LongPollClient, LongPollState, UpdatedObject
 
 from controlplane.runtime import serve_news
@@ -38,6 +39,15 @@ class Controller:
         return self.calls[number - 1][1]
 
 
+class Loop:
+    """A loop whose timers are noted."""
+
+    def __init__(self, call_later: Callable[..., Any], loop: asyncio.AbstractEventLoop) -> None:
+        self.call_later = call_later
+        self.call_soon_threadsafe = loop.call_soon_threadsafe
+        self.is_running = loop.is_running
+
+
 @pytest.fixture(autouse=True)
 async def _patched(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
     monkeypatch.setattr(LongPollClient, "_poll_next", LongPollClient._poll_next)  # put back afterwards
@@ -63,21 +73,65 @@ async def test_news_come_one_after_the_other() -> None:
 
 
 async def test_an_answer_that_is_lost_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_poll, "LISTEN_FOR_CHANGE_REQUEST_TIMEOUT_S", (0.0, 0.0))
     monkeypatch.setattr(serve_news, "SILENT_S", 0.02)
+    serve_news.keep_asking()
     controller, told = Controller(), list[Any]()
     client(controller, told)
     lost = await controller.call(1)
     await controller.call(2)
-    monkeypatch.setattr(serve_news, "SILENT_S", 1000.0)
+    monkeypatch.setattr(serve_news, "SILENT_S", 1000.0)  # from the next call on
     newest = await controller.call(len(controller.calls))
     newest.tell({"replicas": UpdatedObject("new", 3, 0.0)})
     calls = len(controller.calls)
     await controller.call(calls + 1)
     assert told == ["new"]
     lost.tell({"replicas": UpdatedObject("old", 1, 0.0)})  # it came after all
-    await asyncio.sleep(0)
+    await asyncio.sleep(0.01)
     assert told == ["new"]
     assert len(controller.calls) == calls + 1
+
+
+async def test_who_hears_nothing_has_more_patience_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_poll, "LISTEN_FOR_CHANGE_REQUEST_TIMEOUT_S", (0.0, 0.0))
+    monkeypatch.setattr(serve_news, "SILENT_S", 0.01)
+    serve_news.keep_asking()
+    controller, loop = Controller(), asyncio.get_running_loop()
+    waits = list[float]()
+    call_later = loop.call_later
+
+    def noted(delay_s: float, *rest: Any) -> Any:
+        waits.append(delay_s)
+        return call_later(delay_s, *rest)
+
+    one = client(controller, [])
+    await controller.call(1)
+    one.event_loop = Loop(noted, loop)
+    await controller.call(5)
+    assert waits[:3] == [0.02, 0.04, 0.08]
+
+
+@pytest.mark.parametrize("news", [RaySystemError("lost"), {"replicas": "no object of news"}])
+async def test_what_is_not_understood_ends_nothing(news: Any) -> None:
+    controller, told = Controller(), list[Any]()
+    client(controller, told)
+    (await controller.call(1)).tell(news)
+    (await controller.call(2)).tell({"replicas": UpdatedObject("new", 3, 0.0)})
+    await controller.call(3)
+    assert told == ["new"]
+
+
+async def test_who_cannot_even_ask_asks_again() -> None:
+    class Absent(Controller):
+        def remote(self, known: dict[str, int]) -> Ref:
+            ref = super().remote(known)
+            if len(self.calls) < 3:
+                raise ConnectionError("no way")
+            return ref
+
+    controller = Absent()
+    client(controller, [])
+    await controller.call(3)
 
 
 async def test_who_cannot_be_reached_is_asked_again() -> None:

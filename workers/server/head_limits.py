@@ -101,10 +101,11 @@ class BoundedHead(BoundedWrites):
         self.transport.close()
 
     def _write(self, status: bytes, json: bytes, more: Headers) -> None:
-        """A whole answer, where there is no application that gives one."""
+        """A whole answer, where there is no application that gives one. That to HEAD has no body."""
         kind: Headers = ((b"content-type", b"application/json"),) if json else ()
         headers = (*self.server_state.default_headers, *kind, *more)
         lines = b"".join(b"%b: %b\r\n" % header for header in headers)
+        body = b"" if json and self.parser.get_method() == b"HEAD" else json
         self.transport.write(
-            b"HTTP/1.1 %b\r\n%bcontent-length: %d\r\n\r\n%b" % (status, lines, len(json), json)
+            b"HTTP/1.1 %b\r\n%bcontent-length: %d\r\n\r\n%b" % (status, lines, len(json), body)
         )

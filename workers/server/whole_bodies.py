@@ -10,7 +10,9 @@ import asyncio
 import json
 import os
 from dataclasses import dataclass
+from typing import Any
 
+from workers.asgi import Message
 from workers.server.head_limits import BoundedHead, Headers
 
 # As controlplane.settings has them, for a process that is not ours.
@@ -34,11 +36,19 @@ class Refusal:
     json: bytes
     headers: Headers = ()
 
+    async def answer(self, scope: Message, receive: Any, send: Any) -> None:
+        """An application of ASGI that says it."""
+        length = (b"content-length", b"%d" % len(self.json))
+        headers = [(b"content-type", b"application/json"), length, *self.headers]
+        status = int(self.status.split()[0])
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": self.json})
+
 
 class WholeBodies(BoundedHead):
     """Holds a request back until its body is complete, or so large that its gateway refuses it.
 
-    Then `refusal` may answer it. A request that came before the last was answered is not refused here.
+    Then `refusal` may answer it: at once, or in its turn where it came before the last was answered.
     """
 
     _held_in_all = 0
@@ -52,6 +62,7 @@ class WholeBodies(BoundedHead):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._unset_keepalive_if_required()  # the answer before may have been ours, in the same piece
         self._is_refused = False
 
     def on_headers_complete(self) -> None:
@@ -117,18 +128,38 @@ class WholeBodies(BoundedHead):
 
     def _begin(self, is_whole: bool) -> None:
         """The application's call, or its refusal. The connection stays only if no more of the body comes."""
-        is_plain = not self._is_answering() and not self.parser.should_upgrade()
-        refusal = self.refusal(self.scope["headers"]) if is_plain else None
+        if self.transport.is_closing():  # who asked on was refused meanwhile
+            self._is_refused = True
+            return
+        refusal = self.refusal(self.scope["headers"])
         if refusal is None:
             super().on_headers_complete()
-            return
+        elif self._is_answering():
+            self._answer_in_turn(refusal)
+        else:
+            self._answer_at_once(refusal, is_whole and not self.flow.write_paused)
+
+    def _answer_at_once(self, refusal: Refusal, may_stay: bool) -> None:
         self._end_head()
         self._is_refused = True
-        if not is_whole or not self.parser.should_keep_alive() or self.flow.write_paused:
+        stays = may_stay and self.parser.should_keep_alive() and not self.parser.should_upgrade()
+        if not stays:
             self._refuse(refusal.status, refusal.json, refusal.headers)
         else:
             self._write(refusal.status, refusal.json, refusal.headers)
             self.on_response_complete()
+
+    def _answer_in_turn(self, refusal: Refusal) -> None:
+        """As an application would: uvicorn keeps it until those before it are answered."""
+        passed_on, self.app = self.app, refusal.answer
+        try:
+            super().on_headers_complete()
+        finally:
+            self.app = passed_on
+
+    def handle_websocket_upgrade(self) -> None:
+        if not self.transport.is_closing():
+            super().handle_websocket_upgrade()
 
     def _on_passed_body(self, body: bytes) -> None:
         if self._is_refused:

@@ -248,6 +248,11 @@ applications:
 - name: RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S
   value: "20"
 {{- end }}
+# So often news of replicas are asked for again (controlplane/runtime/serve_news.py).
+- name: LISTEN_FOR_CHANGE_REQUEST_TIMEOUT_S_LOWER_BOUND
+  value: "5"
+- name: LISTEN_FOR_CHANGE_REQUEST_TIMEOUT_S_UPPER_BOUND
+  value: "10"
 # A proxy that died is missed after three looks, ten seconds apart by Serve's own choice.
 - name: RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S
   value: "1"
@@ -255,10 +260,6 @@ applications:
 - name: RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S
   value: "30"
 # As `ostinato up` has it: Ray would run gateways and engines at 15, and then nothing of theirs can be made less urgent.
-- name: LISTEN_FOR_CHANGE_REQUEST_TIMEOUT_S_LOWER_BOUND
-  value: "5"
-- name: LISTEN_FOR_CHANGE_REQUEST_TIMEOUT_S_UPPER_BOUND
-  value: "10"
 - name: RAY_worker_niceness
   value: "0"
 # Serve's proxy asks it for middlewares before it listens: bounds on clients, errors in our words.
