@@ -90,6 +90,9 @@ class Settings(BaseSettings):
         le=64,
         description="So many gateways on a node at most; 0: any number. One without a node waits for one.",
     )
+    proxy_sheds: bool = Field(
+        default=True, description="Serve's proxy refuses what it cannot pass on, by tenants' shares."
+    )
     engine: Literal["vllm", "echo"] = Field(
         default="vllm", description="echo: an instant fake for benchmarks."
     )

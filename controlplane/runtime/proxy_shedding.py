@@ -55,6 +55,7 @@ class Shedding:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._sheds = settings.proxy_sheds
         self._key = settings.api_key.encode()
         self._book = _book(settings)
         self._shedding = LoadShedding()
@@ -72,7 +73,7 @@ class Shedding:
     def retry_s(self, path: bytes, headers: Headers, now_s: float) -> float | None:
         """None: pass the request on; else when to try again."""
         path = path.partition(b"?")[0]
-        if path in _SERVES or (path in _OPEN and self._is_open(now_s)):
+        if not self._sheds or path in _SERVES or (path in _OPEN and self._is_open(now_s)):
             return None
         tenant = NOBODY if path in _OPEN else self.tenant_of(headers)
         after_s = self._shedding.arrive(tenant.name, tenant.weight, now_s)

@@ -15,15 +15,16 @@ import statistics
 from dataclasses import dataclass
 
 # A busy machine is slow at times. Half of all looks, for this long, say that it has too much to do.
-LATE_S, LATE_ALONE_S = 0.05, 1.0
+LATE_S, LATE_ALONE_S = 0.25, 1.0
 WINDOW_S = 0.5
+LATE_FOR_S = 1.0  # without a window in time, before anybody is refused: less is a burst, and over soon
 LOOKS = 2  # one that is late may be a machine that stood still
 LESS, MORE = 0.85, 1.03
 UNKNOWN = ""  # the name of all whom nobody knows
 # Any machine passes so many requests on in a second: what delays them then are not requests.
 LEAST_PER_S = 40.0
 ASKING_PER_S = 0.5
-BURST_S, LEAST_BURST = 0.2, 8.0
+BURST_S, LEAST_BURST = 0.2, 20.0
 OVER = 2.0  # a budget so many times what comes limits nobody
 LONGEST_RETRY_S = 30.0
 FORGOTTEN_PER_S = 0.01
@@ -52,6 +53,8 @@ class LoadShedding:
         self._since_s: float | None = None
         self._passed = 0
         self._asked_per_s = 0.0
+        self._late_for_s = 0.0
+        self._since_less_s = 0.0
 
     @property
     def budget_per_s(self) -> float:
@@ -102,7 +105,7 @@ class LoadShedding:
         for tenant in self._tenants.values():
             tenant.mean_per_s = (tenant.mean_per_s + tenant.asked / took_s) / 2.0
         self._asked_per_s = sum(tenant.asked for tenant in self._tenants.values()) / took_s
-        self._budget_per_s = self._next_budget(late_s, self._passed / took_s)
+        self._budget_per_s = self._next_budget(late_s, self._passed / took_s, took_s)
         self._tenants = {
             name: each for name, each in self._tenants.items() if each.mean_per_s > FORGOTTEN_PER_S
         }
@@ -116,19 +119,26 @@ class LoadShedding:
         self._passed, self._was_late_s = 0, late_s
         self._late_s.clear()
 
-    def _next_budget(self, late_s: float, passed_per_s: float) -> float:
+    def _next_budget(self, late_s: float, passed_per_s: float, took_s: float) -> float:
         """`late_s`: what half of all looks found, or more."""
         limit_s = LATE_S if self._tenants_asking() > 1 else LATE_ALONE_S
-        if late_s > limit_s:
-            if late_s < self._was_late_s and self._budget_per_s < math.inf:
-                return self._budget_per_s  # what waits becomes less
-            if self._asked_per_s <= LEAST_PER_S:
-                return self._budget_per_s  # it is not requests that delay others
-            return max(LEAST_PER_S, LESS * min(self._budget_per_s, passed_per_s))
-        if late_s > limit_s / 2:
+        is_late = late_s > limit_s and self._asked_per_s > LEAST_PER_S
+        self._late_for_s = self._late_for_s + took_s if is_late else 0.0
+        if self._asked_per_s <= LEAST_PER_S:
+            return math.inf  # it is not requests that delay others
+        self._since_less_s += took_s
+        if self._budget_per_s == math.inf:
+            return self._less(passed_per_s) if self._late_for_s >= LATE_FOR_S else math.inf
+        if is_late and late_s >= self._was_late_s and self._since_less_s > late_s:
+            return self._less(passed_per_s)
+        if late_s > limit_s / 2:  # what waits becomes less, or what was refused is not felt yet
             return self._budget_per_s
         more = MORE * self._budget_per_s
         return more if more < max(OVER * self._asked_per_s, 2 * LEAST_PER_S) else math.inf
+
+    def _less(self, passed_per_s: float) -> float:
+        self._since_less_s = 0.0
+        return max(LEAST_PER_S, LESS * min(self._budget_per_s, passed_per_s))
 
     def _tenants_asking(self) -> int:
         """Who is not known counts if it asks for much: else anybody could make a tenant be refused sooner."""
