@@ -85,6 +85,16 @@ def test_who_comes_again_is_told_when_by_how_far_it_is_above_its_share() -> None
     assert told[-1] == pytest.approx(400.0 / (LEAST_PER_S - 2.0), rel=0.05)
 
 
+def test_a_burst_refuses_nobody() -> None:
+    """However late it makes the path, it is over within a second."""
+    shedding = LoadShedding()
+    now_s = 0.0
+    for _ in range(20):
+        now_s = late_for(shedding, 5.0, 0.8, 400.0, since_s=now_s)
+        now_s = late_for(shedding, 0.0, 1.0, 2.0, since_s=now_s)
+        assert shedding.budget_per_s == math.inf
+
+
 def test_when_less_comes_again_nobody_is_refused() -> None:
     shedding = LoadShedding()
     now_s = late_for(shedding, 1.0, 30.0, 400.0)
@@ -183,4 +193,4 @@ def test_a_loop_with_more_than_it_can_do(
     assert 0.8 * could_per_s < loop.passed.total() / 100.0 <= 1.01 * could_per_s
     others = {name: loop.passed[name] / weights[name] for name in asks if name != "small"}
     assert max(others.values()) <= 1.05 * min(others.values())
-    assert sorted(loop.waits_s)[len(loop.waits_s) // 2] < LATE_S
+    assert sorted(loop.waits_s)[len(loop.waits_s) // 2] < 1.5 * LATE_S

@@ -324,6 +324,13 @@ def test_what_anybody_may_ask_is_bounded(known: Shedding) -> None:
     assert known._shedding.asked["greedy"] == 1
 
 
+def test_it_can_be_turned_off() -> None:
+    shedding = Shedding(Settings(proxy_sheds=False))
+    shedding._shedding = Counting()
+    assert shedding.retry_s(b"/v1/models", (), 1.0) is None
+    assert not shedding._shedding.asked
+
+
 async def test_a_loop_with_too_much_refuses_the_greedy_and_not_its_probes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
