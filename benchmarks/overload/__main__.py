@@ -253,10 +253,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="ostinato-overload-") as name:
         folder = Path(name)
         # A rehearsal's bursts must be answered, however busy the machine is.
-        sheds = (
-            {"proxy_sheds": not rehearsing.is_rehearsal()} if "proxy_sheds" in Settings.model_fields else {}
-        )
-        with groups.serving(folder, served, **_tenants(folder, keys), **sheds) as running:
+        settings = _tenants(folder, keys)
+        if rehearsing.is_rehearsal():
+            settings["proxy_sheds"] = False
+        with groups.serving(folder, served, **settings) as running:
             found = measure(running, given)
     requests = found.pop("requests")
     result = {
