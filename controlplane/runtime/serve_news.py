@@ -20,6 +20,7 @@ TESTED = "2.60."
 ANSWERS_S = (5, 10)
 SILENT_S = 5.0  # beyond that; twice as long after each time in vain
 MOST_SILENT_S = 60.0
+MOST_IN_VAIN = 10  # counted no further: a power of two must stay a number
 RETRY_S = 1.0
 REMIND_S = 60.0
 
@@ -78,7 +79,7 @@ def keep_asking() -> None:
     def ask_again(client: Any, number: int, in_vain: int) -> None:
         if client._asked == number and client.is_running:
             _tell("said nothing for %.0f s", answers_s)
-            ask(client, in_vain + 1)
+            ask(client, min(in_vain + 1, MOST_IN_VAIN))
 
     LongPollClient._poll_next = ask
 

@@ -111,6 +111,15 @@ async def test_who_hears_nothing_has_more_patience_each_time(monkeypatch: pytest
     assert waits[:3] == [0.02, 0.04, 0.08]
 
 
+async def test_who_hears_nothing_for_days_still_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_poll, "LISTEN_FOR_CHANGE_REQUEST_TIMEOUT_S", (0.0, 0.0))
+    monkeypatch.setattr(serve_news, "MOST_SILENT_S", 0.0)
+    serve_news.keep_asking()
+    controller = Controller()
+    client(controller, [])
+    await controller.call(1200)  # two to that power is no float
+
+
 @pytest.mark.parametrize("news", [RaySystemError("lost"), {"replicas": "no object of news"}])
 async def test_what_is_not_understood_ends_nothing(news: Any) -> None:
     controller, told = Controller(), list[Any]()
