@@ -10,12 +10,14 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from workers.bus.client import new_address
 from workers.variant_config import ADDRESS_VARIABLE, VariantConfig
@@ -39,6 +41,8 @@ QWEN_7B = {  # Qwen2.5-7B's sizes, without its biases
 PLUGINS = "vllm.general_plugins"
 POLL_S = 0.5
 LAST_LINES = 40  # of a process that failed, that are shown
+T = TypeVar("T")
+_started: set[subprocess.Popen[Any]] = set()  # and not ended yet
 TOKENIZER = "tokenizer.json"  # a base must have one; here prompts are token ids and it is never read
 
 
@@ -123,16 +127,21 @@ def _need_plugin() -> None:
 
 
 def in_own_process(
-    module: str, *arguments: str, plugins: bool = True, timeout_s: float = 600.0
+    module: str,
+    *arguments: str,
+    plugins: bool = True,
+    timeout_s: float = 600.0,
+    variables: Mapping[str, str] | None = None,
 ) -> list[dict[str, Any]]:
     """Run `python -m module arguments`; its lines that are JSON objects are its results, printed at once.
 
     After `timeout_s` it is made to print its stacks and ended with all its workers; what it had found by
-    then is kept. They end, too, when this process is told to end.
+    then is kept. They end, too, when this process is told to end. `variables` of its environment are its own.
     """
     environment = {
         "VLLM_LOGGING_LEVEL": "WARNING",
         **os.environ,
+        **(variables or {}),
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "VLLM_USE_FLASHINFER_SAMPLER": "0",
@@ -182,13 +191,44 @@ def _lines_of(child: subprocess.Popen[Any], file: Path, timeout_s: float) -> Ite
 @contextlib.contextmanager
 def _ended_with_us(child: subprocess.Popen[Any]) -> Iterator[None]:
     """Its session is ended, at the latest when this process is to end."""
+    _started.add(child)
+    try:
+        # Only the main thread may hear signals; the others' are ended by `side_by_side`.
+        main = threading.current_thread() is threading.main_thread()
+        with _told_to_end() if main else contextlib.nullcontext():
+            yield
+    finally:
+        _end(child)
+        _started.discard(child)
+
+
+@contextlib.contextmanager
+def _told_to_end() -> Iterator[None]:
+    """SIGTERM is an exception meanwhile."""
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         yield
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
         signal.signal(signal.SIGTERM, before)
+
+
+def _end(child: subprocess.Popen[Any]) -> None:
+    """With all of its session."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+
+
+def side_by_side(works: Sequence[Callable[[], T]], at_once: int) -> Iterator[T]:
+    """What they give, as it comes, so many at once. Processes that they started end with this one."""
+    with _told_to_end(), ThreadPoolExecutor(at_once) as pool:
+        try:
+            for done in as_completed([pool.submit(work) for work in works]):
+                yield done.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for child in [*_started]:
+                _end(child)
+            raise
 
 
 def need_memory(size_bytes: int, fewer: str) -> None:

@@ -7,8 +7,15 @@ bfloat16. For each way of running (eager, CUDA graphs; prefix caching or not; on
 how many greedy tokens are the float32 reference's best, by how much in log-probability the others fall short
 of its best, and the largest difference in log-probability. The base's own rows show bfloat16's share.
 "scarce" in a case gives all variants three slots and answers of three lengths: they wait, skip the line and
-are preempted, and a last row says how often. "alone" has nobody beside a variant's own requests, in an engine
-with a slot for one that is merged in the base's place.
+are preempted, and a last row says how often. "travelling" is that, again and again, with a slow way from host
+memory to the GPU: LoRAs run while they are copied. "alone" has nobody beside a variant's own requests, in an
+engine with a slot for one that is merged in the base's place. "long" has nobody beside them either, and
+prompts of 640 tokens. The last row of a case says for each rank which kernels served, and what they did.
+
+    PYTHONPATH=.:tests python -m benchmarks.gpu_variants --gpus 0,1 --at-once 6 --cases "graphs cached,..." \
+        --out RESULT.json
+
+Cases side by side, those of one GPU on each of the two in turn.
 """
 
 from __future__ import annotations
@@ -19,13 +26,15 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from itertools import cycle
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from benchmarks import gpu_engine, rehearsing
+from benchmarks import gpu_engine, gpu_ranks, rehearsing
 from benchmarks.rehearsal_engine import base_of
 from workers.bus.client import VariantClient
 from workers.group import cuda_graphs
@@ -40,9 +49,12 @@ SHAPE = {
     "vocab_size": 4096,
 }
 TOKENS, PROMPTS = 24, 3
+PROMPT_TOKENS, LONG_TOKENS = 40, 640  # from 448 on sparse deltas are merged for a step's own rows
 SCARCE = 3  # slots
+ROUNDS, ROUNDS_TRAVELLING = 2, 4  # from the second on, prefixes are cached and variants are in host memory
 SEQUENCES, STEP_TOKENS = 32, 2048
-# Add "tp2", "pp2", "scarce" or "alone" to any.
+KV_BYTES = 1 << 30
+# Add "tp2", "pp2", "scarce", "travelling", "alone" or "long" to any.
 CASES = ("graphs cached", "eager uncached", "graphs uncached", "eager cached")
 CASE_TIMEOUT_S = 150
 MAX_DIFFERENCE = 0.02  # in a rehearsal: float32's, in log-probability
@@ -84,10 +96,11 @@ def write_base(work: Path, shape: dict[str, int]) -> Path:
     return work / "base"
 
 
-def prompts(base: Path) -> list[list[int]]:
+def prompts(base: Path, tokens: int = PROMPT_TOKENS) -> list[list[int]]:
+    """Of `tokens`, or texts where there is a tokenizer."""
     if (base / gpu_engine.TOKENIZER).read_text() == "{}":
         below = min(4000, json.loads((base / "config.json").read_text())["vocab_size"] - 5)
-        return [[(37 * p + 11 * j) % below + 5 for j in range(40)] for p in range(PROMPTS)]
+        return [[(37 * p + 11 * j) % below + 5 for j in range(tokens)] for p in range(PROMPTS)]
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(base / gpu_engine.TOKENIZER))
@@ -107,7 +120,7 @@ def write_variant(work: Path, index: int) -> None:
     from workers.deltas.merge import merge
 
     torch.set_num_threads(2)
-    variant = random_variants.EVERY_KIND[index]
+    variant = random_variants.EVERY_FORM[index]
     random_variants.write(work / "base", work / variant.name, variant)
     merge(work / "base", work / variant.name, work / f"{variant.name}.merged")
 
@@ -115,23 +128,31 @@ def write_variant(work: Path, index: int) -> None:
 def names() -> list[str]:
     import random_variants
 
-    return [variant.name for variant in random_variants.EVERY_KIND]
+    return [variant.name for variant in random_variants.EVERY_FORM]
+
+
+def is_scarce(case: str) -> bool:
+    return "scarce" in case or "travelling" in case
+
+
+def is_apart(case: str) -> bool:
+    return "alone" in case or "long" in case
 
 
 def one(case: str, work: Path) -> None:
     """One engine; prints a JSON line for the base and each variant."""
-    scarce = "scarce" in case
-    slots = SCARCE if scarce else len(names()) + 1
+    slots = SCARCE if is_scarce(case) else len(names()) + 1
     config = VariantConfig(slots, 1 << 30, 2 << 30, 16, merged_slot="alone" in case)
     llm = gpu_engine.make_engine(
         work / "base",
         config,
         enforce_eager="eager" in case,
         enable_prefix_caching="uncached" not in case,
-        max_model_len=512,
+        max_model_len=1024 if "long" in case else 512,
         max_num_seqs=SEQUENCES,
         max_num_batched_tokens=STEP_TOKENS,
-        gpu_memory_utilization=0.3,
+        gpu_memory_utilization=0.05,  # that much must be free
+        kv_cache_memory_bytes=KV_BYTES,
         **parallel(case),
         compilation_config=compilation(case),
     )
@@ -140,33 +161,38 @@ def one(case: str, work: Path) -> None:
 
 
 def measured(llm: Any, case: str, work: Path, slots: int) -> Iterator[dict[str, Any]]:
-    """A row for the base and each variant, and one for the scheduler."""
+    """A row for the base and each variant, and one for the scheduler and the ranks."""
     from vllm import SamplingParams
     from vllm.lora.request import LoRARequest
 
-    scarce = "scarce" in case
+    scarce, travelling = is_scarce(case), "travelling" in case
+    asked = prompts(work / "base", LONG_TOKENS if "long" in case else PROMPT_TOKENS)
     requests = [None, *(LoRARequest(n, i + 1, str(work / n)) for i, n in enumerate(names()))]
-    rows = [(prompt, request) for prompt in prompts(work / "base") for request in requests]
+    rows = [(prompt, request) for prompt in asked for request in requests]
     common = {"temperature": 0, "logprobs": 1, "detokenize": False, "ignore_eos": True}
     sampling = [
         SamplingParams(max_tokens=TOKENS * (1 + 2 * (row // len(requests)) if scarce else 1), **common)
         for row in range(len(rows))
     ]
     of_each = [[row for row, (_, of) in enumerate(rows) if of is request] for request in requests]
-    batches = of_each if "alone" in case else [list(range(len(rows)))]
-    answers: dict[int, Any] = {}
-    for batch in batches * 2:  # the second time, prefixes are cached
+    batches = of_each if is_apart(case) else [list(range(len(rows)))]
+    answers: dict[int, list[Any]] = {row: [] for row in range(len(rows))}
+    llm.collective_rpc(gpu_ranks.watch, args=(travelling,))
+    for batch in batches * (ROUNDS_TRAVELLING if travelling else ROUNDS):
         found = llm.generate(
             [{"prompt_token_ids": rows[row][0]} for row in batch],
             [sampling[row] for row in batch],
             lora_request=[rows[row][1] for row in batch],
             use_tqdm=False,
         )
-        answers |= zip(batch, found, strict=True)
+        for row, answer in zip(batch, found, strict=True):
+            answers[row].append(answer)
     for request, mine in zip(requests, of_each, strict=True):
         name = request.lora_name if request else "base"
-        yield {"case": case, **compare(work, name, [answers[row] for row in mine])}
-    yield {"case": case, "variant": "all", **asyncio.run(counted(slots))}
+        last = [answer for row in mine for answer in answers[row][-1 if not travelling else 0 :]]
+        yield {"case": case, **compare(work, name, last)}
+    ranks = llm.collective_rpc(gpu_ranks.told)
+    yield {"case": case, "variant": "all", **asyncio.run(counted(slots)), "ranks": ranks}
 
 
 async def counted(slots: int) -> dict[str, int]:
@@ -219,9 +245,18 @@ def compare(work: Path, name: str, answers: list[Any]) -> dict[str, Any]:
     }
 
 
+def on_gpus(cases: list[str], gpus: list[str]) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """Each case, with which GPUs its processes see: of several, those of one GPU take one after the other."""
+    turns = cycle(gpus)
+    for case in cases:
+        whole = max(parallel(case).values()) > 1
+        yield case, {"CUDA_VISIBLE_DEVICES": ",".join(gpus) if whole else next(turns)} if gpus else {}
+
+
 def command(given: argparse.Namespace) -> str:
     base = f" --base {given.base.name}" if given.base else ""
-    return f'python -m benchmarks.gpu_variants{base} --cases "{given.cases}"'
+    beside = f" --gpus {given.gpus} --at-once {given.at_once}" if given.gpus else ""
+    return f'python -m benchmarks.gpu_variants{base}{beside} --cases "{given.cases}"'
 
 
 def main() -> None:
@@ -230,6 +265,9 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("/tmp/gpu-variants"))
     parser.add_argument("--base", type=Path, help="a checkpoint with a tokenizer.json")
     parser.add_argument("--cases", default=",".join(CASES))
+    parser.add_argument("--gpus", default="", help="such as 0,1; without, all that there are, for every case")
+    parser.add_argument("--at-once", type=int, default=1, help="cases side by side")
+    parser.add_argument("--case-seconds", type=float, default=CASE_TIMEOUT_S, help="at most")
     parser.add_argument("--one")
     given = parser.parse_args()
     if given.one:
@@ -239,11 +277,20 @@ def main() -> None:
     if not (given.work / "base").exists():
         make(given.work, given.base)
     print(f"variants made in {time.perf_counter() - start:.0f} s", flush=True)
-    rows: list[dict[str, Any]] = []
-    for case in given.cases.split(","):
-        rows += gpu_engine.in_own_process(
-            "benchmarks.gpu_variants", "--one", case, "--work", str(given.work), timeout_s=CASE_TIMEOUT_S
+    gpus = given.gpus.split(",") if given.gpus else []
+    works = [
+        partial(
+            gpu_engine.in_own_process,
+            "benchmarks.gpu_variants",
+            *("--one", case, "--work", str(given.work)),
+            timeout_s=given.case_seconds,
+            variables=variables,
         )
+        for case, variables in on_gpus(given.cases.split(","), gpus)
+    ]
+    rows: list[dict[str, Any]] = []
+    for found in gpu_engine.side_by_side(works, given.at_once):
+        rows += found
         rehearsing.write_result(given.out, {"command": command(given), "rows": rows})
 
 
@@ -258,6 +305,9 @@ def rehearse(folder: Path, llm: Any) -> None:
     assert [row["variant"] for row in compared] == ["base", *names()]
     assert all(row["largest_difference"] < MAX_DIFFERENCE for row in compared), compared
     assert scheduled["slots"] == slots
+    (rank,) = scheduled["ranks"]
+    assert rank["placed"] == len(names())
+    assert rank["steps"] >= ROUNDS * TOKENS
 
 
 if __name__ == "__main__":

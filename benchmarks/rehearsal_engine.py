@@ -24,7 +24,7 @@ SHAPE = {
     "num_key_value_heads": 2,
     "vocab_size": 2048,
 }
-SLOTS, MAX_RANK, MAX_MODEL_LEN, MAX_NUM_SEQS = 9, 16, 256, 32
+SLOTS, MAX_RANK, MAX_MODEL_LEN, MAX_NUM_SEQS = 10, 16, 256, 32
 
 
 def start(folder: Path) -> Any:

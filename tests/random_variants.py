@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,6 +79,9 @@ EVERY_KIND: tuple[RandomVariant, ...] = (
     RandomBoft("boft-m1", 7, 1, 16),
     RandomBoft("boft-m2", 8, 2, 8),
 )
+# And numbers of 16 and 4 bits in a low-rank delta, which packing and kernels treat in ways of their own.
+EVERY_FORM = (*EVERY_KIND, RandomDelta("svd-16bit", 9, "wide svd", full=False))
+WIDE = ((16, 12), (4, 40))  # bits, ranks
 
 
 def write(base: Path, folder: Path, variant: RandomVariant) -> Path:
@@ -122,21 +125,26 @@ def write_boft(base: Path, folder: Path, boft: RandomBoft, **config: Any) -> Pat
 
 def write_delta(base: Path, folder: Path, delta: RandomDelta) -> Path:
     """Fine-tune `base` at random and compress the difference."""
-    method = magnitude(delta.bits, delta.group_size) if delta.method == "sparse" else rounded_svd()
+    if delta.method == "sparse":
+        method = magnitude(delta.bits, delta.group_size)
+    else:
+        method = rounded_svd(groups=WIDE if delta.method == "wide svd" else ())
     with tempfile.TemporaryDirectory() as scratch:
         tuned = write_tuned(base, Path(scratch) / "tuned", delta.seed, delta.strength, full=delta.full)
         compress(Job(base, tuned, folder, method, force=True))
     return folder
 
 
-def rounded_svd(budget: float = 1 / 16) -> Method:
-    """Truncated SVD in 8, 3 and 2 bits, rounded to nearest: a low-rank delta without calibration."""
+def rounded_svd(budget: float = 1 / 16, groups: Sequence[tuple[int, int]] = ()) -> Method:
+    """Truncated SVD in 8, 3 and 2 bits, or (bits, ranks) of one's own, rounded to nearest: a low-rank delta
+    without calibration."""
 
     def step(problem: Problem) -> Compressed:
         out, into = problem.base.shape
-        groups = svd.encode(problem.delta, svd.default_groups((out, into), budget))
-        encoded = Encoded(*svd_parts(groups))
-        return Compressed(problem.base + svd.decode(groups, (out, into)), encoded.size_bytes, encoded)
+        kept = groups or svd.default_groups((out, into), budget)
+        coded = svd.encode(problem.delta, kept)
+        encoded = Encoded(*svd_parts(coded))
+        return Compressed(problem.base + svd.decode(coded, (out, into)), encoded.size_bytes, encoded)
 
     return Method("svd, rounded", VariantKind.SVD_DELTA, False, step, {"group_size": SVD_GROUP})
 

@@ -9,13 +9,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from benchmarks import gpu_engine
+from benchmarks import gpu_engine, gpu_variants
 from workers.variant_config import VariantConfig
 
 FAILS = """
@@ -32,6 +33,17 @@ time.sleep(3600)
 STARTS = """
 from benchmarks import gpu_engine
 gpu_engine.in_own_process("talker")
+"""
+
+
+TELLS = """
+import json, os
+print(json.dumps({"gpus": os.environ["CUDA_VISIBLE_DEVICES"]}))
+"""
+STARTS_TWO = """
+from functools import partial
+from benchmarks import gpu_engine
+list(gpu_engine.side_by_side([partial(gpu_engine.in_own_process, "talker")] * 3, 2))
 """
 
 
@@ -93,6 +105,28 @@ def test_it_ends_with_who_started_it(talker: Callable[[str], None]) -> None:
         os.kill(starter.pid, signal.SIGTERM)
         assert starter.wait() == 128 + signal.SIGTERM
     wait_for_the_end_of(worker)
+
+
+def test_cases_side_by_side_see_their_own_gpus(talker: Callable[[str], None]) -> None:
+    talker(TELLS)
+    cases = ["graphs cached", "pp2 graphs cached", "eager cached", "tp2 eager cached", "eager uncached"]
+    works = [
+        partial(gpu_engine.in_own_process, "talker", variables=seen)
+        for _, seen in gpu_variants.on_gpus(cases, ["0", "1"])
+    ]
+    found = [row["gpus"] for rows in gpu_engine.side_by_side(works, 2) for row in rows]
+    assert sorted(found) == ["0", "0", "0,1", "0,1", "1"]
+
+
+def test_they_end_with_who_started_them(talker: Callable[[str], None]) -> None:
+    talker(HANGS)
+    with subprocess.Popen([sys.executable, "-c", STARTS_TWO], stdout=subprocess.PIPE, text=True) as starter:
+        assert starter.stdout is not None
+        workers = [int(starter.stdout.readline().split()[1].strip("}\n")) for _ in range(2)]
+        os.kill(starter.pid, signal.SIGTERM)
+        assert starter.wait() == 128 + signal.SIGTERM
+    for worker in workers:
+        wait_for_the_end_of(worker)
 
 
 def test_a_gpu_that_is_too_small_is_told_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
