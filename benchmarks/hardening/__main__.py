@@ -15,6 +15,8 @@
     python -m benchmarks.hardening kills --store hosts --victims agent controller engine gateway proxy \\
         redis node head cut --kills 60 --between 3 --kill-minutes 11 \\
         --out benchmarks/results/hardening_hosts.json
+    python -m benchmarks.hardening kills --store redis --victims agent controller engine gateway proxy \\
+        redis --clients 16 --kill-minutes 9 --out benchmarks/results/hardening_answers.json
     python -m benchmarks.hardening away --store redis --minutes 10 --out benchmarks/results/hardening.json
     python -m benchmarks.hardening handovers --store pair --out benchmarks/results/hardening.json
     python -m benchmarks.hardening soak --minutes 60 --echo-tpot-ms 30 --out benchmarks/results/hardening.json
@@ -65,7 +67,9 @@ def parts(
     adapters: Sequence[Path],
     hosts: ThreeHosts | None = None,
 ) -> dict[str, Callable[[], Any]]:
-    series = kills.Series(args.kills, args.between, args.seed, args.victims, 60 * args.kill_minutes)
+    series = kills.Series(
+        args.kills, args.between, args.seed, args.victims, 60 * args.kill_minutes, args.clients
+    )
     sizes = slow_clients.Sizes(args.header_bytes, args.headers, args.connections)
     return {
         "slow": lambda: slow_clients.measure(running, sizes),
@@ -95,6 +99,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--victims", nargs="+", choices=kills.EVERYTHING, default=kills.REPLACED_ALONE)
     parser.add_argument("--between", type=float, default=4.0, help="seconds between two kills")
     parser.add_argument("--kill-minutes", type=float, default=math.inf, help="at most")
+    parser.add_argument("--clients", type=int, default=4, help="that ask while processes are killed")
     parser.add_argument("--minutes", type=float, default=60.0, help="of the soak, and away")
     parser.add_argument(
         "--store",
@@ -194,7 +199,7 @@ def rehearse(folder: Path) -> None:
         _rehearse_hosts(folder / "hosts.json")
     out = folder / "hardening.json"
     sizes = "--header-bytes 1048576 --headers 200 --connections 20 --records 1200 --watchers 20 --seconds 1"
-    few = "--kills 2 --victims gateway redis --between 1 --minutes 0.1 --groups 1 --gateways 2"
+    few = "--kills 2 --victims gateway redis --between 1 --clients 6 --minutes 0.1 --groups 1 --gateways 2"
     main([*NAMES, *sizes.split(), *few.split(), "--store", "pair", "--out", str(out)])
     result = rehearsing.check(out, *NAMES)
     for row in result["slow"]["found"]:
@@ -202,6 +207,7 @@ def rehearse(folder: Path) -> None:
     assert result["crowd"]["found"]["watchers_told"] == 40
     kills_found = result["kills"]["found"]
     assert not kills_found["wrong"], kills_found["wrong"]
+    assert kills_found["clients"] == 6
     for operator in kills_found["operations"]:
         assert not operator["lost"] + operator["doubled"], operator
     for row in result["greedy"]["found"]["beside"]:

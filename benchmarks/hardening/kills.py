@@ -188,14 +188,15 @@ class Operator:
 
 @dataclass(frozen=True)
 class Series:
-    """So many kills, `between_s` apart in the mean, each of a random one of the roles `victims`; fewer when
-    `at_most_s` have gone."""
+    """So many kills, `between_s` apart in the mean, each of a random one of the roles `victims` (of one that
+    is named twice more often), while so many `clients` ask; fewer when `at_most_s` have gone."""
 
     kills: int
     between_s: float
     seed: int
     victims: Sequence[str] = REPLACED_ALONE
     at_most_s: float = math.inf
+    clients: int = 4
 
 
 def measure(
@@ -216,7 +217,8 @@ def measure(
         again = operators[-1]
         answers, struck = Answers(), list[Kill | None]()
         clients = [
-            _asking(running, answers, fixed, again.meanings, random.Random(seed + n)) for n in range(4)
+            _asking(running, answers, fixed, again.meanings, random.Random(seed + n))
+            for n in range(series.clients)
         ]
         changes = [operator.change for operator in operators[:-1]]
         there = {role: len(of_role(running, role)) for role in victims if role in ROLES}
@@ -235,6 +237,7 @@ def measure(
         verified = [operator.verify() for operator in operators]
     killed = [one for one in struck if one is not None]
     return {
+        "clients": series.clients,
         "kills": dict(Counter(one.role for one in killed)),
         "nobody_to_kill": struck.count(None),
         "not_replaced": dict(Counter(one.role for one in killed if one.replaced_s is None)),
