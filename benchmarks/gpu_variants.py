@@ -34,7 +34,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from benchmarks import gpu_engine, gpu_ranks, rehearsing
+from benchmarks import gpu_engine, rehearsing
 from benchmarks.rehearsal_engine import base_of
 from workers.bus.client import VariantClient
 from workers.group import cuda_graphs
@@ -51,7 +51,7 @@ SHAPE = {
 TOKENS, PROMPTS = 24, 3
 PROMPT_TOKENS, LONG_TOKENS = 40, 640  # from 448 on sparse deltas are merged for a step's own rows
 SCARCE = 3  # slots
-ROUNDS, ROUNDS_TRAVELLING = 2, 4  # from the second on, prefixes are cached and variants are in host memory
+ROUNDS, ROUNDS_TRAVELLING = 2, 3  # from the second on, prefixes are cached and variants are in host memory
 SEQUENCES, STEP_TOKENS = 32, 2048
 KV_BYTES = 1 << 30
 # Add "tp2", "pp2", "scarce", "travelling", "alone" or "long" to any.
@@ -164,6 +164,8 @@ def measured(llm: Any, case: str, work: Path, slots: int) -> Iterator[dict[str, 
     """A row for the base and each variant, and one for the scheduler and the ranks."""
     from vllm import SamplingParams
     from vllm.lora.request import LoRARequest
+
+    from benchmarks import gpu_ranks
 
     scarce, travelling = is_scarce(case), "travelling" in case
     asked = prompts(work / "base", LONG_TOKENS if "long" in case else PROMPT_TOKENS)
@@ -278,13 +280,14 @@ def main() -> None:
         make(given.work, given.base)
     print(f"variants made in {time.perf_counter() - start:.0f} s", flush=True)
     gpus = given.gpus.split(",") if given.gpus else []
+    caches = given.work / "caches"  # engines that start at the same time would write the same files of one
     works = [
         partial(
             gpu_engine.in_own_process,
             "benchmarks.gpu_variants",
             *("--one", case, "--work", str(given.work)),
             timeout_s=given.case_seconds,
-            variables=variables,
+            variables={**variables, "VLLM_CACHE_ROOT": str(caches / case.replace(" ", "-"))},
         )
         for case, variables in on_gpus(given.cases.split(","), gpus)
     ]
