@@ -26,7 +26,7 @@ from benchmarks.kernels.harness import (
 from benchmarks.kernels.linears import DTYPE, Layer, indices
 from workers.kernels import svd_delta
 from workers.kernels.rows import SMALL_BLOCK, Rows
-from workers.kernels.svd_delta import layout, tensor_cores
+from workers.kernels.svd_delta import layout, tensor_cores, tensor_cores_check
 from workers.kernels.svd_delta.layout import Ranks
 from workers.kernels.svd_delta.plan import Plan, plan
 from workers.kernels.svd_delta.tensor_cores import Cut
@@ -65,14 +65,7 @@ CHANGES: tuple[dict[str, int | None], ...] = (
     {"shrink_warps": 1, "shrink_registers": None},
 )
 
-CUDA = {
-    "few rows": tensor_cores.FEW,
-    "more": tensor_cores.MANY,
-    "more, a panel": replace(tensor_cores.MANY, panels=1),
-    "more, 4 panels": replace(tensor_cores.MANY, panels=4),
-    "more, 128 digits": replace(tensor_cores.MANY, shrink=tensor_cores.Shrink(8, 8, 2, 2)),
-    "16 rows": tensor_cores.Cut(tensor_cores.Shrink(4, 16, 2, 2), tensor_cores.Expand(16, 2, 2, 2), 2),
-}
+CUDA = {"few rows": tensor_cores.FEW, "many": tensor_cores.MANY, "more": tensor_cores.MORE}
 
 
 def tunings(shapes: Sequence[Shape] = SHAPES) -> list[Case]:
@@ -142,6 +135,9 @@ def _prepare(
     if isinstance(svd_delta.plan_for(tiles, layers[0].x, scratch), Cut):
         triton = partial(planned, plan(tiles.block))
         contenders.append(linears.contender("Triton", layers, triton, [scratch.shrunk]))
+    elif tiles.block == SMALL_BLOCK and tensor_cores_check.chosen(DTYPE):
+        cuda = partial(planned, tensor_cores.cut_for(len(slots), scratch.slice_places))
+        contenders.append(linears.contender("in CUDA, not used", layers, cuda, [scratch.shrunk]))
     if shape.name in WITH_PEERS and len(slots) < PREFILL:
         contenders += _peers(layers, slots, delta)
     if plans:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
 import itertools
 import json
 import time
@@ -110,6 +111,9 @@ class Target:
 async def open_loop(target: Target, asks: Sequence[Ask]) -> list[Outcome]:
     """Each is sent when it is due, however many others are under way. The outcomes in the order of `asks`."""
     tasks: dict[int, asyncio.Task[Outcome]] = {}
+    # To look through a hundred thousand requests for garbage takes seconds, which answers would seem to take.
+    gc.collect()
+    gc.freeze()
     async with _session() as http:
         start = time.perf_counter()
         # Not all at once: to begin a hundred thousand would delay the first by seconds.

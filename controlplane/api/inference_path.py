@@ -7,13 +7,12 @@ Its routing, dependencies and stacks cost as much as all that we do with such a 
 from __future__ import annotations
 
 import logging
-from random import getrandbits
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from controlplane import errors
-from controlplane.api import inference
+from controlplane.api import inference, request_id
 from controlplane.api.departure import unless_client_leaves
 from controlplane.api.error_handlers import respond, unexpected
 from controlplane.api.middleware import body_too_slow, tenant_of
@@ -24,7 +23,6 @@ from workers.asgi import DIRECT, DirectRequest
 log = logging.getLogger(__name__)
 
 PATHS = frozenset({inference.CHAT, inference.COMPLETIONS})
-_REQUEST_ID = b"x-request-id"
 # The key in a scope under which an answer's id is, a header.
 _ID = "ostinato.request_id"
 
@@ -72,7 +70,7 @@ class InferenceFirst:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if _is_inference(scope):
-            scope[_ID] = named = (_REQUEST_ID, _given_id(scope) or _new_id())
+            scope[_ID] = named = request_id.header_of(scope["headers"])
             await self._inference(scope, receive, _with(named, send))
         else:
             scope.pop(DIRECT, None)  # others may run in another loop than the server's
@@ -93,13 +91,6 @@ def _answered(scope: Scope, answer: Response) -> bool:
     return direct.answer(answer.reply.status, headers, answer.reply.body)
 
 
-def _given_id(scope: Scope) -> bytes:
-    for name, value in scope["headers"]:
-        if name == _REQUEST_ID:
-            return bytes(value)
-    return b""
-
-
 def _with(header: tuple[bytes, bytes], send: Send) -> Send:
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -107,12 +98,6 @@ def _with(header: tuple[bytes, bytes], send: Send) -> Send:
         await send(message)
 
     return sending
-
-
-def _new_id() -> bytes:
-    """Random, in the form of a UUID; `uuid` takes four times as long."""
-    digits = f"{getrandbits(128):032x}"
-    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}".encode()
 
 
 async def _body(receive: Receive, limit_s: float) -> bytes | None:

@@ -13,13 +13,15 @@ import json
 import logging
 import math
 from collections import Counter
+from collections.abc import Callable
 from functools import cache
 from typing import Any, cast
 
 from ray.util import metrics
-from starlette.types import ASGIApp, Message, Scope
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from controlplane import errors
+from controlplane.api import request_id
 from controlplane.api.middleware import key_in
 from controlplane.gateway.tenants_book import TenantsBook
 from controlplane.settings import Settings
@@ -61,14 +63,20 @@ class Shedding:
         self._shedding = LoadShedding()
         self._open = full(OPEN_PER_MINUTE, 0.0)
         self._tasks: list[asyncio.Task[None]] = []
+        self._counted: ASGIApp | None = None
         self._refused = 0
         self._untold: Counter[str] = Counter()
         self._is_counted = True
 
-    def begin(self, loop: asyncio.AbstractEventLoop, app: ASGIApp) -> None:
-        """Once, when the proxy has its first connection. `app` is what requests are passed on to."""
-        if not self._tasks:
+    def passing_on(self, loop: asyncio.AbstractEventLoop, app: ASGIApp) -> ASGIApp:
+        """`app`, whose answers are counted. The proxy's first connection begins the looks."""
+        if self._counted is None:
             self._tasks += (loop.create_task(self._look(app)), loop.create_task(self._keep_book()))
+            self._counted = counting(app, self._answered)
+        return self._counted
+
+    def _answered(self) -> None:
+        self._shedding.answer()
 
     def retry_s(self, path: bytes, headers: Headers, now_s: float) -> float | None:
         """None: pass the request on; else when to try again."""
@@ -136,6 +144,21 @@ class Shedding:
         except Exception:
             log.exception("what the proxy refuses is not counted from now on")
             self._is_counted = False
+
+
+def counting(app: ASGIApp, answered: Callable[[], None]) -> ASGIApp:
+    """`app`, and a call of `answered` for each answer that begins, other than to who asks how it is."""
+
+    async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+        async def and_count(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                answered()
+            await send(message)
+
+        is_counted = scope["type"] == "http" and scope["path"].encode() not in _OPEN | _SERVES
+        await app(scope, receive, and_count if is_counted else send)
+
+    return counted
 
 
 class Probe:
@@ -224,13 +247,14 @@ class SheddingConnection(WholeBodies):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.shedding.begin(self.loop, cast(ASGIApp, self.app))
+        self.app = self.shedding.passing_on(self.loop, cast(ASGIApp, self.app))
 
     def refusal(self, headers: Headers) -> Refusal | None:
         after_s = self.shedding.retry_s(self.url, headers, self.loop.time())
         if after_s is None:
             return None
-        return Refusal(_STATUS, _BODY, ((b"retry-after", b"%d" % math.ceil(after_s)),))
+        retry_after = (b"retry-after", b"%d" % math.ceil(after_s))
+        return Refusal(_STATUS, _BODY, (retry_after, request_id.header_of(headers)))
 
 
 def shedding_connections() -> type[Any]:

@@ -26,6 +26,9 @@ ENOUGH = 8
 # refused for ever.
 LAST, FEW = 200, 100
 FORGET_S = 30.0
+# Where higher priorities of a tenant asked lately for more than so many times what was admitted of all that
+# it asked for, many of those were refused. More of them come, and go before a lower one until it has aged.
+CROWDED = 1.1
 # This part of the last first tokens came as soon after their turns as is forecast, whoever asks: a variant
 # that is not loaded yet takes seconds, and nobody is to be refused for those.
 FIRST_QUANTILE = 0.9
@@ -108,6 +111,19 @@ class ShareUse(Enum):
     ABOVE = 0.96
 
 
+class _Asking:
+    """What a tenant asked for lately, by priority, and what was admitted of it, in tokens."""
+
+    def __init__(self, tenant: Tenant) -> None:
+        self.tenant = tenant
+        self.last_s = -math.inf
+        self.admitted = Fading()
+        self.asked = {priority: Fading() for priority in Priority}
+
+    def asked_above(self, priority: Priority, now_s: float) -> float:
+        return sum(asked.at(now_s) for p, asked in self.asked.items() if p.level > priority.level)
+
+
 class Shares:
     """Which tenants were admitted lately for no more than their weight's share of all that went, in tokens of
     all priorities. What was refused does not count: who asks again would be above its share for that alone.
@@ -117,25 +133,27 @@ class Shares:
 
     def __init__(self) -> None:
         self._went = Fading()
-        # Admitted tokens, and when it asked last: who did so last is the last.
-        self._tenants: dict[str, tuple[Tenant, Fading, float]] = {}
+        self._tenants: dict[str, _Asking] = {}  # who asked last is the last
         self._weight = 0.0
 
-    def asked(self, tenant: Tenant, now_s: float) -> None:
+    def asked(self, terms: RequestTerms, now_s: float) -> None:
+        tenant = terms.tenant
         known = self._tenants.pop(tenant.name, None)
-        self._tenants[tenant.name] = tenant, known[1] if known else Fading(), now_s
-        changed = known is None or known[0].weight != tenant.weight
-        while self._tenants[first := next(iter(self._tenants))][2] < now_s - FORGET_S:
+        self._tenants[tenant.name] = asking = known or _Asking(tenant)
+        changed = known is None or known.tenant.weight != tenant.weight
+        asking.tenant, asking.last_s = tenant, now_s
+        asking.asked[terms.priority].add(terms.tokens, now_s)
+        while self._tenants[first := next(iter(self._tenants))].last_s < now_s - FORGET_S:
             del self._tenants[first]
             changed = True
         if changed:
-            self._weight = sum(each.weight for each, *_ in self._tenants.values())
+            self._weight = sum(each.tenant.weight for each in self._tenants.values())
 
-    def joined(self, tenant: Tenant, tokens: int, now_s: float) -> None:
-        """One of its requests was admitted to the line."""
-        if tenant.name not in self._tenants:
-            self.asked(tenant, now_s)
-        self._tenants[tenant.name][1].add(tokens, now_s)
+    def joined(self, terms: RequestTerms, now_s: float) -> None:
+        """One of a tenant's requests was admitted to the line."""
+        if terms.tenant.name not in self._tenants:
+            self.asked(terms, now_s)
+        self._tenants[terms.tenant.name].admitted.add(terms.tokens, now_s)
 
     def went(self, tokens: int, now_s: float) -> None:
         self._went.add(tokens, now_s)
@@ -144,9 +162,16 @@ class Shares:
         """By one that has asked."""
         if len(self._tenants) < 2:
             return ShareUse.ALONE
-        joined = self._tenants[tenant.name][1].at(now_s)
+        joined = self._tenants[tenant.name].admitted.at(now_s)
         is_within = joined * self._weight <= self._went.at(now_s) * tenant.weight
         return ShareUse.WITHIN if is_within else ShareUse.ABOVE
+
+    def is_crowded_out(self, terms: RequestTerms, now_s: float) -> bool:
+        """Whether higher priorities of its tenant take all turns that the tenant gets."""
+        asking = self._tenants.get(terms.tenant.name)
+        if asking is None:
+            return False
+        return asking.asked_above(terms.priority, now_s) > CROWDED * asking.admitted.at(now_s)
 
 
 class LastSeen:
@@ -205,7 +230,7 @@ class Forecast:
 
     def asked(self, terms: RequestTerms, now_s: float) -> None:
         """A newcomer is there: it may be refused."""
-        self._shares.asked(terms.tenant, now_s)
+        self._shares.asked(terms, now_s)
 
     def ttft_s(
         self, line: WaitingLine, terms: RequestTerms, wait_s: float | None, now_s: float
@@ -233,6 +258,8 @@ class Forecast:
             passes = use is ShareUse.ALONE or self._is_next(line, terms)
             known.append(wait_s + (0.0 if passes else pool.speed.turn_s(now_s)))
             known.append(pool.speed.stood_s(now_s) if pool.count else None)
+        if self._shares.is_crowded_out(terms, now_s):
+            known.append(line.limits.aging_s)
         return max((wait_s for wait_s in known if wait_s is not None), default=None)
 
     def turn_s(self, terms: RequestTerms) -> float | None:
@@ -258,7 +285,7 @@ class Forecast:
             pool.speed.begin(now_s)
         if wait_s is not None:
             self._said[waiting.number] = now_s, wait_s
-        self._shares.joined(terms.tenant, terms.tokens, now_s)
+        self._shares.joined(terms, now_s)
 
     def moved(self, line: WaitingLine, waiting: Waiting, now_s: float) -> None:
         """It has had its turn, and left `line`."""

@@ -2,10 +2,13 @@
 
 What is behind the proxy has more than it can do when the smallest request takes long there, and goes on to.
 Then requests beyond a budget are refused while they are cheap: before anything is done for them. The budget
-is what was passed on meanwhile, and follows the delay from there: less while it is long, more when it is
-short again. Tenants share it by weight, max-min fairly: each has a token bucket, and all buckets are filled
-at the same level of requests a second and unit of weight. So a tenant that asks for less than its share is
-refused nothing, whatever others ask for. One that asks alone delays nobody else, and has more patience.
+is at first a part of what was answered meanwhile, so that what waits is done soon. It follows the delay from
+there: less while that is long, more when it is short again. Short is much less than what it takes to begin
+refusing: by then it is known that requests delay others, and it is those of who is above its share.
+
+Tenants share the budget by weight, max-min fairly: each has a token bucket, and all buckets are filled at the
+same level of requests a second and unit of weight. So a tenant that asks for less than its share is refused
+nothing, whatever others ask for. One that asks alone delays nobody else, and has more patience.
 """
 
 from __future__ import annotations
@@ -19,7 +22,10 @@ LATE_S, LATE_ALONE_S = 0.25, 1.0
 WINDOW_S = 0.5
 LATE_FOR_S = 1.0  # without a window in time, before anybody is refused: less is a burst, and over soon
 LOOKS = 2  # one that is late may be a machine that stood still
-LESS, MORE = 0.85, 1.03
+# Once requests are refused the path is held to these parts of the limit: above the one less is passed on,
+# below the other more.
+HELD, SHORT = 0.3, 0.15
+FIRST, LESS, MORE = 0.6, 0.85, 1.03
 UNKNOWN = ""  # the name of all whom nobody knows
 # Any machine passes so many requests on in a second: what delays them then are not requests.
 LEAST_PER_S = 40.0
@@ -42,7 +48,8 @@ class _Tenant:
 
 
 class LoadShedding:
-    """`arrive` for each request, and `look` several times in WINDOW_S."""
+    """`arrive` for each request, `answer` when the first of an answer is there, and `look` several times in
+    WINDOW_S."""
 
     def __init__(self) -> None:
         self._budget_per_s = math.inf
@@ -51,7 +58,8 @@ class LoadShedding:
         self._late_s: list[float] = []
         self._was_late_s = 0.0
         self._since_s: float | None = None
-        self._passed = 0
+        self._answered = 0
+        self._answered_per_s = 0.0
         self._asked_per_s = 0.0
         self._late_for_s = 0.0
         self._since_less_s = 0.0
@@ -77,8 +85,11 @@ class LoadShedding:
         if self._level_per_s < math.inf and not self._take(tenant, now_s):
             may_per_s = self._level_per_s * weight
             return min(LONGEST_RETRY_S, max(1.0, tenant.mean_per_s / may_per_s))
-        self._passed += 1
         return None
+
+    def answer(self) -> None:
+        """A request that was passed on is answered, or begins to be."""
+        self._answered += 1
 
     def look(self, late_s: float, now_s: float) -> None:
         """`late_s`: how long the smallest request takes now."""
@@ -105,7 +116,8 @@ class LoadShedding:
         for tenant in self._tenants.values():
             tenant.mean_per_s = (tenant.mean_per_s + tenant.asked / took_s) / 2.0
         self._asked_per_s = sum(tenant.asked for tenant in self._tenants.values()) / took_s
-        self._budget_per_s = self._next_budget(late_s, self._passed / took_s, took_s)
+        self._answered_per_s = (self._answered_per_s + self._answered / took_s) / 2.0
+        self._budget_per_s = self._next_budget(late_s, took_s)
         self._tenants = {
             name: each for name, each in self._tenants.items() if each.mean_per_s > FORGOTTEN_PER_S
         }
@@ -116,29 +128,29 @@ class LoadShedding:
             tenant.asked = 0
             if self._level_per_s == math.inf:
                 tenant.tokens = math.inf
-        self._passed, self._was_late_s = 0, late_s
+        self._answered, self._was_late_s = 0, late_s
         self._late_s.clear()
 
-    def _next_budget(self, late_s: float, passed_per_s: float, took_s: float) -> float:
+    def _next_budget(self, late_s: float, took_s: float) -> float:
         """`late_s`: what half of all looks found, or more."""
-        limit_s = LATE_S if self._tenants_asking() > 1 else LATE_ALONE_S
-        is_late = late_s > limit_s and self._asked_per_s > LEAST_PER_S
-        self._late_for_s = self._late_for_s + took_s if is_late else 0.0
         if self._asked_per_s <= LEAST_PER_S:
+            self._late_for_s = 0.0
             return math.inf  # it is not requests that delay others
+        limit_s = LATE_S if self._tenants_asking() > 1 else LATE_ALONE_S
+        self._late_for_s = self._late_for_s + took_s if late_s > limit_s else 0.0
         self._since_less_s += took_s
         if self._budget_per_s == math.inf:
-            return self._less(passed_per_s) if self._late_for_s >= LATE_FOR_S else math.inf
-        if is_late and late_s >= self._was_late_s and self._since_less_s > late_s:
-            return self._less(passed_per_s)
-        if late_s > limit_s / 2:  # what waits becomes less, or what was refused is not felt yet
-            return self._budget_per_s
+            return self._less(FIRST) if self._late_for_s >= LATE_FOR_S else math.inf
+        if late_s > SHORT * limit_s:
+            # Where what waits becomes less, or what was refused is not felt yet, there is nothing to do.
+            is_felt = late_s >= self._was_late_s and self._since_less_s > late_s
+            return self._less(LESS) if late_s > HELD * limit_s and is_felt else self._budget_per_s
         more = MORE * self._budget_per_s
         return more if more < max(OVER * self._asked_per_s, 2 * LEAST_PER_S) else math.inf
 
-    def _less(self, passed_per_s: float) -> float:
+    def _less(self, part: float) -> float:
         self._since_less_s = 0.0
-        return max(LEAST_PER_S, LESS * min(self._budget_per_s, passed_per_s))
+        return max(LEAST_PER_S, part * min(self._budget_per_s, self._answered_per_s))
 
     def _tenants_asking(self) -> int:
         """Who is not known counts if it asks for much: else anybody could make a tenant be refused sooner."""

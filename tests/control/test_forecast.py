@@ -247,18 +247,40 @@ def test_who_was_admitted_for_no_more_than_its_share() -> None:
     for k in range(1000):
         now_s = 0.1 * k
         for tenant in (small, small, small, large):
-            shares.asked(tenant, now_s)
-        shares.joined(small, 2, now_s)
-        shares.joined(large, 2, now_s)
+            shares.asked(of(tenant, tokens=2), now_s)
+        shares.joined(of(small, tokens=2), now_s)
+        shares.joined(of(large, tokens=2), now_s)
         shares.went(4, now_s)
     assert shares.use_of(small, now_s) is ShareUse.WITHIN
     assert shares.use_of(large, now_s) is ShareUse.ABOVE
-    shares.asked(small, now_s + forecast.FORGET_S + 0.1)
+    shares.asked(of(small), now_s + forecast.FORGET_S + 0.1)
     assert shares.use_of(small, now_s) is ShareUse.ALONE  # the other one is forgotten
     for _ in range(10):
-        shares.joined(small, 1000, now_s)
-    shares.asked(large, now_s + forecast.FORGET_S + 0.2)
+        shares.joined(of(small, tokens=1000), now_s)
+    shares.asked(of(large), now_s + forecast.FORGET_S + 0.2)
     assert shares.use_of(small, now_s) is ShareUse.ABOVE
+
+
+def test_who_is_crowded_out_by_more_urgent_ones_of_its_own() -> None:
+    """As much is asked for in a higher priority as is admitted in all: by half more than that."""
+    shares, now_s = Shares(), 0.0
+    for k in range(900):
+        now_s = 0.1 * k
+        shares.asked(of(A, HIGH, 4), now_s)
+        shares.asked(of(B, NORMAL, 4), now_s)
+        shares.joined(of(B, NORMAL, 4), now_s)
+        if k % 3:
+            shares.joined(of(A, HIGH, 4), now_s)
+    assert shares.is_crowded_out(of(A, NORMAL), now_s)
+    assert shares.is_crowded_out(of(A, LOW), now_s)
+    assert not shares.is_crowded_out(of(A, HIGH), now_s)
+    assert not shares.is_crowded_out(of(B, LOW), now_s)
+    assert not shares.is_crowded_out(of(Tenant("new"), LOW), now_s)
+    for _ in range(900):  # it asks for less, and gets all of it
+        now_s += 0.1
+        shares.asked(of(A, HIGH, 1), now_s)
+        shares.joined(of(A, HIGH, 1), now_s)
+    assert not shares.is_crowded_out(of(A, NORMAL), now_s)
 
 
 def test_who_was_displaced_stands_in_nobodys_way() -> None:

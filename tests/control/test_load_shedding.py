@@ -29,6 +29,7 @@ def late_for(
     Returns the time after it."""
     for number in range(round(seconds / LOOK_S)):
         now_s = since_s + number * LOOK_S
+        shedding.answer()
         for _ in range(round(per_s * LOOK_S)):
             shedding.arrive("greedy", 1.0, now_s)
         if beside_per_s and number % round(1 / (beside_per_s * LOOK_S)) == 0:
@@ -151,7 +152,9 @@ class Loop:
             ready = []
             while left and left[0][0] <= now_s:
                 ready.append(left.popleft())
-            now_s += begun * self.pass_s / 2
+            for _ in range(begun):
+                now_s += self.pass_s / 2
+                shedding.answer()
             begun = 0
             for at_s, name in ready:
                 is_refused = shedding.arrive(name, self.weights[name], now_s) is not None

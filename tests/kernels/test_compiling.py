@@ -19,8 +19,8 @@ from workers.kernels import nvrtc, sparse_delta
 from workers.kernels.sparse_delta import tensor_cores
 
 MAX_SECONDS = 20  # on a slow and busy machine; see benchmarks/kernels/compiling.py for what it takes
-# An engine's start waits for each of them.
-MAX_SPECIALISATIONS = {"svd_delta": 4, "lora": 16, "sparse_delta": 9, "boft": 9}
+# An engine's start waits for each of them; on tensor cores for half, those of its own type of floats.
+MAX_SPECIALISATIONS = {"svd_delta": 4, "lora": 16, "sparse_delta": 9, "boft": 9, "tensor_cores": 24}
 
 
 @cache
@@ -43,8 +43,10 @@ def compiled(operations: tuple[str, ...]) -> list[dict[str, Any]]:
 
 def allowed_to_spill(kernel: dict[str, Any]) -> int:
     """Four blocks of threads a multiprocessor are faster where they rotate few rows, measured on an H100:
-    blocks of 64 in two factors, and those of unusual sizes, have too few registers then."""
-    return 256 if kernel["name"] == "boft._rotate" and "FEW=True" in kernel["constants"] else 0
+    blocks of 64 in two factors, and those of unusual sizes, have too few registers then. What expands
+    singular-value deltas counts its passes there, once in many panels; with NVRTC 13.0 it need not."""
+    few_rotate = kernel["name"] == "boft._rotate" and "FEW=True" in kernel["constants"]
+    return 256 if few_rotate else 8 if kernel["name"] == "tensor_cores.expand_many" else 0
 
 
 QUICK = ("bias", "column_loop", "tensor_cores")

@@ -17,7 +17,7 @@ from workers.kernels import nvrtc, svd_delta
 from workers.kernels.rows import LARGE_BLOCK, SMALL_BLOCK, Rows, Tiles
 from workers.kernels.svd_delta import layout, reference, tensor_cores
 from workers.kernels.svd_delta import tensor_cores_check as check
-from workers.kernels.svd_delta.plan import Plan, Scratch
+from workers.kernels.svd_delta.plan import SPARE_PLACES, Plan, Scratch
 from workers.kernels.types import total_bytes, views
 
 SHARED_BYTES = 227 * 1024  # that a block of threads may have on a Hopper
@@ -174,26 +174,50 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
 
 
 def plan_of(
-    num_rows: int, block: int = SMALL_BLOCK, dtype: torch.dtype = torch.bfloat16
+    num_rows: int, block: int = SMALL_BLOCK, dtype: torch.dtype = torch.bfloat16, max_rank: int = 16
 ) -> Plan | tensor_cores.Cut:
     none = torch.empty(0, dtype=torch.int32)
     x: Any = OnGpu(dtype)
-    return svd_delta.plan_for(Tiles(num_rows, block, 1, none, none), x, Scratch(1, 16, CPU))
+    return svd_delta.plan_for(Tiles(num_rows, block, 1, none, none), x, Scratch(1, max_rank, CPU))
 
 
 def test_kernels_that_passed_serve_batches_that_are_decoded(hopper: pytest.MonkeyPatch) -> None:
     assert plan_of(1) == plan_of(4) == tensor_cores.FEW
     assert plan_of(5) == plan_of(32) == tensor_cores.MANY
-    assert isinstance(plan_of(33), Plan)
+    assert plan_of(33) == plan_of(64) == tensor_cores.MORE
+    assert isinstance(plan_of(65), Plan)
     assert isinstance(plan_of(512, LARGE_BLOCK), Plan)
     assert isinstance(plan_of(8, dtype=torch.float32), Plan)
 
 
-def test_one_kernel_serves_all_batches_that_are_decoded_in_the_invariant_mode(
+def test_slices_of_more_digits_than_there_is_room_for_are_expanded_without_keeping_inner_products(
+    hopper: pytest.MonkeyPatch,
+) -> None:
+    room = tensor_cores.MANY.expand
+    assert isinstance(room, tensor_cores.ExpandMany)
+    fits = (room.most_digits - SPARE_PLACES) // layout.PLACES * layout.PLACES
+    assert plan_of(8, max_rank=fits) == tensor_cores.MANY
+    assert plan_of(8, max_rank=fits + 1) == tensor_cores.MORE
+    assert plan_of(4, max_rank=fits + 1) == tensor_cores.FEW
+
+
+def test_there_is_room_for_all_inner_products_of_a_row() -> None:
+    """As the kernel lays them out: even 16s of digits, and 32 bytes so that rows lie in different banks."""
+    for inner_bytes in (159, 160, 287, 288, 51200):
+        room = tensor_cores.ExpandMany(8, 3, 2, 2, inner_bytes)
+
+        def taken(digits: int) -> int:
+            groups = -(-digits // tensor_cores.GROUP)
+            return 64 * (groups + groups % 2) + 32
+
+        assert taken(room.most_digits) <= inner_bytes < taken(room.most_digits + 1)
+
+
+def test_kernels_that_sum_alike_serve_all_batches_that_are_decoded_in_the_invariant_mode(
     hopper: pytest.MonkeyPatch,
 ) -> None:
     hopper.setattr(svd_delta, "batch_invariant", lambda: True)
-    assert plan_of(511) == tensor_cores.MANY
+    assert plan_of(511) == tensor_cores.MORE
     assert isinstance(plan_of(512, LARGE_BLOCK), Plan)
 
 

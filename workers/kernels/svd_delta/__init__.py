@@ -19,7 +19,7 @@ def plan_for(tiles: Tiles, x: torch.Tensor, scratch: Scratch) -> Plan | Cut:
     few = tiles.num_rows <= tensor_cores.MOST_ROWS or batch_invariant()
     few = few and x.device.type == "cuda" and tiles.block == SMALL_BLOCK
     if few and x.dtype in tensor_cores.DTYPES and tensor_cores_check.chosen(x.dtype):
-        return tensor_cores.cut_for(tiles.num_rows)
+        return tensor_cores.cut_for(tiles.num_rows, scratch.slice_places)
     return plan(tiles.block)
 
 

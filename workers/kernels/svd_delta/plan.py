@@ -48,7 +48,8 @@ class Scratch(low_rank.Scratch):
 
     def __init__(self, max_rows: int, max_rank: int, device: torch.device, max_slices: int = 1) -> None:
         super().__init__(max_rows)
-        self.places = max_slices * most_places(max_rank)
+        self.slice_places = most_places(max_rank)
+        self.places = max_slices * self.slice_places
         rows = max(max_rows, SPLITS * min(max_rows, LARGE_FROM))
         self.shrunk = torch.empty(rows * self.places, device=device)  # float32 [splits, T, places]
 

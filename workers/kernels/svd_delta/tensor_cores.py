@@ -67,6 +67,34 @@ class Expand:
         return _options(dtype, self.rows, self.stages, self.blocks, AT_ONCE=self.at_once)
 
 
+@dataclass(frozen=True)
+class ExpandMany:
+    """`expand_many.cu`. `at_once`: 16s of digits of a warp in a stage. `inner_bytes`: room for the inner
+    products of at most `rows` rows; of fewer where a slice has more digits."""
+
+    rows: int
+    at_once: int
+    stages: int
+    blocks: int
+    inner_bytes: int
+    kernel: ClassVar[str] = "expand_many"
+    formats: ClassVar[str] = "PPPPPPqqii"
+
+    @property
+    def shared_bytes(self) -> int:
+        stages = self.stages * WARPS * self.at_once * GROUP * DIGIT_BYTES
+        return 256 + WARPS * 4 * 8 * layout.PANEL + self.inner_bytes + stages
+
+    @property
+    def most_digits(self) -> int:
+        """Of one slice, whose inner products of a row there is room for."""
+        return (self.inner_bytes - 32) // 128 * 32
+
+    def options(self, dtype: torch.dtype) -> tuple[str, ...]:
+        more = {"AT_ONCE": self.at_once, "INNER_BYTES": self.inner_bytes}
+        return _options(dtype, self.rows, self.stages, self.blocks, **more)
+
+
 def _barriers(stages: int) -> int:
     return -(-WARPS * stages * 8 // 128) * 128
 
@@ -88,26 +116,33 @@ def _options(dtype: torch.dtype, rows: int, stages: int, blocks: int, **more: in
 
 @dataclass(frozen=True)
 class Cut:
-    """`panels`: of outputs, of a block of threads that expands."""
+    """`panels`: of outputs, of a block of threads that expands; `ExpandMany`'s share all of them out."""
 
     shrink: Shrink
-    expand: Expand
-    panels: int
+    expand: Expand | ExpandMany
+    panels: int = 1
 
 
-# All expand alike. More tiles are a shrink's where there are enough blocks: inputs are copied once for each.
 _EXPAND = Expand(rows=8, at_once=4, stages=2, blocks=2)
-FEW = Cut(Shrink(tiles=2, rows=8, stages=3, blocks=2), _EXPAND, panels=1)
-MANY = Cut(Shrink(tiles=4, rows=8, stages=3, blocks=2), _EXPAND, panels=2)
-CUTS = (FEW, MANY)
-FEW_ROWS = 4
-# For more Triton's kernels are as fast or faster: these take eight rows of a variant at a time.
-MOST_ROWS = 32
+# More tiles are a shrink's where there are enough blocks: inputs are copied once for each.
+FEW = Cut(Shrink(tiles=2, rows=8, stages=3, blocks=2), _EXPAND)
+# Slower than MORE in batches of 64 rows of 8 variants: a block fetches weights again for every eight rows of
+# a variant, but all its panels later, when other blocks' have passed through the cache.
+_EXPAND_MANY = ExpandMany(rows=8, at_once=3, stages=2, blocks=2, inner_bytes=50 * 1024)
+MANY = Cut(Shrink(tiles=4, rows=8, stages=3, blocks=2), _EXPAND_MANY)
+# Also for slices of more digits than MANY has room for.
+MORE = Cut(Shrink(tiles=8, rows=8, stages=2, blocks=2), _EXPAND, panels=2)
+CUTS = (FEW, MANY, MORE)
+FEW_ROWS, MANY_ROWS = 4, 32
+# For more Triton's kernels are about as fast: these take eight rows of a variant at a time.
+MOST_ROWS = 64
 
 
-def cut_for(num_rows: int) -> Cut:
-    """Both sum in the same order: a row's result is the same to the bit."""
-    return FEW if num_rows <= FEW_ROWS else MANY
+def cut_for(num_rows: int, most_digits: int) -> Cut:
+    """`most_digits`: of one slice. All sum in the same order: a row's result is the same to the bit."""
+    if num_rows <= FEW_ROWS:
+        return FEW
+    return MANY if num_rows <= MANY_ROWS and most_digits <= _EXPAND_MANY.most_digits else MORE
 
 
 def parts_for(inputs: int) -> int:
@@ -159,35 +194,42 @@ def expand(
     scratch: Scratch,
 ) -> None:
     config = cut.expand
-    blocks = sum(-(-outputs // (layout.PANEL * cut.panels)) for outputs in slices)
-    cuts = SMALL_BLOCK // config.rows
+    panels = [-(-outputs // layout.PANEL) for outputs in slices]
+    arguments = [
+        out.data_ptr(),
+        arena.data_ptr(),
+        table.data_ptr(),
+        tiles.tiles.data_ptr(),
+        tiles.order.data_ptr(),
+        scratch.shrunk.data_ptr(),
+        out.stride(0),
+        scratch.places,
+    ]
+    if isinstance(config, ExpandMany):
+        grid = (min(config.blocks * _multiprocessors(out.device), tiles.max_tiles * sum(panels)), 1)
+        arguments += [tiles.max_tiles, sum(panels)]
+    else:
+        cuts = SMALL_BLOCK // config.rows
+        grid = (sum(-(-each // cut.panels) for each in panels), tiles.max_tiles * cuts)
+        arguments += [cut.panels, cuts]
     nvrtc.launch(
         compiled(config, out.dtype, out.device.index),
-        (blocks, tiles.max_tiles * cuts),
+        grid,
         32 * (WARPS + 1),  # one of which copies
-        (
-            out.data_ptr(),
-            arena.data_ptr(),
-            table.data_ptr(),
-            tiles.tiles.data_ptr(),
-            tiles.order.data_ptr(),
-            scratch.shrunk.data_ptr(),
-            out.stride(0),
-            scratch.places,
-            cut.panels,
-            cuts,
-            len(slices),
-            *slices,
-            *(0,) * (MAX_SLICES - len(slices)),
-        ),
+        (*arguments, len(slices), *slices, *(0,) * (MAX_SLICES - len(slices))),
         nvrtc.Dependent(),
     )
 
 
 @functools.cache
-def compiled(config: Shrink | Expand, dtype: torch.dtype, device: int) -> nvrtc.Kernel:
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@functools.cache
+def compiled(config: Shrink | Expand | ExpandMany, dtype: torch.dtype, device: int) -> nvrtc.Kernel:
     """Loaded on `device`, the current one; once."""
-    formats = (*config.formats, *((f"{1 + MAX_SLICES}i",) if isinstance(config, Expand) else ()))
+    formats = (*config.formats, *(() if isinstance(config, Shrink) else (f"{1 + MAX_SLICES}i",)))
     return nvrtc.kernel(
         __package__,
         f"{config.kernel}.cu",
