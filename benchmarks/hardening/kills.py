@@ -236,12 +236,16 @@ def measure(
             ended_s = time.monotonic()
         verified = [operator.verify() for operator in operators]
     killed = [one for one in struck if one is not None]
+    silences = _silences(killed, answers.at_s, ended_s)
     return {
         "clients": series.clients,
         "kills": dict(Counter(one.role for one in killed)),
         "nobody_to_kill": struck.count(None),
         "not_replaced": dict(Counter(one.role for one in killed if one.replaced_s is None)),
-        "gaps_s": {role: _gaps(killed, answers.at_s, ended_s, role) for role in victims},
+        "gaps_s": {role: _gaps(silences, role) for role in victims},
+        "in_turn": [
+            [round(one.kill.at_s - silences[0].kill.at_s, 1), one.kill.role, one.gap_s] for one in silences
+        ],
         "answers": len(answers.at_s),
         "failed": dict(answers.failed),
         "wrong": answers.wrong[:10],
@@ -324,17 +328,26 @@ def title_of(process: psutil.Process) -> str:
     return ""
 
 
-def _gaps(
-    killed: Sequence[Kill], answers_at_s: Sequence[float], ended_s: float, role: str
-) -> dict[str, float | None]:
-    """The longest silence after each kill of the role, until the kill that came next."""
+@dataclass(frozen=True)
+class Silence:
+    """`gap_s`: the longest silence after a kill, until the next one came."""
+
+    kill: Kill
+    gap_s: float
+
+
+def _silences(killed: Sequence[Kill], answers_at_s: Sequence[float], ended_s: float) -> list[Silence]:
     ends_s = [*(one.at_s for one in killed[1:]), ended_s]
-    gaps = sorted(
-        round(silence_s(answers_at_s, one.at_s, end_s), 2)
+    return [
+        Silence(one, round(silence_s(answers_at_s, one.at_s, end_s), 2))
         for one, end_s in zip(killed, ends_s, strict=True)
-        if one.role == role
-    )
-    backs = sorted(one.replaced_s for one in killed if one.role == role and one.replaced_s is not None)
+    ]
+
+
+def _gaps(silences: Sequence[Silence], role: str) -> dict[str, float | None]:
+    of_role = [one for one in silences if one.kill.role == role]
+    gaps = sorted(one.gap_s for one in of_role)
+    backs = sorted(one.kill.replaced_s for one in of_role if one.kill.replaced_s is not None)
     return {
         "median": gaps[len(gaps) // 2] if gaps else None,
         "largest": gaps[-1] if gaps else None,
