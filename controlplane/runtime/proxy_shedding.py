@@ -50,6 +50,7 @@ _STATUS = b"429 Too Many Requests"
 _OPEN = frozenset({b"/healthz", b"/readyz"})
 OPEN_PER_MINUTE = 1200.0
 _SERVES = frozenset({b"/-/healthz", b"/-/routes"})  # which no gateway sees
+_UNCOUNTED = _OPEN | _SERVES
 
 
 class Shedding:
@@ -155,7 +156,7 @@ def counting(app: ASGIApp, answered: Callable[[], None]) -> ASGIApp:
                 answered()
             await send(message)
 
-        is_counted = scope["type"] == "http" and scope["path"].encode() not in _OPEN | _SERVES
+        is_counted = scope["type"] == "http" and scope["path"].encode() not in _UNCOUNTED
         await app(scope, receive, and_count if is_counted else send)
 
     return counted

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import deque
+from collections.abc import Sequence
 from enum import Enum
 
 from controlplane.state.terms import Priority
@@ -26,9 +27,10 @@ ENOUGH = 8
 # refused for ever.
 LAST, FEW = 200, 100
 FORGET_S = 30.0
-# Where higher priorities of a tenant asked lately for more than so many times what was admitted of all that
-# it asked for, many of those were refused. More of them come, and go before a lower one until it has aged.
-CROWDED = 1.1
+# Higher priorities of a tenant crowd a lower one out that asked lately for more than so many times what was
+# admitted of all that it asked for, and were given at least this part of that, and so many tokens.
+CROWDED, CROWDING = 1.1, 0.6
+CROWDING_TOKENS = 256
 # This part of the last first tokens came as soon after their turns as is forecast, whoever asks: a variant
 # that is not loaded yet takes seconds, and nobody is to be refused for those.
 FIRST_QUANTILE = 0.9
@@ -111,17 +113,46 @@ class ShareUse(Enum):
     ABOVE = 0.96
 
 
-class _Asking:
-    """What a tenant asked for lately, by priority, and what was admitted of it, in tokens."""
+class _Asked:
+    """Of a tenant's requests of one priority, in tokens."""
+
+    def __init__(self) -> None:
+        self.asked, self.admitted = Fading(), Fading()
+        self.last_s = -math.inf
+
+
+class _Demand:
+    """What a tenant asked for lately, and what was admitted of it."""
 
     def __init__(self, tenant: Tenant) -> None:
         self.tenant = tenant
         self.last_s = -math.inf
-        self.admitted = Fading()
-        self.asked = {priority: Fading() for priority in Priority}
+        self._of = {priority: _Asked() for priority in Priority}
 
-    def asked_above(self, priority: Priority, now_s: float) -> float:
-        return sum(asked.at(now_s) for p, asked in self.asked.items() if p.level > priority.level)
+    def ask(self, terms: RequestTerms, now_s: float) -> None:
+        self.tenant, self.last_s = terms.tenant, now_s
+        of = self._of[terms.priority]
+        of.last_s = now_s
+        of.asked.add(terms.tokens, now_s)
+
+    def admit(self, terms: RequestTerms, now_s: float) -> None:
+        self._of[terms.priority].admitted.add(terms.tokens, now_s)
+
+    def admitted(self, now_s: float) -> float:
+        return sum(of.admitted.at(now_s) for of in self._of.values())
+
+    def is_crowded_out(self, priority: Priority, now_s: float, aging_s: float) -> bool:
+        """Whether higher priorities, which asked within `aging_s`, take nearly all that it is given."""
+        above = [of for p, of in self._of.items() if p.level > priority.level]
+        if all(of.last_s < now_s - aging_s for of in above):
+            return False
+        asked, given = (sum(each.at(now_s) for each in of) for of in _asked_and_admitted(above))
+        all_given = self.admitted(now_s)
+        return given > max(CROWDING_TOKENS, CROWDING * all_given) and asked > CROWDED * all_given
+
+
+def _asked_and_admitted(all_of: Sequence[_Asked]) -> tuple[list[Fading], list[Fading]]:
+    return [of.asked for of in all_of], [of.admitted for of in all_of]
 
 
 class Shares:
@@ -133,16 +164,17 @@ class Shares:
 
     def __init__(self) -> None:
         self._went = Fading()
-        self._tenants: dict[str, _Asking] = {}  # who asked last is the last
+        self._tenants: dict[str, _Demand] = {}  # who asked last is the last
         self._weight = 0.0
 
     def asked(self, terms: RequestTerms, now_s: float) -> None:
         tenant = terms.tenant
         known = self._tenants.pop(tenant.name, None)
-        self._tenants[tenant.name] = asking = known or _Asking(tenant)
+        if known is not None and known.last_s < now_s - FORGET_S:
+            known = None
         changed = known is None or known.tenant.weight != tenant.weight
-        asking.tenant, asking.last_s = tenant, now_s
-        asking.asked[terms.priority].add(terms.tokens, now_s)
+        self._tenants[tenant.name] = demand = known or _Demand(tenant)
+        demand.ask(terms, now_s)
         while self._tenants[first := next(iter(self._tenants))].last_s < now_s - FORGET_S:
             del self._tenants[first]
             changed = True
@@ -153,7 +185,7 @@ class Shares:
         """One of a tenant's requests was admitted to the line."""
         if terms.tenant.name not in self._tenants:
             self.asked(terms, now_s)
-        self._tenants[terms.tenant.name].admitted.add(terms.tokens, now_s)
+        self._tenants[terms.tenant.name].admit(terms, now_s)
 
     def went(self, tokens: int, now_s: float) -> None:
         self._went.add(tokens, now_s)
@@ -162,16 +194,14 @@ class Shares:
         """By one that has asked."""
         if len(self._tenants) < 2:
             return ShareUse.ALONE
-        joined = self._tenants[tenant.name].admitted.at(now_s)
+        joined = self._tenants[tenant.name].admitted(now_s)
         is_within = joined * self._weight <= self._went.at(now_s) * tenant.weight
         return ShareUse.WITHIN if is_within else ShareUse.ABOVE
 
-    def is_crowded_out(self, terms: RequestTerms, now_s: float) -> bool:
-        """Whether higher priorities of its tenant take all turns that the tenant gets."""
-        asking = self._tenants.get(terms.tenant.name)
-        if asking is None:
-            return False
-        return asking.asked_above(terms.priority, now_s) > CROWDED * asking.admitted.at(now_s)
+    def is_crowded_out(self, terms: RequestTerms, now_s: float, aging_s: float) -> bool:
+        """By higher priorities of its tenant, until it has waited `aging_s`."""
+        demand = self._tenants.get(terms.tenant.name)
+        return demand is not None and demand.is_crowded_out(terms.priority, now_s, aging_s)
 
 
 class LastSeen:
@@ -246,7 +276,10 @@ class Forecast:
                 self._pools[use, terms.priority].off.quantile(use.value, UNSEEN, now_s),
                 0.0 if first is None else self._off_by(first.number, now_s),
             )
-        return wait_s + off * (wait_s + SHORTEST_SCALE_S) + self._first_s.quantile(FIRST_QUANTILE, 0.0, now_s)
+        wait_s += off * (wait_s + SHORTEST_SCALE_S)
+        if self._shares.is_crowded_out(terms, now_s, line.limits.aging_s):
+            wait_s = max(wait_s, line.limits.aging_s)
+        return wait_s + self._first_s.quantile(FIRST_QUANTILE, 0.0, now_s)
 
     def wait_s(self, line: WaitingLine, terms: RequestTerms, now_s: float) -> float | None:
         """In the line, at the paces of now; None: not enough is known."""
@@ -258,8 +291,6 @@ class Forecast:
             passes = use is ShareUse.ALONE or self._is_next(line, terms)
             known.append(wait_s + (0.0 if passes else pool.speed.turn_s(now_s)))
             known.append(pool.speed.stood_s(now_s) if pool.count else None)
-        if self._shares.is_crowded_out(terms, now_s):
-            known.append(line.limits.aging_s)
         return max((wait_s for wait_s in known if wait_s is not None), default=None)
 
     def turn_s(self, terms: RequestTerms) -> float | None:

@@ -2,9 +2,10 @@
 
 What is behind the proxy has more than it can do when the smallest request takes long there, and goes on to.
 Then requests beyond a budget are refused while they are cheap: before anything is done for them. The budget
-is at first a part of what was answered meanwhile, so that what waits is done soon. It follows the delay from
-there: less while that is long, more when it is short again. Short is much less than what it takes to begin
-refusing: by then it is known that requests delay others, and it is those of who is above its share.
+is at first a part of what was answered lately, so that what waits is done soon. It follows the delay from
+there: less while that is long, more when it is short again. Once some are refused, who is refused is above
+its share, so the delay may be held much lower than the one that began it; but not lower than what the
+smallest request takes on this machine when there is no crowd.
 
 Tenants share the budget by weight, max-min fairly: each has a token bucket, and all buckets are filled at the
 same level of requests a second and unit of weight. So a tenant that asks for less than its share is refused
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import deque
 from dataclasses import dataclass
 
 # A busy machine is slow at times. Half of all looks, for this long, say that it has too much to do.
@@ -22,10 +24,17 @@ LATE_S, LATE_ALONE_S = 0.25, 1.0
 WINDOW_S = 0.5
 LATE_FOR_S = 1.0  # without a window in time, before anybody is refused: less is a burst, and over soon
 LOOKS = 2  # one that is late may be a machine that stood still
-# Once requests are refused the path is held to these parts of the limit: above the one less is passed on,
-# below the other more.
-HELD, SHORT = 0.3, 0.15
-FIRST, LESS, MORE = 0.6, 0.85, 1.03
+# While requests are refused: above these parts of the limit less is passed on, and below those more. Both are
+# at least so many times what the smallest request takes without a crowd.
+HELD, HELD_OF_ALONE = 0.3, 2.5
+SHORT, SHORT_OF_ALONE = 0.15, 1.5
+MOST_SHORT = 0.9  # of what is too long
+ALONE_WINDOWS = 20  # of which the shortest says what it takes without a crowd
+SETTLED_S = 5.0  # after the last cut: what waited is done by then
+# The first budget, of what was answered; later ones, of the one before. At least so much of what was passed
+# on: long answers that are not streamed begin when they are finished.
+FIRST, LESS, MORE, SLOWLY_MORE = 0.6, 0.85, 1.03, 1.015
+OF_PASSED = 0.5
 UNKNOWN = ""  # the name of all whom nobody knows
 # Any machine passes so many requests on in a second: what delays them then are not requests.
 LEAST_PER_S = 40.0
@@ -58,8 +67,9 @@ class LoadShedding:
         self._late_s: list[float] = []
         self._was_late_s = 0.0
         self._since_s: float | None = None
-        self._answered = 0
-        self._answered_per_s = 0.0
+        self._alone_s: deque[float] = deque(maxlen=ALONE_WINDOWS)
+        self._passed = self._answered = 0
+        self._passed_per_s = self._answered_per_s = 0.0
         self._asked_per_s = 0.0
         self._late_for_s = 0.0
         self._since_less_s = 0.0
@@ -85,6 +95,7 @@ class LoadShedding:
         if self._level_per_s < math.inf and not self._take(tenant, now_s):
             may_per_s = self._level_per_s * weight
             return min(LONGEST_RETRY_S, max(1.0, tenant.mean_per_s / may_per_s))
+        self._passed += 1
         return None
 
     def answer(self) -> None:
@@ -117,6 +128,7 @@ class LoadShedding:
             tenant.mean_per_s = (tenant.mean_per_s + tenant.asked / took_s) / 2.0
         self._asked_per_s = sum(tenant.asked for tenant in self._tenants.values()) / took_s
         self._answered_per_s = (self._answered_per_s + self._answered / took_s) / 2.0
+        self._passed_per_s = (self._passed_per_s + self._passed / took_s) / 2.0
         self._budget_per_s = self._next_budget(late_s, took_s)
         self._tenants = {
             name: each for name, each in self._tenants.items() if each.mean_per_s > FORGOTTEN_PER_S
@@ -128,7 +140,8 @@ class LoadShedding:
             tenant.asked = 0
             if self._level_per_s == math.inf:
                 tenant.tokens = math.inf
-        self._answered, self._was_late_s = 0, late_s
+        self._passed = self._answered = 0
+        self._was_late_s = late_s
         self._late_s.clear()
 
     def _next_budget(self, late_s: float, took_s: float) -> float:
@@ -139,18 +152,46 @@ class LoadShedding:
         limit_s = LATE_S if self._tenants_asking() > 1 else LATE_ALONE_S
         self._late_for_s = self._late_for_s + took_s if late_s > limit_s else 0.0
         self._since_less_s += took_s
+        self._see_alone(late_s, limit_s)
         if self._budget_per_s == math.inf:
-            return self._less(FIRST) if self._late_for_s >= LATE_FOR_S else math.inf
-        if late_s > SHORT * limit_s:
-            # Where what waits becomes less, or what was refused is not felt yet, there is nothing to do.
-            is_felt = late_s >= self._was_late_s and self._since_less_s > late_s
-            return self._less(LESS) if late_s > HELD * limit_s and is_felt else self._budget_per_s
-        more = MORE * self._budget_per_s
+            return self._first() if self._late_for_s >= LATE_FOR_S else math.inf
+        held_s, short_s = self._band(limit_s)
+        # Where what waits becomes less, or what was refused is not felt yet, there is nothing to do.
+        is_felt = late_s >= self._was_late_s and self._since_less_s > late_s
+        if late_s > held_s:
+            return self._less() if is_felt else self._budget_per_s
+        if late_s <= short_s:
+            return self._more(MORE)
+        return self._more(SLOWLY_MORE) if self._since_less_s > SETTLED_S else self._budget_per_s
+
+    def _more(self, factor: float) -> float:
+        more = factor * self._budget_per_s
         return more if more < max(OVER * self._asked_per_s, 2 * LEAST_PER_S) else math.inf
 
-    def _less(self, part: float) -> float:
+    def _see_alone(self, late_s: float, limit_s: float) -> None:
+        """What the smallest request takes when nobody is refused, or as few are passed on as ever."""
+        is_settled = self._budget_per_s == LEAST_PER_S and self._since_less_s > SETTLED_S
+        if is_settled or (self._budget_per_s == math.inf and late_s <= limit_s):
+            self._alone_s.append(late_s)
+
+    def _band(self, limit_s: float) -> tuple[float, float]:
+        """Above the first less is passed on, below the second more."""
+        alone_s = min(self._alone_s, default=0.0)
+        held_s = min(limit_s, max(HELD * limit_s, HELD_OF_ALONE * alone_s))
+        return held_s, min(MOST_SHORT * held_s, max(SHORT * limit_s, SHORT_OF_ALONE * alone_s))
+
+    def _first(self) -> float:
         self._since_less_s = 0.0
-        return max(LEAST_PER_S, part * min(self._budget_per_s, self._answered_per_s))
+        return max(LEAST_PER_S, FIRST * max(self._answered_per_s, OF_PASSED * self._passed_per_s))
+
+    def _less(self) -> float:
+        """What is not used up says nothing of how much can be done."""
+        used = self._budget_per_s
+        if self._asked_per_s > used:
+            used = min(used, max(self._answered_per_s, OF_PASSED * self._passed_per_s))
+        if self._budget_per_s > LEAST_PER_S:
+            self._since_less_s = 0.0
+        return max(LEAST_PER_S, LESS * used)
 
     def _tenants_asking(self) -> int:
         """Who is not known counts if it asks for much: else anybody could make a tenant be refused sooner."""

@@ -261,26 +261,65 @@ def test_who_was_admitted_for_no_more_than_its_share() -> None:
     assert shares.use_of(small, now_s) is ShareUse.ABOVE
 
 
+AGING_S = 10.0
+
+
+def crowding(shares: Shares, seconds: float = 90.0) -> float:
+    """A asks for half more in a high priority than is admitted in all, B for what it gets. When it ended."""
+    now_s = 0.0
+    for k in range(round(10 * seconds)):
+        now_s = 0.1 * k
+        shares.asked(of(A, HIGH, 40), now_s)
+        shares.asked(of(B, NORMAL, 40), now_s)
+        shares.joined(of(B, NORMAL, 40), now_s)
+        if k % 3:
+            shares.joined(of(A, HIGH, 40), now_s)
+    return now_s
+
+
 def test_who_is_crowded_out_by_more_urgent_ones_of_its_own() -> None:
-    """As much is asked for in a higher priority as is admitted in all: by half more than that."""
+    shares = Shares()
+    now_s = crowding(shares)
+    assert shares.is_crowded_out(of(A, NORMAL), now_s, AGING_S)
+    assert shares.is_crowded_out(of(A, LOW), now_s, AGING_S)
+    assert not shares.is_crowded_out(of(A, HIGH), now_s, AGING_S)
+    assert not shares.is_crowded_out(of(B, LOW), now_s, AGING_S)
+    assert not shares.is_crowded_out(of(Tenant("new"), LOW), now_s, AGING_S)
+    for _ in range(900):  # it asks for less, and gets all of it
+        now_s += 0.1
+        shares.asked(of(A, HIGH, 10), now_s)
+        shares.joined(of(A, HIGH, 10), now_s)
+    assert not shares.is_crowded_out(of(A, NORMAL), now_s, AGING_S)
+
+
+def test_who_was_crowded_out_is_not_when_no_more_urgent_ones_come() -> None:
+    """Though none of its own was admitted since; nor one that is alone and asked for nothing for long."""
+    shares = Shares()
+    now_s = crowding(shares)
+    for _ in range(110):
+        now_s += 0.1
+        shares.asked(of(A, NORMAL, 40), now_s)
+    assert not shares.is_crowded_out(of(A, NORMAL), now_s, AGING_S)
+    shares = Shares()
+    now_s = crowding(shares) + forecast.FORGET_S + 1.0
+    shares.asked(of(A, HIGH, 40), now_s)
+    assert not shares.is_crowded_out(of(A, NORMAL), now_s, AGING_S)
+
+
+def test_who_is_refused_crowds_nobody_out() -> None:
+    """Urgent ones that ask for what nobody can promise, again and again, go before nobody."""
     shares, now_s = Shares(), 0.0
     for k in range(900):
         now_s = 0.1 * k
-        shares.asked(of(A, HIGH, 4), now_s)
-        shares.asked(of(B, NORMAL, 4), now_s)
-        shares.joined(of(B, NORMAL, 4), now_s)
-        if k % 3:
-            shares.joined(of(A, HIGH, 4), now_s)
-    assert shares.is_crowded_out(of(A, NORMAL), now_s)
-    assert shares.is_crowded_out(of(A, LOW), now_s)
-    assert not shares.is_crowded_out(of(A, HIGH), now_s)
-    assert not shares.is_crowded_out(of(B, LOW), now_s)
-    assert not shares.is_crowded_out(of(Tenant("new"), LOW), now_s)
-    for _ in range(900):  # it asks for less, and gets all of it
-        now_s += 0.1
-        shares.asked(of(A, HIGH, 1), now_s)
-        shares.joined(of(A, HIGH, 1), now_s)
-    assert not shares.is_crowded_out(of(A, NORMAL), now_s)
+        shares.asked(of(A, HIGH, 4000), now_s)
+        shares.asked(of(A, NORMAL, 40), now_s)
+        shares.joined(of(A, NORMAL, 40), now_s)
+    assert not shares.is_crowded_out(of(A, NORMAL), now_s, AGING_S)
+    shares = Shares()
+    for _ in range(3):  # too few to say anything
+        shares.asked(of(A, HIGH, 10), now_s)
+    shares.joined(of(A, HIGH, 10), now_s)
+    assert not shares.is_crowded_out(of(A, NORMAL), now_s, AGING_S)
 
 
 def test_who_was_displaced_stands_in_nobodys_way() -> None:

@@ -29,9 +29,9 @@ def late_for(
     Returns the time after it."""
     for number in range(round(seconds / LOOK_S)):
         now_s = since_s + number * LOOK_S
-        shedding.answer()
         for _ in range(round(per_s * LOOK_S)):
-            shedding.arrive("greedy", 1.0, now_s)
+            if shedding.arrive("greedy", 1.0, now_s) is None:
+                shedding.answer()
         if beside_per_s and number % round(1 / (beside_per_s * LOOK_S)) == 0:
             assert shedding.arrive("small", 1.0, now_s) is None
         shedding.look(late_s, now_s)
@@ -103,6 +103,57 @@ def test_when_less_comes_again_nobody_is_refused() -> None:
     now_s = late_for(shedding, 0.0, 60.0, 20.0, since_s=now_s)
     assert shedding.budget_per_s == math.inf
     assert all(shedding.arrive("greedy", 1.0, now_s) is None for _ in range(1000))
+
+
+def test_the_first_budget_is_a_part_of_what_was_answered() -> None:
+    shedding = LoadShedding()
+    for number in range(round(4.0 / LOOK_S)):
+        now_s = number * LOOK_S
+        for of_all in range(20):  # 400 a second, of which 240 are answered
+            shedding.arrive("greedy", 1.0, now_s)
+            if of_all < 12:
+                shedding.answer()
+        shedding.arrive("small", 1.0, now_s)
+        shedding.look(0.001 if now_s < 2.5 else 1.0, now_s)
+        if shedding.budget_per_s < math.inf:
+            break
+    assert shedding.budget_per_s == pytest.approx(0.6 * 240, rel=0.02)
+
+
+def test_where_nothing_was_answered_yet_half_of_what_came_counts() -> None:
+    """Long answers that are not streamed are answered when they are finished."""
+    shedding = LoadShedding()
+    for number in range(round(4.0 / LOOK_S)):
+        now_s = number * LOOK_S
+        for name in ("greedy",) * 20 + ("small",):
+            shedding.arrive(name, 1.0, now_s)
+        shedding.look(0.001 if now_s < 2.5 else 1.0, now_s)
+        if shedding.budget_per_s < math.inf:
+            break
+    assert shedding.budget_per_s == pytest.approx(0.6 * 0.5 * 420, rel=0.02)
+
+
+@pytest.mark.parametrize("alone_s", [0.005, 0.05, 0.09, 0.12, 0.2])
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_slow_machine_refuses_nobody_when_its_trouble_is_over(alone_s: float, is_known: bool) -> None:
+    """However long the smallest request takes there without a crowd, and whether that was seen before."""
+    choose, shedding, now_s = random.Random(2), LoadShedding(), 0.0
+
+    def ask(seconds: float, late_s: float) -> float:
+        for number in range(round(seconds / LOOK_S)):
+            at_s = now_s + number * LOOK_S
+            for name in ("greedy",) * 9 + ("small",):
+                if shedding.arrive(name, 1.0, at_s) is None:
+                    shedding.answer()
+            shedding.look(late_s * choose.uniform(0.9, 1.1), at_s)
+        return now_s + seconds
+
+    if is_known:
+        now_s = ask(5.0, alone_s)
+    now_s = ask(3.0, 2.0)
+    assert shedding.budget_per_s < math.inf
+    now_s = ask(90.0, alone_s)
+    assert shedding.budget_per_s == math.inf
 
 
 amounts = st.floats(0.0, 1e4)
