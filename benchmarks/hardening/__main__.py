@@ -15,8 +15,9 @@
     python -m benchmarks.hardening kills --store hosts --victims agent controller engine gateway proxy \\
         redis node head cut --kills 60 --between 3 --kill-minutes 11 \\
         --out benchmarks/results/hardening_hosts.json
-    python -m benchmarks.hardening kills --store redis --victims agent controller engine gateway proxy \\
-        redis --clients 16 --kill-minutes 9 --out benchmarks/results/hardening_answers.json
+    python -m benchmarks.hardening kills --store hosts --victims agent controller engine gateway proxy \\
+        redis node --clients 8 --kills 200 --between 2 --kill-minutes 20 \\
+        --out benchmarks/results/hardening_answers.json
     python -m benchmarks.hardening away --store redis --minutes 10 --out benchmarks/results/hardening.json
     python -m benchmarks.hardening handovers --store pair --out benchmarks/results/hardening.json
     python -m benchmarks.hardening soak --minutes 60 --echo-tpot-ms 30 --out benchmarks/results/hardening.json
