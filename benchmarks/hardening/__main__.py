@@ -13,7 +13,7 @@
     python -m benchmarks.hardening kills --store redis --victims agent controller engine gateway gcs proxy \\
         raylet redis --kills 100 --between 12 --out benchmarks/results/hardening_everything.json
     python -m benchmarks.hardening kills --store hosts --victims agent controller engine gateway proxy \\
-        redis node head cut --kills 60 --between 3 --kill-minutes 11 \\
+        redis node head cut --kills 100 --between 3 --kill-minutes 20 \\
         --out benchmarks/results/hardening_hosts.json
     python -m benchmarks.hardening kills --store hosts --victims agent controller engine gateway proxy \\
         redis node --clients 8 --kills 200 --between 2 --kill-minutes 20 \\

@@ -12,7 +12,7 @@ import itertools
 import json
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -111,16 +111,26 @@ class Target:
 async def open_loop(target: Target, asks: Sequence[Ask]) -> list[Outcome]:
     """Each is sent when it is due, however many others are under way. The outcomes in the order of `asks`."""
     tasks: dict[int, asyncio.Task[Outcome]] = {}
-    # To look through a hundred thousand requests for garbage takes seconds, which answers would seem to take.
+    with _left_alone():
+        async with _session() as http:
+            start = time.perf_counter()
+            # Not all at once: to begin a hundred thousand would delay the first by seconds.
+            for number, ask in sorted(enumerate(asks), key=lambda each: each[1].at_s):
+                await asyncio.sleep(max(0.0, start + ask.at_s - time.perf_counter()))
+                tasks[number] = asyncio.create_task(_ask(http, target, ask, number, start))
+            return [await tasks[number] for number in range(len(asks))]
+
+
+@contextmanager
+def _left_alone() -> Iterator[None]:
+    """What there is now is not searched for garbage meanwhile: for a hundred thousand requests that takes
+    seconds, which answers would seem to take."""
     gc.collect()
     gc.freeze()
-    async with _session() as http:
-        start = time.perf_counter()
-        # Not all at once: to begin a hundred thousand would delay the first by seconds.
-        for number, ask in sorted(enumerate(asks), key=lambda each: each[1].at_s):
-            await asyncio.sleep(max(0.0, start + ask.at_s - time.perf_counter()))
-            tasks[number] = asyncio.create_task(_ask(http, target, ask, number, start))
-        return [await tasks[number] for number in range(len(asks))]
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 async def closed_loop(

@@ -77,6 +77,7 @@ class Shedding:
         return self._counted
 
     def _answered(self) -> None:
+        """To the present one: another takes its place after an error."""
         self._shedding.answer()
 
     def retry_s(self, path: bytes, headers: Headers, now_s: float) -> float | None:

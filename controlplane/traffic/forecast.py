@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Sequence
 from enum import Enum
 
 from controlplane.state.terms import Priority
@@ -27,8 +26,9 @@ ENOUGH = 8
 # refused for ever.
 LAST, FEW = 200, 100
 FORGET_S = 30.0
-# Higher priorities of a tenant crowd a lower one out that asked lately for more than so many times what was
-# admitted of all that it asked for, and were given at least this part of that, and so many tokens.
+# Higher priorities of a tenant crowd its lower ones out when they asked lately for more than CROWDED times
+# what was admitted of all that the tenant asked for, and more than a CROWDING part of that was theirs, and so
+# many tokens.
 CROWDED, CROWDING = 1.1, 0.6
 CROWDING_TOKENS = 256
 # This part of the last first tokens came as soon after their turns as is forecast, whoever asks: a variant
@@ -142,22 +142,21 @@ class _Demand:
         return sum(of.admitted.at(now_s) for of in self._of.values())
 
     def is_crowded_out(self, priority: Priority, now_s: float, aging_s: float) -> bool:
-        """Whether higher priorities, which asked within `aging_s`, take nearly all that it is given."""
+        """Whether higher priorities, of which one asked within `aging_s`, take most of what is admitted and
+        ask for more than that."""
         above = [of for p, of in self._of.items() if p.level > priority.level]
         if all(of.last_s < now_s - aging_s for of in above):
             return False
-        asked, given = (sum(each.at(now_s) for each in of) for of in _asked_and_admitted(above))
-        all_given = self.admitted(now_s)
-        return given > max(CROWDING_TOKENS, CROWDING * all_given) and asked > CROWDED * all_given
-
-
-def _asked_and_admitted(all_of: Sequence[_Asked]) -> tuple[list[Fading], list[Fading]]:
-    return [of.asked for of in all_of], [of.admitted for of in all_of]
+        asked = sum(of.asked.at(now_s) for of in above)
+        admitted = sum(of.admitted.at(now_s) for of in above)
+        in_all = self.admitted(now_s)
+        return admitted > max(CROWDING_TOKENS, CROWDING * in_all) and asked > CROWDED * in_all
 
 
 class Shares:
     """Which tenants were admitted lately for no more than their weight's share of all that went, in tokens of
     all priorities. What was refused does not count: who asks again would be above its share for that alone.
+    And whose lower priorities are crowded out by its own higher ones.
 
     A tenant that asked for nothing for FORGET_S is forgotten, and has no share.
     """

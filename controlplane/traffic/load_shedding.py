@@ -24,11 +24,12 @@ LATE_S, LATE_ALONE_S = 0.25, 1.0
 WINDOW_S = 0.5
 LATE_FOR_S = 1.0  # without a window in time, before anybody is refused: less is a burst, and over soon
 LOOKS = 2  # one that is late may be a machine that stood still
-# While requests are refused: above these parts of the limit less is passed on, and below those more. Both are
-# at least so many times what the smallest request takes without a crowd.
-HELD, HELD_OF_ALONE = 0.3, 2.5
+# While requests are refused less is passed on where the smallest one takes longer than LONG, a part of the
+# limit, and more where it takes less than SHORT; neither is less than so many times what it takes without a
+# crowd.
+LONG, LONG_OF_ALONE = 0.3, 2.5
 SHORT, SHORT_OF_ALONE = 0.15, 1.5
-MOST_SHORT = 0.9  # of what is too long
+MOST_SHORT = 0.9  # of what is long
 ALONE_WINDOWS = 20  # of which the shortest says what it takes without a crowd
 SETTLED_S = 5.0  # after the last cut: what waited is done by then
 # The first budget, of what was answered; later ones, of the one before. At least so much of what was passed
@@ -125,10 +126,10 @@ class LoadShedding:
     def _end_window(self, took_s: float) -> None:
         late_s = statistics.median_low(self._late_s)
         for tenant in self._tenants.values():
-            tenant.mean_per_s = (tenant.mean_per_s + tenant.asked / took_s) / 2.0
+            tenant.mean_per_s = _mean(tenant.mean_per_s, tenant.asked / took_s)
         self._asked_per_s = sum(tenant.asked for tenant in self._tenants.values()) / took_s
-        self._answered_per_s = (self._answered_per_s + self._answered / took_s) / 2.0
-        self._passed_per_s = (self._passed_per_s + self._passed / took_s) / 2.0
+        self._answered_per_s = _mean(self._answered_per_s, self._answered / took_s)
+        self._passed_per_s = _mean(self._passed_per_s, self._passed / took_s)
         self._budget_per_s = self._next_budget(late_s, took_s)
         self._tenants = {
             name: each for name, each in self._tenants.items() if each.mean_per_s > FORGOTTEN_PER_S
@@ -155,10 +156,10 @@ class LoadShedding:
         self._see_alone(late_s, limit_s)
         if self._budget_per_s == math.inf:
             return self._first() if self._late_for_s >= LATE_FOR_S else math.inf
-        held_s, short_s = self._band(limit_s)
+        long_s, short_s = self._band(limit_s)
         # Where what waits becomes less, or what was refused is not felt yet, there is nothing to do.
         is_felt = late_s >= self._was_late_s and self._since_less_s > late_s
-        if late_s > held_s:
+        if late_s > long_s:
             return self._less() if is_felt else self._budget_per_s
         if late_s <= short_s:
             return self._more(MORE)
@@ -177,8 +178,8 @@ class LoadShedding:
     def _band(self, limit_s: float) -> tuple[float, float]:
         """Above the first less is passed on, below the second more."""
         alone_s = min(self._alone_s, default=0.0)
-        held_s = min(limit_s, max(HELD * limit_s, HELD_OF_ALONE * alone_s))
-        return held_s, min(MOST_SHORT * held_s, max(SHORT * limit_s, SHORT_OF_ALONE * alone_s))
+        long_s = min(limit_s, max(LONG * limit_s, LONG_OF_ALONE * alone_s))
+        return long_s, min(MOST_SHORT * long_s, max(SHORT * limit_s, SHORT_OF_ALONE * alone_s))
 
     def _first(self) -> float:
         self._since_less_s = 0.0
@@ -197,6 +198,11 @@ class LoadShedding:
         """Who is not known counts if it asks for much: else anybody could make a tenant be refused sooner."""
         least = {UNKNOWN: max(ASKING_PER_S, 0.1 * self._asked_per_s)}
         return sum(each.mean_per_s > least.get(name, ASKING_PER_S) for name, each in self._tenants.items())
+
+
+def _mean(before_per_s: float, now_per_s: float) -> float:
+    """Of windows, each of which counts half as much as the one after it."""
+    return (before_per_s + now_per_s) / 2.0
 
 
 def fair_level(asked: list[tuple[float, float]], budget: float) -> float:
