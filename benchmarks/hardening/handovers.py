@@ -75,7 +75,7 @@ def _under_load(
     engines = running.engine_pids()
     with closing(open_store(store_url)) as store:
         repository = Repository(store)
-        operators = [Operator(running, adapters, repository, f"h{n}x") for n in range(OPERATORS)]
+        operators = [Operator(running, adapters, repository) for _ in range(OPERATORS)]
         asked = {
             model: Probe(
                 running.cluster.url,

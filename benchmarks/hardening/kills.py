@@ -5,6 +5,7 @@ What was acknowledged must be there once, and every answer must be by a variant 
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import time
@@ -48,6 +49,7 @@ EVERYTHING = (*ROLES, "redis", *OF_HOSTS)
 CUT_S = 20.0
 SETTLED_S = 180.0
 OPERATORS = 4  # one of them gives a name another variant each time
+_operators = itertools.count(1)
 
 
 @dataclass(frozen=True)
@@ -95,22 +97,20 @@ class Loop(Background):
 
 
 class Operator:
-    """Changes what is registered as a careful client does: with a key each, repeated until answered."""
+    """Changes what is registered as a careful client does: with a key each, repeated until answered, also
+    when it is told to come later. Its names are its own: what another could not delete is not in its way."""
 
-    def __init__(
-        self, running: Running, adapters: Sequence[Path], repository: Repository, label: str = ""
-    ) -> None:
-        """`label` begins the names that are its own."""
+    def __init__(self, running: Running, adapters: Sequence[Path], repository: Repository) -> None:
         self._http = _client(running)
         self._adapters, self._repository = adapters, repository
-        self._label, self._number = label, 0
+        self._made, self._number = f"made{next(_operators)}x", 0
         self.acknowledged: dict[str, tuple[str, str, Any, str]] = {}  # by key: method, path, body, operation
         self.meanings = Meanings()
 
     def change(self) -> None:
         """Register a variant under a name of its own, and delete it."""
         self._number += 1
-        name = f"made{self._label}{self._number}"
+        name = f"{self._made}{self._number}"
         self._register(name)
         self._end(self._ask("DELETE", f"/models/{name}"))
 
@@ -153,7 +153,7 @@ class Operator:
         for _ in range(300):
             with suppress(httpx.HTTPError):
                 reply = self._http.request(method, path, json=body, headers={"idempotency-key": key})
-                if reply.status_code < 500:
+                if not _comes_again(reply):
                     return reply
             time.sleep(0.2)
         return reply
@@ -171,7 +171,7 @@ class Operator:
                     operation = str(reply.json()["id"])
                     self.acknowledged[key] = (method, path, body, operation)
                     return operation
-                if reply.status_code < 500:
+                if not _comes_again(reply):
                     return None
             time.sleep(0.2)
         return None
@@ -184,6 +184,11 @@ class Operator:
                 if reply.status_code == 404 or (reply.is_success and reply.json()["done"]):
                     return
             time.sleep(0.05)
+
+
+def _comes_again(reply: httpx.Response) -> bool:
+    """Whether the same request may be answered a little later."""
+    return reply.status_code == 429 or reply.status_code >= 500
 
 
 @dataclass(frozen=True)
@@ -213,7 +218,7 @@ def measure(
     with closing(open_store(store_url)) as store:
         repository = Repository(store)
         fixed = {m: repository.read().models[m].record.uid for m in running.models[1:]}
-        operators = [Operator(running, adapters, repository, f"{n}x") for n in range(OPERATORS)]
+        operators = [Operator(running, adapters, repository) for _ in range(OPERATORS)]
         again = operators[-1]
         answers, struck = Answers(), list[Kill | None]()
         clients = [
