@@ -220,7 +220,8 @@ class Settings(BaseSettings):
     silent_s: float = Field(
         default=3.0,
         ge=1.5,
-        description="An engine that gives no sign of life for so long gets no requests while another does.",
+        description="An engine or a gateway that gives no sign of life for so long gets no requests while "
+        "another does.",
     )
     silent_cut_s: float = Field(
         default=30.0, ge=3, description="What such an engine has begun to answer is cut after so long."

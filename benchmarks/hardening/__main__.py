@@ -18,6 +18,8 @@
     python -m benchmarks.hardening kills --store hosts --victims agent controller engine gateway proxy \\
         redis node --clients 8 --kills 200 --between 2 --kill-minutes 20 \\
         --out benchmarks/results/hardening_answers.json
+    python -m benchmarks.hardening kills --store hosts --victims agent controller engine gateway proxy \\
+        redis --stop --kills 40 --between 3 --out benchmarks/results/hardening_stopped.json
     python -m benchmarks.hardening away --store redis --minutes 10 --out benchmarks/results/hardening.json
     python -m benchmarks.hardening handovers --store pair --out benchmarks/results/hardening.json
     python -m benchmarks.hardening soak --minutes 60 --echo-tpot-ms 30 --out benchmarks/results/hardening.json
@@ -69,7 +71,7 @@ def parts(
     hosts: ThreeHosts | None = None,
 ) -> dict[str, Callable[[], Any]]:
     series = kills.Series(
-        args.kills, args.between, args.seed, args.victims, 60 * args.kill_minutes, args.clients
+        *(args.kills, args.between, args.seed, args.victims, 60 * args.kill_minutes, args.clients, args.stop)
     )
     sizes = slow_clients.Sizes(args.header_bytes, args.headers, args.connections)
     return {
@@ -101,6 +103,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--between", type=float, default=4.0, help="seconds between two kills")
     parser.add_argument("--kill-minutes", type=float, default=math.inf, help="at most")
     parser.add_argument("--clients", type=int, default=4, help="that ask while processes are killed")
+    parser.add_argument("--stop", action="store_true", help="processes are stopped for a while, not killed")
     parser.add_argument("--minutes", type=float, default=60.0, help="of the soak, and away")
     parser.add_argument(
         "--store",
@@ -130,6 +133,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     found: dict[str, Any] = {}
     if args.store == "sqlite" and ("away" in args.parts or "redis" in args.victims):
         raise SystemExit("expected --store redis or pair for what strikes Redis, got sqlite")
+    if args.stop and not {*args.victims}.isdisjoint(kills.OF_HOSTS):
+        raise SystemExit(f"expected processes to stop, got a whole host ({' '.join(kills.OF_HOSTS)})")
     if args.store != "hosts" and not {*args.victims}.isdisjoint(kills.OF_HOSTS):
         raise SystemExit(f"expected --store hosts for what strikes hosts, got {args.store}")
     with ExitStack() as stack:

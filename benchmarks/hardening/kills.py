@@ -1,4 +1,4 @@
-"""Processes of the cluster killed at random under load, while names are registered again and again.
+"""Processes of the cluster killed or stopped at random under load, while names are registered again and again.
 
 What was acknowledged must be there once, and every answer must be by a variant that the name meant.
 """
@@ -46,7 +46,7 @@ REPLACED_ALONE = ("agent", "controller", "engine", "gateway", "proxy")
 # all of the head's (the GCS, Serve's controller), and a node that nothing reaches for a while.
 OF_HOSTS = ("node", "head", "cut")
 EVERYTHING = (*ROLES, "redis", *OF_HOSTS)
-CUT_S = 20.0
+CUT_S = 20.0  # and so long a process is stopped
 SETTLED_S = 180.0
 OPERATORS = 4  # one of them gives a name another variant each time
 _operators = itertools.count(1)
@@ -54,7 +54,8 @@ _operators = itertools.count(1)
 
 @dataclass(frozen=True)
 class Kill:
-    """`replaced_s`: until a new process of the role was there; None: none came within SETTLED_S."""
+    """`replaced_s`: until a new process of the role was there, or the one that was stopped went on; None: none
+    came within SETTLED_S."""
 
     role: str
     at_s: float
@@ -63,9 +64,11 @@ class Kill:
 
 @dataclass
 class Answers:
-    """Of the clients: `at_s` of each that was right; what failed, by code; which were by a wrong variant."""
+    """Of the clients: `at_s` of each that was right; what failed, by code; which were by a wrong variant. `took`:
+    of each request, when it ended, however it did, and how long it took (s)."""
 
     at_s: list[float] = field(default_factory=list)
+    took: list[tuple[float, float]] = field(default_factory=list)
     failed: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     stale: int = 0  # by the variant that the name meant before
@@ -194,7 +197,8 @@ def _comes_again(reply: httpx.Response) -> bool:
 @dataclass(frozen=True)
 class Series:
     """So many kills, `between_s` apart in the mean, each of a random one of the roles `victims` (of one that
-    is named twice more often), while so many `clients` ask; fewer when `at_most_s` have gone."""
+    is named twice more often), while so many `clients` ask; fewer when `at_most_s` have gone. `stops`: they
+    are stopped for CUT_S instead."""
 
     kills: int
     between_s: float
@@ -202,6 +206,7 @@ class Series:
     victims: Sequence[str] = REPLACED_ALONE
     at_most_s: float = math.inf
     clients: int = 4
+    stops: bool = False
 
 
 def measure(
@@ -235,21 +240,28 @@ def measure(
                     break
                 time.sleep(series.between_s * choose.uniform(0.5, 1.5))
                 waiting_for(lambda: _serves(running, answers, there), SETTLED_S)
-                struck.append(_strike(running, choose.choice(victims), redis, hosts, choose))
+                role = choose.choice(victims)
+                struck.append(
+                    _stop(running, role, redis, choose)
+                    if series.stops
+                    else _strike(running, role, redis, hosts, choose)
+                )
                 print(f"kill {number + 1}: {struck[-1]}, {len(answers.at_s)} answers", flush=True)
             waiting_for(lambda: _serves(running, answers, there), SETTLED_S)
             ended_s = time.monotonic()
         verified = [operator.verify() for operator in operators]
     killed = [one for one in struck if one is not None]
-    silences = _silences(killed, answers.at_s, ended_s)
+    silences = _silences(killed, answers, ended_s)
     return {
         "clients": series.clients,
+        "how": f"stopped for {CUT_S:.0f} s" if series.stops else "killed",
         "kills": dict(Counter(one.role for one in killed)),
         "nobody_to_kill": struck.count(None),
         "not_replaced": dict(Counter(one.role for one in killed if one.replaced_s is None)),
         "gaps_s": {role: _gaps(silences, role) for role in victims},
         "in_turn": [
-            [round(one.kill.at_s - silences[0].kill.at_s, 1), one.kill.role, one.gap_s] for one in silences
+            [round(one.kill.at_s - silences[0].kill.at_s, 1), one.kill.role, one.gap_s, one.longest_s]
+            for one in silences
         ],
         "answers": len(answers.at_s),
         "failed": dict(answers.failed),
@@ -299,6 +311,26 @@ def _strike(
     return Kill(role, killed_s, waiting_for(lambda: _others(running, role, before), SETTLED_S))
 
 
+def _stop(
+    running: Running, role: str, redis: RedisServer | RedisPair | None, choose: random.Random
+) -> Kill | None:
+    """One of the role hangs for CUT_S. None: there was nobody."""
+    victims = (
+        [psutil.Process(redis.process.pid)]
+        if role == "redis" and redis is not None
+        else of_role(running, role)
+    )
+    if not victims:
+        return None
+    victim, stopped_s = choose.choice(victims), time.monotonic()
+    with suppress(psutil.NoSuchProcess):
+        victim.suspend()
+    time.sleep(CUT_S)
+    with suppress(psutil.NoSuchProcess):  # somebody killed and replaced it
+        victim.resume()
+    return Kill(role, stopped_s, round(time.monotonic() - stopped_s, 2))
+
+
 def _strike_host(hosts: ThreeHosts, role: str, choose: random.Random) -> Kill:
     """Replaced: the host is there again, and what ran on it may still have to come."""
     host = HEAD if role == "head" else choose.choice(NODES)
@@ -335,18 +367,24 @@ def title_of(process: psutil.Process) -> str:
 
 @dataclass(frozen=True)
 class Silence:
-    """`gap_s`: the longest silence after a kill, until the next one came."""
+    """`gap_s`: the longest silence after a kill, until the next one came. `longest_s`: of the requests that
+    ended meanwhile."""
 
     kill: Kill
     gap_s: float
+    longest_s: float
 
 
-def _silences(killed: Sequence[Kill], answers_at_s: Sequence[float], ended_s: float) -> list[Silence]:
+def _silences(killed: Sequence[Kill], answers: Answers, ended_s: float) -> list[Silence]:
     ends_s = [*(one.at_s for one in killed[1:]), ended_s]
     return [
-        Silence(one, round(silence_s(answers_at_s, one.at_s, end_s), 2))
+        Silence(one, round(silence_s(answers.at_s, one.at_s, end_s), 2), _longest_s(answers, one.at_s, end_s))
         for one, end_s in zip(killed, ends_s, strict=True)
     ]
+
+
+def _longest_s(answers: Answers, from_s: float, until_s: float) -> float:
+    return round(max((took for at_s, took in answers.took if from_s < at_s <= until_s), default=0.0), 2)
 
 
 def _gaps(silences: Sequence[Silence], role: str) -> dict[str, float | None]:
@@ -356,6 +394,7 @@ def _gaps(silences: Sequence[Silence], role: str) -> dict[str, float | None]:
     return {
         "median": gaps[len(gaps) // 2] if gaps else None,
         "largest": gaps[-1] if gaps else None,
+        "longest_request": max((one.longest_s for one in of_role), default=None),
         "replaced_after_median": backs[len(backs) // 2] if backs else None,
     }
 
@@ -374,6 +413,8 @@ def _asking(
             code = "" if reply.is_success else str(reply.json()["error"]["code"])
         except (httpx.HTTPError, ValueError, LookupError) as e:
             code = type(e).__name__
+        ended_s = time.monotonic()
+        answers.took.append((ended_s, ended_s - begun_s))
         if name == AGAIN and code in ("model_not_found", "not_deployed", "unavailable"):  # it comes and goes
             time.sleep(0.01)
             return

@@ -33,6 +33,7 @@ with uncollected():
     from controlplane.gateway.route_book import RouteBook
     from controlplane.gateway.tenants_book import TenantsBook
     from controlplane.runtime.cluster import RayCluster
+    from controlplane.runtime.gateway_pings import bear_pings
     from controlplane.runtime.loopback import keep_replica_on_loopback
     from controlplane.runtime.replica_http import answer_first
     from controlplane.runtime.replica_logs import log_at_once
@@ -45,6 +46,8 @@ with uncollected():
     from workers.server.metrics_server import serve_metrics
 
 log = logging.getLogger(__name__)
+
+bear_pings()
 
 
 @cache

@@ -1,38 +1,44 @@
-"""What Serve's own proxy is told before it listens: bounds on what a client may send, and leave unread."""
+"""What Serve's own proxy is told before it listens: bounds on what a client may send, and leave unread; and
+to ping gateways."""
 
 from __future__ import annotations
 
 import logging
 from typing import Any
 
+from controlplane.runtime import gateway_pings
 from controlplane.runtime.proxy_shedding import shedding_connections
+from controlplane.settings import Settings
 
 log = logging.getLogger(__name__)
 
 # So much of an answer a gateway may send before the proxy takes it; gRPC would let it grow to megabytes each.
 WINDOW_BYTES = 32 << 10
-_CHANNEL = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", WINDOW_BYTES))
+_NARROW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", WINDOW_BYTES))
 
 
 def bound_connections() -> list[Any]:
     """Have servers that uvicorn starts in this process from now on bound connections, and channels to
-    replicas hold little. Returns no middlewares, which Serve's proxy asks for: they would come too late."""
+    replicas hold little, and notice who is silent. Returns no middlewares, which Serve's proxy asks for: they would come too late."""
     from uvicorn.protocols.http import auto
 
     auto.AutoHTTPProtocol = shedding_connections()
-    _narrow_channels()
+    _set_up_channels((*_NARROW, *gateway_pings.of_channel(Settings().silent_s)))
     return []
 
 
-def _narrow_channels() -> None:
+def _set_up_channels(ours: tuple[tuple[str, int], ...]) -> None:
     from ray.serve._private.request_router import replica_wrapper
 
     make = getattr(replica_wrapper, "init_grpc_channel", None)
     if make is None:  # of another Ray than was tested
-        log.warning("the proxy's channels are Ray's own: it may hold megabytes of each answer nobody reads")
+        log.warning(
+            "the proxy's channels are Ray's own: it may hold megabytes of each answer nobody reads, and waits"
+            " for gateways that hang"
+        )
         return
 
-    def narrow(address: str, options: Any = None, **more: Any) -> Any:
-        return make(address, options=[*(options or ()), *_CHANNEL], **more)
+    def with_ours(address: str, options: Any = None, **more: Any) -> Any:
+        return make(address, options=[*(options or ()), *ours], **more)
 
-    replica_wrapper.init_grpc_channel = narrow
+    replica_wrapper.init_grpc_channel = with_ours

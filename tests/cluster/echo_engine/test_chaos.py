@@ -1,14 +1,19 @@
-"""Processes killed under load: every request ends, service returns in time, nothing acknowledged is lost."""
+"""Processes killed or stopped under load: every request ends, service returns in time, nothing acknowledged is
+lost."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
-from clusters import Cluster, name, until
+from clusters import GIVE_UP_S, Cluster, name, until
 from killing import BASE, ENGINE_ERRORS, MODELS, answers, assert_kept, report, strike
 from load import Load
 
@@ -69,6 +74,41 @@ def test_gateway_killed(echo_cluster: Cluster) -> None:
     report("gateway", load, times)
     assert set(load.errors()) <= {"503 unavailable", "event unavailable"}
     assert_kept(echo_cluster, before)
+
+
+def test_what_a_gateway_has_ends_when_it_hangs(echo_cluster: Cluster) -> None:
+    """It breaks no connection, and Serve takes much longer to notice."""
+    before = echo_cluster.records()
+    body = {"model": BASE, "prompt": "hello", "max_tokens": 2}
+    engine, gateway = (
+        echo_cluster.replica(*which) for which in ((f"model-{BASE}", "Engine"), ("ostinato", "Gateway"))
+    )
+    with ThreadPoolExecutor(1) as pool:
+        with stopped(engine):
+            asked = pool.submit(echo_cluster.http.post, "/v1/completions", json=body, timeout=GIVE_UP_S)
+            until(partial(_is_under_way, echo_cluster), "the gateway to have the request")
+            with stopped(gateway):
+                reply = asked.result(GIVE_UP_S)
+                assert gateway.status() == psutil.STATUS_STOPPED
+        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "unavailable")
+    until(partial(answers, echo_cluster, BASE), "an answer when both go on")
+    assert_kept(echo_cluster, before)
+
+
+@contextmanager
+def stopped(process: psutil.Process) -> Iterator[None]:
+    process.suspend()
+    try:
+        yield
+    finally:
+        process.resume()
+
+
+def _is_under_way(cluster: Cluster) -> bool:
+    found = cluster.http.get("/metrics/targets").json()
+    (address,) = (a for one in found if one["labels"]["component"] == "gateway" for a in one["targets"])
+    told = httpx.get(f"http://{address}/metrics", timeout=GIVE_UP_S, trust_env=False).text
+    return f'ostinato_requests_in_flight{{model="{BASE}"}} 1.0' in told
 
 
 def test_a_head_that_died_is_started_again(echo_cluster: Cluster) -> None:

@@ -1,0 +1,103 @@
+"""Pings between a proxy and a gateway: who hangs is found out, and who only takes long is left alone."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from controlplane.runtime import gateway_pings
+
+SILENT_S, EVERY_S = 1.0, 0.05
+PINGS = 20  # without a word between them; gRPC's servers bear two
+FOREVER_S = 3600.0
+GIVE_UP_S = 300.0
+
+# Like a replica of Serve's: it says at once that it has taken the request, and long after what came of it.
+# {make} makes the server; it prints its port.
+GATEWAY = """
+import asyncio, grpc, grpc.aio
+{imports}
+
+async def answer(request, context):
+    await context.send_initial_metadata((("accepted", "1"),))
+    await asyncio.sleep(float(request))
+    yield b"done"
+
+async def main():
+    server = {make}
+    handler = grpc.unary_stream_rpc_method_handler(answer)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("gateway", dict(ask=handler)),))
+    print(server.add_insecure_port("127.0.0.1:0"), flush=True)
+    await server.start()
+    await server.wait_for_termination()
+
+asyncio.run(main())
+"""
+PLAIN = {"imports": "", "make": "grpc.aio.server()"}
+OURS = {
+    "imports": "from controlplane.runtime.gateway_pings import OF_SERVER",
+    "make": "grpc.aio.server(options=OF_SERVER)",
+}
+OF_SERVE = {
+    "imports": "import controlplane.runtime.app; from ray.serve._private import replica",
+    "make": "replica.create_grpc_server_with_interceptors(asynchronous=True)",
+}
+Ask = Callable[[float], Any]
+
+
+@asynccontextmanager
+async def gateway(how: dict[str, str]) -> AsyncIterator[tuple[subprocess.Popen[str], Ask]]:
+    """Its process, and a call that it answers after so many seconds, through a proxy's channel."""
+    code = GATEWAY.format(**how)
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            address = f"127.0.0.1:{int(process.stdout.readline())}"
+            options = gateway_pings.of_channel(SILENT_S, EVERY_S)
+            async with grpc.aio.insecure_channel(address, options=options) as channel:
+                call = channel.unary_stream("/gateway/ask")
+                yield process, lambda after_s: call(str(after_s).encode(), timeout=GIVE_UP_S)
+        finally:
+            process.kill()
+
+
+async def pieces(call: Any) -> list[bytes]:
+    return [piece async for piece in call]
+
+
+async def test_a_gateway_that_hangs_loses_its_requests_and_gets_others_when_it_goes_on() -> None:
+    async with gateway(OURS) as (process, ask):
+        taken = ask(FOREVER_S)
+        assert dict(await taken.initial_metadata())["accepted"] == "1"
+        process.send_signal(signal.SIGSTOP)
+        for call in (taken, ask(0)):  # the second is sent to one that is known to be away
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await pieces(call)
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        process.send_signal(signal.SIGCONT)
+        while True:
+            try:
+                assert await pieces(ask(0)) == [b"done"]
+                return
+            except grpc.aio.AioRpcError as e:
+                assert e.code() is grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize("how", [OURS, OF_SERVE], ids=["ours", "one that Serve makes for our gateway"])
+async def test_a_gateway_that_says_nothing_for_many_pings_is_waited_for(how: dict[str, str]) -> None:
+    async with gateway(how) as (_, ask):
+        assert await pieces(ask(PINGS * EVERY_S)) == [b"done"]
+
+
+async def test_one_that_does_not_bear_pings_breaks_off() -> None:
+    """So the tests above have pings to bear."""
+    async with gateway(PLAIN) as (_, ask):
+        with pytest.raises(grpc.aio.AioRpcError, match="Too many pings|too_many_pings"):
+            await pieces(ask(FOREVER_S))
