@@ -76,9 +76,9 @@ class Shedding:
             self._counted = counting(app, self._answered)
         return self._counted
 
-    def _answered(self) -> None:
+    def _answered(self, is_refusal: bool) -> None:
         """To the present one: another takes its place after an error."""
-        self._shedding.answer()
+        self._shedding.answer(is_refusal)
 
     def retry_s(self, path: bytes, headers: Headers, now_s: float) -> float | None:
         """None: pass the request on; else when to try again."""
@@ -148,13 +148,14 @@ class Shedding:
             self._is_counted = False
 
 
-def counting(app: ASGIApp, answered: Callable[[], None]) -> ASGIApp:
-    """`app`, and a call of `answered` for each answer that begins, other than to who asks how it is."""
+def counting(app: ASGIApp, answered: Callable[[bool], None]) -> ASGIApp:
+    """`app`, and a call of `answered` for each answer that begins, other than to who asks how it is: whether it
+    says that too much was asked."""
 
     async def counted(scope: Scope, receive: Receive, send: Send) -> None:
         async def and_count(message: Message) -> None:
             if message["type"] == "http.response.start":
-                answered()
+                answered(message["status"] == 429)
             await send(message)
 
         is_counted = scope["type"] == "http" and scope["path"].encode() not in _UNCOUNTED

@@ -5,7 +5,8 @@ Then requests beyond a budget are refused while they are cheap: before anything 
 is at first a part of what was answered lately, so that what waits is done soon. It follows the delay from
 there: less while that is long, more when it is short again. Once some are refused, who is refused is above
 its share, so the delay may be held much lower than the one that began it; but not lower than what the
-smallest request takes on this machine when there is no crowd.
+smallest request takes on this machine when there is no crowd. It is held lower still where most of what is
+passed on is refused behind the proxy: then to pass on less loses nothing, and all refusals are sooner.
 
 Tenants share the budget by weight, max-min fairly: each has a token bucket, and all buckets are filled at the
 same level of requests a second and unit of weight. So a tenant that asks for less than its share is refused
@@ -30,18 +31,25 @@ LOOKS = 2  # one that is late may be a machine that stood still
 LONG, LONG_OF_ALONE = 0.3, 2.5
 SHORT, SHORT_OF_ALONE = 0.15, 1.5
 MOST_SHORT = 0.9  # of what is long
+# The same parts where more than WASTED of what is passed on is refused behind the proxy; above LATE_WASTED some
+# begin to be refused.
+WASTED, LATE_WASTED, LONG_WASTED, SHORT_WASTED = 0.5, 0.2, 0.1, 0.05
 ALONE_WINDOWS = 20  # of which the shortest says what it takes without a crowd
 SETTLED_S = 5.0  # after the last cut: what waited is done by then
 # The first budget, of what was answered; later ones, of the one before. At least so much of what was passed
 # on: long answers that are not streamed begin when they are finished.
-FIRST, LESS, MORE, SLOWLY_MORE = 0.6, 0.85, 1.03, 1.015
+FIRST, LESS, LESS_WASTED, MORE, SLOWLY_MORE = 0.6, 0.85, 0.7, 1.03, 1.015
+# Where most is refused behind the proxy there is nothing to win near the last budget that was too much.
+NEAR, HARDLY_MORE = 0.75, 1.0005
 OF_PASSED = 0.5
 UNKNOWN = ""  # the name of all whom nobody knows
 # Any machine passes so many requests on in a second: what delays them then are not requests.
 LEAST_PER_S = 40.0
 ASKING_PER_S = 0.5
 BURST_S, LEAST_BURST = 0.2, 20.0
-OVER = 2.0  # a budget so many times what comes limits nobody
+# A budget so many times what comes limits nobody, and grows no further. There is none any more when the path
+# was in time with it for so long: another crowd would be noticed late.
+ROOM, CALM_S = 1.25, 15.0
 LONGEST_RETRY_S = 30.0
 FORGOTTEN_PER_S = 0.01
 
@@ -58,8 +66,8 @@ class _Tenant:
 
 
 class LoadShedding:
-    """`arrive` for each request, `answer` when the first of an answer is there, and `look` several times in
-    WINDOW_S."""
+    """`arrive` for each request, `answer` when the first of an answer is there (`is_refusal`: somebody behind
+    the proxy would not do it), and `look` several times in WINDOW_S."""
 
     def __init__(self) -> None:
         self._budget_per_s = math.inf
@@ -70,10 +78,13 @@ class LoadShedding:
         self._since_s: float | None = None
         self._alone_s: deque[float] = deque(maxlen=ALONE_WINDOWS)
         self._passed = self._answered = 0
+        self._refusals = 0
         self._passed_per_s = self._answered_per_s = 0.0
-        self._asked_per_s = 0.0
-        self._late_for_s = 0.0
+        self._refusals_per_s = 0.0
+        self._asked_per_s = self._asked_lately_per_s = 0.0
+        self._late_for_s = self._calm_for_s = 0.0
         self._since_less_s = 0.0
+        self._too_much_per_s = math.inf
 
     @property
     def budget_per_s(self) -> float:
@@ -99,9 +110,10 @@ class LoadShedding:
         self._passed += 1
         return None
 
-    def answer(self) -> None:
+    def answer(self, is_refusal: bool = False) -> None:
         """A request that was passed on is answered, or begins to be."""
         self._answered += 1
+        self._refusals += is_refusal
 
     def look(self, late_s: float, now_s: float) -> None:
         """`late_s`: how long the smallest request takes now."""
@@ -128,6 +140,8 @@ class LoadShedding:
         for tenant in self._tenants.values():
             tenant.mean_per_s = _mean(tenant.mean_per_s, tenant.asked / took_s)
         self._asked_per_s = sum(tenant.asked for tenant in self._tenants.values()) / took_s
+        self._asked_lately_per_s = _mean(self._asked_lately_per_s, self._asked_per_s)
+        self._refusals_per_s = _mean(self._refusals_per_s, self._refusals / took_s)
         self._answered_per_s = _mean(self._answered_per_s, self._answered / took_s)
         self._passed_per_s = _mean(self._passed_per_s, self._passed / took_s)
         self._budget_per_s = self._next_budget(late_s, took_s)
@@ -141,7 +155,7 @@ class LoadShedding:
             tenant.asked = 0
             if self._level_per_s == math.inf:
                 tenant.tokens = math.inf
-        self._passed = self._answered = 0
+        self._passed = self._answered = self._refusals = 0
         self._was_late_s = late_s
         self._late_s.clear()
 
@@ -151,23 +165,30 @@ class LoadShedding:
             self._late_for_s = 0.0
             return math.inf  # it is not requests that delay others
         limit_s = LATE_S if self._tenants_asking() > 1 else LATE_ALONE_S
-        self._late_for_s = self._late_for_s + took_s if late_s > limit_s else 0.0
+        begins_s = max(LATE_WASTED * limit_s, self._long_alone_s) if self._is_wasted else limit_s
+        self._late_for_s = self._late_for_s + took_s if late_s > begins_s else 0.0
         self._since_less_s += took_s
         self._see_alone(late_s, limit_s)
         if self._budget_per_s == math.inf:
             return self._first() if self._late_for_s >= LATE_FOR_S else math.inf
         long_s, short_s = self._band(limit_s)
+        most_per_s = max(ROOM * self._asked_lately_per_s, LEAST_PER_S)
+        is_calm = late_s <= long_s and self._budget_per_s >= self._asked_lately_per_s
+        self._calm_for_s = self._calm_for_s + took_s if is_calm else 0.0
+        if self._calm_for_s >= CALM_S:
+            return math.inf
         # Where what waits becomes less, or what was refused is not felt yet, there is nothing to do.
         is_felt = late_s >= self._was_late_s and self._since_less_s > late_s
         if late_s > long_s:
             return self._less() if is_felt else self._budget_per_s
-        if late_s <= short_s:
-            return self._more(MORE)
-        return self._more(SLOWLY_MORE) if self._since_less_s > SETTLED_S else self._budget_per_s
+        return max(self._budget_per_s, min(most_per_s, self._more(late_s <= short_s) * self._budget_per_s))
 
-    def _more(self, factor: float) -> float:
-        more = factor * self._budget_per_s
-        return more if more < max(OVER * self._asked_per_s, 2 * LEAST_PER_S) else math.inf
+    def _more(self, is_soon: bool) -> float:
+        if self._is_wasted and self._budget_per_s >= NEAR * self._too_much_per_s:
+            return HARDLY_MORE
+        if is_soon and not self._is_wasted:
+            return MORE
+        return SLOWLY_MORE if self._since_less_s > SETTLED_S else 1.0
 
     def _see_alone(self, late_s: float, limit_s: float) -> None:
         """What the smallest request takes when nobody is refused, or as few are passed on as ever."""
@@ -177,22 +198,38 @@ class LoadShedding:
 
     def _band(self, limit_s: float) -> tuple[float, float]:
         """Above the first less is passed on, below the second more."""
-        alone_s = min(self._alone_s, default=0.0)
-        long_s = min(limit_s, max(LONG * limit_s, LONG_OF_ALONE * alone_s))
-        return long_s, min(MOST_SHORT * long_s, max(SHORT * limit_s, SHORT_OF_ALONE * alone_s))
+        long, short = (LONG_WASTED, SHORT_WASTED) if self._is_wasted else (LONG, SHORT)
+        long_s = min(limit_s, max(long * limit_s, self._long_alone_s))
+        return long_s, min(MOST_SHORT * long_s, max(short * limit_s, SHORT_OF_ALONE * self._least_s))
+
+    @property
+    def _is_wasted(self) -> bool:
+        """Whether most of what is passed on is refused all the same."""
+        return self._refusals_per_s > WASTED * self._answered_per_s
+
+    @property
+    def _least_s(self) -> float:
+        """What the smallest request takes without a crowd; 0: it is not known yet."""
+        return min(self._alone_s, default=0.0)
+
+    @property
+    def _long_alone_s(self) -> float:
+        return LONG_OF_ALONE * self._least_s
 
     def _first(self) -> float:
-        self._since_less_s = 0.0
-        return max(LEAST_PER_S, FIRST * max(self._answered_per_s, OF_PASSED * self._passed_per_s))
+        self._since_less_s = self._calm_for_s = 0.0
+        self._too_much_per_s = max(self._answered_per_s, OF_PASSED * self._passed_per_s)
+        return max(LEAST_PER_S, FIRST * self._too_much_per_s)
 
     def _less(self) -> float:
         """What is not used up says nothing of how much can be done."""
         used = self._budget_per_s
         if self._asked_per_s > used:
             used = min(used, max(self._answered_per_s, OF_PASSED * self._passed_per_s))
+        self._too_much_per_s = used
         if self._budget_per_s > LEAST_PER_S:
             self._since_less_s = 0.0
-        return max(LEAST_PER_S, LESS * used)
+        return max(LEAST_PER_S, (LESS_WASTED if self._is_wasted else LESS) * used)
 
     def _tenants_asking(self) -> int:
         """Who is not known counts if it asks for much: else anybody could make a tenant be refused sooner."""

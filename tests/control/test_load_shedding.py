@@ -11,7 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.traffic.load_shedding import LATE_ALONE_S, LATE_S, LEAST_PER_S, LoadShedding, fair_level
+from controlplane.traffic.load_shedding import (
+    CALM_S,
+    LATE_ALONE_S,
+    LATE_S,
+    LEAST_PER_S,
+    ROOM,
+    LoadShedding,
+    fair_level,
+)
 
 LOOK_S = 0.05
 
@@ -133,6 +141,24 @@ def test_where_nothing_was_answered_yet_half_of_what_came_counts() -> None:
     assert shedding.budget_per_s == pytest.approx(0.6 * 0.5 * 420, rel=0.02)
 
 
+def test_a_crowd_that_stays_may_not_become_late_again() -> None:
+    """While all are passed on for a while, as the path has become faster, nobody is refused; and before that has
+    lasted for long, it takes no second of waiting to refuse some."""
+    shedding = LoadShedding()
+    now_s = late_for(shedding, 1.0, 10.0, 400.0)
+    while shedding.budget_per_s < 400.0:
+        now_s = late_for(shedding, 0.001, 0.5, 400.0, since_s=now_s)
+    now_s = late_for(shedding, 0.001, 0.8 * CALM_S, 400.0, since_s=now_s)
+    assert shedding.arrive("greedy", 1.0, now_s) is None
+    assert 400.0 < shedding.budget_per_s <= 1.01 * ROOM * 402.0
+    now_s = late_for(shedding, 0.8 * LATE_S, 1.5, 400.0, since_s=now_s)
+    assert shedding.budget_per_s < 400.0
+    while shedding.budget_per_s < 400.0:
+        now_s = late_for(shedding, 0.001, 0.5, 400.0, since_s=now_s)
+    late_for(shedding, 0.001, 1.2 * CALM_S, 400.0, since_s=now_s)
+    assert shedding.budget_per_s == math.inf
+
+
 @pytest.mark.parametrize("alone_s", [0.005, 0.05, 0.09, 0.12, 0.2])
 @pytest.mark.parametrize("is_known", [True, False])
 def test_a_slow_machine_refuses_nobody_when_its_trouble_is_over(alone_s: float, is_known: bool) -> None:
@@ -173,12 +199,15 @@ def test_the_level_shares_the_budget_max_min_fairly(asked: list[tuple[float, flo
 
 @dataclass
 class Loop:
-    """An event loop: in each round all that came is read, and work that was begun goes on. Virtual time."""
+    """An event loop: in each round all that came is read, and work that was begun goes on. Virtual time. Of what
+    it passes on so much a second is `done`, and the rest is refused there."""
 
     pass_s: float
     refuse_s: float
     asks: dict[str, float]
     weights: dict[str, float]
+    may_per_s: float = math.inf
+    done: int = 0
     passed: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
     waits_s: list[float] = field(default_factory=list)
@@ -193,7 +222,7 @@ class Loop:
                 comes.append((at_s, name))
                 at_s += choose.expovariate(per_s)
         left = deque(sorted(comes))
-        shedding, now_s, due_s, begun = LoadShedding(), 0.0, LOOK_S, 0
+        shedding, now_s, due_s, begun, taken = LoadShedding(), 0.0, LOOK_S, 0, 0
         while left or begun:
             if not begun and now_s < due_s:
                 now_s = max(now_s, min(due_s, left[0][0] if left else due_s))
@@ -205,7 +234,10 @@ class Loop:
                 ready.append(left.popleft())
             for _ in range(begun):
                 now_s += self.pass_s / 2
-                shedding.answer()
+                is_done = taken < self.may_per_s * now_s
+                taken += is_done
+                self.done += is_done and now_s >= settled_s
+                shedding.answer(not is_done)
             begun = 0
             for at_s, name in ready:
                 is_refused = shedding.arrive(name, self.weights[name], now_s) is not None
@@ -248,3 +280,15 @@ def test_a_loop_with_more_than_it_can_do(
     others = {name: loop.passed[name] / weights[name] for name in asks if name != "small"}
     assert max(others.values()) <= 1.05 * min(others.values())
     assert sorted(loop.waits_s)[len(loop.waits_s) // 2] < 1.5 * LATE_S
+
+
+@pytest.mark.parametrize("factor", [10.0, 30.0])
+def test_what_is_passed_on_to_be_refused_makes_nobody_wait(factor: float) -> None:
+    """Engines that can do 17 requests a second are kept busy by a path that could pass on 150."""
+    asks = {"small": 0.04 * 17.0 * factor, "greedy": 0.96 * 17.0 * factor}
+    loop = Loop(0.0065, 0.0003, asks, {"small": 1.0, "greedy": 1.0}, may_per_s=17.0)
+    loop.run(seconds=120.0, settled_s=20.0)
+    assert loop.done >= 0.97 * 17.0 * 100.0
+    waits_s = sorted(loop.waits_s)
+    assert waits_s[len(waits_s) * 99 // 100] < 0.05
+    assert loop.refused["small"] <= 0.002 * loop.passed["small"]

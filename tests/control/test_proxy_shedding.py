@@ -218,7 +218,8 @@ async def test_answers_that_begin_are_counted_but_to_who_asks_how_it_is(known: S
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if scope["path"] == "/fails":
             raise RuntimeError("no answer")
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        status = 429 if scope["path"] == "/busy" else 200
+        await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", b"2")]})
         for piece in (b"o", b"k"):
             await send({"type": "http.response.body", "body": piece, "more_body": piece == b"o"})
 
@@ -228,11 +229,14 @@ async def test_answers_that_begin_are_counted_but_to_who_asks_how_it_is(known: S
         for path in (b"/", b"/healthz?x=1", b"/-/healthz", b"/v1/models"):
             writer.write(request(None, GREEDY).replace(b"GET /", b"GET " + path))
             assert (await answer(reader))[0] == 200
-        assert counted.answers == 2
+        assert (counted.answers, counted.refusals) == (2, 0)
+        writer.write(request(None, GREEDY).replace(b"GET /", b"GET /busy"))
+        assert (await answer(reader))[0] == 429
+        assert (counted.answers, counted.refusals) == (3, 1)
         writer.write(request(None, GREEDY).replace(b"GET /", b"GET /fails"))
         await reader.read()
         writer.close()
-    assert counted.answers == 2
+    assert counted.answers == 3
 
 
 async def test_openais_client_is_told(port: int) -> None:
@@ -304,10 +308,11 @@ class Counting(LoadShedding):
     def __init__(self) -> None:
         super().__init__()
         self.asked: Counter[str] = Counter()
-        self.answers = 0
+        self.answers = self.refusals = 0
 
-    def answer(self) -> None:
+    def answer(self, is_refusal: bool = False) -> None:
         self.answers += 1
+        self.refusals += is_refusal
 
     def arrive(self, name: str, weight: float, now_s: float) -> float | None:
         self.asked[name] += 1
