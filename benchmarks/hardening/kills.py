@@ -1,4 +1,5 @@
-"""Processes of the cluster killed or stopped at random under load, while names are registered again and again.
+"""Processes of the cluster killed or stopped at random under load, while names are registered again and
+again.
 
 What was acknowledged must be there once, and every answer must be by a variant that the name meant.
 """
@@ -54,8 +55,8 @@ _operators = itertools.count(1)
 
 @dataclass(frozen=True)
 class Kill:
-    """`replaced_s`: until a new process of the role was there, or the one that was stopped went on; None: none
-    came within SETTLED_S."""
+    """`replaced_s`: until a new process of the role was there, or the one that was stopped went on; None:
+    none came within SETTLED_S."""
 
     role: str
     at_s: float
@@ -64,8 +65,8 @@ class Kill:
 
 @dataclass
 class Answers:
-    """Of the clients: `at_s` of each that was right; what failed, by code; which were by a wrong variant. `took`:
-    of each request, when it ended, however it did, and how long it took (s)."""
+    """Of the clients: `at_s` of each that was right; what failed, by code; which were by a wrong variant.
+    `took`: of each request, when it ended, however it did, and how long it took (s)."""
 
     at_s: list[float] = field(default_factory=list)
     took: list[tuple[float, float]] = field(default_factory=list)

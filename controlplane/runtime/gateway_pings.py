@@ -2,9 +2,9 @@
 
 What hangs, and what is behind a broken network, breaks no connection: without pings a request there would
 have neither an answer nor an error. These are gRPC's own (HTTP/2's), on the connection that requests take. A
-gateway that leaves one unanswered for so long is taken for gone: requests that it had not taken go to another,
-others end with `unavailable`, and none is sent to it until it answers again. gRPC answers them beside Python,
-so a gateway that is only busy does, too.
+gateway that leaves one unanswered for so long is taken for gone: requests that it had not taken go to
+another, others end with `unavailable`, and none is sent to it until it answers again. gRPC answers them
+beside Python, so a gateway that is only busy does, too.
 """
 
 from __future__ import annotations

@@ -149,8 +149,8 @@ class Shedding:
 
 
 def counting(app: ASGIApp, answered: Callable[[bool], None]) -> ASGIApp:
-    """`app`, and a call of `answered` for each answer that begins, other than to who asks how it is: whether it
-    says that too much was asked."""
+    """`app`, and a call of `answered` for each answer that begins, other than to who asks how it is: whether
+    it says that too much was asked."""
 
     async def counted(scope: Scope, receive: Receive, send: Send) -> None:
         async def and_count(message: Message) -> None:

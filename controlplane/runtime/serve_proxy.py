@@ -19,7 +19,8 @@ _NARROW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", WINDOW_BY
 
 def bound_connections() -> list[Any]:
     """Have servers that uvicorn starts in this process from now on bound connections, and channels to
-    replicas hold little, and notice who is silent. Returns no middlewares, which Serve's proxy asks for: they would come too late."""
+    replicas hold little and notice who is silent. Returns no middlewares, which Serve's proxy asks for: they
+    would come too late."""
     from uvicorn.protocols.http import auto
 
     auto.AutoHTTPProtocol = shedding_connections()

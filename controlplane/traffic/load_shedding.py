@@ -31,8 +31,8 @@ LOOKS = 2  # one that is late may be a machine that stood still
 LONG, LONG_OF_ALONE = 0.3, 2.5
 SHORT, SHORT_OF_ALONE = 0.15, 1.5
 MOST_SHORT = 0.9  # of what is long
-# The same parts where more than WASTED of what is passed on is refused behind the proxy; above LATE_WASTED some
-# begin to be refused.
+# The same parts where more than WASTED of what is passed on is refused behind the proxy; above LATE_WASTED
+# some begin to be refused.
 WASTED, LATE_WASTED, LONG_WASTED, SHORT_WASTED = 0.5, 0.2, 0.1, 0.05
 ALONE_WINDOWS = 20  # of which the shortest says what it takes without a crowd
 SETTLED_S = 5.0  # after the last cut: what waited is done by then

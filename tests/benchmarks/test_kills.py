@@ -70,8 +70,6 @@ def api_that_is_busy(busy: list[int]) -> Iterator[tuple[str, list[tuple[str, str
                 taken.append((self.command, self.path))
             self.say(200, {"id": "op-1", "done": True})
 
-        do_GET = do_POST = do_DELETE = answer
-
         def say(self, status: int, body: Any) -> None:
             text = json.dumps(body).encode()
             self.send_response(status)
@@ -82,6 +80,8 @@ def api_that_is_busy(busy: list[int]) -> Iterator[tuple[str, list[tuple[str, str
         def log_message(self, *_: object) -> None:
             pass
 
+    for method in ("GET", "POST", "DELETE"):
+        setattr(Answers, f"do_{method}", Answers.answer)
     server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()

@@ -142,8 +142,8 @@ def test_where_nothing_was_answered_yet_half_of_what_came_counts() -> None:
 
 
 def test_a_crowd_that_stays_may_not_become_late_again() -> None:
-    """While all are passed on for a while, as the path has become faster, nobody is refused; and before that has
-    lasted for long, it takes no second of waiting to refuse some."""
+    """While all are passed on for a while, as the path has become faster, nobody is refused; and before that
+    has lasted for long, it takes no second of waiting to refuse some."""
     shedding = LoadShedding()
     now_s = late_for(shedding, 1.0, 10.0, 400.0)
     while shedding.budget_per_s < 400.0:
@@ -199,8 +199,8 @@ def test_the_level_shares_the_budget_max_min_fairly(asked: list[tuple[float, flo
 
 @dataclass
 class Loop:
-    """An event loop: in each round all that came is read, and work that was begun goes on. Virtual time. Of what
-    it passes on so much a second is `done`, and the rest is refused there."""
+    """An event loop: in each round all that came is read, and work that was begun goes on. Virtual time. Of
+    what it passes on so much a second is `done`, and the rest is refused there."""
 
     pass_s: float
     refuse_s: float

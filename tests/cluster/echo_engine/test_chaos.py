@@ -1,5 +1,5 @@
-"""Processes killed or stopped under load: every request ends, service returns in time, nothing acknowledged is
-lost."""
+"""Processes killed or stopped under load: every request ends, service returns in time, nothing acknowledged
+is lost."""
 
 from __future__ import annotations
 
