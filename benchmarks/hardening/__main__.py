@@ -18,8 +18,9 @@
     python -m benchmarks.hardening kills --store hosts --victims agent controller engine gateway proxy \\
         redis node --clients 8 --kills 200 --between 2 --kill-minutes 20 \\
         --out benchmarks/results/hardening_answers.json
-    python -m benchmarks.hardening kills --store hosts --victims agent controller engine gateway proxy \\
-        redis --stop --kills 40 --between 3 --out benchmarks/results/hardening_stopped.json
+    python -m benchmarks.hardening kills --store hosts --victims cut stop:agent stop:controller stop:engine \\
+        stop:gateway stop:proxy stop:redis --kills 40 --between 3 \\
+        --out benchmarks/results/hardening_stopped.json
     python -m benchmarks.hardening away --store redis --minutes 10 --out benchmarks/results/hardening.json
     python -m benchmarks.hardening handovers --store pair --out benchmarks/results/hardening.json
     python -m benchmarks.hardening soak --minutes 60 --echo-tpot-ms 30 --out benchmarks/results/hardening.json
@@ -71,7 +72,7 @@ def parts(
     hosts: ThreeHosts | None = None,
 ) -> dict[str, Callable[[], Any]]:
     series = kills.Series(
-        *(args.kills, args.between, args.seed, args.victims, 60 * args.kill_minutes, args.clients, args.stop)
+        args.kills, args.between, args.seed, args.victims, 60 * args.kill_minutes, args.clients
     )
     sizes = slow_clients.Sizes(args.header_bytes, args.headers, args.connections)
     return {
@@ -99,11 +100,17 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--watchers", type=int, default=1_000)
     parser.add_argument("--seconds", type=float, default=20.0, help="of each measuring")
     parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--victims", nargs="+", choices=kills.EVERYTHING, default=kills.REPLACED_ALONE)
+    parser.add_argument(
+        "--victims",
+        nargs="+",
+        choices=kills.EVERYTHING,
+        default=kills.REPLACED_ALONE,
+        metavar="ROLE",
+        help=f"what is killed, or hangs for a while: {' '.join(kills.EVERYTHING)}",
+    )
     parser.add_argument("--between", type=float, default=4.0, help="seconds between two kills")
     parser.add_argument("--kill-minutes", type=float, default=math.inf, help="at most")
     parser.add_argument("--clients", type=int, default=4, help="that ask while processes are killed")
-    parser.add_argument("--stop", action="store_true", help="processes are stopped for a while, not killed")
     parser.add_argument("--minutes", type=float, default=60.0, help="of the soak, and away")
     parser.add_argument(
         "--store",
@@ -131,10 +138,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         apart=args.store == "hosts",
     )
     found: dict[str, Any] = {}
-    if args.store == "sqlite" and ("away" in args.parts or "redis" in args.victims):
+    if args.store == "sqlite" and ("away" in args.parts or {"redis", "stop:redis"} & {*args.victims}):
         raise SystemExit("expected --store redis or pair for what strikes Redis, got sqlite")
-    if args.stop and not {*args.victims}.isdisjoint(kills.OF_HOSTS):
-        raise SystemExit(f"expected processes to stop, got a whole host ({' '.join(kills.OF_HOSTS)})")
     if args.store != "hosts" and not {*args.victims}.isdisjoint(kills.OF_HOSTS):
         raise SystemExit(f"expected --store hosts for what strikes hosts, got {args.store}")
     with ExitStack() as stack:
@@ -237,10 +242,11 @@ def rehearse(folder: Path) -> None:
 
 
 def _rehearse_hosts(out: Path) -> None:
-    few = ("--kills", "1", "--victims", "node", "--between", "1")
+    few = ("--kills", "2", "--victims", "node", "stop:gateway", "--between", "1")
     main(["kills", "--store", "hosts", *few, "--out", str(out)])
     found = rehearsing.check(out, "kills")["kills"]["found"]
-    assert found["kills"] == {"node": 1}, found
+    assert found["kills"] == {"node": 1, "stop:gateway": 1}, found
+    assert found["gaps_s"]["stop:gateway"]["largest"] < kills.CUT_S, found
     assert found["answers"] > 0
     assert not found["wrong"], found
     for operator in found["operations"]:

@@ -46,7 +46,8 @@ REPLACED_ALONE = ("agent", "controller", "engine", "gateway", "proxy")
 # With the GCS or the raylet, which is the node, all of Ray starts again. Of hosts: all processes of a node,
 # all of the head's (the GCS, Serve's controller), and a node that nothing reaches for a while.
 OF_HOSTS = ("node", "head", "cut")
-EVERYTHING = (*ROLES, "redis", *OF_HOSTS)
+STOPPED = "stop:"  # before a role: the process hangs for a while
+EVERYTHING = (*ROLES, "redis", *OF_HOSTS, *(STOPPED + role for role in (*ROLES, "redis")))
 CUT_S = 20.0  # and so long a process is stopped
 SETTLED_S = 180.0
 OPERATORS = 4  # one of them gives a name another variant each time
@@ -198,8 +199,7 @@ def _comes_again(reply: httpx.Response) -> bool:
 @dataclass(frozen=True)
 class Series:
     """So many kills, `between_s` apart in the mean, each of a random one of the roles `victims` (of one that
-    is named twice more often), while so many `clients` ask; fewer when `at_most_s` have gone. `stops`: they
-    are stopped for CUT_S instead."""
+    is named twice more often), while so many `clients` ask; fewer when `at_most_s` have gone."""
 
     kills: int
     between_s: float
@@ -207,7 +207,6 @@ class Series:
     victims: Sequence[str] = REPLACED_ALONE
     at_most_s: float = math.inf
     clients: int = 4
-    stops: bool = False
 
 
 def measure(
@@ -232,7 +231,8 @@ def measure(
             for n in range(series.clients)
         ]
         changes = [operator.change for operator in operators[:-1]]
-        there = {role: len(of_role(running, role)) for role in victims if role in ROLES}
+        kinds = {role.removeprefix(STOPPED) for role in victims} & ROLES.keys()
+        there = {kind: len(of_role(running, kind)) for kind in kinds}
         with ExitStack() as loops:
             for work in (*clients, *changes, again.register_again):
                 loops.enter_context(Loop(work))
@@ -241,12 +241,7 @@ def measure(
                     break
                 time.sleep(series.between_s * choose.uniform(0.5, 1.5))
                 waiting_for(lambda: _serves(running, answers, there), SETTLED_S)
-                role = choose.choice(victims)
-                struck.append(
-                    _stop(running, role, redis, choose)
-                    if series.stops
-                    else _strike(running, role, redis, hosts, choose)
-                )
+                struck.append(_strike(running, choose.choice(victims), redis, hosts, choose))
                 print(f"kill {number + 1}: {struck[-1]}, {len(answers.at_s)} answers", flush=True)
             waiting_for(lambda: _serves(running, answers, there), SETTLED_S)
             ended_s = time.monotonic()
@@ -255,7 +250,6 @@ def measure(
     silences = _silences(killed, answers, ended_s)
     return {
         "clients": series.clients,
-        "how": f"stopped for {CUT_S:.0f} s" if series.stops else "killed",
         "kills": dict(Counter(one.role for one in killed)),
         "nobody_to_kill": struck.count(None),
         "not_replaced": dict(Counter(one.role for one in killed if one.replaced_s is None)),
@@ -297,6 +291,8 @@ def _strike(
     """None: there was nobody."""
     if role in OF_HOSTS and hosts is not None:
         return _strike_host(hosts, role, choose)
+    if role.startswith(STOPPED):
+        return _stop(running, role, redis, choose)
     if role == "redis" and redis is not None:
         redis.kill()
         killed_s = time.monotonic()
@@ -316,11 +312,11 @@ def _stop(
     running: Running, role: str, redis: RedisServer | RedisPair | None, choose: random.Random
 ) -> Kill | None:
     """One of the role hangs for CUT_S. None: there was nobody."""
-    victims = (
-        [psutil.Process(redis.process.pid)]
-        if role == "redis" and redis is not None
-        else of_role(running, role)
-    )
+    kind = role.removeprefix(STOPPED)
+    if kind == "redis":
+        victims = [] if redis is None else [psutil.Process(redis.process.pid)]
+    else:
+        victims = of_role(running, kind)
     if not victims:
         return None
     victim, stopped_s = choose.choice(victims), time.monotonic()
@@ -369,7 +365,7 @@ def title_of(process: psutil.Process) -> str:
 @dataclass(frozen=True)
 class Silence:
     """`gap_s`: the longest silence after a kill, until the next one came. `longest_s`: of the requests that
-    ended meanwhile."""
+    were under way meanwhile."""
 
     kill: Kill
     gap_s: float
@@ -385,7 +381,8 @@ def _silences(killed: Sequence[Kill], answers: Answers, ended_s: float) -> list[
 
 
 def _longest_s(answers: Answers, from_s: float, until_s: float) -> float:
-    return round(max((took for at_s, took in answers.took if from_s < at_s <= until_s), default=0.0), 2)
+    under_way = (took for at_s, took in answers.took if at_s > from_s and at_s - took < until_s)
+    return round(max(under_way, default=0.0), 2)
 
 
 def _gaps(silences: Sequence[Silence], role: str) -> dict[str, float | None]:

@@ -14,6 +14,7 @@ import ray
 from fastapi import FastAPI
 from prometheus_client import REGISTRY
 from ray import serve
+from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 
@@ -34,6 +35,7 @@ with uncollected():
     from controlplane.gateway.tenants_book import TenantsBook
     from controlplane.runtime.cluster import RayCluster
     from controlplane.runtime.gateway_pings import bear_pings
+    from controlplane.runtime.gateway_router import AnsweringGateways
     from controlplane.runtime.loopback import keep_replica_on_loopback
     from controlplane.runtime.replica_http import answer_first
     from controlplane.runtime.replica_logs import log_at_once
@@ -121,6 +123,7 @@ async def _as_it_should(task: asyncio.Task[None]) -> None:
     max_ongoing_requests=10_000,  # who waits or watches takes a place; probes come the same way
     health_check_period_s=2,
     logging_config=LoggingConfig(enable_access_log=False),  # a line costs; metrics count requests
+    request_router_config=RequestRouterConfig(request_router_class=AnsweringGateways),
 )
 @serve.ingress(make_app)
 class Gateway:

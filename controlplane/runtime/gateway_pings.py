@@ -2,9 +2,10 @@
 
 What hangs, and what is behind a broken network, breaks no connection: without pings a request there would
 have neither an answer nor an error. These are gRPC's own (HTTP/2's), on the connection that requests take. A
-gateway that leaves one unanswered for so long is taken for gone: requests that it had not taken go to
-another, others end with `unavailable`, and none is sent to it until it answers again. gRPC answers them
-beside Python, so a gateway that is only busy does, too.
+gateway that leaves one unanswered for so long is taken for gone: requests that the proxy does not know to
+have been taken go to another, others end with `unavailable`, and none is sent to it until it answers again
+(`controlplane.runtime.gateway_router`). gRPC answers them beside Python, so a gateway that is only busy does,
+too. They need requests to go over gRPC (`RAY_SERVE_PROXY_USE_GRPC`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ log = logging.getLogger(__name__)
 
 Options = tuple[tuple[str, int], ...]
 
-EVERY_S = 1.0
+EVERY_S = 0.5
 # How long a connection may take to be made, and to be tried again.
 CONNECT_S, AGAIN_S = 3.0, 1.0
 

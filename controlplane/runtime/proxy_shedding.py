@@ -15,7 +15,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from ray.util import metrics
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -50,7 +50,16 @@ _STATUS = b"429 Too Many Requests"
 _OPEN = frozenset({b"/healthz", b"/readyz"})
 OPEN_PER_MINUTE = 1200.0
 _SERVES = frozenset({b"/-/healthz", b"/-/routes"})  # which no gateway sees
-_UNCOUNTED = _OPEN | _SERVES
+# The key in a scope under which its tenant's name is, until it is passed on.
+_TENANT = "ostinato.tenant"
+
+
+class Decision(NamedTuple):
+    """`tenant`: whose answer it will be; None: it is not counted. `retry_s`: None: pass the request on; else
+    it is refused, and may come again after so many seconds."""
+
+    tenant: str | None
+    retry_s: float | None
 
 
 class Shedding:
@@ -76,21 +85,20 @@ class Shedding:
             self._counted = counting(app, self._answered)
         return self._counted
 
-    def _answered(self, is_refusal: bool) -> None:
+    def _answered(self, name: str, is_refusal: bool) -> None:
         """To the present one: another takes its place after an error."""
-        self._shedding.answer(is_refusal)
+        self._shedding.answer(name, is_refusal)
 
-    def retry_s(self, path: bytes, headers: Headers, now_s: float) -> float | None:
-        """None: pass the request on; else when to try again."""
+    def decide(self, path: bytes, headers: Headers, now_s: float) -> Decision:
         path = path.partition(b"?")[0]
         if not self._sheds or path in _SERVES or (path in _OPEN and self._is_open(now_s)):
-            return None
+            return Decision(None, None)
         tenant = NOBODY if path in _OPEN else self.tenant_of(headers)
         after_s = self._shedding.arrive(tenant.name, tenant.weight, now_s)
         if after_s is not None:
             self._refused += 1
             self._untold[tenant.name] += 1
-        return after_s
+        return Decision(None if path in _OPEN else tenant.name, after_s)
 
     def _is_open(self, now_s: float) -> bool:
         self._open, wait_s = take(self._open, OPEN_PER_MINUTE, 1.0, now_s)
@@ -148,18 +156,19 @@ class Shedding:
             self._is_counted = False
 
 
-def counting(app: ASGIApp, answered: Callable[[bool], None]) -> ASGIApp:
-    """`app`, and a call of `answered` for each answer that begins, other than to who asks how it is: whether
-    it says that too much was asked."""
+def counting(app: ASGIApp, answered: Callable[[str, bool], None]) -> ASGIApp:
+    """`app`, and a call of `answered` for each answer that begins to a tenant's request: whose it is, and
+    whether it says that too much was asked."""
 
     async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+        tenant = scope.pop(_TENANT, None)
+
         async def and_count(message: Message) -> None:
             if message["type"] == "http.response.start":
-                answered(message["status"] == 429)
+                answered(tenant, message["status"] == 429)
             await send(message)
 
-        is_counted = scope["type"] == "http" and scope["path"].encode() not in _UNCOUNTED
-        await app(scope, receive, and_count if is_counted else send)
+        await app(scope, receive, send if tenant is None else and_count)
 
     return counted
 
@@ -253,10 +262,11 @@ class SheddingConnection(WholeBodies):
         self.app = self.shedding.passing_on(self.loop, cast(ASGIApp, self.app))
 
     def refusal(self, headers: Headers) -> Refusal | None:
-        after_s = self.shedding.retry_s(self.url, headers, self.loop.time())
-        if after_s is None:
+        decision = self.shedding.decide(self.url, headers, self.loop.time())
+        if decision.retry_s is None:
+            cast("dict[str, Any]", self.scope)[_TENANT] = decision.tenant
             return None
-        retry_after = (b"retry-after", b"%d" % math.ceil(after_s))
+        retry_after = (b"retry-after", b"%d" % math.ceil(decision.retry_s))
         return Refusal(_STATUS, _BODY, (retry_after, request_id.header_of(headers)))
 
 

@@ -29,8 +29,15 @@ def bound_connections() -> list[Any]:
 
 
 def _set_up_channels(ours: tuple[tuple[str, int], ...]) -> None:
+    from ray.serve._private.constants import RAY_SERVE_PROXY_USE_GRPC
     from ray.serve._private.request_router import replica_wrapper
 
+    if not RAY_SERVE_PROXY_USE_GRPC:
+        log.warning(
+            "requests do not go over gRPC (RAY_SERVE_PROXY_USE_GRPC=1): the proxy waits for gateways that"
+            " hang, and may hold megabytes of each answer nobody reads"
+        )
+        return
     make = getattr(replica_wrapper, "init_grpc_channel", None)
     if make is None:  # of another Ray than was tested
         log.warning(

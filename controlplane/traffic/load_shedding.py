@@ -5,8 +5,9 @@ Then requests beyond a budget are refused while they are cheap: before anything 
 is at first a part of what was answered lately, so that what waits is done soon. It follows the delay from
 there: less while that is long, more when it is short again. Once some are refused, who is refused is above
 its share, so the delay may be held much lower than the one that began it; but not lower than what the
-smallest request takes on this machine when there is no crowd. It is held lower still where most of what is
-passed on is refused behind the proxy: then to pass on less loses nothing, and all refusals are sooner.
+smallest request takes on this machine when there is no crowd. It is held lower still where of all tenants
+that it keeps from something most is refused behind the proxy as well: then to pass on less takes nothing from
+anybody, and all refusals are sooner.
 
 Tenants share the budget by weight, max-min fairly: each has a token bucket, and all buckets are filled at the
 same level of requests a second and unit of weight. So a tenant that asks for less than its share is refused
@@ -24,6 +25,7 @@ from dataclasses import dataclass
 LATE_S, LATE_ALONE_S = 0.25, 1.0
 WINDOW_S = 0.5
 LATE_FOR_S = 1.0  # without a window in time, before anybody is refused: less is a burst, and over soon
+STILL_S = 2 * WINDOW_S  # a window that is longer is of a machine that stood still
 LOOKS = 2  # one that is late may be a machine that stood still
 # While requests are refused less is passed on where the smallest one takes longer than LONG, a part of the
 # limit, and more where it takes less than SHORT; neither is less than so many times what it takes without a
@@ -31,16 +33,16 @@ LOOKS = 2  # one that is late may be a machine that stood still
 LONG, LONG_OF_ALONE = 0.3, 2.5
 SHORT, SHORT_OF_ALONE = 0.15, 1.5
 MOST_SHORT = 0.9  # of what is long
-# The same parts where more than WASTED of what is passed on is refused behind the proxy; above LATE_WASTED
-# some begin to be refused.
-WASTED, LATE_WASTED, LONG_WASTED, SHORT_WASTED = 0.5, 0.2, 0.1, 0.05
+# The same part where of each tenant above its share more than WASTED of what is passed on is refused behind
+# the proxy; above LATE_WASTED some begin to be refused.
+WASTED, LATE_WASTED, LONG_WASTED = 0.5, 0.2, 0.1
 ALONE_WINDOWS = 20  # of which the shortest says what it takes without a crowd
 SETTLED_S = 5.0  # after the last cut: what waited is done by then
 # The first budget, of what was answered; later ones, of the one before. At least so much of what was passed
 # on: long answers that are not streamed begin when they are finished.
 FIRST, LESS, LESS_WASTED, MORE, SLOWLY_MORE = 0.6, 0.85, 0.7, 1.03, 1.015
-# Where most is refused behind the proxy there is nothing to win near the last budget that was too much.
-NEAR, HARDLY_MORE = 0.75, 1.0005
+# There is nothing to win then near the last budget that was too much, for a while.
+NEAR, TOO_MUCH_FOR_S = 0.75, 300.0
 OF_PASSED = 0.5
 UNKNOWN = ""  # the name of all whom nobody knows
 # Any machine passes so many requests on in a second: what delays them then are not requests.
@@ -56,18 +58,38 @@ FORGOTTEN_PER_S = 0.01
 
 @dataclass(slots=True)
 class _Tenant:
-    """`mean_per_s` is what it asked for lately; `tokens` are what it may still ask for, as of `at_s`."""
+    """`mean_per_s` is what it asked for lately; `tokens` are what it may still ask for, as of `at_s`. What
+    was passed on, and what of that was answered and refused, is of this window, and lately."""
 
     weight: float
     asked: int = 0
+    passed: int = 0
+    answered: int = 0
+    refused: int = 0
     mean_per_s: float = 0.0
+    passed_per_s: float = 0.0
+    answered_per_s: float = 0.0
+    refused_per_s: float = 0.0
     tokens: float = math.inf
     at_s: float = 0.0
 
+    def end_window(self, took_s: float) -> None:
+        self.mean_per_s = _mean(self.mean_per_s, self.asked / took_s)
+        self.passed_per_s = _mean(self.passed_per_s, self.passed / took_s)
+        self.answered_per_s = _mean(self.answered_per_s, self.answered / took_s)
+        self.refused_per_s = _mean(self.refused_per_s, self.refused / took_s)
+        self.asked = self.passed = self.answered = self.refused = 0
+
+    @property
+    def is_wasted(self) -> bool:
+        """Whether most of what is passed on of it is refused all the same. Long answers come much later than
+        refusals."""
+        return self.refused_per_s > WASTED * max(self.passed_per_s, self.answered_per_s)
+
 
 class LoadShedding:
-    """`arrive` for each request, `answer` when the first of an answer is there (`is_refusal`: somebody behind
-    the proxy would not do it), and `look` several times in WINDOW_S."""
+    """`arrive` for each request of a tenant, `answer` when the first of its answer is there (`is_refusal`:
+    somebody behind the proxy would not do it), and `look` several times in WINDOW_S."""
 
     def __init__(self) -> None:
         self._budget_per_s = math.inf
@@ -78,13 +100,12 @@ class LoadShedding:
         self._since_s: float | None = None
         self._alone_s: deque[float] = deque(maxlen=ALONE_WINDOWS)
         self._passed = self._answered = 0
-        self._refusals = 0
         self._passed_per_s = self._answered_per_s = 0.0
-        self._refusals_per_s = 0.0
+        self._is_wasted = False
         self._asked_per_s = self._asked_lately_per_s = 0.0
         self._late_for_s = self._calm_for_s = 0.0
         self._since_less_s = 0.0
-        self._too_much_per_s = math.inf
+        self._too_much_per_s = self._since_too_much_s = math.inf
 
     @property
     def budget_per_s(self) -> float:
@@ -108,12 +129,16 @@ class LoadShedding:
             may_per_s = self._level_per_s * weight
             return min(LONGEST_RETRY_S, max(1.0, tenant.mean_per_s / may_per_s))
         self._passed += 1
+        tenant.passed += 1
         return None
 
-    def answer(self, is_refusal: bool = False) -> None:
-        """A request that was passed on is answered, or begins to be."""
+    def answer(self, name: str, is_refusal: bool = False) -> None:
+        """A request of this tenant that was passed on is answered, or begins to be."""
         self._answered += 1
-        self._refusals += is_refusal
+        tenant = self._tenants.get(name)
+        if tenant is not None:
+            tenant.answered += 1
+            tenant.refused += is_refusal
 
     def look(self, late_s: float, now_s: float) -> None:
         """`late_s`: how long the smallest request takes now."""
@@ -137,37 +162,38 @@ class LoadShedding:
 
     def _end_window(self, took_s: float) -> None:
         late_s = statistics.median_low(self._late_s)
-        for tenant in self._tenants.values():
-            tenant.mean_per_s = _mean(tenant.mean_per_s, tenant.asked / took_s)
         self._asked_per_s = sum(tenant.asked for tenant in self._tenants.values()) / took_s
         self._asked_lately_per_s = _mean(self._asked_lately_per_s, self._asked_per_s)
-        self._refusals_per_s = _mean(self._refusals_per_s, self._refusals / took_s)
         self._answered_per_s = _mean(self._answered_per_s, self._answered / took_s)
         self._passed_per_s = _mean(self._passed_per_s, self._passed / took_s)
+        for tenant in self._tenants.values():
+            tenant.end_window(took_s)
+        self._is_wasted = self._wastes()
         self._budget_per_s = self._next_budget(late_s, took_s)
         self._tenants = {
             name: each for name, each in self._tenants.items() if each.mean_per_s > FORGOTTEN_PER_S
         }
-        self._level_per_s = fair_level(
-            [(tenant.mean_per_s, tenant.weight) for tenant in self._tenants.values()], self._budget_per_s
-        )
-        for tenant in self._tenants.values():
-            tenant.asked = 0
-            if self._level_per_s == math.inf:
+        self._level_per_s = self._level(self._budget_per_s)
+        if self._level_per_s == math.inf:
+            for tenant in self._tenants.values():
                 tenant.tokens = math.inf
-        self._passed = self._answered = self._refusals = 0
+        self._passed = self._answered = 0
         self._was_late_s = late_s
         self._late_s.clear()
 
     def _next_budget(self, late_s: float, took_s: float) -> float:
         """`late_s`: what half of all looks found, or more."""
-        if self._asked_per_s <= LEAST_PER_S:
+        stood_still = took_s > STILL_S  # then what came meanwhile may not be read yet
+        if self._asked_per_s <= LEAST_PER_S and not (stood_still and self._budget_per_s < math.inf):
             self._late_for_s = 0.0
             return math.inf  # it is not requests that delay others
         limit_s = LATE_S if self._tenants_asking() > 1 else LATE_ALONE_S
-        begins_s = max(LATE_WASTED * limit_s, self._long_alone_s) if self._is_wasted else limit_s
+        begins_s = limit_s
+        if self._is_wasted:
+            begins_s = min(limit_s, max(LATE_WASTED * limit_s, self._long_alone_s))
         self._late_for_s = self._late_for_s + took_s if late_s > begins_s else 0.0
         self._since_less_s += took_s
+        self._since_too_much_s += took_s
         self._see_alone(late_s, limit_s)
         if self._budget_per_s == math.inf:
             return self._first() if self._late_for_s >= LATE_FOR_S else math.inf
@@ -181,14 +207,11 @@ class LoadShedding:
         is_felt = late_s >= self._was_late_s and self._since_less_s > late_s
         if late_s > long_s:
             return self._less() if is_felt else self._budget_per_s
-        return max(self._budget_per_s, min(most_per_s, self._more(late_s <= short_s) * self._budget_per_s))
-
-    def _more(self, is_soon: bool) -> float:
-        if self._is_wasted and self._budget_per_s >= NEAR * self._too_much_per_s:
-            return HARDLY_MORE
-        if is_soon and not self._is_wasted:
-            return MORE
-        return SLOWLY_MORE if self._since_less_s > SETTLED_S else 1.0
+        if self._is_wasted and self._since_too_much_s < TOO_MUCH_FOR_S:
+            most_per_s = min(most_per_s, NEAR * self._too_much_per_s)
+        is_soon = late_s <= short_s and not self._is_wasted
+        more = MORE if is_soon else SLOWLY_MORE if self._since_less_s > SETTLED_S else 1.0
+        return max(self._budget_per_s, min(most_per_s, more * self._budget_per_s))
 
     def _see_alone(self, late_s: float, limit_s: float) -> None:
         """What the smallest request takes when nobody is refused, or as few are passed on as ever."""
@@ -198,14 +221,18 @@ class LoadShedding:
 
     def _band(self, limit_s: float) -> tuple[float, float]:
         """Above the first less is passed on, below the second more."""
-        long, short = (LONG_WASTED, SHORT_WASTED) if self._is_wasted else (LONG, SHORT)
+        long = LONG_WASTED if self._is_wasted else LONG
         long_s = min(limit_s, max(long * limit_s, self._long_alone_s))
-        return long_s, min(MOST_SHORT * long_s, max(short * limit_s, SHORT_OF_ALONE * self._least_s))
+        return long_s, min(MOST_SHORT * long_s, max(SHORT * limit_s, SHORT_OF_ALONE * self._least_s))
 
-    @property
-    def _is_wasted(self) -> bool:
-        """Whether most of what is passed on is refused all the same."""
-        return self._refusals_per_s > WASTED * self._answered_per_s
+    def _level(self, budget_per_s: float) -> float:
+        return fair_level([(each.mean_per_s, each.weight) for each in self._tenants.values()], budget_per_s)
+
+    def _wastes(self) -> bool:
+        """Whether of every tenant above its share most is refused all the same."""
+        level = self._level(min(self._budget_per_s, self._first_of(self._used())))
+        above = [each for each in self._tenants.values() if each.mean_per_s > level * each.weight]
+        return bool(above) and all(each.is_wasted for each in above)
 
     @property
     def _least_s(self) -> float:
@@ -217,16 +244,22 @@ class LoadShedding:
         return LONG_OF_ALONE * self._least_s
 
     def _first(self) -> float:
-        self._since_less_s = self._calm_for_s = 0.0
-        self._too_much_per_s = max(self._answered_per_s, OF_PASSED * self._passed_per_s)
-        return max(LEAST_PER_S, FIRST * self._too_much_per_s)
+        self._since_less_s = self._calm_for_s = self._since_too_much_s = 0.0
+        self._too_much_per_s = self._used()
+        return self._first_of(self._too_much_per_s)
+
+    def _used(self) -> float:
+        return max(self._answered_per_s, OF_PASSED * self._passed_per_s)
+
+    def _first_of(self, used_per_s: float) -> float:
+        return max(LEAST_PER_S, FIRST * used_per_s)
 
     def _less(self) -> float:
         """What is not used up says nothing of how much can be done."""
         used = self._budget_per_s
         if self._asked_per_s > used:
-            used = min(used, max(self._answered_per_s, OF_PASSED * self._passed_per_s))
-        self._too_much_per_s = used
+            used = min(used, self._used())
+        self._too_much_per_s, self._since_too_much_s = used, 0.0
         if self._budget_per_s > LEAST_PER_S:
             self._since_less_s = 0.0
         return max(LEAST_PER_S, (LESS_WASTED if self._is_wasted else LESS) * used)

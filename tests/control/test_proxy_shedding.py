@@ -23,6 +23,7 @@ from controlplane.runtime.proxy_shedding import (
     NOBODY,
     OPEN_PER_MINUTE,
     PROBE_S,
+    Decision,
     Probe,
     Shedding,
     SheddingConnection,
@@ -41,8 +42,8 @@ GREEDY = b"Bearer greedy"
 class Strict(Shedding):
     """Refuses one key whatever the loop does."""
 
-    def retry_s(self, path: bytes, headers: Headers, now_s: float) -> float | None:
-        return 2.5 if dict(headers).get(b"authorization") == GREEDY else None
+    def decide(self, path: bytes, headers: Headers, now_s: float) -> Decision:
+        return Decision("", 2.5 if dict(headers).get(b"authorization") == GREEDY else None)
 
 
 @pytest.fixture(autouse=True)
@@ -216,6 +217,7 @@ async def test_a_refusal_bears_its_requests_id(port: int) -> None:
 
 async def test_answers_that_begin_are_counted_but_to_who_asks_how_it_is(known: Shedding) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
+        assert not any(key.startswith("ostinato") for key in scope)
         if scope["path"] == "/fails":
             raise RuntimeError("no answer")
         status = 429 if scope["path"] == "/busy" else 200
@@ -310,7 +312,8 @@ class Counting(LoadShedding):
         self.asked: Counter[str] = Counter()
         self.answers = self.refusals = 0
 
-    def answer(self, is_refusal: bool = False) -> None:
+    def answer(self, name: str, is_refusal: bool = False) -> None:
+        assert name == "greedy"
         self.answers += 1
         self.refusals += is_refusal
 
@@ -358,17 +361,17 @@ def test_what_anybody_may_ask_is_bounded(known: Shedding) -> None:
     """Beyond that it counts as asked by nobody who is known."""
     known._shedding = Counting()
     for number in range(2 * int(OPEN_PER_MINUTE)):
-        assert known.retry_s(b"/healthz?x=1", (), number * 1e-6) is None
-        assert known.retry_s(b"/-/healthz", (), number * 1e-6) is None
+        assert known.decide(b"/healthz?x=1", (), number * 1e-6) == (None, None)
+        assert known.decide(b"/-/healthz", (), number * 1e-6) == (None, None)
     assert known._shedding.asked == Counter({"": int(OPEN_PER_MINUTE)})
-    known.retry_s(b"/-/other", [(b"authorization", GREEDY)], 1.0)
+    known.decide(b"/-/other", [(b"authorization", GREEDY)], 1.0)
     assert known._shedding.asked["greedy"] == 1
 
 
 def test_it_can_be_turned_off() -> None:
     shedding = Shedding(Settings(proxy_sheds=False))
     shedding._shedding = Counting()
-    assert shedding.retry_s(b"/v1/models", (), 1.0) is None
+    assert shedding.decide(b"/v1/models", (), 1.0) == (None, None)
     assert not shedding._shedding.asked
 
 

@@ -267,8 +267,9 @@ applications:
   value: controlplane.runtime.proxy_errors:prepare
 - name: RAY_SERVE_THROUGHPUT_OPTIMIZED
   value: {{ ternary "1" "0" .Values.serve.throughputOptimized | quote }}
+# Over gRPC the proxy pings gateways, and notices one that hangs (controlplane/runtime/gateway_pings.py).
 - name: RAY_SERVE_PROXY_USE_GRPC
-  value: {{ ternary "1" "0" .Values.serve.throughputOptimized | quote }}
+  value: "1"
 {{- range $name, $value := .Values.settings }}
 - name: OSTINATO_{{ snakecase $name | upper }}
   value: {{ include "ostinato.text" $value | quote }}

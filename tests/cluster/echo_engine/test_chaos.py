@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -101,7 +101,8 @@ def stopped(process: psutil.Process) -> Iterator[None]:
     try:
         yield
     finally:
-        process.resume()
+        with suppress(psutil.NoSuchProcess):
+            process.resume()
 
 
 def _is_under_way(cluster: Cluster) -> bool:
