@@ -27,6 +27,7 @@ def of_channel(silent_s: float, every_s: float = EVERY_S) -> Options:
     return (
         ("grpc.keepalive_time_ms", _ms(every_s)),
         ("grpc.keepalive_timeout_ms", _ms(silent_s)),
+        ("grpc.http2.ping_timeout_ms", _ms(silent_s)),  # gRPC 1.85 looks at this, and waits a minute
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.initial_reconnect_backoff_ms", _ms(AGAIN_S)),

@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 LOOK_S = 0.1
 PROBE = "/healthz"
 PROBE_S = 10.0  # one that takes longer is given up
+# Beside one that takes longer than this another is sent, and so on: one gateway may hang, which is no crowd.
+ANOTHER_S, MOST_PROBES = 0.25, 4
 CROWDED = frozenset({200, 408, 429, 499})  # of a probe: any other says that a gateway is not there
 BOOK_S = 5.0
 NOBODY = Tenant(name=UNKNOWN, weight=0.1)
@@ -122,14 +124,14 @@ class Shedding:
     async def _look(self, app: ASGIApp) -> None:
         """Until the proxy ends."""
         loop = asyncio.get_running_loop()
-        probe: Probe | None = None
+        probes = Probes(app)
         while True:
             due_s = loop.time() + LOOK_S
             await asyncio.sleep(LOOK_S)
             try:
-                late_s = probe.late_s() if probe is not None else 0.0
-                if probe is None or probe.is_over():
-                    probe = Probe(app, due_s) if self._shedding.is_crowded else None
+                late_s = probes.late_s()
+                if self._shedding.is_crowded:
+                    probes.send(due_s)
                 before = self._shedding.budget_per_s
                 self._shedding.look(late_s, loop.time())
                 self._tell(before, self._shedding.budget_per_s)
@@ -173,6 +175,32 @@ def counting(app: ASGIApp, answered: Callable[[str, bool], None]) -> ASGIApp:
     return counted
 
 
+class Probes:
+    """Of one proxy: how long the smallest request takes. In a running event loop."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._under_way: list[Probe] = []  # in the order in which they were sent
+
+    def late_s(self) -> float:
+        """By the last that was sent of those that are answered since this was asked, or how long the first
+        takes by now; 0.0: none is under way. One that others passed says nothing."""
+        for number in reversed(range(len(self._under_way))):
+            if self._under_way[number].is_over():
+                *passed, answered = self._under_way[: number + 1]
+                for probe in passed:
+                    probe.give_up()
+                del self._under_way[: number + 1]
+                return answered.late_s()
+        return self._under_way[0].late_s() if self._under_way else 0.0
+
+    def send(self, due_s: float) -> None:
+        """Another, if none is under way, or those that are take long."""
+        waits_s = self._under_way[-1].late_s() if self._under_way else math.inf
+        if waits_s > ANOTHER_S and len(self._under_way) < MOST_PROBES:
+            self._under_way.append(Probe(self._app, due_s))
+
+
 class Probe:
     """The smallest request, by the way that all go. In a running event loop."""
 
@@ -194,10 +222,13 @@ class Probe:
     def is_over(self) -> bool:
         """It is given up after PROBE_S."""
         if self._took_s is None and self.late_s() > PROBE_S:
-            self._left.set()
-            self._task.cancel()
+            self.give_up()
             return True
         return self._took_s is not None
+
+    def give_up(self) -> None:
+        self._left.set()
+        self._task.cancel()
 
     async def _ask(self, app: ASGIApp) -> None:
         try:

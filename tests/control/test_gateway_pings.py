@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-import cloudpickle
 import grpc
 import pytest
+from ray import cloudpickle
 
 from controlplane.runtime import app, gateway_pings
 
@@ -20,6 +20,7 @@ SILENT_S, EVERY_S = 1.0, 0.05
 PINGS = 20  # without a word between them; gRPC's servers bear two
 FOREVER_S = 3600.0
 GIVE_UP_S = 300.0
+OWN_TIMEOUT_S = 60.0  # of gRPC's pings, whatever keepalive is set to
 
 # Like a replica of Serve's: it says at once that it has taken the request, and long after what came of it.
 # {make} makes the server; it prints its port.
@@ -72,7 +73,10 @@ async def gateway(
         options = gateway_pings.of_channel(silent_s, EVERY_S)
         async with grpc.aio.insecure_channel(address, options=options) as channel:
             call = channel.unary_stream("/gateway/ask")
-            yield process, lambda after_s, **more: call(str(after_s).encode(), timeout=GIVE_UP_S, **more)
+            yield (
+                process,
+                lambda after_s, **more: call(str(after_s).encode(), **{"timeout": GIVE_UP_S, **more}),
+            )
     finally:
         process.kill()
         await process.wait()
@@ -91,7 +95,7 @@ async def outcome(call: Any) -> list[bytes] | grpc.StatusCode:
 
 async def test_a_gateway_that_hangs_loses_its_requests_and_gets_others_when_it_goes_on() -> None:
     async with gateway(OURS, SILENT_S) as (process, ask):
-        taken = ask(FOREVER_S)
+        taken = ask(FOREVER_S, timeout=OWN_TIMEOUT_S - 10.0)
         assert dict(await taken.initial_metadata())["accepted"] == "1"
         process.send_signal(signal.SIGSTOP)
         for call in (taken, ask(0)):  # the second is sent to one that is known to be away

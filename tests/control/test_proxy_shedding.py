@@ -20,11 +20,13 @@ import pytest
 import uvicorn
 
 from controlplane.runtime.proxy_shedding import (
+    MOST_PROBES,
     NOBODY,
     OPEN_PER_MINUTE,
     PROBE_S,
     Decision,
     Probe,
+    Probes,
     Shedding,
     SheddingConnection,
 )
@@ -304,6 +306,46 @@ async def test_a_look_that_fails_says_nothing() -> None:
         raise RuntimeError("no gateway")
 
     assert await ended(Probe(broken, now_s() - 1.0)) == 0.0
+
+
+async def test_one_gateway_that_hangs_is_no_crowd() -> None:
+    """Every second request goes to it, and is passed by another."""
+    asked, left = 0, 0
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal asked, left
+        asked += 1
+        if asked % 2:
+            try:
+                await asyncio.sleep(1000.0)
+            finally:
+                left += 1
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    probes = Probes(app)
+    for _ in range(3):
+        probes.send(now_s() - 3.0)  # which hangs
+        probes.send(now_s())
+        await asyncio.sleep(0)
+        assert probes.late_s() < 3.0
+    await asyncio.sleep(0)
+    assert (asked, left) == (6, 3)
+
+
+async def test_a_crowd_is_as_late_as_its_first() -> None:
+    """However many are sent beside it."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.sleep(1000.0)
+
+    probes = Probes(app)
+    for ago_s in (3.0, 2.0, 1.0, 0.5, 0.4):
+        probes.send(now_s() - ago_s)
+    await asyncio.sleep(0)
+    assert probes.late_s() >= 3.0
+    assert len(probes._under_way) == MOST_PROBES
+    for probe in probes._under_way:
+        probe.give_up()
 
 
 class Counting(LoadShedding):
