@@ -18,11 +18,10 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 
 from benchmarks.hardening import second_controller
-from benchmarks.hardening.kills import Loop, Operator, of_role, title_of
+from benchmarks.hardening.kills import Loop, Operator, gateways_told, of_role, title_of
 from benchmarks.hardening.probing import Probe, waiting_for
 from benchmarks.live.groups import BASE, Running
 from benchmarks.live.redis_pair import RedisPair
@@ -70,7 +69,8 @@ def _under_load(
     seconds: float,
     change: Change,
 ) -> dict[str, Any]:
-    if waiting_for(lambda: _all_gateways_answer(running), SETTLED_S) is None:
+    # None is just starting: it would not know what it cannot read.
+    if waiting_for(lambda: gateways_told(running) == len(of_role(running, "gateway")), SETTLED_S) is None:
         raise RuntimeError(f"expected all gateways to answer within {SETTLED_S:.0f} s")
     engines = running.engine_pids()
     with closing(open_store(store_url)) as store:
@@ -102,14 +102,6 @@ def _under_load(
         },
         "engines_stopped": len({*engines} - {*running.engine_pids()}),
     }
-
-
-def _all_gateways_answer(running: Running) -> bool:
-    """None is just starting: it would not know what it cannot read."""
-    reply = httpx.get(f"{running.cluster.url}/metrics/targets", headers=running.headers, timeout=30)
-    groups = reply.json() if reply.is_success else []
-    told = sum(len(group["targets"]) for group in groups if group["labels"]["component"] == "gateway")
-    return told == len(of_role(running, "gateway"))
 
 
 def _two_controllers(running: Running, operators: Sequence[Operator]) -> dict[str, Any]:

@@ -231,7 +231,7 @@ def measure(
             for n in range(series.clients)
         ]
         changes = [operator.change for operator in operators[:-1]]
-        kinds = {role.removeprefix(STOPPED) for role in victims} & ROLES.keys()
+        kinds = {*REPLACED_ALONE, *(role.removeprefix(STOPPED) for role in victims)} & ROLES.keys()
         there = {kind: len(of_role(running, kind)) for kind in kinds}
         with ExitStack() as loops:
             for work in (*clients, *changes, again.register_again):
@@ -269,16 +269,38 @@ def measure(
 
 
 def _serves(running: Running, answers: Answers, there: Mapping[str, int]) -> bool:
-    """Whether each role has as many processes as at first, every engine answers, and a right answer came
-    within the last second."""
+    """Whether each role has as many processes as at first, every gateway, engine and address answers, and a
+    right answer came within the last second. Else what is struck next may be the last that is there."""
     if not answers.at_s or answers.at_s[-1] < time.monotonic() - 1.0:
         return False
     titles = [title_of(process) for process in running.processes()]
     if any(sum(ROLES[role] in title for title in titles) < number for role, number in there.items()):
         return False
     with suppress(httpx.HTTPError, errors.OstinatoError):
-        return len(running.engine_pids()) == running.served.groups
+        return (
+            all(_answers_at(running, url) for url in running.urls)
+            and gateways_told(running) == there["gateway"]
+            and len(running.engine_pids()) == running.served.groups
+        )
     return False
+
+
+def _answers_at(running: Running, url: str) -> bool:
+    body = {"model": BASE, "prompt": "w1 w2", "max_tokens": 2}
+    asked = httpx.post(
+        f"{url}/v1/completions", json=body, headers=running.headers, timeout=5, trust_env=False
+    )
+    return asked.is_success
+
+
+def gateways_told(running: Running) -> int:
+    """How many gateways say where their metrics are: none does that is just starting. Errors:
+    httpx.HTTPError."""
+    reply = httpx.get(
+        f"{running.cluster.url}/metrics/targets", headers=running.headers, timeout=30, trust_env=False
+    )
+    groups = reply.json() if reply.is_success else []
+    return sum(len(group["targets"]) for group in groups if group["labels"]["component"] == "gateway")
 
 
 def _strike(
