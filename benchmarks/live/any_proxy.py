@@ -7,8 +7,9 @@ from typing import Any
 
 import httpx
 
-# With another address to ask nobody waits for one that says nothing.
-PATIENCE = httpx.Timeout(5.0, connect=1.0)
+# With another address to ask nobody waits for one that says nothing; though for as long as a proxy takes to
+# notice that a gateway does (`controlplane.runtime.gateway_pings`).
+PATIENCE = httpx.Timeout(4.0, connect=1.0)
 
 
 class AnyProxy:

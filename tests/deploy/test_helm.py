@@ -391,6 +391,13 @@ def test_behind_haproxy_gateways_have_one_loop(chart: Chart, throughput: bool) -
         assert environment(template)["RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD"]["value"] == "0"
 
 
+@pytest.mark.parametrize("throughput", [True, False])
+def test_proxies_ping_gateways(chart: Chart, throughput: bool) -> None:
+    """Over gRPC alone they do, whatever else Serve is told."""
+    for template in pod_templates(chart.service({"serve": {"throughputOptimized": throughput}})):
+        assert environment(template)["RAY_SERVE_PROXY_USE_GRPC"]["value"] == "1"
+
+
 def test_all_settings_of_the_schema_are_tried() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
     assert set(schema["properties"]["settings"]["properties"]) == set(EVERYTHING["settings"])
