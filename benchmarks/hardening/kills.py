@@ -276,7 +276,7 @@ def _serves(running: Running, answers: Answers, there: Mapping[str, int]) -> boo
     titles = [title_of(process) for process in running.processes()]
     if any(sum(ROLES[role] in title for title in titles) < number for role, number in there.items()):
         return False
-    with suppress(httpx.HTTPError, errors.OstinatoError):
+    with suppress(httpx.HTTPError, errors.OstinatoError, ValueError, LookupError):
         return (
             all(_answers_at(running, url) for url in running.urls)
             and gateways_told(running) == there["gateway"]
@@ -344,9 +344,11 @@ def _stop(
     victim, stopped_s = choose.choice(victims), time.monotonic()
     with suppress(psutil.NoSuchProcess):
         victim.suspend()
-    time.sleep(CUT_S)
-    with suppress(psutil.NoSuchProcess):  # somebody killed and replaced it
-        victim.resume()
+    try:
+        time.sleep(CUT_S)
+    finally:
+        with suppress(psutil.NoSuchProcess):  # somebody killed and replaced it
+            victim.resume()
     return Kill(role, stopped_s, round(time.monotonic() - stopped_s, 2))
 
 

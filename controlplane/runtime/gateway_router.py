@@ -25,12 +25,13 @@ class AnsweringGateways(PowerOfTwoChoicesRequestRouter):  # type: ignore[misc]  
         for ids in (near, self._replica_id_set):
             if answering := {one for one in ids if self._may_answer(one)}:
                 return answering
-        return near
+        return self._replica_id_set
 
     async def choose_replicas(self, candidate_replicas: Any, pending_request: Any = None) -> Any:
         chosen = await super().choose_replicas(candidate_replicas, pending_request)
         if any(group and not any(map(may_answer, group)) for group in chosen):
             await asyncio.sleep(PAUSE_S)
+            chosen = await super().choose_replicas(candidate_replicas, pending_request)
         return chosen
 
     def _may_answer(self, replica_id: Any) -> bool:

@@ -101,7 +101,8 @@ class LoadShedding:
         self._alone_s: deque[float] = deque(maxlen=ALONE_WINDOWS)
         self._passed = self._answered = 0
         self._passed_per_s = self._answered_per_s = 0.0
-        self._is_wasted = False
+        self._is_wasted = self._was_wasted = False
+        self._carried_per_s = 0.0  # by the path, when the present budget was begun
         self._asked_per_s = self._asked_lately_per_s = 0.0
         self._late_for_s = self._calm_for_s = 0.0
         self._since_less_s = 0.0
@@ -168,7 +169,7 @@ class LoadShedding:
         self._passed_per_s = _mean(self._passed_per_s, self._passed / took_s)
         for tenant in self._tenants.values():
             tenant.end_window(took_s)
-        self._is_wasted = self._wastes()
+        self._was_wasted, self._is_wasted = self._is_wasted, self._wastes()
         self._budget_per_s = self._next_budget(late_s, took_s)
         self._tenants = {
             name: each for name, each in self._tenants.items() if each.mean_per_s > FORGOTTEN_PER_S
@@ -197,6 +198,8 @@ class LoadShedding:
         self._see_alone(late_s, limit_s)
         if self._budget_per_s == math.inf:
             return self._first() if self._late_for_s >= LATE_FOR_S else math.inf
+        if self._was_wasted and not self._is_wasted:  # somebody wants what was left out
+            return max(self._budget_per_s, LESS * self._carried_per_s)
         long_s, short_s = self._band(limit_s)
         most_per_s = max(ROOM * self._asked_lately_per_s, LEAST_PER_S)
         is_calm = late_s <= long_s and self._budget_per_s >= self._asked_lately_per_s
@@ -245,7 +248,7 @@ class LoadShedding:
 
     def _first(self) -> float:
         self._since_less_s = self._calm_for_s = self._since_too_much_s = 0.0
-        self._too_much_per_s = self._used()
+        self._too_much_per_s = self._carried_per_s = self._used()
         return self._first_of(self._too_much_per_s)
 
     def _used(self) -> float:
@@ -259,7 +262,7 @@ class LoadShedding:
         used = self._budget_per_s
         if self._asked_per_s > used:
             used = min(used, self._used())
-        self._too_much_per_s, self._since_too_much_s = used, 0.0
+        self._too_much_per_s, self._since_too_much_s = max(LEAST_PER_S / NEAR, used), 0.0
         if self._budget_per_s > LEAST_PER_S:
             self._since_less_s = 0.0
         return max(LEAST_PER_S, (LESS_WASTED if self._is_wasted else LESS) * used)

@@ -340,3 +340,32 @@ def test_a_loop_that_stood_still_goes_on_refusing() -> None:
     shedding.look(4.0, now_s + 4.0)
     shedding.look(4.0, now_s + 4.0)
     assert shedding.budget_per_s < math.inf
+
+
+def test_who_begins_to_ask_finds_what_the_path_can_carry() -> None:
+    """Also after a long time in which nobody was there whose requests would be done."""
+    shedding, choose = LoadShedding(), random.Random(3)
+
+    def ask(seconds: float, since_s: float, served_per_s: int) -> int:
+        """How many of the served tenant's are refused. The path carries 600 a second; another tenant's 1,500
+        are refused behind it."""
+        refused, passed = 0, 0
+        for number in range(round(seconds / LOOK_S)):
+            now_s = since_s + number * LOOK_S
+            for _ in range(round(1500 * LOOK_S)):
+                if shedding.arrive("greedy", 1.0, now_s) is None:
+                    shedding.answer("greedy", is_refusal=choose.random() < 0.97)
+                    passed += 1
+            for _ in range(round(served_per_s * LOOK_S)):
+                if shedding.arrive("served", 1.0, now_s) is None:
+                    shedding.answer("served")
+                else:
+                    refused += 1
+            per_s, passed = passed / LOOK_S, 0
+            shedding.look(2.0 if per_s > 600.0 else 0.01, now_s)
+        return refused
+
+    assert ask(60.0, 0.0, 20) < 0.01 * 60 * 20
+    assert shedding.budget_per_s < math.inf
+    assert ask(10.0, 60.0, 200) < 0.15 * 10 * 200
+    assert ask(10.0, 70.0, 200) < 0.02 * 10 * 200
