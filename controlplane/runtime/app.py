@@ -51,6 +51,8 @@ log = logging.getLogger(__name__)
 
 bear_pings()
 
+_ANSWERING = RequestRouterConfig(request_router_class=AnsweringGateways)
+
 
 @cache
 def _repository() -> Repository:
@@ -123,7 +125,6 @@ async def _as_it_should(task: asyncio.Task[None]) -> None:
     max_ongoing_requests=10_000,  # who waits or watches takes a place; probes come the same way
     health_check_period_s=2,
     logging_config=LoggingConfig(enable_access_log=False),  # a line costs; metrics count requests
-    request_router_config=RequestRouterConfig(request_router_class=AnsweringGateways),
 )
 @serve.ingress(make_app)
 class Gateway:
@@ -196,6 +197,7 @@ def build(args: dict[str, Any] | None = None) -> serve.Application:
         num_replicas=replicas,
         max_replicas_per_node=settings.gateways_per_node or None,
         ray_actor_options={"num_cpus": 0.1},
+        **({} if settings.haproxy else {"request_router_config": _ANSWERING}),  # HAProxy chooses by itself
     )
     application: serve.Application = gateway.bind(controller.bind())
     return application

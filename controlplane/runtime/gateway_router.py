@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from grpc import ChannelConnectivity
 from ray.serve._private.request_router import PowerOfTwoChoicesRequestRouter
 
 # Serve tries at once again when a connection fails.
@@ -43,4 +42,4 @@ def may_answer(replica: Any) -> bool:
     """Whether nothing speaks against it: there is a connection to this replica, or none was tried yet. One
     that broke off is tried again meanwhile."""
     channel = getattr(replica, "_channel", None)
-    return channel is None or channel.get_state(try_to_connect=True) is ChannelConnectivity.READY
+    return channel is None or channel.get_state(try_to_connect=True).name == "READY"
