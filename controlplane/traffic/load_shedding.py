@@ -58,15 +58,15 @@ FORGOTTEN_PER_S = 0.01
 
 @dataclass(slots=True)
 class _Tenant:
-    """`mean_per_s` is what it asked for lately; `tokens` are what it may still ask for, as of `at_s`. What
-    was passed on, and what of that was answered and refused, is of this window, and lately."""
+    """What it asked for, what of that was passed on, and what of that was answered and refused: in this window,
+    and lately, a second. `tokens` are what it may still ask for, as of `at_s`."""
 
     weight: float
     asked: int = 0
     passed: int = 0
     answered: int = 0
     refused: int = 0
-    mean_per_s: float = 0.0
+    asked_per_s: float = 0.0
     passed_per_s: float = 0.0
     answered_per_s: float = 0.0
     refused_per_s: float = 0.0
@@ -74,7 +74,7 @@ class _Tenant:
     at_s: float = 0.0
 
     def end_window(self, took_s: float) -> None:
-        self.mean_per_s = _mean(self.mean_per_s, self.asked / took_s)
+        self.asked_per_s = _mean(self.asked_per_s, self.asked / took_s)
         self.passed_per_s = _mean(self.passed_per_s, self.passed / took_s)
         self.answered_per_s = _mean(self.answered_per_s, self.answered / took_s)
         self.refused_per_s = _mean(self.refused_per_s, self.refused / took_s)
@@ -128,7 +128,7 @@ class LoadShedding:
         tenant.asked += 1
         if self._level_per_s < math.inf and not self._take(tenant, now_s):
             may_per_s = self._level_per_s * weight
-            return min(LONGEST_RETRY_S, max(1.0, tenant.mean_per_s / may_per_s))
+            return min(LONGEST_RETRY_S, max(1.0, tenant.asked_per_s / may_per_s))
         self._passed += 1
         tenant.passed += 1
         return None
@@ -172,7 +172,7 @@ class LoadShedding:
         self._was_wasted, self._is_wasted = self._is_wasted, self._wastes()
         self._budget_per_s = self._next_budget(late_s, took_s)
         self._tenants = {
-            name: each for name, each in self._tenants.items() if each.mean_per_s > FORGOTTEN_PER_S
+            name: each for name, each in self._tenants.items() if each.asked_per_s > FORGOTTEN_PER_S
         }
         self._level_per_s = self._level(self._budget_per_s)
         if self._level_per_s == math.inf:
@@ -189,10 +189,7 @@ class LoadShedding:
             self._late_for_s = 0.0
             return math.inf  # it is not requests that delay others
         limit_s = LATE_S if self._tenants_asking() > 1 else LATE_ALONE_S
-        begins_s = limit_s
-        if self._is_wasted:
-            begins_s = min(limit_s, max(LATE_WASTED * limit_s, self._long_alone_s))
-        self._late_for_s = self._late_for_s + took_s if late_s > begins_s else 0.0
+        self._late_for_s = self._late_for_s + took_s if late_s > self._begins_s(limit_s) else 0.0
         self._since_less_s += took_s
         self._since_too_much_s += took_s
         self._see_alone(late_s, limit_s)
@@ -201,19 +198,30 @@ class LoadShedding:
         if self._was_wasted and not self._is_wasted:  # somebody wants what was left out
             return max(self._budget_per_s, LESS * self._carried_per_s)
         long_s, short_s = self._band(limit_s)
-        most_per_s = max(ROOM * self._asked_lately_per_s, LEAST_PER_S)
         is_calm = late_s <= long_s and self._budget_per_s >= self._asked_lately_per_s
         self._calm_for_s = self._calm_for_s + took_s if is_calm else 0.0
         if self._calm_for_s >= CALM_S:
             return math.inf
-        # Where what waits becomes less, or what was refused is not felt yet, there is nothing to do.
+        return self._lower(late_s) if late_s > long_s else self._higher(is_soon=late_s <= short_s)
+
+    def _begins_s(self, limit_s: float) -> float:
+        """Later than this some begin to be refused."""
+        return min(limit_s, max(LATE_WASTED * limit_s, self._long_alone_s)) if self._is_wasted else limit_s
+
+    def _lower(self, late_s: float) -> float:
+        """The next budget where the path is late. Where what waits becomes less, or what was refused is not
+        felt yet, there is nothing to do."""
         is_felt = late_s >= self._was_late_s and self._since_less_s > late_s
-        if late_s > long_s:
-            return self._less() if is_felt else self._budget_per_s
+        return self._less() if is_felt else self._budget_per_s
+
+    def _higher(self, is_soon: bool) -> float:
+        """The next budget where the path is in time."""
+        most_per_s = max(ROOM * self._asked_lately_per_s, LEAST_PER_S)
         if self._is_wasted and self._since_too_much_s < TOO_MUCH_FOR_S:
             most_per_s = min(most_per_s, NEAR * self._too_much_per_s)
-        is_soon = late_s <= short_s and not self._is_wasted
-        more = MORE if is_soon else SLOWLY_MORE if self._since_less_s > SETTLED_S else 1.0
+        more = SLOWLY_MORE if self._since_less_s > SETTLED_S else 1.0
+        if is_soon and not self._is_wasted:
+            more = MORE
         return max(self._budget_per_s, min(most_per_s, more * self._budget_per_s))
 
     def _see_alone(self, late_s: float, limit_s: float) -> None:
@@ -229,12 +237,12 @@ class LoadShedding:
         return long_s, min(MOST_SHORT * long_s, max(SHORT * limit_s, SHORT_OF_ALONE * self._least_s))
 
     def _level(self, budget_per_s: float) -> float:
-        return fair_level([(each.mean_per_s, each.weight) for each in self._tenants.values()], budget_per_s)
+        return fair_level([(each.asked_per_s, each.weight) for each in self._tenants.values()], budget_per_s)
 
     def _wastes(self) -> bool:
         """Whether of every tenant above its share most is refused all the same."""
         level = self._level(min(self._budget_per_s, self._first_of(self._used())))
-        above = [each for each in self._tenants.values() if each.mean_per_s > level * each.weight]
+        above = [each for each in self._tenants.values() if each.asked_per_s > level * each.weight]
         return bool(above) and all(each.is_wasted for each in above)
 
     @property
@@ -270,7 +278,7 @@ class LoadShedding:
     def _tenants_asking(self) -> int:
         """Who is not known counts if it asks for much: else anybody could make a tenant be refused sooner."""
         least = {UNKNOWN: max(ASKING_PER_S, 0.1 * self._asked_per_s)}
-        return sum(each.mean_per_s > least.get(name, ASKING_PER_S) for name, each in self._tenants.items())
+        return sum(each.asked_per_s > least.get(name, ASKING_PER_S) for name, each in self._tenants.items())
 
 
 def _mean(before_per_s: float, now_per_s: float) -> float:
