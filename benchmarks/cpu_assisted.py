@@ -8,7 +8,9 @@ waits before it takes the result and adds it. So such a step runs without a grap
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,8 +22,9 @@ import torch
 
 from workers.kernels.lora.layout import HEAD, PER_SLICE
 from workers.variants import device as device_module
-from workers.variants import graph_choice, operators, travelling
-from workers.variants.graph_choice import Graph, Requests
+from workers.variants import operators, travelling
+from workers.variants.alone import BASE_UID
+from workers.variants.graph_choice import Requests
 from workers.variants.host import HostVariant
 
 PROCESSES = 12  # of the 16 cores of the machine that it was measured on
@@ -228,17 +231,16 @@ class Assistant:
 
     # a step
 
-    def choose(self, step: Any) -> Graph:
+    def assists(self, step: Any) -> bool:
+        """To be asked before each of vLLM's steps (SchedulerOutput)."""
         self._requests.see(step)
         self._arriving = None
-        if not step.num_scheduled_tokens:
-            return Graph.OF_ITS_VARIANTS
-        uids = self._requests.of_at_least(1, step)
+        uids = self._requests.variants(step) - {BASE_UID}
         if not uids or self._is_there(self._events[-1][0] if self._events else 0):
-            return Graph.OF_ITS_VARIANTS
+            return False
         (uid,) = uids
         self._arriving = self._manager.variant_cache.slot_of[uid]
-        return Graph.NONE
+        return True
 
     def _is_there(self, end: int) -> bool:
         return next((event.query() for noted, event in self._events if noted >= end), True)
@@ -267,6 +269,32 @@ class Assistant:
         out[rows] += self._room[:size].view(count, -1)
 
 
+# Both model runners of vLLM, each with what chooses its graphs and the flag without which it finds none.
+RUNNERS = (
+    ("vllm.v1.worker.gpu_model_runner", "cudagraph_dispatcher", "keys_initialized"),
+    ("vllm.v1.worker.gpu.model_runner", "cudagraph_manager", "_graphs_captured"),
+)
+
+
+def _run_without_graphs(runner: Any, chooser: str, flag: str) -> None:
+    """The steps in which the host computes."""
+    inner = runner.execute_model
+
+    @functools.wraps(inner)
+    def execute_model(self: Any, step: Any, *args: Any, **kwargs: Any) -> Any:
+        found, assistant = getattr(self, chooser, None), _Here.assistant
+        assists = _Here.active and assistant is not None and assistant.assists(step)
+        if not assists or not getattr(found, flag, False):
+            return inner(self, step, *args, **kwargs)
+        setattr(found, flag, False)
+        try:
+            return inner(self, step, *args, **kwargs)
+        finally:
+            setattr(found, flag, True)
+
+    runner.execute_model = execute_model
+
+
 class _Here:
     """Of this process."""
 
@@ -281,13 +309,15 @@ def switch(manager: Any, shared: str, by_parts: bool) -> int:
     if shared and _Here.assistant is None:
         _Here.assistant = Assistant(manager, shared)
         operators.add = _add  # type: ignore[assignment]
+        for module, chooser, flag in RUNNERS:
+            if module in sys.modules:
+                _run_without_graphs(sys.modules[module].GPUModelRunner, chooser, flag)
     if (assistant := _Here.assistant) is None:
         return 0
     count, assistant.count = assistant.count, 0
     assistant.by_parts, assistant._events, assistant._arriving = by_parts, [], None
     _Here.active = bool(shared)
     vars(device_module)["send"] = assistant.send if shared else travelling.send
-    graph_choice.follow(assistant.choose if shared else None)
     if shared:
         held = manager.variant_cache._host
         assistant.describe(next(variant for uid, variant in held.items() if uid % 2 == 0))

@@ -27,7 +27,13 @@ GRACE_S = 30.0  # for the case under way when an operation's time is up, and not
 
 
 # Cases of each operation that tell most; of a CPU's interpreter, which takes its time.
-REHEARSED = {"lora": "batch=8", "sparse_delta": "batch=8", "svd_delta": "batch=8", "boft": "adapters=2"}
+REHEARSED = {
+    "lora": "batch=8",
+    "sparse_delta": "batch=8",
+    "merged_rows": "bits=4",
+    "svd_delta": "batch=8",
+    "boft": "adapters=2",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

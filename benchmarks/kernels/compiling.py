@@ -41,7 +41,7 @@ from workers.kernels.lora.plan import Scratch as LoraScratch
 from workers.kernels.lora.plan import plan as lora_plan
 from workers.kernels.rows import Rows
 from workers.kernels.sparse_delta import kernel as sparse_kernel
-from workers.kernels.sparse_delta import tensor_cores
+from workers.kernels.sparse_delta import merged_rows, tensor_cores
 from workers.kernels.svd_delta import kernel as svd_kernel
 from workers.kernels.svd_delta import layout as svd_layout
 from workers.kernels.svd_delta import tensor_cores as svd_cuda
@@ -134,6 +134,7 @@ def on_tensor_cores() -> Iterator[Compiled]:
         for config in tensor_cores.CONFIGS:
             yield _by_nvrtc(sparse, config.kernel, config.options(dtype), config.shared_bytes)
         yield _by_nvrtc(sparse, "merge", tensor_cores.options(dtype), 0)
+        yield _by_nvrtc(sparse, "merged_rows", merged_rows.options(dtype), merged_rows.SHARED_BYTES)
         for each in dict.fromkeys(each for cut in svd_cuda.CUTS for each in (cut.shrink, cut.expand)):
             yield _by_nvrtc(svd_delta.__name__, each.kernel, each.options(dtype), each.shared_bytes)
 

@@ -150,7 +150,7 @@ def _prepare(
     moved = used * sum(part.size_bytes for part in parts) + activations
     copies = copies_for(moved)
     arena = torch.empty(copies * variants * total_bytes(parts), dtype=torch.uint8, device=device)
-    layers = [_layer(shape, deltas, parts, arena, copy, len(slots), variants) for copy in range(copies)]
+    layers = [filled(shape, deltas, parts, arena, copy, len(slots), variants) for copy in range(copies)]
     groups = indices(slots, variants, device)
 
     def configured(config: Config, at: Layer[Dense]) -> None:
@@ -197,7 +197,7 @@ def _batched(groups: Sequence[torch.Tensor]) -> Callable[[Layer[Dense]], None]:
     return launch
 
 
-def _layer(
+def filled(
     shape: Shape,
     deltas: Sequence[sparse_delta.Shape],
     parts: Sequence[Part],
@@ -206,6 +206,7 @@ def _layer(
     num_rows: int,
     variants: int,
 ) -> Layer[Dense]:
+    """A copy of the arguments, with random deltas in the arena."""
     described, dense = [], []
     for variant in range(variants):
         at = offsets(parts, (copy * variants + variant) * total_bytes(parts))

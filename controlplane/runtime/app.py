@@ -37,6 +37,7 @@ with uncollected():
     from controlplane.runtime.gateway_pings import bear_pings
     from controlplane.runtime.gateway_router import AnsweringGateways
     from controlplane.runtime.loopback import keep_replica_on_loopback
+    from controlplane.runtime.proxy_calls import follow_proxies
     from controlplane.runtime.replica_http import answer_first
     from controlplane.runtime.replica_logs import log_at_once
     from controlplane.runtime.serve_news import keep_asking
@@ -50,6 +51,7 @@ with uncollected():
 log = logging.getLogger(__name__)
 
 bear_pings()
+follow_proxies()
 
 _ANSWERING = RequestRouterConfig(request_router_class=AnsweringGateways)
 

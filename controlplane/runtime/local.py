@@ -399,6 +399,8 @@ def ray_switches(settings: Settings) -> dict[str, str]:
         # A busy machine takes minutes to start what an idle one starts in seconds.
         "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "300",
         "RAY_NUM_REDIS_GET_RETRIES": "120",
+        # So many calls are remembered, by default ten times as many: 3 KB each in the GCS, until it is full.
+        "RAY_task_events_max_num_task_in_gcs": "10000",
     }
 
 

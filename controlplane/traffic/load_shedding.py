@@ -58,8 +58,8 @@ FORGOTTEN_PER_S = 0.01
 
 @dataclass(slots=True)
 class _Tenant:
-    """What it asked for, what of that was passed on, and what of that was answered and refused: in this window,
-    and lately, a second. `tokens` are what it may still ask for, as of `at_s`."""
+    """What it asked for, what of that was passed on, and what of that was answered and refused: in this
+    window, and lately, a second. `tokens` are what it may still ask for, as of `at_s`."""
 
     weight: float
     asked: int = 0

@@ -20,6 +20,8 @@ import yaml
 from network_policies import EVERY_PORT, Pod, pod, reachable
 
 from benchmarks.live.redis_server import redis_binary
+from controlplane.runtime import local
+from controlplane.settings import Settings
 from tests.conftest import free_port
 from workers.addresses import Ports
 
@@ -396,6 +398,13 @@ def test_proxies_ping_gateways(chart: Chart, throughput: bool) -> None:
     """Over gRPC alone they do, whatever else Serve is told."""
     for template in pod_templates(chart.service({"serve": {"throughputOptimized": throughput}})):
         assert environment(template)["RAY_SERVE_PROXY_USE_GRPC"]["value"] == "1"
+
+
+def test_the_head_remembers_few_calls(chart: Chart) -> None:
+    """As `ostinato up` has it: its GCS would grow by 3 KB with each of 100,000."""
+    for template in pod_templates(chart.service({})):
+        value = environment(template)["RAY_task_events_max_num_task_in_gcs"]["value"]
+        assert value == local.ray_switches(Settings())["RAY_task_events_max_num_task_in_gcs"]
 
 
 def test_all_settings_of_the_schema_are_tried() -> None:

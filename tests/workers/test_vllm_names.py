@@ -270,7 +270,7 @@ def test_a_rank_with_a_fixed_cache_needs_no_other_memory_free_than_we_say() -> N
     ],
 )
 def test_without_its_flag_no_graph_is_found_for_a_step(file: str, owner: str, flag: str) -> None:
-    """As `workers.variants.graph_choice` has it, which is asked before each step: in `execute_model`."""
+    """As `benchmarks.cpu_assisted` has it, which is asked before each step: in `execute_model`."""
     chosen = ast.unparse(function_in(class_in(file, owner), "dispatch"))
     assert f"self.{flag}" in chosen
     assert "CUDAGraphMode.NONE" in chosen

@@ -55,17 +55,17 @@ def compiled(package: str, file: str, architecture: str, options: Sequence[str])
     headers = {h.name.encode(): h.read_bytes() for h in folder.iterdir() if h.name.endswith(".cuh")}
     included = len(headers), list(headers.values()), list(headers)
     source = folder.joinpath(file).read_bytes()
-    program = _checked(nvrtc.nvrtcCreateProgram(source, file.encode(), *included))
+    program = checked(nvrtc.nvrtcCreateProgram(source, file.encode(), *included))
     arguments = [f"--gpu-architecture={architecture}", "--std=c++17", *options]
     try:
         result = nvrtc.nvrtcCompileProgram(program, len(arguments), [a.encode() for a in arguments])
         if int(result[0]) != 0:
-            log = bytearray(_checked(nvrtc.nvrtcGetProgramLogSize(program)))
-            _checked(nvrtc.nvrtcGetProgramLog(program, log))
+            log = bytearray(checked(nvrtc.nvrtcGetProgramLogSize(program)))
+            checked(nvrtc.nvrtcGetProgramLog(program, log))
             said = log.decode(errors="replace").strip("\0 \n")
             raise RuntimeError(f"{file} could not be compiled for {architecture}: {said}")
-        cubin = bytearray(_checked(nvrtc.nvrtcGetCUBINSize(program)))
-        _checked(nvrtc.nvrtcGetCUBIN(program, cubin))
+        cubin = bytearray(checked(nvrtc.nvrtcGetCUBINSize(program)))
+        checked(nvrtc.nvrtcGetCUBIN(program, cubin))
         return bytes(cubin)
     finally:
         nvrtc.nvrtcDestroyProgram(program)
@@ -84,10 +84,10 @@ def kernel(
     ImportError where there is no `cuda.bindings`, and RuntimeError."""
     from cuda.bindings import driver
 
-    module = _checked(driver.cuModuleLoadData(compiled(package, file, architecture, options)))
-    function = _checked(driver.cuModuleGetFunction(module, name.encode()))
+    module = checked(driver.cuModuleLoadData(compiled(package, file, architecture, options)))
+    function = checked(driver.cuModuleGetFunction(module, name.encode()))
     most = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-    _checked(driver.cuFuncSetAttribute(function, most, shared_bytes))
+    checked(driver.cuFuncSetAttribute(function, most, shared_bytes))
     return Kernel(function, shared_bytes, Parameters(formats), torch.cuda.current_device())
 
 
@@ -115,9 +115,9 @@ def launch(
     if dependent is not None:
         configured = _configured(dependent, grid, threads, made.shared_bytes)
         configured.hStream = stream
-        _checked(driver.cuLaunchKernelEx(configured, made.function, made.parameters.address, 0))
+        checked(driver.cuLaunchKernelEx(configured, made.function, made.parameters.address, 0))
         return
-    _checked(
+    checked(
         driver.cuLaunchKernel(
             made.function,
             *grid,
@@ -156,7 +156,7 @@ def _configured(dependent: Dependent, grid: tuple[int, int], threads: int, share
     return made
 
 
-def _checked(result: Sequence[Any]) -> Any:
+def checked(result: Sequence[Any]) -> Any:
     """What a call gave back besides its status."""
     if int(result[0]) != 0:
         raise RuntimeError(f"{type(result[0]).__name__}: {result[0].name}")

@@ -11,7 +11,7 @@ import functools
 import itertools
 import os
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -135,13 +135,11 @@ def long_runs(slots: Int32s, of: Collection[int], at_least: int) -> tuple[Run, .
 class Rows:
     """The rows of the current batch, on a device, at addresses that never change.
 
-    One int32 buffer holds everything, so that a new batch costs one copy to the device. `exact`: no graph
-    captures launches over these rows, so each allows for the tiles that there are, and there is none without.
+    One int32 buffer holds everything, so that a new batch costs one copy to the device.
     """
 
-    def __init__(self, max_rows: int, num_slots: int, device: torch.device, exact: bool = False) -> None:
+    def __init__(self, max_rows: int, num_slots: int, device: torch.device) -> None:
         self.num_slots = num_slots
-        self._exact = exact
         self.max_rows = max_rows
         sizes = {
             "slots": max_rows,
@@ -153,8 +151,7 @@ class Rows:
         }
         self._device = torch.full((sum(sizes.values()),), BASE, dtype=torch.int32, device=device)
         self._parts = _split(self._device, sizes)
-        self._staged = [_Staging(sum(sizes.values()), sizes, device) for _ in range(STAGINGS)]
-        self._turn = 0
+        self._staging = Staging(self._device, sizes)
         self.grouping = group(np.empty(0, np.int32))
         self._groups: list[tuple[int, torch.Tensor]] | None = None
 
@@ -166,13 +163,7 @@ class Rows:
             return  # as in most steps of decoding: the device knows already
         self.grouping = group(slots)
         self._groups = None
-        self._turn = (self._turn + 1) % STAGINGS
-        self._staged[self._turn].send(self.grouping, self._device)
-
-    @property
-    def needs_no_launch(self) -> bool:
-        """Whether all rows are the base's and no graph captures launches over them: none is needed."""
-        return self._exact and not len(self.grouping.order)
+        self._staging.send({name: getattr(self.grouping, name) for name in self._parts})
 
     def slots(self, num_rows: int) -> torch.Tensor:
         """int32 [num_rows] on the device: the slot of each row, -1 for the base."""
@@ -196,20 +187,11 @@ class Rows:
         """
         if batch_invariant():
             many_from = sys.maxsize
-        if self._exact:
-            return tuple(self._exact_tiles(num_rows, many_from))
         if num_rows < many_from:
             return (self._tiles_of(SMALL_BLOCK, num_rows),)
         few = self._tiles("few", num_rows, SMALL_BLOCK, max_few_tiles(num_rows, self.num_slots))
         many = self._tiles("many", num_rows, LARGE_BLOCK, max_many_tiles(num_rows, self.num_slots))
         return (many, few)
-
-    def _exact_tiles(self, num_rows: int, many_from: int) -> Iterator[Tiles]:
-        """The same tiles, where there are any."""
-        blocks = {"small": SMALL_BLOCK} if num_rows < many_from else {"many": LARGE_BLOCK, "few": SMALL_BLOCK}
-        for name, block in blocks.items():
-            if count := len(getattr(self.grouping, name)):
-                yield self._tiles(name, len(self.grouping.order), block, count)
 
     def _tiles(self, name: str, num_rows: int, block: int, most: int) -> Tiles:
         return Tiles(num_rows, block, most, self._parts[name].view(-1, 3)[:most], self._parts["order"])
@@ -229,26 +211,40 @@ def _by_slot(grouping: Grouping) -> Iterator[tuple[int, torch.Tensor]]:
         yield slot, order[first:end]
 
 
-class _Staging:
+class Staging:
+    """Sends a batch's parts to `to`, on a device, where they lie one after another, each as long as `sizes`
+    says. What a part does not fill is BASE."""
+
+    def __init__(self, to: torch.Tensor, sizes: Mapping[str, int]) -> None:
+        self._to = to
+        self._staged = [_Staged(sizes, to.device) for _ in range(STAGINGS)]
+        self._turn = 0
+
+    def send(self, parts: Mapping[str, Int32s]) -> None:
+        self._turn = (self._turn + 1) % STAGINGS
+        self._staged[self._turn].send(parts, self._to)
+
+
+class _Staged:
     """Page-locked memory from which one batch is copied to the device while the next is prepared."""
 
-    def __init__(self, length: int, sizes: dict[str, int], device: torch.device) -> None:
+    def __init__(self, sizes: Mapping[str, int], device: torch.device) -> None:
         on_gpu = device.type == "cuda"
-        self._memory = torch.full((length,), BASE, dtype=torch.int32, pin_memory=on_gpu)
+        self._memory = torch.full((sum(sizes.values()),), BASE, dtype=torch.int32, pin_memory=on_gpu)
         self._parts = {name: part.numpy() for name, part in _split(self._memory, sizes).items()}
         self._sent = torch.cuda.Event() if on_gpu else None
 
-    def send(self, grouping: Grouping, device: torch.Tensor) -> None:
+    def send(self, parts: Mapping[str, Int32s], to: torch.Tensor) -> None:
         if self._sent is not None:
             self._sent.synchronize()  # of STAGINGS batches ago: long done, unless the device lags
         for name, part in self._parts.items():
-            values = getattr(grouping, name).reshape(-1)
+            values = parts[name].reshape(-1)
             part[: len(values)] = values
             part[len(values) :] = BASE
-        device.copy_(self._memory, non_blocking=True)
+        to.copy_(self._memory, non_blocking=True)
         if self._sent is not None:
             self._sent.record()
 
 
-def _split(flat: torch.Tensor, sizes: dict[str, int]) -> dict[str, torch.Tensor]:
+def _split(flat: torch.Tensor, sizes: Mapping[str, int]) -> dict[str, torch.Tensor]:
     return dict(zip(sizes, torch.split(flat, list(sizes.values())), strict=True))

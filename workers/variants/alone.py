@@ -13,7 +13,7 @@ BASE_UID = 0  # stands for the base among variants
 # In units of what a step of few rows loses when its delta is not merged, measured on an H200.
 COST = 7.0  # of merging, and of putting the base back
 COST_IN_PLACE_OF_ANOTHER = 3.5
-ROWS = 105  # of a prompt, that lose as much as such a step
+ROWS = 185  # of a prompt of 512 or more, that lose as much as such a step
 
 
 @dataclass

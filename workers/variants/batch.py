@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from workers.kernels.rows import BASE, Int32s, Rows, Run, long_runs
-from workers.kernels.sparse_delta import MERGED_FROM
+from workers.kernels.rows import BASE, LARGE_FROM, Int32s, Rows, Run
+from workers.kernels.sparse_delta.row_tiles import RowTiles, merged_runs
 
 NOTHING: frozenset[str] = frozenset()
 
@@ -18,10 +18,9 @@ class Batch:
     """`tokens` says which slot each token row belongs to, `samples` each row that a token is sampled for, and
     `head_rows` each row that the head runs on now: those of `samples`, or some of `tokens` (`scored`).
 
-    `merged` are runs of rows so long that it pays to merge their variant's sparse delta into the base's
-    weights; `others` says what `tokens` does, but that these rows are the base's. A graph holds for every
-    batch, so a batch of at most `largest_graph` rows has no such runs, unless `describe` is told that it runs
-    without a graph. If `largest_graph` is None no batch has any.
+    `merged` are runs of rows so long that they meet their variant's merged weights instead of the base's;
+    `others` says what `tokens` does, but that these rows are the base's, and `row_tiles` how all rows are cut
+    up. Without `merges` no batch has such runs.
 
     `operations` are those that have something to do in this batch; the layers launch no others, except
     that what runs while a CUDA graph is captured must hold for every later batch.
@@ -33,23 +32,16 @@ class Batch:
         max_samples: int,
         slots: int,
         device: torch.device,
-        largest_graph: int | None = None,
+        merges: bool = False,
     ) -> None:
         self.tokens = Rows(max_tokens, slots, device)
         self.samples = Rows(max_samples, slots, device)
         self.scored = Rows(max_tokens, slots, device)
         self.head_rows = self.samples
         self.operations = NOTHING
-        self._largest_graph = largest_graph
         self.merged: tuple[Run, ...] = ()
-        self.others = self.tokens
-        if largest_graph is not None:
-            self.others = Rows(max_tokens, slots, device, exact=True)
-
-    @property
-    def merges(self) -> bool:
-        """Whether any batch may have `merged` rows."""
-        return self._largest_graph is not None
+        self.others = Rows(max_tokens, slots, device) if merges else self.tokens
+        self.row_tiles = RowTiles(max_tokens, device) if merges else None
 
     def describe(
         self,
@@ -58,18 +50,17 @@ class Batch:
         slot_of: Mapping[int, int],
         operations: frozenset[str],
         sparse: Collection[int] = (),
-        ungraphed: bool = False,
     ) -> None:
         """A new batch. Variants are uids by row, 0 for the base; every other one is in `slot_of`. Those of
-        slots `sparse` are sparse deltas. `ungraphed`: it runs without a graph, whatever its size."""
+        slots `sparse` are sparse deltas."""
         self.operations = operations
         self.merged = ()
         if not operations:
             return  # no layer asks whose row is whose
         slots = _slots(token_variants, slot_of)
         self.tokens.update(slots)
-        if self._largest_graph is not None and (ungraphed or len(slots) > self._largest_graph):
-            self._merge(slots, sparse)
+        if self.row_tiles is not None:
+            self._merge(slots, sparse, self.row_tiles)
         self.samples.update(_slots(sample_variants, slot_of))
 
     def describe_as_base(self, tokens: int, samples: int) -> None:
@@ -78,13 +69,21 @@ class Batch:
         self.tokens.update(np.full(tokens, BASE, np.int32))
         self.samples.update(np.full(samples, BASE, np.int32))
 
-    def _merge(self, slots: Int32s, sparse: Collection[int]) -> None:
-        self.merged = long_runs(slots, sparse, MERGED_FROM)
-        if self.merged:
-            others = slots.copy()
-            for run in self.merged:
-                others[run.rows] = BASE
-            self.others.update(others)
+    def _merge(self, slots: Int32s, sparse: Collection[int], tiles: RowTiles) -> None:
+        self.merged = merged_runs(slots, sparse)
+        tiles.update(self.merged, len(slots))
+        others = slots.copy()
+        for run in self.merged:
+            others[run.rows] = BASE
+        self.others.update(others)
+
+    def tiles_of(self, rows: int) -> torch.Tensor | None:
+        """How a product over so many rows is cut up if some meet merged weights; None: they all meet the
+        base's. A graph's launches hold for every batch of its size, so all large ones are cut up.
+        """
+        if self.row_tiles is None or rows < LARGE_FROM:
+            return None
+        return self.row_tiles.of(rows) if self.merged or _is_captured(self.row_tiles.device) else None
 
     @contextmanager
     def scoring(self, first: int, count: int) -> Iterator[None]:
@@ -96,6 +95,10 @@ class Batch:
             yield
         finally:
             self.head_rows = self.samples
+
+
+def _is_captured(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def _slots(variants: Sequence[int], slot_of: Mapping[int, int]) -> Int32s:

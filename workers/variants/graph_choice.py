@@ -1,9 +1,8 @@
 """Which CUDA graph a step runs from, where that is not the one that vLLM takes for it.
 
-vLLM takes a graph by counts alone: of rows, and of variants. A graph's launches hold for every batch of its
-size. So a step that merges a delta into weights for its own rows must run without one, and a step whose
-variant is merged into the base's weights already (merged_slot.py) runs from the base's. vLLM's runners are
-wrapped here, so that such a step finds none, or finds that.
+vLLM takes a graph by counts alone: of rows, and of variants. A step whose variant is merged into the base's
+weights already (merged_slot.py) runs from the base's. vLLM's runners are wrapped here, so that such a step
+finds that.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from typing import Any
 
 from workers.variants.alone import BASE_UID
 
-# Both model runners, each with what chooses its graphs and the flag of that without which it finds none.
+# Both model runners, each with what chooses its graphs.
 RUNNERS = (
-    ("vllm.v1.worker.gpu_model_runner", "cudagraph_dispatcher", "keys_initialized"),
-    ("vllm.v1.worker.gpu.model_runner", "cudagraph_manager", "_graphs_captured"),
+    ("vllm.v1.worker.gpu_model_runner", "cudagraph_dispatcher"),
+    ("vllm.v1.worker.gpu.model_runner", "cudagraph_manager"),
 )
 _OURS = "_ostinato_graph_choice"
 _NONE = object()
@@ -32,7 +31,6 @@ class Graph(enum.Enum):
 
     OF_ITS_VARIANTS = "as vLLM takes it"
     OF_THE_BASE = "the base's"
-    NONE = "none"
 
 
 class Requests:
@@ -49,15 +47,14 @@ class Requests:
             if new.lora_request is not None:
                 self._uid_of[new.req_id] = new.lora_request.lora_int_id
 
-    def of_at_least(self, rows: int, step: Any) -> set[int]:
-        """The variants with a request of so many rows in this step."""
-        many = (request_id for request_id, count in step.num_scheduled_tokens.items() if count >= rows)
-        return {self._uid_of[request_id] for request_id in many if request_id in self._uid_of}
-
     def alone(self, step: Any) -> int:
         """The variant that all requests of this step ask for; BASE_UID where there is no such one."""
-        uids = {self._uid_of.get(request_id, BASE_UID) for request_id in step.num_scheduled_tokens}
+        uids = self.variants(step)
         return uids.pop() if len(uids) == 1 else BASE_UID
+
+    def variants(self, step: Any) -> set[int]:
+        """Of all requests of this step; BASE_UID for those of the base."""
+        return {self._uid_of.get(request_id, BASE_UID) for request_id in step.num_scheduled_tokens}
 
 
 Choose = Callable[[Any], Graph]
@@ -73,12 +70,12 @@ def follow(choose: Choose | None) -> None:
     """Have the runner of this process ask `choose`, a method, before each step, of vLLM's SchedulerOutput.
     None: nobody is asked any more."""
     _Followed.choose = weakref.WeakMethod(choose) if choose is not None else None
-    for module, chooser, flag in RUNNERS:
+    for module, chooser in RUNNERS:
         if module in sys.modules:  # the runner that is used has been imported: it called us
-            _wrap(sys.modules[module].GPUModelRunner, chooser, flag)
+            _wrap(sys.modules[module].GPUModelRunner, chooser)
 
 
-def _wrap(runner: Any, chooser: str, flag: str) -> None:
+def _wrap(runner: Any, chooser: str) -> None:
     """Once per process."""
     inner = runner.execute_model
     if hasattr(inner, _OURS):
@@ -88,21 +85,17 @@ def _wrap(runner: Any, chooser: str, flag: str) -> None:
     def execute_model(self: Any, step: Any, *args: Any, **kwargs: Any) -> Any:
         choose = _Followed.choose() if _Followed.choose is not None else None
         graph = Graph.OF_ITS_VARIANTS if choose is None else choose(step)
-        with _taking(graph, getattr(self, chooser, None), flag):
+        with _taking(graph, getattr(self, chooser, None)):
             return inner(self, step, *args, **kwargs)
 
     setattr(execute_model, _OURS, True)
     runner.execute_model = execute_model
 
 
-def _taking(graph: Graph, chooser: Any, flag: str) -> AbstractContextManager[None]:
-    match graph:
-        case Graph.NONE:
-            return _replaced(chooser, flag, False) if getattr(chooser, flag, False) else nullcontext()
-        case Graph.OF_THE_BASE if chooser is not None:
-            return _replaced(chooser, "dispatch", functools.partial(_as_base, chooser.dispatch))
-        case _:
-            return nullcontext()
+def _taking(graph: Graph, chooser: Any) -> AbstractContextManager[None]:
+    if graph is Graph.OF_THE_BASE and chooser is not None:
+        return _replaced(chooser, "dispatch", functools.partial(_as_base, chooser.dispatch))
+    return nullcontext()
 
 
 def _as_base(dispatch: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

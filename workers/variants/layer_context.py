@@ -8,14 +8,12 @@ from dataclasses import dataclass
 import torch
 
 from workers.kernels import lora, svd_delta
-from workers.kernels.sparse_delta import merging
 from workers.variant_config import VariantConfig
 from workers.variants.batch import Batch
 
 
 class Workspace:
-    """Scratch memory of the operations on a GPU; one layer uses it at a time. `merges`: some
-    batches merge deltas into the base's weights (`Batch.merged`)."""
+    """Scratch memory of the operations on a GPU; one layer uses it at a time."""
 
     def __init__(
         self,
@@ -23,13 +21,10 @@ class Workspace:
         max_tokens: int,
         max_slices: int,
         device: torch.device,
-        merges: bool = False,
     ) -> None:
         rows = 1 if device.type == "cpu" else max_tokens  # the references need none
         if "lora" in config.kinds:
             self.lora = lora.Scratch(rows, config.slots, max_slices * config.max_rank, device)
-        if merges:
-            self.merged = merging.Scratch(device)
         if "svd_delta" in config.kinds:
             self.svd = svd_delta.Scratch(rows, config.max_svd_rank, device, max_slices)
 

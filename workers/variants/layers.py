@@ -46,26 +46,18 @@ class VariantLinear:
         if not self._context.batch.operations:
             return self._base(x, bias)
         rows = x.reshape(-1, x.shape[-1])
-        runs = merged_product.merged_runs(self._context, self._shape, rows.dtype)
-        merging = self._weight.of(rows.dtype) if runs else None
-        out = self._product(rows, bias, merging)
+        cut = merged_product.tiles(self._context, self._shape, rows)
+        merging = self._weight.of(rows.dtype) if cut is not None else None
+        if cut is None or merging is None:
+            out = self._rotated(rows, bias) if self._context.has("boft") else self._base(rows, bias)
+        else:
+            out = merged_product.product(rows, merging, bias, cut, self._context, self._shape)
         for op in operators.ADDITIONS:
             if self._context.has(op):
                 operators.add(op, rows, out, self._context, self._shape.widths, merging is not None)
         if self._context.has("bias"):
             operators.replace_bias(out, bias, self._context)
         return out.view(*x.shape[:-1], out.shape[-1])
-
-    def _product(
-        self, x: torch.Tensor, bias: torch.Tensor | None, merging: torch.Tensor | None
-    ) -> torch.Tensor:
-        """`merging`: the base's weight, if deltas are merged into it in this batch."""
-        if self._context.has("boft"):
-            return self._rotated(x, bias)
-        if merging is None:
-            return self._base(x, bias)
-        runs = self._context.batch.merged
-        return merged_product.product(x, merging, bias, runs, self._context, self._shape)
 
     def _base(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return cast(torch.Tensor, self._inner.apply(self._layer, x, bias))

@@ -57,7 +57,7 @@ class VariantManager:
         define_operators(self._device.type)
         layers = hooking.find_layers(model)
         mergeable = self._mergeable(layers)
-        self.batch = self._new_batch(vllm_config, bool(mergeable))
+        self.batch = self._new_batch(vllm_config, mergeable)
         widths = {
             (shape.name, op): table_width(op, shape)
             for _, shape in layers
@@ -77,7 +77,7 @@ class VariantManager:
         self.variant_cache = VariantCache(
             opener, memory, shapes, self._dtype, self.config.host_bytes, threads
         )
-        workspace = Workspace(self.config, self.batch.tokens.max_rows, 3, self._device, self.batch.merges)
+        workspace = Workspace(self.config, self.batch.tokens.max_rows, 3, self._device)
         context = vllm_config.compilation_config.static_forward_context
 
         def register(module: Any, made: Any) -> None:
@@ -91,14 +91,11 @@ class VariantManager:
                 hooking.hook(module, shape, layer_context, register)
                 hooked.append((module, shape, layer_context))
         prompt_scoring.follow(model, self.batch)
-        self._steps = StepChoice(
-            self.variant_cache,
-            sum(mergeable) / max(1, len(mergeable)),
-            self._merged_slot(hooked, memory) if mergeable else None,
-        )
+        slot = self._merged_slot(hooked, memory) if mergeable else None
+        self._steps = StepChoice(self.variant_cache, slot)
         if self.config.merged_slot and not mergeable:
             log.warning("no merged slot: no delta can be merged here, and memory was set aside in vain")
-        graph_choice.follow(self._steps.choose if self.batch.merges else None)
+        graph_choice.follow(None if slot is None else self._steps.choose)
         if "lora" in self.config.kinds:
             copying.make_ready()
         if self._device.type == "cuda":
@@ -106,18 +103,17 @@ class VariantManager:
         self._loader = Loader.connect(self._parallel.rank, self.variant_cache)
         return model
 
-    def _mergeable(self, layers: Sequence[hooking.Found]) -> list[int]:
-        """Bytes of each linear's weight into which sparse deltas can be merged; none where vLLM promises
-        results that do not depend on the others in a batch."""
+    def _mergeable(self, layers: Sequence[hooking.Found]) -> bool:
+        """Whether sparse deltas can be merged with some linear's weight; not where vLLM promises results that
+        do not depend on the others in a batch."""
         if "sparse_delta" not in self.config.kinds or envs.VLLM_BATCH_INVARIANT:
-            return []
-        weights = (
-            PlainWeight(module, shape).of(self._dtype)
+            return False
+        return any(
+            PlainWeight(module, shape).of(self._dtype) is not None
             for module, shape in layers
             if isinstance(shape, LinearShape)
             and sparse_delta.in_squares(shape.in_size, shape.widths, self._dtype)
         )
-        return [weight.nbytes for weight in weights if weight is not None]
 
     def _merged_slot(
         self, hooked: Sequence[warming.Hooked], memory: DeviceMemory
@@ -133,11 +129,9 @@ class VariantManager:
         return merged_slot.make(hooked, memory, self._dtype)
 
     def _new_batch(self, vllm_config: Any, merges: bool) -> Batch:
-        limits, largest = vllm_config.scheduler_config, None
-        if merges:
-            largest = int(vllm_config.compilation_config.max_cudagraph_capture_size or 0)
+        limits = vllm_config.scheduler_config
         rows, sequences = limits.max_num_batched_tokens, limits.max_num_seqs
-        return Batch(rows, sequences, self.config.slots, self._device, largest)
+        return Batch(rows, sequences, self.config.slots, self._device, merges)
 
     def _arena_bytes(self) -> int:
         """This rank's part of a planned group: stages of fewer layers take less of every variant."""
@@ -163,8 +157,7 @@ class VariantManager:
             samples,
             {uid: self._slot(uid) for uid in uids},
             self._operations(uids),
-            self._sparse(uids) if self.batch.merges else (),
-            self._steps.ungraphed,
+            self._sparse(uids),
         )
 
     def _slot(self, uid: int) -> int:

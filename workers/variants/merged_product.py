@@ -1,11 +1,10 @@
-"""A linear layer's product for a batch in which some variants' sparse deltas are merged into its weights."""
+"""A linear layer's product for a batch in which some rows meet their variants' merged weights."""
 
 from __future__ import annotations
 
 import torch
 
-from workers.kernels.rows import Run
-from workers.kernels.sparse_delta import in_squares, merging
+from workers.kernels.sparse_delta import in_squares, merged_rows, merging
 from workers.variants.layer_context import LayerContext
 from workers.variants.shapes import LinearShape
 
@@ -30,39 +29,27 @@ class PlainWeight:
 
     def _checked(self, parameter: torch.Tensor) -> torch.Tensor | None:
         plain = parameter.data
-        return plain if plain.shape == self._shape and plain.stride(1) == 1 else None
+        return plain if plain.shape == self._shape and merged_rows.fits(plain) else None
 
 
-def merged_runs(context: LayerContext, shape: LinearShape, dtype: torch.dtype) -> tuple[Run, ...]:
-    """The rows of this batch whose deltas are merged in such a layer, if its weight is plain. `dtype`: of the
-    activations."""
-    runs = context.batch.merged
-    if not runs or not context.has("sparse_delta") or context.has("boft"):  # which has inputs of its own
-        return ()
-    return runs if in_squares(shape.in_size, shape.widths, dtype) else ()
+def tiles(context: LayerContext, shape: LinearShape, x: torch.Tensor) -> torch.Tensor | None:
+    """How the rows of `x` are cut up if some meet merged weights in such a layer; None: none does."""
+    if not context.has("sparse_delta") or context.has("boft"):  # which has inputs of its own
+        return None
+    return context.batch.tiles_of(len(x)) if in_squares(shape.in_size, shape.widths, x.dtype) else None
 
 
 def product(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
-    runs: tuple[Run, ...],
+    cut: torch.Tensor,
     context: LayerContext,
     shape: LinearShape,
 ) -> torch.Tensor:
-    """[rows, in] -> [rows, out]: the rows of `runs` with their variants' merged weights, the others with the
-    base's."""
-    count = x.shape[0]
-    out = x.new_empty(count, shape.out_size)
-    table, done = context.tables["sparse_delta"], 0
-    for run in (*runs, Run(-1, count, count)):
-        between = slice(done, run.start)
-        if done < run.start:
-            merging.linear(x[between], weight, bias, out[between])
-        if run.start < run.end:
-            whole = run.end - run.start == count
-            inputs, into = (x, out) if whole else (x[run.rows], out[run.rows])
-            merged = merging.Weights(weight, context.arena, table[run.slot], shape.widths)
-            merging.product(inputs, into, bias, merged, context.workspace.merged)
-        done = run.end
+    """[rows, in] -> [rows, out]: the rows of `Batch.merged` with their variants' merged weights, the others
+    with the base's. `cut`: by `tiles`."""
+    out = x.new_empty(len(x), shape.out_size)
+    layer = merging.Layer(weight, context.arena, context.tables["sparse_delta"], shape.widths)
+    merged_rows.apply(x, out, bias, layer, cut)
     return out

@@ -42,9 +42,9 @@ class Linear:
     slices: tuple[int, ...]
 
     def merge(self, slot: int) -> None:
-        fields = self.context.tables["sparse_delta"][slot]
-        weights = merging.Weights(self.base, self.context.arena, fields, self.slices)
-        merging.merge(self.weight, weights, 0)
+        table = self.context.tables["sparse_delta"]
+        layer = merging.Layer(self.base, self.context.arena, table, self.slices)
+        merging.merge(self.weight, layer, slot)
 
 
 @dataclass(frozen=True)

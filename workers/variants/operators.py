@@ -79,8 +79,7 @@ def add(
             lora.apply(x, out, context.arena, table, rows, widths, space.lora)
         case "sparse_delta":
             others = context.batch.others if but_merged else rows
-            if not others.needs_no_launch:
-                sparse_delta.apply(x, out, context.arena, table, others, widths)
+            sparse_delta.apply(x, out, context.arena, table, others, widths)
         case "svd_delta":
             svd_delta.apply(x, out, context.arena, table, rows, widths, space.svd)
 

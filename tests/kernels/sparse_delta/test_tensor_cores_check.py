@@ -35,10 +35,10 @@ def not_added(x: torch.Tensor, out: torch.Tensor, *others: Any) -> None:
     right(x, out.zero_(), *others)
 
 
-def merged_twice(into: torch.Tensor, weights: merging.Weights, first: int) -> None:
-    merge(into, weights, first)
+def merged_twice(into: torch.Tensor, layer: merging.Layer, slot: int, first: int) -> None:
+    merge(into, layer, slot, first)
     once = into.clone()
-    merge(into, replace(weights, base=into.new_zeros(weights.base.shape)), first)
+    merge(into, replace(layer, base=into.new_zeros(layer.base.shape)), slot, first)
     into.add_(once)
 
 

@@ -20,7 +20,6 @@ from workers.kernels.rows import (
     BASE,
     FEW_ROWS,
     LARGE_BLOCK,
-    LARGE_FROM,
     SMALL_BLOCK,
     Rows,
     Run,
@@ -30,7 +29,7 @@ from workers.kernels.rows import (
     max_many_tiles,
     max_tiles,
 )
-from workers.kernels.sparse_delta import MERGED_FROM
+from workers.kernels.sparse_delta.row_tiles import MERGED_FROM
 from workers.kernels.types import Part
 from workers.variants import pages
 from workers.variants.arena_allocator import ArenaAllocator
@@ -404,42 +403,24 @@ def test_long_runs_are_all_that_cannot_be_longer(pieces: list[tuple[int, int]], 
     assert list(found) == expected
 
 
-def test_long_runs_of_sparse_deltas_are_merged_in_batches_that_no_graph_runs() -> None:
-    most, enough = 3 * MERGED_FROM, MERGED_FROM
-    batch, slot_of = Batch(most, 4, SLOTS, CPU, largest_graph=enough), {11: 2, 22: 0, 33: 3}
+def test_long_runs_of_sparse_deltas_are_merged() -> None:
+    batch, slot_of, enough = (
+        Batch(3 * MERGED_FROM, 4, SLOTS, CPU, merges=True),
+        {11: 2, 22: 0, 33: 3},
+        MERGED_FROM,
+    )
     uids = [22, 11, *[22] * enough, 0, *[11] * enough]
     batch.describe(uids, (), slot_of, frozenset({"sparse_delta"}), sparse=[0])
     assert list(batch.merged) == [Run(0, 2, 2 + enough)]
     assert batch.tokens.slots(len(uids)).tolist() == [slot_of.get(uid, BASE) for uid in uids]
     assert batch.others.slots(len(uids)).tolist() == [0, 2, *[BASE] * (enough + 1), *[2] * enough]
-    for small, operations in ((uids[:enough], {"sparse_delta"}), (uids, set())):
-        batch.describe(small, (), slot_of, frozenset(operations), sparse=[0])
+    for fewer, operations in ((uids[:enough], {"sparse_delta"}), (uids, set())):
+        batch.describe(fewer, (), slot_of, frozenset(operations), sparse=[0])
         assert not batch.merged
-    batch.describe(uids[: enough + 2], (), slot_of, frozenset({"sparse_delta"}), sparse=[0], ungraphed=True)
-    assert list(batch.merged) == [Run(0, 2, 2 + enough)]
-    never = Batch(most, 4, SLOTS, CPU)
+    never = Batch(3 * MERGED_FROM, 4, SLOTS, CPU)
     never.describe(uids, (), slot_of, frozenset({"sparse_delta"}), sparse=[0])
     assert not never.merged
-    assert not never.merges
-
-
-@given(ROWS, st.sampled_from([1, 8, LARGE_FROM]))
-def test_exact_tiles_are_those_there_are(slots: list[int], many_from: int) -> None:
-    """Each launch over rows that no graph captures is as large as it must be, and none is of nothing."""
-    for padding in (0, LARGE_FROM):  # few rows, and many of the base beside them
-        padded = [*slots, *[BASE] * padding]
-        usual, exact = (Rows(len(padded), SLOTS, CPU, exact=kind) for kind in (False, True))
-        for rows in (usual, exact):
-            rows.update(np.array(padded, np.int32))
-        found = exact.tiles_by_count(len(padded), many_from)
-        assert exact.needs_no_launch == all(slot == BASE for slot in slots)
-        assert not usual.needs_no_launch
-        assert all(tiles.num_rows == sum(slot != BASE for slot in slots) for tiles in found)
-        assert all(len(tiles.tiles) == tiles.max_tiles > 0 for tiles in found)
-        allowed = usual.tiles_by_count(len(padded), many_from)
-        expected = [tiles.tiles[tiles.tiles[:, 0] != BASE] for tiles in allowed]
-        expected = [tiles for tiles in expected if len(tiles)]
-        assert [tiles.tiles.tolist() for tiles in found] == [tiles.tolist() for tiles in expected]
+    assert never.tiles_of(3 * MERGED_FROM) is None
 
 
 def test_more_rows_than_there_is_room_for_are_refused() -> None:

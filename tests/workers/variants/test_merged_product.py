@@ -12,8 +12,8 @@ import torch
 from kernels.sparse_delta.deltas import dense, load, random_delta
 
 from workers.kernels import sparse_delta
-from workers.kernels.rows import Run
-from workers.kernels.sparse_delta import MERGED_FROM, Delta, Shape, merging
+from workers.kernels.rows import LARGE_FROM, Run
+from workers.kernels.sparse_delta import Delta, Shape
 from workers.variants import merged_product, operators
 from workers.variants.batch import Batch
 from workers.variants.layer_context import LayerContext
@@ -21,6 +21,7 @@ from workers.variants.shapes import LinearShape, Slice
 
 CPU = torch.device("cpu")
 WIDTHS, INPUTS, SLOTS = (64, 128), 128, 3
+LONG, PADDING = LARGE_FROM, 20
 SHAPE = LinearShape("l", tuple(Slice(f"p{i}", 0, w, w) for i, w in enumerate(WIDTHS)), 0, INPUTS, INPUTS)
 SPARSE = frozenset({"sparse_delta"})
 
@@ -38,47 +39,49 @@ def made(
     slots: list[list[Delta | None]]
     slots = [[random_delta(Shape(w, INPUTS, bits), random) for w in WIDTHS] for bits in (4, 4, 2)]
     arena, table = load(slots, squares=True)
-    batch = Batch(len(uids), 4, SLOTS, CPU, largest_graph=8)
+    batch = Batch(len(uids) + PADDING, 4, SLOTS, CPU, merges=True)
     batch.describe(uids, (), {7: 0, 8: 2}, operations, sparse=[0, 2])
-    space = SimpleNamespace(merged=merging.Scratch(CPU, 100 * 4 * INPUTS))
-    return LayerContext(batch, arena, dict.fromkeys(operations, table), cast(Any, space)), slots
+    return LayerContext(batch, arena, dict.fromkeys(operations, table), cast(Any, SimpleNamespace())), slots
 
 
 @pytest.mark.parametrize("biased", [False, True])
-def test_every_row_has_its_own_models_product(biased: bool) -> None:
-    uids = [8, 0, *[7] * MERGED_FROM, 8, 7, 0, *[8] * (MERGED_FROM + 5), 7]
+@pytest.mark.parametrize("padding", [0, PADDING])
+def test_every_row_has_its_own_models_product(biased: bool, padding: int) -> None:
+    """And rows by which a graph is larger than the batch are zero."""
+    uids = [8, 0, *[7] * LONG, 8, 7, 0, *[8] * (LONG + 5), 7]
     context, slots = made(uids)
     weight, bias = torch.randn(sum(WIDTHS), INPUTS), torch.randn(sum(WIDTHS)) if biased else None
-    x = torch.randn(len(uids), INPUTS)
-    runs = merged_product.merged_runs(context, SHAPE, x.dtype)
-    assert [run.slot for run in runs] == [0, 2]
-    out = merged_product.product(x, weight, bias, runs, context, SHAPE)
+    x = torch.randn(len(uids) + padding, INPUTS)
+    cut = merged_product.tiles(context, SHAPE, x)
+    assert cut is not None
+    assert [run.slot for run in context.batch.merged] == [0, 2]
+    out = merged_product.product(x, weight, bias, cut, context, SHAPE)
     operators.add("sparse_delta", x, out, context, WIDTHS, but_merged=True)
     wholes = [torch.cat([dense(d) for d in slot if d is not None]) for slot in slots]
     models = {0: weight.double(), 7: weight + wholes[0], 8: weight + wholes[2]}
-    want = torch.stack([models[uid] @ row for uid, row in zip(uids, x.double(), strict=True)])
+    want = torch.stack([models[uid] @ row for uid, row in zip(uids, x.double(), strict=False)])
     want = want if bias is None else want + bias
-    torch.testing.assert_close(out.double(), want, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(out[: len(uids)].double(), want, rtol=1e-4, atol=1e-4)
+    assert not out[len(uids) :].any()
 
 
-def test_more_rows_than_the_batch_tells_of_are_the_bases() -> None:
-    context, _ = made([7] * MERGED_FROM)
-    weight, x = torch.randn(sum(WIDTHS), INPUTS), torch.randn(MERGED_FROM + 3, INPUTS)
-    out = merged_product.product(x, weight, None, context.batch.merged, context, SHAPE)
-    torch.testing.assert_close(out[-3:], x[-3:] @ weight.T, rtol=1e-4, atol=1e-4)
+@pytest.mark.parametrize(
+    ("uids", "cut"), [([7] * LONG, True), ([7] * (LARGE_FROM - 1), False), ([0] * LONG, False)]
+)
+def test_only_large_batches_of_sparse_deltas_are_cut_up(uids: list[int], cut: bool) -> None:
+    assert (merged_product.tiles(made(uids)[0], SHAPE, torch.empty(len(uids), INPUTS)) is not None) == cut
 
 
 def test_rotated_inputs_are_not_merged() -> None:
-    uids = [7] * MERGED_FROM
-    assert made(uids)[0].batch.merged == (Run(0, 0, MERGED_FROM),)
-    context, _ = made(uids, SPARSE | {"boft"})
-    assert merged_product.merged_runs(context, SHAPE, torch.float32) == ()
+    context, _ = made([7] * LONG, SPARSE | {"boft"})
+    assert context.batch.merged == (Run(0, 0, LONG),)
+    assert merged_product.tiles(context, SHAPE, torch.empty(LONG, INPUTS)) is None
 
 
 def test_nor_is_a_layer_whose_deltas_are_not_in_squares(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(merged_product, "in_squares", sparse_delta.in_squares)
-    context, _ = made([7] * MERGED_FROM)
-    assert merged_product.merged_runs(context, SHAPE, torch.float32) == ()
+    context, _ = made([7] * LONG)
+    assert merged_product.tiles(context, SHAPE, torch.empty(LONG, INPUTS)) is None
 
 
 def test_only_a_plain_weight_is() -> None:
@@ -87,6 +90,7 @@ def test_only_a_plain_weight_is() -> None:
     assert kept.of(torch.float32) is None
     for weight, plain in (
         (torch.randn(rows, INPUTS), True),
+        (torch.randn(rows, INPUTS + 1)[:, :-1], False),
         (torch.randn(INPUTS, rows).T, False),
         (torch.randn(rows, INPUTS).half(), False),
         (torch.randn(rows, INPUTS // 2), False),

@@ -9,13 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.kernels.sparse_delta import merging
 from workers.variants.alone import BASE_UID, COST, ROWS
 from workers.variants.graph_choice import Graph
 from workers.variants.step_choice import StepChoice
 
 SPARSE, OTHER_SPARSE, LORA, BOFT, STAND_IN, ELSEWHERE = 7, 12, 8, 9, 10, 11
-ENOUGH = merging.UNGRAPHED_FROM
+LONG = round(COST * ROWS)  # rows that are merged at once
 CACHE: Any = SimpleNamespace(
     slot_of={SPARSE: 0, LORA: 1, BOFT: 2, OTHER_SPARSE: 3},
     operations_of={
@@ -48,8 +47,8 @@ class Slot:
 
 
 def made(slot: Any = None) -> StepChoice:
-    """Of an engine of a 7B's weights with variants in slots, and a stand-in for one."""
-    return StepChoice(CACHE, merging.MEASURED_BYTES, slot)
+    """Of an engine with variants in slots, and a stand-in for one."""
+    return StepChoice(CACHE, slot)
 
 
 def step(rows: dict[str, int], **uids: int) -> Any:
@@ -62,39 +61,9 @@ def step(rows: dict[str, int], **uids: int) -> Any:
     return SimpleNamespace(num_scheduled_tokens=rows, scheduled_new_reqs=new, finished_req_ids=set())
 
 
-@pytest.mark.parametrize(
-    ("rows", "uids", "merges"),
-    [
-        ({"a": ENOUGH}, {"a": SPARSE}, True),
-        ({"a": ENOUGH - 1}, {"a": SPARSE}, False),
-        ({"a": ENOUGH}, {"a": LORA}, False),
-        ({"a": ENOUGH}, {"a": STAND_IN}, False),
-        ({"a": ENOUGH}, {"a": ELSEWHERE}, False),
-        ({"a": ENOUGH}, {}, False),
-        ({"a": ENOUGH, "b": 1}, {"a": SPARSE, "b": LORA}, True),
-        ({"a": ENOUGH, "b": 1}, {"a": SPARSE, "b": BOFT}, False),
-    ],
-)
-def test_one_in_which_a_sparse_delta_has_many_rows_takes_no_graph(
-    rows: dict[str, int], uids: dict[str, int], merges: bool
-) -> None:
-    steps = made()
-    assert steps.choose(step(rows, **uids)) is (Graph.NONE if merges else Graph.OF_ITS_VARIANTS)
-    assert steps.ungraphed == merges
-
-
-def test_beside_many_requests_fewer_rows_are_enough() -> None:
-    steps, others = made(), {f"other {n}": 1 for n in range(merging.BUSY - 1)}
-    assert steps.choose(step({"a": merging.UNGRAPHED_FROM_BUSY, **others}, a=SPARSE)) is Graph.NONE
-    assert steps.choose(step({"a": 1, **others}, a=SPARSE)) is Graph.OF_ITS_VARIANTS
-
-
-def test_nothing_is_merged_where_no_weight_can_be() -> None:
-    steps = StepChoice(CACHE, 0.0)
-    assert steps.choose(step({"a": ENOUGH}, a=SPARSE)) is Graph.OF_ITS_VARIANTS
-
-
-LONG = round(COST * ROWS)  # rows that are merged at once
+@pytest.mark.parametrize("uids", [{"a": SPARSE}, {"a": LORA}, {}])
+def test_without_a_slot_every_step_runs_as_vllm_takes_it(uids: dict[str, int]) -> None:
+    assert made().choose(step({"a": LONG}, **uids)) is Graph.OF_ITS_VARIANTS
 
 
 def test_a_long_prompt_alone_is_merged_in_the_bases_place_if_there_is_a_slot() -> None:
@@ -103,7 +72,6 @@ def test_a_long_prompt_alone_is_merged_in_the_bases_place_if_there_is_a_slot() -
     assert steps.choose(step({"a": LONG}, a=SPARSE)) is Graph.OF_THE_BASE
     assert steps.put_weights({SPARSE})
     assert slot.holds == SPARSE
-    assert not steps.ungraphed
 
 
 @pytest.mark.parametrize("beside", [None, LORA, OTHER_SPARSE])

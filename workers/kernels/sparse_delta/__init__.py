@@ -15,11 +15,9 @@ import torch
 from workers.kernels.rows import Rows
 from workers.kernels.sparse_delta import reference, squares, tensor_cores, tensor_cores_check
 from workers.kernels.sparse_delta.layout import FIELDS, Delta, Shape, describe, pack, parts, width
-from workers.kernels.sparse_delta.merging import MERGED_FROM, ungraphed_from
 
 __all__ = [
     "FIELDS",
-    "MERGED_FROM",
     "Delta",
     "Shape",
     "apply",
@@ -28,7 +26,6 @@ __all__ = [
     "on_tensor_cores",
     "pack",
     "parts",
-    "ungraphed_from",
     "width",
 ]
 

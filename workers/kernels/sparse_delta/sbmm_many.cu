@@ -14,14 +14,13 @@
 // MAX_SLICES as sbmm.cu is.
 
 #include "decoding.cuh"
+#include "warpgroups.cuh"
 
 #define X_BYTES (ROWS * SQUARE * 2)
 #define COPIES (X_BYTES / 16 / (32 * WARPS))  // of 16 bytes of inputs, by each thread for a square
 #define AHEAD (STAGES - 2)  // squares that are under way: one more is multiplied, and one may still be
 #define AT_ONCE 16          // rows of outputs whose old values a warp loads before it writes one
 #define SUMS 32             // of a thread, in a tile of 16 outputs
-
-typedef unsigned long long u64;
 
 static_assert(ROWS % (PARTS * AT_ONCE) == 0, "a block's share of the rows is added AT_ONCE at a time");
 
@@ -43,17 +42,6 @@ __device__ __forceinline__ void multiply(float (&c)[SUMS], const u32 *a, u64 x, 
         "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]), "+f"(c[24]),
         "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(x + 4 * HALF), "r"(kept), "n"(HALF));
-}
-
-// Until all groups of products are done but the UNDER_WAY that were begun last.
-template <int UNDER_WAY>
-__device__ __forceinline__ void wait_for_products() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(UNDER_WAY) : "memory");
-}
-
-// How a product finds rows of 128 bytes, swizzled: where they lie and how far eight rows are from the next eight.
-__device__ __forceinline__ u64 described(u32 at) {
-  return (u64)(at >> 4) | (u64)1 << 16 | (u64)(8 * SQUARE * 2 >> 4) << 32 | (u64)1 << 62;
 }
 
 // Two weights of one output by its scale, rounded once.
@@ -142,10 +130,10 @@ __device__ __forceinline__ void sums(float (&total)[4][SUMS], const Source &from
       if (!ONE_SCALE)
 #pragma unroll
         for (int r = 0; r < 8; r++) a[m][r] = scaled(a[m][r], scale_of(factor, 2 * m + (r & 1)));
-      asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+      begin_product();
       multiply<0>(total[m], a[m], x, keep[m]);
       multiply<1>(total[m], a[m] + 4, x, keep[m]);
-      asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+      end_group();
     }
   }
   wait_for_products<0>();

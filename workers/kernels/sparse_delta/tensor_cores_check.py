@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
+import math
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -13,8 +14,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from workers.kernels.rows import LARGE_FROM, Rows
-from workers.kernels.sparse_delta import layout, merging, reference, squares, tensor_cores
+from workers.kernels.rows import LARGE_FROM, Rows, Run
+from workers.kernels.sparse_delta import (
+    layout,
+    merged_rows,
+    merging,
+    reference,
+    row_tiles,
+    squares,
+    tensor_cores,
+)
 from workers.kernels.sparse_delta.layout import Delta, Shape
 from workers.kernels.types import offsets, total_bytes, views
 
@@ -48,6 +57,7 @@ def problem(dtype: torch.dtype, device: torch.device) -> str | None:
             config: error_of(config, dtype, device) for config in tensor_cores.CONFIGS
         }
         errors["merged weights"] = error_of_merging(dtype, device)
+        errors["merged rows"] = error_of_merged_rows(dtype, device)
     except (ImportError, OSError, RuntimeError) as e:
         return str(e)
     bad = {config: error for config, error in errors.items() if not error < TOLERANCE}  # NaN, too
@@ -60,15 +70,34 @@ def error_of_merging(dtype: torch.dtype, device: torch.device) -> float:
     arena, table = loaded(_slots(), random)
     base = (0.02 * torch.randn(sum(SLICES), SQUARES * squares.SIDE, generator=random)).to(dtype)
     lost = []
-    for fields in table:
+    layer = merging.Layer(base.to(device), arena.to(device), table.to(device), SLICES)
+    for slot, fields in enumerate(table):
         want = reference.merged(base.float(), arena, fields, SLICES)
         for first in (0, squares.SIDE):
             into = base.new_empty(len(base) - first, base.shape[1], device=device)
-            at = merging.Weights(base.to(device), arena.to(device), fields.to(device), SLICES)
-            merging.merge(into, at, first)
+            merging.merge(into, layer, slot, first)
             differ = (into.float().cpu() - want[first:]).norm(dim=1)
             lost.append((differ / want[first:].norm(dim=1)).max())
     return float(torch.stack(lost).max())
+
+
+def error_of_merged_rows(dtype: torch.dtype, device: torch.device) -> float:
+    """The largest error of a row, relative to its length; or NaN. With tiles of every height of a product,
+    and rows that are nobody's, which must be zero."""
+    random = torch.Generator().manual_seed(0)
+    arena, table = loaded(_slots(), random)
+    runs = (Run(0, 5, 305), Run(1, 305, 435), Run(2, 500, 695))
+    cut = torch.from_numpy(row_tiles.tiles(runs, 700))
+    base = 0.02 * torch.randn(sum(SLICES), SQUARES * squares.SIDE, generator=random)
+    x, bias = torch.randn(710, base.shape[1], generator=random).to(dtype), torch.randn(len(base))
+    want, out = (torch.full((710, len(base)), math.nan) for _ in range(2))
+    out = out.to(device, dtype)
+    layer = merging.Layer(base.to(dtype).float(), arena, table, SLICES)
+    merged_rows.apply(x.float(), want, bias.to(dtype).float(), layer, cut)
+    there = merging.Layer(base.to(device, dtype), arena.to(device), table.to(device), SLICES)
+    merged_rows.apply(x.to(device), out, bias.to(device, dtype), there, cut.to(device))
+    differ = (out.float().cpu() - want).norm(dim=1)
+    return float((differ / want.norm(dim=1).clamp_min(1.0)).max())
 
 
 def error_of(config: tensor_cores.Config, dtype: torch.dtype, device: torch.device) -> float:

@@ -1,0 +1,89 @@
+"""A gateway fetches a request's body from the proxy that passed it on, by calls to an actor by name. They
+find whoever has it now.
+
+Ray remembers which actor had a name until it is told that it died. Once it was not told: a node had been cut
+off for 20 s, its proxy was replaced, and for eight minutes its gateway asked the dead one for each body. So a
+call that fails asks Ray's records about that actor, and where it is dead, for the name's new one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from controlplane import errors
+
+log = logging.getLogger(__name__)
+
+ATTRIBUTE = "receive_asgi_messages"
+
+
+def follow_proxies() -> None:
+    """For all of this process, from now on."""
+    from ray.serve._private.common import StreamingHTTPRequest
+
+    if not isinstance(StreamingHTTPRequest.__dict__.get(ATTRIBUTE), property):
+        log.warning("a proxy that was replaced may not be found: Ray has another way to fetch bodies")
+        return
+    StreamingHTTPRequest.receive_asgi_messages = property(_calls_of)
+
+
+def _calls_of(request: Any) -> Any:
+    """In place of a property of Serve's."""
+    if request._receive_asgi_messages is None:
+        request._receive_asgi_messages = ProxyCalls(request._proxy_actor_name)
+    return request._receive_asgi_messages
+
+
+class ProxyCalls:
+    """Calls of one request. `name`: of the proxy's actor. Raises ValueError where nobody has it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._proxy = _by_name(name)
+
+    async def __call__(self, request: Any) -> bytes:
+        """The next messages of `request`, pickled. Raises `errors.Unavailable` where the proxy is away."""
+        from ray.exceptions import RayActorError
+
+        try:
+            return await self._ask(request)
+        except RayActorError as e:
+            found = await asyncio.to_thread(_new_one, self._name, self._proxy)
+            if found is None:
+                raise errors.Unavailable(f"The proxy that passed this request on is away: {e}") from e
+        self._proxy = found
+        try:
+            return await self._ask(request)
+        except RayActorError as e:
+            raise errors.Unavailable(f"The proxy that passed this request on is away: {e}") from e
+
+    async def _ask(self, request: Any) -> bytes:
+        messages: bytes = await self._proxy.receive_asgi_messages.remote(request)
+        return messages
+
+
+def _new_one(name: str, known: Any) -> Any | None:
+    """Who has the name in place of `known`; None where that is not known to be dead, or has no successor."""
+    import ray
+    from ray._private.state import state
+
+    if state.actor_table(known._actor_id.hex()).get("State") != "DEAD":
+        return None
+    ray.kill(known)  # so this process forgets whose the name was
+    try:
+        found = _by_name(name)
+    except ValueError:
+        return None
+    if found._actor_id == known._actor_id:
+        return None
+    log.warning("proxy %s was replaced, and this process was not told", name)
+    return found
+
+
+def _by_name(name: str) -> Any:
+    import ray
+    from ray.serve._private.constants import SERVE_NAMESPACE
+
+    return ray.get_actor(name, namespace=SERVE_NAMESPACE)

@@ -1,0 +1,76 @@
+// Rings of stages in shared memory, which the copying engine fills (PTX ISA, "Tensors" and "mbarrier").
+
+#pragma once
+
+#include "squares.cuh"
+
+// How to copy boxes of a matrix (CUtensorMap).
+struct alignas(64) Map { unsigned long long words[16]; };
+
+__device__ __forceinline__ void make_barrier(u32 at, u32 arrivals) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(at), "r"(arrivals) : "memory");
+}
+
+__device__ __forceinline__ void barriers_are_made() {
+  asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async;" ::: "memory");
+}
+
+__device__ __forceinline__ void arrive(u32 barrier) {
+  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+__device__ __forceinline__ void expect(u32 barrier, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+__device__ __forceinline__ void wait_for(u32 barrier, u32 parity) {
+  asm volatile(
+      "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n@!done bra again;\n}" ::"r"(
+          barrier),
+      "r"(parity)
+      : "memory");
+}
+
+// By one thread: a multiple of 16 bytes.
+__device__ __forceinline__ void copy(u32 to, const void *from, u32 bytes, u32 barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+               "l"(from), "r"(bytes), "r"(barrier)
+               : "memory");
+}
+
+// By one thread: a box that begins at this column and row; zeros beyond the matrix.
+__device__ __forceinline__ void copy_box(u32 to, const Map &map, int column, int row, u32 barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
+          to),
+      "l"(&map), "r"(column), "r"(row), "r"(barrier)
+      : "memory");
+}
+
+// Who fills stages and who reads them each have one of their own, and take the same steps. A stage is full when what was
+// copied to it is there, and free when all warps that read it have said so.
+template <int STAGES, int BYTES>
+struct Ring {
+  u32 memory, barriers;
+  u32 stage = 0, parity = 0;
+
+  __device__ __forceinline__ Ring(u32 memory, u32 barriers) : memory(memory), barriers(barriers) {}
+  __device__ __forceinline__ void make(int readers) const {
+#pragma unroll
+    for (int i = 0; i < STAGES; i++) {
+      make_barrier(barriers + 8 * i, 1);
+      make_barrier(barriers + 8 * (STAGES + i), readers);
+    }
+  }
+  __device__ __forceinline__ u32 at() const { return memory + stage * BYTES; }
+  __device__ __forceinline__ u32 full() const { return barriers + 8 * stage; }
+  __device__ __forceinline__ u32 free() const { return barriers + 8 * (STAGES + stage); }
+  __device__ __forceinline__ u32 free_before() const {
+    return barriers + 8 * (STAGES + (stage == 0 ? STAGES - 1 : stage - 1));
+  }
+  __device__ __forceinline__ void wait_until_full() const { wait_for(full(), parity); }
+  __device__ __forceinline__ void wait_until_free() const { wait_for(free(), parity ^ 1); }
+  __device__ __forceinline__ void next() {
+    if (++stage == STAGES) stage = 0, parity ^= 1;
+  }
+};
