@@ -45,7 +45,7 @@ SWITCH = "OSTINATO_SPARSE_TENSOR_CORES"
 DISTINCT = 4  # deltas on disk; variants take them in turn
 STEP_TOKENS, KV_GIB = 4096, 7
 SHORT, MIXED = 64, 930  # tokens of a prompt
-SCORED = (64, 1100)  # the longer one is merged for its own rows, beside another
+SCORED = (64, 1100)  # the longer one meets merged weights in any step
 ALONE = 8  # times that a variant is asked: it has run alone for long enough to be merged
 TIMEOUT_S = 400
 

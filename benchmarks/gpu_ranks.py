@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from workers.kernels.sparse_delta import merging
 from workers.kernels.sparse_delta import tensor_cores_check as sparse_check
 from workers.kernels.svd_delta import tensor_cores_check as svd_check
 from workers.variants import travelling
@@ -63,8 +62,8 @@ def watch(worker: Any, slowly: bool) -> None:
             if "sparse_delta" in cache.operations_of.get(uid, ()):
                 counts["most_rows_of_a_sparse_delta"] = max(rows, counts["most_rows_of_a_sparse_delta"])
 
-    def merging_rows(*arguments: Any) -> None:
-        counts["products_with_merged_weights"] += 1
+    def described() -> None:
+        counts["steps_with_merged_rows"] += bool(manager.batch.merged)
 
     def merging_alone(uid: int, slot: int) -> None:
         counts["merged_in_the_bases_place"] += 1
@@ -72,7 +71,7 @@ def watch(worker: Any, slowly: bool) -> None:
     _before(memory, "place", placing)
     _before(cache, "begin_step", beginning)
     _before(manager, "set_active_adapters", describing)
-    _before(merging, "product", merging_rows)
+    _after(manager, "set_active_adapters", described)
     if manager._steps._merged is not None:
         _before(manager._steps._merged, "merge", merging_alone)
 
@@ -88,6 +87,18 @@ def told(worker: Any) -> dict[str, Any]:
         "sends": manager.variant_cache._memory._line is not None,
         **getattr(manager, _TOLD),
     }
+
+
+def _after(owner: Any, name: str, see: Callable[[], None]) -> None:
+    """Whenever it was called."""
+    inner = getattr(owner, name)
+
+    def seen(*arguments: Any) -> Any:
+        given = inner(*arguments)
+        see()
+        return given
+
+    setattr(owner, name, seen)
 
 
 def _before(owner: Any, name: str, see: Callable[..., None]) -> None:

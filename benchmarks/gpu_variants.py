@@ -49,7 +49,7 @@ SHAPE = {
     "vocab_size": 4096,
 }
 TOKENS, PROMPTS = 24, 3
-PROMPT_TOKENS, LONG_TOKENS = 40, 640  # from 448 on sparse deltas are merged for a step's own rows
+PROMPT_TOKENS, LONG_TOKENS = 40, 640  # rows of which a sparse delta is merged, without BOFT in the engine
 SCARCE = 3  # slots
 ROUNDS, ROUNDS_TRAVELLING = 2, 3  # from the second on, prefixes are cached and variants are in host memory
 SEQUENCES, STEP_TOKENS = 32, 2048

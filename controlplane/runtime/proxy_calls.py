@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from typing import Any
 
 from controlplane import errors
@@ -50,36 +51,58 @@ class ProxyCalls:
         try:
             return await self._ask(request)
         except RayActorError as e:
-            found = await asyncio.to_thread(_new_one, self._name, self._proxy)
+            found = await asyncio.to_thread(_successor, self._name, self._proxy)
             if found is None:
-                raise errors.Unavailable(f"The proxy that passed this request on is away: {e}") from e
+                raise _away(e) from e
         self._proxy = found
         try:
             return await self._ask(request)
         except RayActorError as e:
-            raise errors.Unavailable(f"The proxy that passed this request on is away: {e}") from e
+            raise _away(e) from e
 
     async def _ask(self, request: Any) -> bytes:
         messages: bytes = await self._proxy.receive_asgi_messages.remote(request)
         return messages
 
 
-def _new_one(name: str, known: Any) -> Any | None:
+def _away(why: Exception) -> errors.Unavailable:
+    log.warning("a proxy that passed a request on cannot be reached: %r", why)
+    return errors.Unavailable("the proxy that passed this request on is away; try again", retry_after_s=1)
+
+
+# All requests of a proxy that died look for its successor: one after another.
+_looking = threading.Lock()
+
+
+def _successor(name: str, known: Any) -> Any | None:
     """Who has the name in place of `known`; None where that is not known to be dead, or has no successor."""
-    import ray
+    from ray.exceptions import RayError
+
+    with _looking:
+        try:
+            found = _by_name(name)
+            if found._actor_id == known._actor_id and _is_dead(known):
+                _forget(known)
+                found = _by_name(name)
+                log.warning("proxy %s was replaced, and this process was not told", name)
+        except (ValueError, RayError) as e:
+            log.warning("proxy %s cannot be looked for: %r", name, e)
+            return None
+    return None if found._actor_id == known._actor_id else found
+
+
+def _is_dead(actor: Any) -> bool:
+    """By Ray's records, not by what this process was told."""
     from ray._private.state import state
 
-    if state.actor_table(known._actor_id.hex()).get("State") != "DEAD":
-        return None
-    ray.kill(known)  # so this process forgets whose the name was
-    try:
-        found = _by_name(name)
-    except ValueError:
-        return None
-    if found._actor_id == known._actor_id:
-        return None
-    log.warning("proxy %s was replaced, and this process was not told", name)
-    return found
+    return bool(state.actor_table(actor._actor_id.hex()).get("State") == "DEAD")
+
+
+def _forget(actor: Any) -> None:
+    """A dead one: its name is then looked up anew."""
+    import ray
+
+    ray.kill(actor)
 
 
 def _by_name(name: str) -> Any:

@@ -55,8 +55,10 @@ class Batch:
         slots `sparse` are sparse deltas."""
         self.operations = operations
         self.merged = ()
-        if not operations:
-            return  # no layer asks whose row is whose
+        if not any(token_variants):
+            return  # nobody asks whose row is whose
+        # Also where this rank has nothing of them: vLLM takes a graph by how many variants there are, and one
+        # of any variants has all operations.
         slots = _slots(token_variants, slot_of)
         self.tokens.update(slots)
         if self.row_tiles is not None:

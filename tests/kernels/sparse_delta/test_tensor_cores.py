@@ -96,3 +96,13 @@ def test_inputs_are_shared_out_as_ended_soonest(
 ) -> None:
     chosen = tensor_cores.config_for(batch, inputs, slices, rows.LARGE_BLOCK)
     assert chosen == Many(parts, tensor_cores.MANY_ROWS[parts].stages)
+
+
+@pytest.mark.parametrize("invariant", [True, False])
+def test_small_tiles_beside_a_prefill_are_of_few_rows_but_where_all_are_small(
+    monkeypatch: pytest.MonkeyPatch, invariant: bool
+) -> None:
+    monkeypatch.setattr(tensor_cores, "batch_invariant", lambda: invariant)
+    some = [tensor_cores.config_for(n, 4096, (4096,), rows.SMALL_BLOCK) for n in (33, 511, 512)]
+    assert some[:2] == [tensor_cores.SOME_ROWS] * 2
+    assert (some[2] == tensor_cores.SOME_ROWS) == invariant

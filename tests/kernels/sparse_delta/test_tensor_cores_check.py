@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from workers.kernels import sparse_delta
-from workers.kernels.sparse_delta import merging, reference, tensor_cores
+from workers.kernels.sparse_delta import merged_rows, merging, reference, tensor_cores
 from workers.kernels.sparse_delta import tensor_cores_check as check
 
-merge = merging.merge
-CPU = torch.device("cpu")
 Apply = Callable[..., None]
+merge = merging.merge
+multiply: Apply = merged_rows.apply
+CPU = torch.device("cpu")
 
 
 def right(x: torch.Tensor, out: torch.Tensor, *others: Any) -> None:
@@ -70,6 +71,25 @@ def test_weights_that_are_merged_wrongly_are_told(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(tensor_cores, "apply", right)
     monkeypatch.setattr(merging, "merge", merged_twice)
     assert "merged weights" in (check.problem(torch.bfloat16, CPU) or "")
+
+
+def nobodys_rows_are_left(x: torch.Tensor, out: torch.Tensor, *others: Any) -> None:
+    *given, tiles = others
+    multiply(x, out, *given, tiles if x.dtype == torch.float32 else tiles[:-1])
+
+
+def anothers_delta(x: torch.Tensor, out: torch.Tensor, *others: Any) -> None:
+    *given, tiles = others
+    swapped = tiles.clone()
+    swapped[tiles[:, 0] == 2, 0] = 0
+    multiply(x, out, *given, tiles if x.dtype == torch.float32 else swapped)
+
+
+@pytest.mark.parametrize("apply", [nobodys_rows_are_left, anothers_delta])
+def test_rows_that_meet_wrong_weights_are_told(monkeypatch: pytest.MonkeyPatch, apply: Apply) -> None:
+    monkeypatch.setattr(tensor_cores, "apply", right)
+    monkeypatch.setattr(merged_rows, "apply", apply)
+    assert "merged rows" in (check.problem(torch.bfloat16, CPU) or "")
 
 
 @pytest.fixture

@@ -234,7 +234,7 @@ def test_a_variant_that_is_merged_in_the_bases_place_launches_nothing(
     the base's own find the base's weights."""
     from vllm.lora.request import LoRARequest
 
-    monkeypatch.setattr(VariantManager, "_mergeable", lambda self, layers: [1 << 20])  # as on a GPU
+    monkeypatch.setattr(VariantManager, "_mergeable", lambda self, layers: True)  # as on a GPU
     monkeypatch.setattr(hooking, "find_layers", in_first_layer)
     random_variants.write(folder, tmp_path / "delta", RandomDelta("delta", 3, full=False))
     kinds = (VariantKind.SPARSE_DELTA,)

@@ -29,7 +29,7 @@ from workers.kernels.rows import (
     max_many_tiles,
     max_tiles,
 )
-from workers.kernels.sparse_delta.row_tiles import MERGED_FROM
+from workers.kernels.sparse_delta.row_tiles import MERGED_FROM, NOBODY
 from workers.kernels.types import Part
 from workers.variants import pages
 from workers.variants.arena_allocator import ArenaAllocator
@@ -403,6 +403,21 @@ def test_long_runs_are_all_that_cannot_be_longer(pieces: list[tuple[int, int]], 
     assert list(found) == expected
 
 
+def test_a_batch_of_variants_that_this_rank_has_nothing_of_is_described_all_the_same() -> None:
+    """It runs from a graph of all operations, which would add those of the batch before."""
+    batch = Batch(3 * MERGED_FROM, 4, SLOTS, CPU, merges=True)
+    batch.describe([22] * 2 * MERGED_FROM, (1,), {22: 0, 1: 1}, frozenset({"sparse_delta"}), sparse=[0])
+    batch.describe([11] * MERGED_FROM, (11,), {11: 2}, frozenset(), sparse=[0])
+    assert batch.tokens.slots(MERGED_FROM).tolist() == [2] * MERGED_FROM
+    assert batch.others.slots(MERGED_FROM).tolist() == [2] * MERGED_FROM
+    assert batch.samples.slots(1).tolist() == [2]
+    assert batch.row_tiles is not None
+    assert batch.row_tiles.of(3 * MERGED_FROM)[:2].tolist() == [
+        [BASE, 0, MERGED_FROM],
+        [NOBODY, MERGED_FROM, 0],
+    ]
+
+
 def test_long_runs_of_sparse_deltas_are_merged() -> None:
     batch, slot_of, enough = (
         Batch(3 * MERGED_FROM, 4, SLOTS, CPU, merges=True),
@@ -414,9 +429,8 @@ def test_long_runs_of_sparse_deltas_are_merged() -> None:
     assert list(batch.merged) == [Run(0, 2, 2 + enough)]
     assert batch.tokens.slots(len(uids)).tolist() == [slot_of.get(uid, BASE) for uid in uids]
     assert batch.others.slots(len(uids)).tolist() == [0, 2, *[BASE] * (enough + 1), *[2] * enough]
-    for fewer, operations in ((uids[:enough], {"sparse_delta"}), (uids, set())):
-        batch.describe(fewer, (), slot_of, frozenset(operations), sparse=[0])
-        assert not batch.merged
+    batch.describe(uids[:enough], (), slot_of, frozenset({"sparse_delta"}), sparse=[0])
+    assert not batch.merged
     never = Batch(3 * MERGED_FROM, 4, SLOTS, CPU)
     never.describe(uids, (), slot_of, frozenset({"sparse_delta"}), sparse=[0])
     assert not never.merged

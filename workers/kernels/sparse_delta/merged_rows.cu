@@ -284,6 +284,8 @@ merged_rows(const __grid_constant__ Map x, const __grid_constant__ Map w, u16 *o
     clear(out + tile.first * out_stride + first * STRIP, out_stride, rows - tile.first, 8 * min(GROUPS, strips - first));
     return;
   }
+  const int count = min(tile.count, rows - tile.first);
+  if (count <= 0) return;
   const u32 memory = (u32)__cvta_generic_to_shared(shared), barriers = (u32)__cvta_generic_to_shared(barrier_memory);
   const u32 selectors = (u32)__cvta_generic_to_shared(selector_memory);
   const Inputs inputs(memory, barriers);
@@ -303,7 +305,7 @@ merged_rows(const __grid_constant__ Map x, const __grid_constant__ Map w, u16 *o
 #pragma unroll
       for (int i = 0; i < GROUPS; i++)
         of[i] = strip_of(min(first + i, strips - 1), tile.slot, arena, table, table_width, squares, slices);
-      fetch(x, w, of, tile.first, (tile.count + BOX_ROWS - 1) / BOX_ROWS, squares, inputs, weights);
+      fetch(x, w, of, tile.first, (count + BOX_ROWS - 1) / BOX_ROWS, squares, inputs, weights);
     }
     return;
   }
@@ -311,13 +313,13 @@ merged_rows(const __grid_constant__ Map x, const __grid_constant__ Map w, u16 *o
   const int own = first + group;  // one past the last computes something, for nobody
   const Strip strip = strip_of(min(own, strips - 1), tile.slot, arena, table, table_width, squares, slices);
   const u32 left = memory + group * LEFT;
-  if (tile.count > 192)
+  if (count > 192)
     products<128>(left, strip, squares, inputs, weights, selectors, bias);
-  else if (tile.count > 128)
+  else if (count > 128)
     products<96>(left, strip, squares, inputs, weights, selectors, bias);
-  else if (tile.count > 64)
+  else if (count > 64)
     products<64>(left, strip, squares, inputs, weights, selectors, bias);
-  else if (tile.count > 32)
+  else if (count > 32)
     products<32>(left, strip, squares, inputs, weights, selectors, bias);
   else
     products<16>(left, strip, squares, inputs, weights, selectors, bias);
@@ -325,5 +327,5 @@ merged_rows(const __grid_constant__ Map x, const __grid_constant__ Map w, u16 *o
     meet<2, WARPGROUP>();
   else
     meet<3, WARPGROUP>();
-  if (own < strips) put(out + tile.first * out_stride + strip.column, out_stride, tile.count, left);
+  if (own < strips) put(out + tile.first * out_stride + strip.column, out_stride, count, left);
 }

@@ -10,7 +10,7 @@ from typing import ClassVar, Protocol
 import torch
 
 from workers.kernels import nvrtc
-from workers.kernels.rows import LARGE_BLOCK, LARGE_FROM, Rows, Tiles
+from workers.kernels.rows import LARGE_BLOCK, LARGE_FROM, Rows, Tiles, batch_invariant
 from workers.kernels.sparse_delta import squares
 from workers.kernels.sparse_delta.layout import FIELDS
 
@@ -128,10 +128,11 @@ def config_for(num_rows: int, inputs: int, slices: Sequence[int], block: int) ->
     """All for small tiles sum in the same order: a row's result is the same to the bit in every batch that
     has small tiles for it. For many rows of a variant the order follows from the batch's rows, too.
 
-    Beside a prefill small tiles are of variants that decode, and most of these have few rows."""
+    Beside a prefill small tiles are of variants that decode, and most of these have few rows; but in
+    batch-invariant mode they are all."""
     if block == LARGE_BLOCK:
         return _for_many(-(-num_rows // LARGE_BLOCK), inputs // squares.SIDE, tuple(slices))
-    if 32 < num_rows < LARGE_FROM:
+    if num_rows > 32 and (num_rows < LARGE_FROM or batch_invariant()):
         return SOME_ROWS
     return FEW_ROWS_WIDE if sum(slices) >= WIDE * squares.SIDE else FEW_ROWS
 
