@@ -10,7 +10,8 @@ of its best, and the largest difference in log-probability. The base's own rows 
 are preempted, and a last row says how often. "travelling" is that, again and again, with a slow way from host
 memory to the GPU: LoRAs run while they are copied. "alone" has nobody beside a variant's own requests, in an
 engine with a slot for one that is merged in the base's place. "long" has nobody beside them either, and
-prompts of 640 tokens. The last row of a case says for each rank which kernels served, and what they did.
+prompts of 640 tokens. "unrotated" leaves BOFT out of the engine, whose graphs then have long prompts of
+sparse deltas meet merged weights. The last row of a case says for each rank which kernels served, and what they did.
 
     PYTHONPATH=.:tests python -m benchmarks.gpu_variants --gpus 0,1 --at-once 6 --cases "graphs cached,..." \
         --out RESULT.json
@@ -37,6 +38,7 @@ from typing import Any
 from benchmarks import gpu_engine, rehearsing
 from benchmarks.rehearsal_engine import base_of
 from workers.bus.client import VariantClient
+from profiler.variants.types import VariantKind
 from workers.group import cuda_graphs
 from workers.variant_config import ADDRESS_VARIABLE, VariantConfig
 
@@ -54,7 +56,7 @@ SCARCE = 3  # slots
 ROUNDS, ROUNDS_TRAVELLING = 2, 3  # from the second on, prefixes are cached and variants are in host memory
 SEQUENCES, STEP_TOKENS = 32, 2048
 KV_BYTES = 1 << 30
-# Add "tp2", "pp2", "scarce", "travelling", "alone" or "long" to any.
+# Add "tp2", "pp2", "scarce", "travelling", "alone", "long" or "unrotated" to any.
 CASES = ("graphs cached", "eager uncached", "graphs uncached", "eager cached")
 CASE_TIMEOUT_S = 150
 MAX_DIFFERENCE = 0.02  # in a rehearsal: float32's, in log-probability
@@ -125,10 +127,15 @@ def write_variant(work: Path, index: int) -> None:
     merge(work / "base", work / variant.name, work / f"{variant.name}.merged")
 
 
-def names() -> list[str]:
+def names(case: str = "") -> list[str]:
     import random_variants
 
-    return [variant.name for variant in random_variants.EVERY_FORM]
+    left_out = random_variants.RandomBoft if "unrotated" in case else ()
+    return [variant.name for variant in random_variants.EVERY_FORM if not isinstance(variant, left_out)]
+
+
+def kinds(case: str) -> tuple[str, ...]:
+    return tuple(kind.value for kind in VariantKind if kind != VariantKind.BOFT or "unrotated" not in case)
 
 
 def is_scarce(case: str) -> bool:
@@ -141,8 +148,8 @@ def is_apart(case: str) -> bool:
 
 def one(case: str, work: Path) -> None:
     """One engine; prints a JSON line for the base and each variant."""
-    slots = SCARCE if is_scarce(case) else len(names()) + 1
-    config = VariantConfig(slots, 1 << 30, 2 << 30, 16, merged_slot="alone" in case)
+    slots = SCARCE if is_scarce(case) else len(names(case)) + 1
+    config = VariantConfig(slots, 1 << 30, 2 << 30, 16, kinds=kinds(case), merged_slot="alone" in case)
     llm = gpu_engine.make_engine(
         work / "base",
         config,
@@ -169,7 +176,7 @@ def measured(llm: Any, case: str, work: Path, slots: int) -> Iterator[dict[str, 
 
     scarce, travelling = is_scarce(case), "travelling" in case
     asked = prompts(work / "base", LONG_TOKENS if "long" in case else PROMPT_TOKENS)
-    requests = [None, *(LoRARequest(n, i + 1, str(work / n)) for i, n in enumerate(names()))]
+    requests = [None, *(LoRARequest(n, i + 1, str(work / n)) for i, n in enumerate(names(case)))]
     rows = [(prompt, request) for prompt in asked for request in requests]
     common = {"temperature": 0, "logprobs": 1, "detokenize": False, "ignore_eos": True}
     sampling = [
