@@ -11,7 +11,8 @@ are preempted, and a last row says how often. "travelling" is that, again and ag
 memory to the GPU: LoRAs run while they are copied. "alone" has nobody beside a variant's own requests, in an
 engine with a slot for one that is merged in the base's place. "long" has nobody beside them either, and
 prompts of 640 tokens. "unrotated" leaves BOFT out of the engine, whose graphs then have long prompts of
-sparse deltas meet merged weights. The last row of a case says for each rank which kernels served, and what they did.
+sparse deltas meet merged weights. The last row of a case says for each rank which kernels served, and what
+they did.
 
     PYTHONPATH=.:tests python -m benchmarks.gpu_variants --gpus 0,1 --at-once 6 --cases "graphs cached,..." \
         --out RESULT.json
@@ -37,8 +38,8 @@ from typing import Any
 
 from benchmarks import gpu_engine, rehearsing
 from benchmarks.rehearsal_engine import base_of
-from workers.bus.client import VariantClient
 from profiler.variants.types import VariantKind
+from workers.bus.client import VariantClient
 from workers.group import cuda_graphs
 from workers.variant_config import ADDRESS_VARIABLE, VariantConfig
 
