@@ -13,7 +13,9 @@ from pathlib import Path
 
 import triton
 
-PRODUCT = re.compile(r"HGMMA\.SP\.64x(\d+)x32\S* R(\d+), R(\d+), gdesc\[\w+\], R\d+, R(\d+), 0x\d(, gsb0)?")
+PRODUCT = re.compile(
+    r"HGMMA(?:\.SP)?\.64x(\d+)x\d+\S* R(\d+), R(\d+), gdesc\[\w+\], R\d+(?:, R(\d+), 0x\d)?(, gsb0)?"
+)
 WAIT = re.compile(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x(\d+)")
 WRITES_NOTHING = (
     "ST",
@@ -80,8 +82,9 @@ def written_too_soon(body: list[str], after: list[str]) -> list[str]:
     found = []
     for what in [*body * 3, *after]:
         if product := PRODUCT.match(what):
-            width, sums, weights, indices = (int(number) for number in product.groups()[:4])
-            begun |= {indices, *range(weights, weights + WEIGHTS), *range(sums, sums + width // 2)}
+            width, sums, weights = (int(number) for number in product.groups()[:3])
+            begun |= {*range(weights, weights + WEIGHTS), *range(sums, sums + width // 2)}
+            begun |= {int(indices) for indices in product.groups()[3:4] if indices}  # of a sparse one
             if product[5]:
                 groups, begun = [*groups, begun], set()
         elif wait := WAIT.match(what):

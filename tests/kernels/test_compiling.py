@@ -16,11 +16,11 @@ import pytest
 import torch
 
 from workers.kernels import nvrtc, sparse_delta
-from workers.kernels.sparse_delta import tensor_cores
+from workers.kernels.sparse_delta import merged_rows, tensor_cores
 
 MAX_SECONDS = 20  # on a slow and busy machine; see benchmarks/kernels/compiling.py for what it takes
 # An engine's start waits for each of them; on tensor cores for half, those of its own type of floats.
-MAX_SPECIALISATIONS = {"svd_delta": 4, "lora": 16, "sparse_delta": 9, "boft": 9, "tensor_cores": 24}
+MAX_SPECIALISATIONS = {"svd_delta": 4, "lora": 16, "sparse_delta": 9, "boft": 9, "tensor_cores": 26}
 
 
 @cache
@@ -82,3 +82,18 @@ def test_products_go_on_while_the_next_are_prepared_and_keep_their_registers(
     assert len(found) == 4  # of 4 and 2 bits, with one scale a row and with several
     assert [pending.under_way(body) for body, _ in found] == [3] * 4
     assert [pending.written_too_soon(*each) for each in found] == [[]] * 4
+
+
+@pytest.mark.parametrize("dtype", tensor_cores.DTYPES)
+def test_products_go_on_while_weights_are_merged_for_the_next(tmp_path: Path, dtype: torch.dtype) -> None:
+    pytest.importorskip("triton", reason="brings the disassembler")
+    pytest.importorskip("cuda.bindings", reason="brings the compiler")
+    from kernels import pending_products as pending
+
+    options = merged_rows.options(dtype)
+    cubin = nvrtc.compiled(sparse_delta.__name__, "merged_rows.cu", tensor_cores.ARCHITECTURE, options)
+    found = list(pending.loops(pending.lines_of(cubin, tmp_path)))
+    own = [body for body, _ in found if pending.under_way(body) == 3]  # others wait for copies, and come back
+    assert len(own) == 5 * 3  # heights of a product; 4, 2 and no bits
+    assert all(sum(pending.PRODUCT.match(each) is not None for each in body) == 4 for body in own)
+    assert [pending.written_too_soon(*each) for each in found] == [[]] * len(found)

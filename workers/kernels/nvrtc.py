@@ -45,14 +45,20 @@ class Kernel:
 
 
 def compiled(package: str, file: str, architecture: str, options: Sequence[str]) -> bytes:
-    """The machine code (cubin) of `file` in `package` for `architecture`, such as sm_90a. Needs no GPU.
+    """The machine code (cubin) of `file` in `package` for `architecture`, such as sm_90a. It may include the
+    headers there and those beside this module. Needs no GPU.
 
     Raises RuntimeError with the compiler's words.
     """
     from cuda.bindings import nvrtc
 
     folder = files(package)
-    headers = {h.name.encode(): h.read_bytes() for h in folder.iterdir() if h.name.endswith(".cuh")}
+    headers = {
+        header.name.encode(): header.read_bytes()
+        for place in (files(__package__), folder)
+        for header in place.iterdir()
+        if header.name.endswith(".cuh")
+    }
     included = len(headers), list(headers.values()), list(headers)
     source = folder.joinpath(file).read_bytes()
     program = checked(nvrtc.nvrtcCreateProgram(source, file.encode(), *included))

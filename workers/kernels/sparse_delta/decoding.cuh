@@ -32,12 +32,6 @@ __device__ __forceinline__ void copy_16_once(u32 to, const void *from) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from));
 }
 
-__device__ __forceinline__ uint4 shared_16(u32 from) {
-  uint4 v;
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(from));
-  return v;
-}
-
 __device__ __forceinline__ u32 times_plus(u32 a, u32 b, u32 c) {
   u32 d;
   asm("fma.rn." KIND "x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));

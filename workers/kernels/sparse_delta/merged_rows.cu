@@ -41,18 +41,6 @@ typedef Ring<W_STAGES, WEIGHTS_BYTES> Weights;
 
 struct Tile { int slot, first, count; };
 
-__device__ __forceinline__ u32 shared_4(u32 from) {
-  u32 v;
-  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(from));
-  return v;
-}
-
-__device__ __forceinline__ uint2 shared_8(u32 from) {
-  uint2 v;
-  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(from));
-  return v;
-}
-
 __device__ __forceinline__ u32 rounded(float low, float high) {
   u32 both;
   asm("cvt.rn." KIND "x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));

@@ -7,37 +7,6 @@
 // How to copy boxes of a matrix (CUtensorMap).
 struct alignas(64) Map { unsigned long long words[16]; };
 
-__device__ __forceinline__ void make_barrier(u32 at, u32 arrivals) {
-  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(at), "r"(arrivals) : "memory");
-}
-
-__device__ __forceinline__ void barriers_are_made() {
-  asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async;" ::: "memory");
-}
-
-__device__ __forceinline__ void arrive(u32 barrier) {
-  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
-__device__ __forceinline__ void expect(u32 barrier, u32 bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-
-__device__ __forceinline__ void wait_for(u32 barrier, u32 parity) {
-  asm volatile(
-      "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n@!done bra again;\n}" ::"r"(
-          barrier),
-      "r"(parity)
-      : "memory");
-}
-
-// By one thread: a multiple of 16 bytes.
-__device__ __forceinline__ void copy(u32 to, const void *from, u32 bytes, u32 barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-               "l"(from), "r"(bytes), "r"(barrier)
-               : "memory");
-}
-
 // By one thread: a box that begins at this column and row; zeros beyond the matrix.
 __device__ __forceinline__ void copy_box(u32 to, const Map &map, int column, int row, u32 barrier) {
   asm volatile(

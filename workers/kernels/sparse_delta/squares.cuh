@@ -3,10 +3,7 @@
 
 #pragma once
 
-typedef unsigned int u32;
-typedef unsigned short u16;
-typedef unsigned char u8;
-typedef long long i64;
+#include "shared_memory.cuh"
 
 #if BF16
 #define KIND "bf16"

@@ -3,10 +3,7 @@
 
 #pragma once
 
-typedef unsigned int u32;
-typedef unsigned short u16;
-typedef unsigned char u8;
-typedef long long i64;
+#include "shared_memory.cuh"
 
 #define PANEL 128  // columns with one scale
 #define GROUP 16   // digits of one product
@@ -40,60 +37,15 @@ struct Slices { int count; int outputs[MAX_SLICES]; };
 // Up to a multiple of `of`.
 __device__ __forceinline__ int filled(int count, int of) { return (count + of - 1) / of * of; }
 
-// Barriers in shared memory, each for what is copied to one stage or for who has read it. Nothing else may be made of
-// their memory.
-__device__ __forceinline__ void make_barrier(u32 at, u32 arrivals) {
-  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(at), "r"(arrivals) : "memory");
-}
-
-__device__ __forceinline__ void barriers_are_made() {
-  asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async;" ::: "memory");
-}
-
-__device__ __forceinline__ void expect(u32 barrier, u32 bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-
-__device__ __forceinline__ void arrive(u32 barrier) {
-  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
-__device__ __forceinline__ void wait_for(u32 barrier, u32 parity) {
-  asm volatile(
-      "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n@!done bra again;\n}" ::"r"(
-          barrier),
-      "r"(parity)
-      : "memory");
-}
-
-// By one thread: a multiple of 16 bytes.
-__device__ __forceinline__ void copy(u32 to, const void *from, u32 bytes, u32 barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-               "l"(from), "r"(bytes), "r"(barrier)
-               : "memory");
-}
-
 // Until all launches before this one are done, and what they wrote is seen.
 __device__ __forceinline__ void wait_for_others() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 // The next launch may begin where there is room.
 __device__ __forceinline__ void let_next_begin() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
-__device__ __forceinline__ uint2 shared_8(u32 from) {
-  uint2 v;
-  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(from));
-  return v;
-}
-
 __device__ __forceinline__ u32 shared_2(u32 from) {
   u16 v;
   asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(from));
-  return v;
-}
-
-__device__ __forceinline__ u32 shared_4(u32 from) {
-  u32 v;
-  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(from));
   return v;
 }
 
