@@ -16,6 +16,8 @@ from typing import Any
 from benchmarks import plot_style, rehearsing
 
 COLUMNS = 4
+# Whose rows a case has, if not of eight variants.
+OF = {"boft": "a row for each", "merged_rows": "one variant, with the base's product"}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -47,7 +49,7 @@ def draw(record: dict[str, Any], path: Path) -> None:
     for panel in axes.flat[len(by_shape) :]:
         panel.axis("off")
     plot_style.legend(figure, axes, names)
-    variants = "a row for each" if record["operation"] == "boft" else "8 variants"
+    variants = OF.get(record["operation"], "8 variants")
     figure.suptitle(f"{record['operation']} on {record['device']}, {variants}")
     plot_style.save(figure, path)
 
@@ -85,6 +87,8 @@ def _place(labels: dict[str, Any]) -> tuple[str, str, int] | None:
     shape = str(labels["shape"])
     if "work" in labels:  # BOFT, a row for each adapter
         return shape, f" {labels['work']} {labels.get('kind', '')}", int(labels["adapters"])
+    if "rows" in labels:  # of the base, and of each variant
+        return (shape, "", int(labels["rows"])) if str(labels["rows"]).isdigit() else None
     eight = labels.get("adapters") == "8xr16" or labels.get("variants") == 8
     # Every shape is timed with either one or the other.
     spread = "distinct" if "bits" in labels else "uniform"
