@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from controlplane import errors
@@ -51,7 +51,10 @@ class ProxyCalls:
         try:
             return await self._ask(request)
         except RayActorError as e:
-            found = await asyncio.to_thread(_successor, self._name, self._proxy)
+            looked_for = asyncio.get_running_loop().run_in_executor(
+                _looking, _successor, self._name, self._proxy
+            )
+            found = await looked_for
             if found is None:
                 raise _away(e) from e
         self._proxy = found
@@ -70,24 +73,24 @@ def _away(why: Exception) -> errors.Unavailable:
     return errors.Unavailable("the proxy that passed this request on is away; try again", retry_after_s=1)
 
 
-# All requests of a proxy that died look for its successor: one after another.
-_looking = threading.Lock()
+# All requests of a proxy that died look for its successor: one after another, and in a thread of their own,
+# for Ray's records may be away, and the threads that others share must not wait for them.
+_looking = ThreadPoolExecutor(1, "proxies")
 
 
 def _successor(name: str, known: Any) -> Any | None:
     """Who has the name in place of `known`; None where that is not known to be dead, or has no successor."""
     from ray.exceptions import RayError
 
-    with _looking:
-        try:
+    try:
+        found = _by_name(name)
+        if found._actor_id == known._actor_id and _is_dead(known):
+            _forget(known)
             found = _by_name(name)
-            if found._actor_id == known._actor_id and _is_dead(known):
-                _forget(known)
-                found = _by_name(name)
-                log.warning("proxy %s was replaced, and this process was not told", name)
-        except (ValueError, RayError) as e:
-            log.warning("proxy %s cannot be looked for: %r", name, e)
-            return None
+            log.warning("proxy %s was replaced, and this process was not told", name)
+    except (ValueError, RayError) as e:
+        log.warning("proxy %s cannot be looked for: %r", name, e)
+        return None
     return None if found._actor_id == known._actor_id else found
 
 

@@ -419,11 +419,8 @@ def test_a_batch_of_variants_that_this_rank_has_nothing_of_is_described_all_the_
 
 
 def test_long_runs_of_sparse_deltas_are_merged() -> None:
-    batch, slot_of, enough = (
-        Batch(3 * MERGED_FROM, 4, SLOTS, CPU, merges=True),
-        {11: 2, 22: 0, 33: 3},
-        MERGED_FROM,
-    )
+    batch = Batch(3 * MERGED_FROM, 4, SLOTS, CPU, merges=True)
+    slot_of, enough = {11: 2, 22: 0, 33: 3}, MERGED_FROM
     uids = [22, 11, *[22] * enough, 0, *[11] * enough]
     batch.describe(uids, (), slot_of, frozenset({"sparse_delta"}), sparse=[0])
     assert list(batch.merged) == [Run(0, 2, 2 + enough)]
