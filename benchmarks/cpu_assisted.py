@@ -219,7 +219,7 @@ class Assistant:
         if self._described:
             return
         self._described = True
-        self.shared.weights[: variant.size_bytes] = variant.memory.numpy()
+        self.shared.weights[: variant.device_bytes] = variant.memory.numpy()
         memory = self._manager.variant_cache._memory
         shapes = {shape.name: shape for shape in self._manager.variant_cache._layers}
         for number, entry in enumerate(variant.entries):

@@ -10,9 +10,9 @@ of its best, and the largest difference in log-probability. The base's own rows 
 are preempted, and a last row says how often. "travelling" is that, again and again, with a slow way from host
 memory to the GPU: LoRAs run while they are copied. "alone" has nobody beside a variant's own requests, in an
 engine with a slot for one that is merged in the base's place. "long" has nobody beside them either, and
-prompts of 640 tokens. "unrotated" leaves BOFT out of the engine, whose graphs then have long prompts of
-sparse deltas meet merged weights. The last row of a case says for each rank which kernels served, and what
-they did.
+prompts of 640 tokens; with "together" all are in one batch all the same. "unrotated" leaves BOFT out of the
+engine, whose graphs then have long prompts of sparse deltas meet merged weights. The last row of a case says
+for each rank which kernels served, and what they did.
 
     PYTHONPATH=.:tests python -m benchmarks.gpu_variants --gpus 0,1 --at-once 6 --cases "graphs cached,..." \
         --out RESULT.json
@@ -57,7 +57,7 @@ SCARCE = 3  # slots
 ROUNDS, ROUNDS_TRAVELLING = 2, 3  # from the second on, prefixes are cached and variants are in host memory
 SEQUENCES, STEP_TOKENS = 32, 2048
 KV_BYTES = 1 << 30
-# Add "tp2", "pp2", "scarce", "travelling", "alone", "long" or "unrotated" to any.
+# Add "tp2", "pp2", "scarce", "travelling", "alone", "long", "together" or "unrotated" to any.
 CASES = ("graphs cached", "eager uncached", "graphs uncached", "eager cached")
 CASE_TIMEOUT_S = 150
 MAX_DIFFERENCE = 0.02  # in a rehearsal: float32's, in log-probability
@@ -144,7 +144,7 @@ def is_scarce(case: str) -> bool:
 
 
 def is_apart(case: str) -> bool:
-    return "alone" in case or "long" in case
+    return "together" not in case and ("alone" in case or "long" in case)
 
 
 def one(case: str, work: Path) -> None:

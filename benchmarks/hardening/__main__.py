@@ -16,7 +16,7 @@
         redis node head cut --kills 100 --between 3 --kill-minutes 20 \\
         --out benchmarks/results/hardening_hosts.json
     python -m benchmarks.hardening kills --store hosts --victims agent controller engine gateway proxy \\
-        redis node --clients 8 --kills 200 --between 2 --kill-minutes 20 \\
+        redis node head --clients 8 --rest 1 --kills 200 --between 2 --kill-minutes 29 \\
         --out benchmarks/results/hardening_answers.json
     python -m benchmarks.hardening kills --store hosts --victims cut stop:agent stop:controller stop:engine \\
         stop:gateway stop:proxy stop:redis --kills 40 --between 3 \\
@@ -72,7 +72,13 @@ def parts(
     hosts: ThreeHosts | None = None,
 ) -> dict[str, Callable[[], Any]]:
     series = kills.Series(
-        args.kills, args.between, args.seed, args.victims, 60 * args.kill_minutes, args.clients
+        args.kills,
+        args.between,
+        args.seed,
+        args.victims,
+        60 * args.kill_minutes,
+        args.clients,
+        args.rest,
     )
     sizes = slow_clients.Sizes(args.header_bytes, args.headers, args.connections)
     return {
@@ -111,6 +117,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--between", type=float, default=4.0, help="seconds between two kills")
     parser.add_argument("--kill-minutes", type=float, default=math.inf, help="at most")
     parser.add_argument("--clients", type=int, default=4, help="that ask while processes are killed")
+    parser.add_argument("--rest", type=float, default=0.0, help="seconds between two changes of an operator")
     parser.add_argument("--minutes", type=float, default=60.0, help="of the soak, and away")
     parser.add_argument(
         "--store",

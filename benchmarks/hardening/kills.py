@@ -90,15 +90,17 @@ class Meanings:
 
 
 class Loop(Background):
-    """`with Loop(work):` calls `work` again and again in a thread, until the block ends."""
+    """`with Loop(work):` calls `work` again and again in a thread, `rest_s` between two calls, until the
+    block ends."""
 
-    def __init__(self, work: Callable[[], None]) -> None:
-        self._work = work
+    def __init__(self, work: Callable[[], None], rest_s: float = 0.0) -> None:
+        self._work, self._rest_s = work, rest_s
         super().__init__()
 
     def _run(self) -> None:
         while not self._stop.is_set():
             self._work()
+            self._stop.wait(self._rest_s)
 
 
 class Operator:
@@ -199,7 +201,8 @@ def _comes_again(reply: httpx.Response) -> bool:
 @dataclass(frozen=True)
 class Series:
     """So many kills, `between_s` apart in the mean, each of a random one of the roles `victims` (of one that
-    is named twice more often), while so many `clients` ask; fewer when `at_most_s` have gone."""
+    is named twice more often), while so many `clients` ask; fewer when `at_most_s` have gone. Each operator
+    rests `rest_s` between two changes."""
 
     kills: int
     between_s: float
@@ -207,6 +210,7 @@ class Series:
     victims: Sequence[str] = REPLACED_ALONE
     at_most_s: float = math.inf
     clients: int = 4
+    rest_s: float = 0.0
 
 
 def measure(
@@ -234,8 +238,10 @@ def measure(
         kinds = {*REPLACED_ALONE, *(role.removeprefix(STOPPED) for role in victims)} & ROLES.keys()
         there = {kind: len(of_role(running, kind)) for kind in kinds}
         with ExitStack() as loops:
-            for work in (*clients, *changes, again.register_again):
+            for work in clients:
                 loops.enter_context(Loop(work))
+            for work in (*changes, again.register_again):
+                loops.enter_context(Loop(work, series.rest_s))
             for number in range(series.kills):
                 if time.monotonic() - began_s > series.at_most_s:
                     break

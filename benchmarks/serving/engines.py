@@ -59,7 +59,8 @@ def options(settings: Settings, engine: str) -> dict[str, Any]:
 
 
 def ours(settings: Settings) -> dict[str, Any]:
-    size = delta_bytes(settings.work / f"delta-{settings.bits}bit-0")
+    embedding = 2 * settings.shape["vocab_size"] * settings.shape["hidden_size"]  # stays in host memory
+    size = delta_bytes(settings.work / f"delta-{settings.bits}bit-0") - embedding
     arena = int(settings.slots * size * ARENA_SLACK) + (64 << 20)
     config = VariantConfig(settings.slots, arena, int(settings.host_gib * GIB), 8, kinds=("sparse_delta",))
     return {

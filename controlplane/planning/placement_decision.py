@@ -7,6 +7,7 @@ answer means. `engine_config` makes what is launched of the placement.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -43,6 +44,7 @@ from placement.types import (
 from profiler.plans import quantization_names
 from profiler.quantization import UNCOMPRESSED, accuracy_of
 from profiler.types import ModelSpec
+from profiler.variants.modules import EMBEDDING
 from profiler.variants.types import VariantKind, VariantSpec
 
 # Without an expected load, latency is that of one request with a prompt this long (MaverIQ: batch 1 too).
@@ -316,7 +318,7 @@ def with_room_for_variants(
     plan: Plan, spec: ModelSpec, settings: Settings, variants: Sequence[Model]
 ) -> Plan:
     """The plan with slots as engines of this installation have them, for the base's `variants`."""
-    demand = variant_demand(variants, settings.max_variants, spec.dtype_bytes)
+    demand = variant_demand(variants, settings.max_variants, spec)
     return dataclasses.replace(
         plan,
         max_variants=settings.max_variants if spec.adaptable else 0,
@@ -344,10 +346,10 @@ class Demand:
     full: int
 
 
-def variant_demand(variants: Sequence[Model], slots: int, dtype_bytes: int) -> Demand:
-    """What the `slots` largest variants other than LoRA take in an engine of numbers of `dtype_bytes`."""
+def variant_demand(variants: Sequence[Model], slots: int, base: ModelSpec) -> Demand:
+    """What the `slots` largest variants other than LoRA take on the devices of an engine of this base."""
     specs = [v.variant_spec for v in variants if v.variant_spec and v.variant_spec.kind != VariantKind.LORA]
-    each = [_demand(spec, dtype_bytes) for spec in specs]
+    each = [_demand(spec, base) for spec in specs]
 
     def largest(sizes: Iterable[int]) -> int:
         return int(sum(sorted(sizes, reverse=True)[:slots]) * PACKING)
@@ -357,9 +359,17 @@ def variant_demand(variants: Sequence[Model], slots: int, dtype_bytes: int) -> D
     )
 
 
-def _demand(spec: VariantSpec, dtype_bytes: int) -> Demand:
+def _demand(spec: VariantSpec, base: ModelSpec) -> Demand:
     """As stored, where an older record does not say what an engine holds."""
     held = spec.held
     if held is None:
         return Demand(spec.weight_bytes - spec.full_bytes, 0, spec.full_bytes)
-    return Demand(held.layer_bytes, held.layer_values * dtype_bytes, held.full_values * dtype_bytes)
+    full = held.full_values - _staying_values(spec, base)
+    return Demand(held.layer_bytes, held.layer_values * base.dtype_bytes, full * base.dtype_bytes)
+
+
+def _staying_values(spec: VariantSpec, base: ModelSpec) -> int:
+    """Of an embedding that stays in host memory: one that is not the variant's head, too."""
+    if not spec.replaces_embedding or (base.tied and not spec.replaces_head):
+        return 0
+    return math.prod(base.other_shapes.get(EMBEDDING, (0,)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -46,6 +47,13 @@ def view(memory: torch.Tensor, part: Part, offset: int) -> torch.Tensor:
     """The part at byte `offset` of `memory` (uint8 [bytes]), as a tensor that shares its memory."""
     flat = memory[offset : offset + part.size_bytes]
     return flat.view(part.dtype).view(part.shape)
+
+
+def view_anywhere(memory: torch.Tensor, part: Part, offset: int) -> torch.Tensor:
+    """The same, also of what lies before or behind `memory`, on the CPU, as kernels on a GPU see it. The
+    caller knows that it is there."""
+    raw = (ctypes.c_uint8 * part.size_bytes).from_address(memory.data_ptr() + offset)
+    return torch.frombuffer(raw, dtype=part.dtype).view(part.shape)
 
 
 def views(memory: torch.Tensor, parts: Sequence[Part], start: int) -> Mapping[str, torch.Tensor]:

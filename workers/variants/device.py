@@ -17,10 +17,10 @@ import numpy.typing as npt
 import torch
 
 from workers.kernels.lora.layout import TOTAL_RANK
-from workers.kernels.types import ALIGNMENT
+from workers.kernels.types import ALIGNMENT, Part, view
 from workers.variants.arena_allocator import ArenaAllocator
 from workers.variants.host import HostVariant, TableKey
-from workers.variants.pages import chunks
+from workers.variants.pages import chunks, reads_locked_memory
 from workers.variants.slot_uses import SlotUses
 from workers.variants.travelling import ARRIVAL, Line, line_of, send
 
@@ -59,6 +59,7 @@ class DeviceMemory:
         self._line = line_of(self._copies) if self._copies is not None else None
         self._sent: HostVariant | None = None
         self._described: WeakKeyDictionary[HostVariant, _Described] = WeakKeyDictionary()
+        self._staying: dict[int, torch.Tensor] = {}  # by slot: host memory that its rows point to
         positions = [self._positions_of(slot) for slot in range(slots)]
         self._positions_here = [each.numpy() for each in positions]
         self._positions = [each.to(device) for each in positions]
@@ -73,6 +74,28 @@ class DeviceMemory:
         begin = self._begins[key]
         fields: list[int] = self._rows[slot][begin : begin + self._widths[key]].tolist()
         return fields
+
+    def held(self, slot: int, part: Part, at: int) -> torch.Tensor:
+        """The part that one of the slot's rows says lies at byte `at` of the arena."""
+        staying = self._staying.get(slot)
+        if staying is not None and staying.numel():
+            inside = at - self._at(staying)
+            if 0 <= inside < staying.numel():
+                return view(staying, part, inside)
+        return view(self.arena, part, at)
+
+    def _at(self, memory: torch.Tensor) -> int:
+        """The byte of the arena, outside of it, at which host memory lies for kernels."""
+        return memory.data_ptr() - self.arena.data_ptr()
+
+    @property
+    def reads_host(self) -> bool:
+        """Whether kernels read host memory where it lies."""
+        return self._device.type == "cpu" or reads_locked_memory(self._device)
+
+    def staying_bytes(self, slot: int) -> int:
+        """Host memory that the slot's variant keeps, whatever else holds it."""
+        return self._staying[slot].numel() if slot in self._staying else 0
 
     @property
     def capacity_bytes(self) -> int:
@@ -102,20 +125,33 @@ class DeviceMemory:
         """
         self.settle()
         self._allocator.give_back(slot)
-        start = self._allocator.take(slot, variant.size_bytes)
+        start = self._allocator.take(slot, variant.device_bytes)
         if start is None:
-            self._write(slot, self._empty_row())
-            raise NoRoom(f"{variant.size_bytes} bytes; {self.taken_bytes} of {self.capacity_bytes} are taken")
+            self._empty(slot)
+            taken = f"{self.taken_bytes} of {self.capacity_bytes} are taken"
+            raise NoRoom(f"{variant.device_bytes} bytes; {taken}")
         if self._line is not None and self.streams(variant):
             self._send(self._line, slot, variant, start)
         else:
             self._write(slot, self._row(variant, start), (start, variant.memory))
+        self._keep(slot, variant.staying)
 
     def clear(self, slot: int) -> None:
         """Empty a slot that no step to come uses."""
         self.settle()
         self._allocator.give_back(slot)
+        self._empty(slot)
+
+    def _empty(self, slot: int) -> None:
         self._write(slot, self._empty_row())
+        self._keep(slot, None)
+
+    def _keep(self, slot: int, staying: torch.Tensor | None) -> None:
+        """Instead of what the slot kept, which no step reads any more: its row was written after them."""
+        with self._on_device():  # unlocking pages is this device's, too
+            self._staying.pop(slot, None)
+        if staying is not None:
+            self._staying[slot] = staying
 
     def settle(self) -> None:
         """Wait until all that was placed is there. Raises what the device says where a copy has failed."""
@@ -186,7 +222,10 @@ class DeviceMemory:
         for entry in variant.entries:
             begin = self._begins[entry.key]
             here = slice(begin, begin + self._widths[entry.key])
-            first[here], next_[here] = entry.row_at(0), entry.row_at(ALIGNMENT)
+            if entry.stays:
+                first[here] = next_[here] = entry.row_at(self._at(variant.staying))
+            else:
+                first[here], next_[here] = entry.row_at(0), entry.row_at(ALIGNMENT)
             if entry.key[1] in STREAMED:
                 awaited.append(begin + TOTAL_RANK)
                 ends.append(entry.end)

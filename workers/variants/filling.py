@@ -19,24 +19,20 @@ from workers.variants.layer_weights import LayerWeights
 from workers.variants.loader_threads import Job
 from workers.variants.tensors import Buffers, Holding, Memory
 
-Placed = tuple[LayerWeights, int]  # and where it begins in the variant's memory
+Placed = tuple[LayerWeights, torch.Tensor]  # and its own part of the variant's memory: uint8 [bytes]
 
 
-def jobs(placed: Iterable[Placed], memory: torch.Tensor, buffers: Buffers) -> list[Job]:
-    """Fill all of them, in `memory`, the variant's. A job raises ValueError when a file is not sound or does
-    not fit its layer."""
-    return [_Filling(files, own, memory, buffers).read for files, own in _by_files(placed)]
+def jobs(placed: Iterable[Placed], buffers: Buffers) -> list[Job]:
+    """Fill all of them. A job raises ValueError when a file is not sound or does not fit its layer."""
+    return [_Filling(files, own, buffers).read for files, own in _by_files(placed)]
 
 
 class _Filling:
     """Some files, and the weights that come of these alone."""
 
-    def __init__(
-        self, files: Sequence[Holding], placed: Sequence[Placed], memory: torch.Tensor, buffers: Buffers
-    ) -> None:
+    def __init__(self, files: Sequence[Holding], placed: Sequence[Placed], buffers: Buffers) -> None:
         self._files = files
         self._placed = placed
-        self._memory = memory
         self._buffers = buffers
         self._lock = threading.Lock()
         self._taken: Memory | None = None
@@ -51,13 +47,13 @@ class _Filling:
             each.read(memory[at : at + each.size_bytes])
             at += aligned(each.size_bytes)
         work: list[Callable[[], None]] = [each.verify for each in self._files]
-        work += [partial(self._fill, weights, start) for weights, start in self._placed]
+        work += [partial(self._fill, weights, into) for weights, into in self._placed]
         self._left = len(work)
         return [partial(self._do, each) for each in work]
 
-    def _fill(self, weights: LayerWeights, start: int) -> None:
+    def _fill(self, weights: LayerWeights, into: torch.Tensor) -> None:
         try:
-            weights.fill(views(self._memory, weights.parts, start))
+            weights.fill(views(into, weights.parts, 0))
         except ValueError as e:
             raise ValueError(f"{weights.layer}: {e}") from e
 
@@ -90,13 +86,13 @@ def _by_files(placed: Iterable[Placed]) -> list[tuple[tuple[Holding, ...], list[
     groups: dict[int, tuple[tuple[Holding, ...], list[Placed]]] = {}
     group_of: dict[Holding, int] = {}
     filled: set[str] = set()
-    for number, (weights, start) in enumerate(placed):
+    for number, (weights, into) in enumerate(placed):
         if weights.source in filled:
             continue
         filled.update([weights.source] if weights.source else ())
         joined = [groups.pop(n) for n in sorted({group_of[f] for f in weights.files if f in group_of})]
         files = tuple(dict.fromkeys([*(f for group in joined for f in group[0]), *weights.files]))
-        own = [*(entry for group in joined for entry in group[1]), (weights, start)]
+        own = [*(entry for group in joined for entry in group[1]), (weights, into)]
         groups[number] = files, own
         group_of.update(dict.fromkeys(files, number))
     return sorted(groups.values(), key=lambda group: -sum(file.size_bytes for file in group[0]))

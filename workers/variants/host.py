@@ -1,9 +1,13 @@
-"""A variant in host memory: packed as it will lie on the device, so that placing it is a plain copy."""
+"""A variant in host memory: packed as it will lie on the device, so that placing it is a plain copy.
+
+Its embedding stays there. A step reads a few rows of it, which the device fetches by itself, so a quarter of
+a gigabyte of a 7B's delta neither travels nor takes the device's memory.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
@@ -22,15 +26,17 @@ TableKey = tuple[str, str]  # (layer, operation)
 
 @dataclass(frozen=True)
 class Entry:
-    """One table row to be: its parts begin `start` bytes into the variant's memory."""
+    """One table row to be: its parts begin `start` bytes into what of the variant is copied to the device, or
+    with `stays` into what stays."""
 
     key: TableKey
     parts: tuple[Part, ...]
     start: int
     row: Row
+    stays: bool = False
 
     def row_at(self, base: int) -> tuple[int, ...]:
-        """The row, for a variant that lies at byte `base` of the arena."""
+        """The row, for that memory at byte `base` of the arena; what stays lies at a byte far outside."""
         return self.row(offsets(self.parts, base + self.start))
 
     @property
@@ -41,18 +47,35 @@ class Entry:
 
 @dataclass(frozen=True, eq=False)
 class HostVariant:
-    """`memory` is uint8 [bytes], page-locked where there is a GPU."""
+    """`memory` is what is copied to the device, `staying` what it reads here: uint8 [bytes] each, page-locked
+    where there is a GPU."""
 
     memory: torch.Tensor
     entries: tuple[Entry, ...]
+    staying: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
 
     @property
     def size_bytes(self) -> int:
+        return self.device_bytes + self.staying.numel()
+
+    @property
+    def device_bytes(self) -> int:
         return self.memory.numel()
 
     @property
     def operations(self) -> frozenset[str]:
         return frozenset(entry.key[1] for entry in self.entries)
+
+
+@dataclass(frozen=True)
+class Room:
+    """On a device: at most `max_bytes`. Where it cannot read host memory as it lies, all is copied."""
+
+    max_bytes: int | None = None
+    reads_host: bool = True
+
+
+ANY_ROOM = Room()
 
 
 def pack(
@@ -61,56 +84,73 @@ def pack(
     dtype: torch.dtype,
     pinned: bool,
     threads: LoaderThreads | None = None,
-    max_bytes: int | None = None,
+    room: Room = ANY_ROOM,
     buffers: Buffers | None = None,
 ) -> HostVariant:
     """Read, verify, cut, repack: everything a rank needs of one variant. Blocking, seconds for a large delta.
 
     File by file, or in stretches of one, in `threads` where there are any: about as many are in memory.
     Raises ValueError when a file is not sound or does not fit the layers, and before anything is
-    read when more than `max_bytes` are needed. `buffers` may be those of the variant before.
+    read when there is no `room`. `buffers` may be those of the variant before.
     """
     all_weights = [weights for layer in layers for weights in contents.layer_weights(layer, dtype)]
-    starts = _starts(all_weights)
-    size = starts.pop()
-    if max_bytes is not None and size > max_bytes:
+    places, size, staying_bytes = _places(all_weights, room.reads_host)
+    if room.max_bytes is not None and size > room.max_bytes:
         raise ValueError(
-            f"the variant needs {size} bytes on this rank, but only {max_bytes} are set aside for all "
+            f"the variant needs {size} bytes on this rank, but only {room.max_bytes} are set aside for all "
             f"variants; {REMEDY}"
         )
-    memory = torch.from_numpy(whole_pages(size))
-    placed = list(zip(all_weights, starts, strict=True))
+    memory, staying = (torch.from_numpy(whole_pages(each)) for each in (size, staying_bytes))
+    placed = list(zip(all_weights, places, strict=True))
     buffers = buffers or Buffers()
-    filled = [(weights, start) for weights, start in placed if not weights.copies]
+    filled: list[Placed] = [
+        (weights, (staying if place.stays else memory)[place.start :][: weights.size_bytes])
+        for weights, place in placed
+        if not weights.copies
+    ]
     jobs = copies.jobs(list(_copied(placed)), memory, buffers, threads.count if threads else 1)
-    jobs += filling.jobs(filled, memory, buffers)
+    jobs += filling.jobs(filled, buffers)
     try:
         (threads.run if threads else run_here)(jobs)
     finally:
         buffers.trim(threads.count if threads else 1)
-    entries = (
-        Entry((weights.layer, weights.op), weights.parts, start, weights.row) for weights, start in placed
+    entries = tuple(
+        Entry((weights.layer, weights.op), weights.parts, place.start, weights.row, place.stays)
+        for weights, place in placed
     )
-    return HostVariant(page_locked(memory) if pinned else memory, tuple(entries))
+    if pinned:
+        memory, staying = page_locked(memory), page_locked(staying)
+    return HostVariant(memory, entries, staying)
 
 
-def _copied(placed: Iterable[Placed]) -> Iterator[copies.PlacedCopy]:
-    for weights, start in placed:
+@dataclass(frozen=True)
+class _Place:
+    """The byte at which weights begin, of what is copied or of what `stays`."""
+
+    start: int
+    stays: bool
+
+
+def _copied(placed: Iterable[tuple[LayerWeights, _Place]]) -> Iterator[copies.PlacedCopy]:
+    for weights, place in placed:
         if weights.copies:
-            at = offsets(weights.parts, start)
+            at = offsets(weights.parts, place.start)
             yield from ((copy, at[copy.part.name]) for copy in weights.copies)
 
 
-def _starts(all_weights: Iterable[LayerWeights]) -> list[int]:
-    """Where the weights of each layer begin, and last of all how many bytes they take together."""
-    starts, at = [], 0
-    shared: dict[str, int] = {}
+def _places(all_weights: Sequence[LayerWeights], stays: bool) -> tuple[list[_Place], int, int]:
+    """Of the weights of each layer, and how many bytes are copied and stay. What is shared with weights that
+    steps read whole is copied."""
+    read_whole = {weights.source for weights in all_weights if not weights.few_read} - {""}
+    taken = {False: 0, True: 0}
+    shared: dict[str, _Place] = {}
+    places = []
     for weights in all_weights:
-        if weights.source in shared:
-            starts.append(shared[weights.source])
-            continue
-        if weights.source:
-            shared[weights.source] = at
-        starts.append(at)
-        at += weights.size_bytes
-    return [*starts, at]
+        if (place := shared.get(weights.source)) is None:
+            here = stays and weights.few_read and weights.source not in read_whole
+            place = _Place(taken[here], here)
+            taken[here] += weights.size_bytes
+            if weights.source:
+                shared[weights.source] = place
+        places.append(place)
+    return places, taken[False], taken[True]

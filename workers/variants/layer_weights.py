@@ -28,7 +28,8 @@ class LayerWeights:
     write. Others run at the same time, also of the same files. Where there are `copies`, they write all
     parts and `fill` is not called.
 
-    Those with the same `source` (not empty) share one memory: a tied head is the embedding.
+    Those with the same `source` (not empty) share one memory: a tied head is the embedding. With `few_read` a
+    step reads little of it, wherever it lies: the rows of an embedding that its tokens name.
     """
 
     layer: str
@@ -39,6 +40,7 @@ class LayerWeights:
     source: str = ""
     files: tuple[Holding, ...] = ()
     copies: tuple[MatrixCopy, ...] = ()
+    few_read: bool = False
 
     @property
     def size_bytes(self) -> int:

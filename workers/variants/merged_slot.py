@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,6 @@ import torch
 from workers.kernels.bias import layout as bias_layout
 from workers.kernels.full import layout as full_layout
 from workers.kernels.sparse_delta import in_squares, merging
-from workers.kernels.types import view
 from workers.variants.alone import BASE_UID
 from workers.variants.device import DeviceMemory
 from workers.variants.host import TableKey
@@ -58,20 +58,21 @@ class Whole:
     dtype: torch.dtype
 
     def merge(self, slot: int, memory: DeviceMemory) -> None:
-        self.weight.copy_(self.base)
         count, at = memory.fields(slot, self.keys[0])
+        rows = self._rows(count)
+        self.weight[rows:].copy_(self.base[rows:])
         if count:
-            self.weight[: self._rows(count)].copy_(self._own(memory, count, at))
+            self.weight[:rows].copy_(self._own(slot, memory, count, at), non_blocking=True)
 
     def _rows(self, count: int) -> int:
-        return count if self.weight.ndim == 2 else len(self.weight)
+        return count if self.weight.ndim == 2 or not count else len(self.weight)
 
-    def _own(self, memory: DeviceMemory, count: int, at: int) -> torch.Tensor:
+    def _own(self, slot: int, memory: DeviceMemory, count: int, at: int) -> torch.Tensor:
         if self.keys[0][1] == "bias":
             (part,) = bias_layout.parts(len(self.weight))
         else:
             (part,) = full_layout.parts(count, self.weight.shape[-1], self.dtype)
-        own = view(memory.arena, part, at)
+        own = memory.held(slot, part, at)
         return own if self.weight.ndim == own.ndim else own[0]
 
     def fits(self, slot: int, memory: DeviceMemory) -> bool:
@@ -96,6 +97,7 @@ class MergedSlot:
         self._pairs += [(held.weight, held.base) for held in wholes]
         self._fits: dict[int, tuple[int, bool]] = {}  # by slot: of which variant
         self.holds: int | None = BASE_UID
+        self._beside = torch.cuda.Stream(memory.arena.device) if memory.arena.is_cuda else None
 
     @property
     def size_bytes(self) -> int:
@@ -120,11 +122,21 @@ class MergedSlot:
         """Have the weights of the variant in `slot`, whoever's they were. Steps that were begun are not
         changed: this runs on the device after them."""
         self.holds = None
+        with self._wholes_beside():  # an embedding comes from host memory, which takes half as long
+            for whole in self._wholes:
+                whole.merge(slot, self._memory)
         for linear in self._linears:
             linear.merge(slot)
-        for whole in self._wholes:
-            whole.merge(slot, self._memory)
+        if self._beside is not None:
+            torch.cuda.current_stream(self._beside.device).wait_stream(self._beside)
         self.holds = uid
+
+    def _wholes_beside(self) -> AbstractContextManager[Any]:
+        """Within, the device is given work that it does after what it was given before, beside what comes."""
+        if self._beside is None:
+            return nullcontext()
+        self._beside.wait_stream(torch.cuda.current_stream(self._beside.device))
+        return torch.cuda.stream(self._beside)
 
     def restore(self) -> None:
         """Have the base's own weights again, bit for bit."""

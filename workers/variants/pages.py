@@ -4,6 +4,8 @@ lock: gigabytes of it take tens of milliseconds, in which an engine would stand 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 import logging
 import mmap
 import time
@@ -22,6 +24,7 @@ log = logging.getLogger(__name__)
 CHUNK_BYTES = 64 << 20
 # Between two of them. Without it a thread that waits to start a kernel is passed over.
 PAUSE_S = 0.0002
+_READS_AT_HOST_ADDRESS = 91  # CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
 
 
 def whole_pages(size: int) -> npt.NDArray[np.uint8]:
@@ -52,6 +55,16 @@ def page_locked(memory: torch.Tensor) -> torch.Tensor:
         time.sleep(PAUSE_S)
     weakref.finalize(memory, _unlock, locked).atexit = False  # the process's end unlocks them all
     return memory
+
+
+@functools.cache
+def reads_locked_memory(device: torch.device) -> bool:
+    """Whether the device's kernels read such memory at the address that it has here."""
+    told = ctypes.c_int(0)
+    with contextlib.suppress(OSError, AttributeError):
+        driver = ctypes.CDLL("libcuda.so.1")
+        driver.cuDeviceGetAttribute(ctypes.byref(told), _READS_AT_HOST_ADDRESS, device.index or 0)
+    return told.value == 1
 
 
 def _unlock(addresses: list[int]) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from workers.variants.device import DeviceMemory
-from workers.variants.host import HostVariant, pack
+from workers.variants.host import HostVariant, Room, pack
 from workers.variants.layer_weights import Contents
 from workers.variants.loader_threads import LoaderThreads
 from workers.variants.shapes import LayerShape
@@ -99,7 +99,7 @@ class VariantCache:
                 self._dtype,
                 self._pinned,
                 self._threads,
-                self._memory.capacity_bytes,
+                Room(self._memory.capacity_bytes, self._memory.reads_host),
                 self._buffers,
             )
         self._memory.describe(variant)
@@ -139,7 +139,11 @@ class VariantCache:
             return self._held_bytes()
 
     def _held_bytes(self) -> int:
-        return sum(variant.size_bytes for variant in self._host.values())
+        """With what stays here of variants that are in slots and were forgotten."""
+        staying = (
+            self._memory.staying_bytes(slot) for uid, slot in [*self.slot_of.items()] if uid not in self._host
+        )
+        return sum(variant.size_bytes for variant in self._host.values()) + sum(staying)
 
     def in_host(self) -> dict[int, int]:
         """Bytes by uid."""
@@ -149,15 +153,15 @@ class VariantCache:
     # --- device --------------------------------------------------------------------------------
 
     def place(self, uid: int, path: str, slot: int) -> int:
-        """Have the variant in a slot that no step to come uses; returns its bytes when steps may use it: see
-        `settle`. Blocking.
+        """Have the variant in a slot that no step to come uses; returns its bytes on the device when steps
+        may use it: see `settle`. Blocking.
 
         Raises ValueError (see `prepare`) and NoRoom.
         """
         variant = self.prepare(uid, path)
         with self._placing:
             if self.slot_of.get(uid) == slot:
-                return variant.size_bytes
+                return variant.device_bytes
             if uid in self.slot_of:  # it moves
                 self._clear(self.slot_of[uid])
             self._vacate(slot)
@@ -165,7 +169,7 @@ class VariantCache:
             self._uid_in[slot] = uid
             self.operations_of[uid] = variant.operations
             self.slot_of[uid] = slot  # last: from here on batches may use it
-            return variant.size_bytes
+            return variant.device_bytes
 
     def settle(self) -> None:
         """Wait until what was placed is on the device. Raises what goes wrong on the way."""

@@ -92,6 +92,22 @@ def test_embeddings(operations: ModuleType) -> None:
         assert torch.equal(out[row].cpu(), before[row].cpu() if want is None else want)
 
 
+def test_an_embedding_outside_of_the_arena(operations: ModuleType) -> None:
+    """In page-locked memory of the host, before or behind the arena as it may be."""
+    device = _device(operations)
+    tensors = [torch.randn(9, WIDTH) for _ in range(3)]
+    away = [tensor.pin_memory() if ON_GPU else tensor for tensor in tensors]
+    arena = torch.zeros(128, dtype=torch.uint8, device=device)
+    table = torch.tensor([[9, tensor.data_ptr() - arena.data_ptr()] for tensor in away], device=device)
+    before = torch.randn(24, WIDTH).to(device)
+    out = before.clone()
+    ids = (torch.arange(24) % 9).to(device)
+    operations.embed(ids, out, 0, arena, table, _rows(device))
+    for row, slot in enumerate([*OF_ROWS, -1, -1]):
+        want = before[row].cpu() if slot < 0 else tensors[slot][row % 9]
+        assert torch.equal(out[row].cpu(), want)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_heads(operations: ModuleType, dtype: torch.dtype) -> None:
     device = _device(operations)

@@ -93,12 +93,12 @@ def write_base(folder: Path, **config: Any) -> Path:
     return random_variants.write_tiny_base(folder, vocab_size=VOCABULARY, **sizes, **heads, **config)
 
 
-def rank_of(ranks: int) -> list[LayerShape]:
+def rank_of(ranks: int, tied: bool = True) -> list[LayerShape]:
     """All that the first of so many TP ranks holds of the base."""
     norms = [NormShape(f"model.layers.0.{n}_layernorm", HIDDEN) for n in ("input", "post_attention")]
     rows = VOCABULARY // ranks
     tables = [
-        VocabularyShape(name, 0, rows, VOCABULARY, HIDDEN, is_head=name == "lm_head", tied=True)
+        VocabularyShape(name, 0, rows, VOCABULARY, HIDDEN, is_head=name == "lm_head", tied=tied)
         for name in ("model.embed_tokens", "lm_head")
     ]
     linears = [sharded(linear, ranks) for linear in layers()]
@@ -113,13 +113,14 @@ def sharded(linear: LinearShape, ranks: int) -> LinearShape:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stored", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("stored", "tied"), [("float32", True), ("bfloat16", True), ("bfloat16", False)])
 @pytest.mark.parametrize("variant", [*EVERY_KIND[3:], RandomBoft("boft-b64", 9, 1, 64)], ids=lambda v: v.name)
 def test_what_is_set_aside_for_a_variant_holds_it(
-    tmp_path: Path, variant: RandomVariant, stored: str
+    tmp_path: Path, variant: RandomVariant, stored: str, tied: bool
 ) -> None:
-    """In engines of either type, however it is stored: else an engine that is started anew has no room."""
-    base = write_base(tmp_path / "base", torch_dtype=stored)
+    """In engines of either type, however it is stored: else an engine that is started anew has no room. An
+    embedding that is not the head, too, stays in host memory, and takes none."""
+    base = write_base(tmp_path / "base", torch_dtype=stored, tie_word_embeddings=tied)
     folder = random_variants.write(base, tmp_path / variant.name, variant)
     if isinstance(variant, RandomBoft):
         in_type(folder / "adapter_model.safetensors", getattr(torch, stored))
@@ -129,7 +130,7 @@ def test_what_is_set_aside_for_a_variant_holds_it(
     settings = Settings(max_variants=1, max_lora_rank=1)
     for dtype, ranks in itertools.product((torch.float32, torch.bfloat16), (1, 2)):
         opened = open_variant(folder, read_model(base), VariantConfig(1, 1 << 30, 1 << 30, 16))
-        taken = pack(opened, rank_of(ranks), dtype, pinned=False).size_bytes
+        taken = pack(opened, rank_of(ranks, tied), dtype, pinned=False).device_bytes
         spec = served_spec(read_model(base), str(dtype).removeprefix("torch."))
         plan = with_room_for_variants(Plan(ranks, (1,), "none", 64, 64, 0, 0), spec, settings, [ready])
         set_aside = variant_bytes(spec, plan, 0)

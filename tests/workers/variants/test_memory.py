@@ -4,10 +4,13 @@ account of the same."""
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import gc
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +38,7 @@ from workers.variants import pages
 from workers.variants.arena_allocator import ArenaAllocator
 from workers.variants.batch import Batch
 from workers.variants.device import DeviceMemory, NoRoom
-from workers.variants.host import pack
+from workers.variants.host import Room, pack
 from workers.variants.layer_weights import LayerWeights
 from workers.variants.shapes import LayerShape, NormShape
 from workers.variants.variant_cache import VariantCache
@@ -137,6 +140,81 @@ def test_weights_lie_one_after_the_other_and_shared_ones_once() -> None:
         ("b", "second"): (UNIT * 11, 3),
         ("c", "norm"): (UNIT * 10, 9),
     }
+
+
+def few(value: int, bytes_: int, layer: str, source: str = "") -> LayerWeights:
+    """Of which a step reads little."""
+    return replace(filled(value, bytes_, layer, source=source), few_read=True)
+
+
+def test_what_steps_read_little_of_stays_here_and_rows_say_where() -> None:
+    device = memory()
+    held = packed(Weights(filled(1, 100, "a"), few(2, 130, "b"), few(3, 70, "c")))
+    assert (held.device_bytes, held.size_bytes) == (UNIT, 4 * UNIT)
+    device.place(0, packed(one(9)))
+    device.place(1, held)
+    assert device.taken_bytes == 2 * UNIT
+    for name, value, size in (("b", 2, 130), ("c", 3, 70)):
+        at, told = device.fields(1, (name, "norm"))
+        assert told == value
+        assert device.table((name, "norm"))[1].tolist() == [at, value]
+        there = ctypes.string_at(device.arena.data_ptr() + at, size)  # as a kernel reads it
+        assert there == bytes([value]) * size
+        part = Part("x", torch.uint8, (size,))
+        assert device.held(1, part, at).tolist() == [value] * size
+    assert (
+        device.held(1, Part("x", torch.uint8, (100,)), device.fields(1, ("a", "norm"))[0]).tolist()
+        == [1] * 100
+    )
+
+
+def test_what_shares_its_memory_with_what_steps_read_whole_is_copied() -> None:
+    for tied in ((few, filled), (filled, few)):
+        first, second = tied
+        held = packed(Weights(first(1, 100, "a", source="tied"), second(1, 100, "c", source="tied")))
+        assert held.device_bytes == held.size_bytes == UNIT
+        assert {entry.row_at(UNIT) for entry in held.entries} == {(UNIT, 1)}
+
+
+def test_for_a_device_that_cannot_read_it_here_all_is_copied() -> None:
+    held = pack(Weights(few(1, 100, "a")), LAYERS, torch.float32, pinned=False, room=Room(reads_host=False))
+    assert held.device_bytes == held.size_bytes == UNIT
+
+
+def test_what_stays_is_kept_as_long_as_its_slot_needs_it() -> None:
+    """Though its variant is forgotten; and it counts meanwhile."""
+    library = {"1": Weights(filled(1, UNIT, "a"), few(2, 2 * UNIT, "b")), "2": one(3)}
+    held = VariantCache(lambda path: library[path.name], memory(), LAYERS, torch.float32, 100 * UNIT)
+    assert held.place(1, "1", 0) == UNIT
+    staying = weakref.ref(held.prepare(1, "1").staying)
+    assert (held.host_bytes, held.in_host()) == (3 * UNIT, {1: 3 * UNIT})
+    held.forget(1)
+    gc.collect()
+    assert staying() is not None
+    assert (held.host_bytes, held.in_host()) == (2 * UNIT, {})
+    held.place(2, "2", 0)
+    gc.collect()
+    assert staying() is None
+    assert held.host_bytes == UNIT
+
+
+@pytest.mark.parametrize("leave", ["cleared", "no room"])
+def test_nor_longer(leave: str) -> None:
+    device = memory()
+    held = packed(Weights(few(2, 2 * UNIT, "b")))
+    device.place(0, held)
+    staying = weakref.ref(held.staying)
+    del held
+    gc.collect()
+    assert staying() is not None
+    if leave == "cleared":
+        device.clear(0)
+    else:
+        with pytest.raises(NoRoom):
+            device.place(0, packed(one(1, 9 * UNIT)))
+    gc.collect()
+    assert staying() is None
+    assert device.staying_bytes(0) == 0
 
 
 def test_a_variant_is_copied_chunk_by_chunk_to_where_it_was_put(monkeypatch: pytest.MonkeyPatch) -> None:

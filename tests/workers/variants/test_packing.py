@@ -41,7 +41,7 @@ from workers.kernels.types import Part, views
 from workers.variant_config import VariantConfig
 from workers.variants import copies, pages
 from workers.variants.copies import MatrixCopy
-from workers.variants.host import HostVariant, pack
+from workers.variants.host import HostVariant, Room, pack
 from workers.variants.kinds import lora as lora_kind
 from workers.variants.kinds import open_variant
 from workers.variants.layer_weights import LayerWeights
@@ -311,7 +311,7 @@ def test_what_never_fits_is_refused_before_it_is_read(base: Path, tmp_path: Path
     opened = open_variant(folder, read_model(base), CONFIG)
     os.truncate(folder / "layer-00000.safetensors", 100)
     with pytest.raises(ValueError, match="only 1000 are set aside"):
-        pack(opened, layers(), torch.float32, False, None, 1000)
+        pack(opened, layers(), torch.float32, False, None, Room(1000))
 
 
 def test_weights_of_several_files_wait_for_all_of_them(base: Path, delta: Path) -> None:

@@ -49,7 +49,10 @@ def embed(
     table: torch.Tensor,
     rows: Rows,
 ) -> None:
-    """out = E[id] for ids of this rank's shard of the vocabulary, which begins at id `first`."""
+    """out = E[id] for ids of this rank's shard of the vocabulary, which begins at id `first`.
+
+    A table row may say that E lies at a byte outside of the arena: in host memory, page-locked for a GPU.
+    """
     if out.ndim != 2 or ids.shape != out.shape[:1]:
         raise ValueError(f"{list(ids.shape)} ids into {list(out.shape)}; expected [M] into [M, K].")
     _check(table)

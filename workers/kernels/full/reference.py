@@ -8,7 +8,7 @@ import torch
 
 from workers.kernels.full.layout import parts
 from workers.kernels.rows import Rows
-from workers.kernels.types import view
+from workers.kernels.types import view, view_anywhere
 
 
 def norm(
@@ -32,7 +32,7 @@ def norm(
 def embed(
     ids: torch.Tensor, out: torch.Tensor, first: int, arena: torch.Tensor, table: torch.Tensor, rows: Rows
 ) -> None:
-    for members, weight in _replaced(out, arena, table, rows):
+    for members, weight in _replaced(out, arena, table, rows, anywhere=True):
         local = ids[members] - first
         here = (local >= 0) & (local < len(weight))
         out[members[here]] = weight[local[here]]
@@ -44,11 +44,12 @@ def head(x: torch.Tensor, out: torch.Tensor, arena: torch.Tensor, table: torch.T
 
 
 def _replaced(
-    like: torch.Tensor, arena: torch.Tensor, table: torch.Tensor, rows: Rows
+    like: torch.Tensor, arena: torch.Tensor, table: torch.Tensor, rows: Rows, anywhere: bool = False
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """The rows of each slot that replaces the tensor, and the tensor in its place. `like`: [M, K]."""
+    """The rows of each slot that replaces the tensor, and the tensor in its place, outside of the arena if it
+    may be `anywhere`. `like`: [M, K]."""
     for slot, members in rows.groups():
         count, at = table[slot].tolist()
         if count:
             (part,) = parts(count, like.shape[1], like.dtype)
-            yield members, view(arena, part, at)
+            yield members, (view_anywhere if anywhere else view)(arena, part, at)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -43,7 +44,8 @@ def _whole(
     if ref is None:
         return ()
     count = cut.stop - cut.start if cut else 1
-    return (_piece(files, ref, key, (count, columns), dtype, cut or slice(None)),)
+    piece = _piece(files, ref, key, (count, columns), dtype, cut or slice(None))
+    return (replace(piece, few_read=key[1] == "embedding"),)
 
 
 def _piece(
