@@ -84,11 +84,12 @@ class Shedding:
         """`app`, whose answers are counted. The proxy's first connection begins the looks."""
         if self._counted is None:
             self._tasks += (loop.create_task(self._look(app)), loop.create_task(self._keep_book()))
-            self._counted = counting(app, self._answered)
+            self._counted = counting(app, self.answered)
         return self._counted
 
-    def _answered(self, name: str, is_refusal: bool) -> None:
-        """To the present one: another takes its place after an error."""
+    def answered(self, name: str, is_refusal: bool) -> None:
+        """A request of this tenant that was passed on. Another `LoadShedding` may have taken the place of its
+        own after an error."""
         self._shedding.answer(name, is_refusal)
 
     def decide(self, path: bytes, headers: Headers, now_s: float) -> Decision:
@@ -299,6 +300,14 @@ class SheddingConnection(WholeBodies):
             return None
         retry_after = (b"retry-after", b"%d" % math.ceil(decision.retry_s))
         return Refusal(_STATUS, _BODY, (retry_after, request_id.header_of(headers)))
+
+
+    def handle_websocket_upgrade(self) -> None:
+        """Another protocol goes on, whose answers nobody counts."""
+        tenant = cast("dict[str, Any]", self.scope).pop(_TENANT, None)
+        if tenant is not None:
+            self.shedding.answered(tenant, is_refusal=False)
+        super().handle_websocket_upgrade()
 
 
 def shedding_connections() -> type[Any]:

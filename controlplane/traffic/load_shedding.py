@@ -36,6 +36,8 @@ MOST_SHORT = 0.9  # of what is long
 # The same part where of each tenant above its share more than WASTED of what is passed on is refused behind
 # the proxy; above LATE_WASTED some begin to be refused.
 WASTED, LATE_WASTED, LONG_WASTED = 0.5, 0.2, 0.1
+# That is over when so many windows in turn say so: a gateway that stands still refuses nobody, either.
+UNWASTED_WINDOWS = 3
 ALONE_WINDOWS = 20  # of which the shortest says what it takes without a crowd
 SETTLED_S = 5.0  # after the last cut: what waited is done by then
 # The first budget, of what was answered; later ones, of the one before. At least so much of what was passed
@@ -102,6 +104,7 @@ class LoadShedding:
         self._passed = self._answered = 0
         self._passed_per_s = self._answered_per_s = 0.0
         self._is_wasted = self._was_wasted = False
+        self._unwasted_windows = 0
         self._carried_per_s = 0.0  # by the path, when the present budget was begun
         self._asked_per_s = self._asked_lately_per_s = 0.0
         self._late_for_s = self._calm_for_s = 0.0
@@ -169,7 +172,7 @@ class LoadShedding:
         self._passed_per_s = _mean(self._passed_per_s, self._passed / took_s)
         for tenant in self._tenants.values():
             tenant.end_window(took_s)
-        self._was_wasted, self._is_wasted = self._is_wasted, self._wastes()
+        self._was_wasted, self._is_wasted = self._is_wasted, self._still_wastes()
         self._budget_per_s = self._next_budget(late_s, took_s)
         self._tenants = {
             name: each for name, each in self._tenants.items() if each.asked_per_s > FORGOTTEN_PER_S
@@ -238,6 +241,10 @@ class LoadShedding:
 
     def _level(self, budget_per_s: float) -> float:
         return fair_level([(each.asked_per_s, each.weight) for each in self._tenants.values()], budget_per_s)
+
+    def _still_wastes(self) -> bool:
+        self._unwasted_windows = 0 if self._wastes() else self._unwasted_windows + 1
+        return self._unwasted_windows < (UNWASTED_WINDOWS if self._is_wasted else 1)
 
     def _wastes(self) -> bool:
         """Whether of every tenant above its share most is refused all the same."""

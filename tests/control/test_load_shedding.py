@@ -342,6 +342,27 @@ def test_a_loop_that_stood_still_goes_on_refusing() -> None:
     assert shedding.budget_per_s < math.inf
 
 
+@pytest.mark.parametrize("stands_still_s", [0.3, 0.5, 0.8])
+def test_gateways_that_stand_still_for_a_moment_are_passed_on_no_more(stands_still_s: float) -> None:
+    """They answer nobody meanwhile, refusals neither; that says nothing of who would be served."""
+    shedding, choose = LoadShedding(), random.Random(4)
+    still = range(round(60.0 / LOOK_S), round((60.0 + stands_still_s) / LOOK_S))
+    asked = ("greedy",) * round(160 * LOOK_S) + ("small",) * round(20 * LOOK_S)
+    kept: list[str] = []
+    for number in range(round(70.0 / LOOK_S)):
+        now_s = number * LOOK_S
+        kept += [name for name in asked if shedding.arrive(name, 1.0, now_s) is None]
+        late_s = 2.0 if now_s < 3.0 else 0.01
+        if number in still:
+            late_s = now_s - (still[0] - 1) * LOOK_S
+        else:
+            for name in kept:
+                shedding.answer(name, is_refusal=name == "greedy" and choose.random() < 0.9)
+            kept = []
+        shedding.look(late_s, now_s)
+        assert now_s < 10.0 or shedding.budget_per_s < 110.0
+
+
 def test_who_begins_to_ask_finds_what_the_path_can_carry() -> None:
     """Also after a long time in which nobody was there whose requests would be done."""
     shedding, choose = LoadShedding(), random.Random(3)

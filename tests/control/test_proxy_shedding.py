@@ -243,6 +243,23 @@ async def test_answers_that_begin_are_counted_but_to_who_asks_how_it_is(known: S
     assert counted.answers == 3
 
 
+async def test_who_goes_on_with_another_protocol_counts_as_answered(known: Shedding) -> None:
+    """Else it would look as if gateways did not come on."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        assert not any(key.startswith("ostinato") for key in scope)
+        await send({"type": "websocket.close"})
+
+    upgrade = (b"connection: upgrade", b"upgrade: websocket", b"sec-websocket-version: 13")
+    counted = known._shedding = Counting()
+    async with serving(app, known) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request(None, GREEDY, *upgrade, b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ=="))
+        assert (await reader.read()).startswith(b"HTTP/1.1 403 ")
+        writer.close()
+    assert (counted.answers, counted.refusals) == (1, 0)
+
+
 async def test_openais_client_is_told(port: int) -> None:
     client = openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}", api_key="greedy", max_retries=0)
     with pytest.raises(openai.RateLimitError) as caught:
