@@ -173,8 +173,8 @@ class Controller:
                     observed_at = time.monotonic()
             except errors.Unavailable as e:
                 log.warning("the state store is away: %s", e, extra=REPEATED)
-            except Exception:
-                log.exception("reconciling failed; trying again")
+            except Exception as e:  # each kind is told once a minute, with where it came from
+                log.exception(f"reconciling failed ({type(e).__name__}); trying again", extra=REPEATED)
                 await asyncio.sleep(OBSERVE_EVERY_S)
             await asyncio.sleep(TICK_S)
 

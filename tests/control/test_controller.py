@@ -46,6 +46,27 @@ def world(settings: Settings, repository: Repository, files: Path) -> World:
     return World(settings, repository, files)
 
 
+class Odd(Exception):
+    """Which no other test raises: lines that are repeated are told once a minute."""
+
+
+async def test_what_fails_again_and_again_is_told_once(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    failed: list[Odd] = []
+
+    async def fail() -> None:
+        failed.append(Odd())
+        raise failed[-1]
+
+    monkeypatch.setattr(world.cluster, "observe", fail)
+    async with world.controlled():
+        await world.until(lambda: len(failed) >= 3)
+    (told,) = [record for record in caplog.records if record.getMessage().startswith("reconciling failed")]
+    assert "Odd" in told.getMessage()
+    assert told.exc_info is not None
+
+
 async def test_a_whole_life(world: World) -> None:
     async with world.controlled():
         registered = await world.end(world.register("base"))
