@@ -22,11 +22,11 @@ REMEDY = (
 @dataclass(frozen=True)
 class VariantConfig:
     """`slots` variants may run in one batch (DeltaZip's N) in `arena_bytes` of each rank's memory;
-    `host_bytes` of each rank's host memory keep others ready. Only `kinds` can be served: a CUDA graph
-    launches the kernels of those and no others. Scratch memory is made for LoRA ranks up to `max_rank`
-    and low-rank deltas up to `max_svd_rank`. For a request that is blocked for `longest_wait_s` others are
-    made to leave. With `merged_slot` each rank keeps a second copy of the base's weights
-    (`workers.variants.merged_slot`)."""
+    `host_bytes` of each rank's host memory keep others ready, and embeddings of those in slots. Only `kinds`
+    can be served: a CUDA graph launches the kernels of those and no others. Scratch memory is made for LoRA
+    ranks up to `max_rank` and low-rank deltas up to `max_svd_rank`. For a request that is blocked for
+    `longest_wait_s` others are made to leave. With `merged_slot` each rank keeps a second copy of the base's
+    weights (`workers.variants.merged_slot`)."""
 
     slots: int
     arena_bytes: int

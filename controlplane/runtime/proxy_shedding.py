@@ -301,7 +301,6 @@ class SheddingConnection(WholeBodies):
         retry_after = (b"retry-after", b"%d" % math.ceil(decision.retry_s))
         return Refusal(_STATUS, _BODY, (retry_after, request_id.header_of(headers)))
 
-
     def handle_websocket_upgrade(self) -> None:
         """Another protocol goes on, whose answers nobody counts."""
         tenant = cast("dict[str, Any]", self.scope).pop(_TENANT, None)

@@ -1,4 +1,4 @@
-"""The variants that may run: their weights in one arena, and tables that say where.
+"""The variants that may run: their weights in one arena, but for embeddings, and tables that say where.
 
 Nothing here changes its address while the engine lives, so captured CUDA graphs stay valid.
 """
@@ -6,7 +6,7 @@ Nothing here changes its address while the engine lives, so captured CUDA graphs
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +20,7 @@ from workers.kernels.lora.layout import TOTAL_RANK
 from workers.kernels.types import ALIGNMENT, Part, view
 from workers.variants.arena_allocator import ArenaAllocator
 from workers.variants.host import HostVariant, TableKey
-from workers.variants.pages import chunks, reads_locked_memory
+from workers.variants.pages import chunks, reads_locked_memory, spans
 from workers.variants.slot_uses import SlotUses
 from workers.variants.travelling import ARRIVAL, Line, line_of, send
 
@@ -60,6 +60,7 @@ class DeviceMemory:
         self._sent: HostVariant | None = None
         self._described: WeakKeyDictionary[HostVariant, _Described] = WeakKeyDictionary()
         self._staying: dict[int, torch.Tensor] = {}  # by slot: host memory that its rows point to
+        self._left: list[torch.Tensor] = []  # that no row points to any more
         positions = [self._positions_of(slot) for slot in range(slots)]
         self._positions_here = [each.numpy() for each in positions]
         self._positions = [each.to(device) for each in positions]
@@ -75,14 +76,19 @@ class DeviceMemory:
         fields: list[int] = self._rows[slot][begin : begin + self._widths[key]].tolist()
         return fields
 
-    def held(self, slot: int, part: Part, at: int) -> torch.Tensor:
-        """The part that one of the slot's rows says lies at byte `at` of the arena."""
+    def copy_to(self, into: torch.Tensor, slot: int, part: Part, at: int) -> None:
+        """What one of the slot's rows says lies at byte `at` of the arena to `into`, a contiguous tensor of
+        the part's values, on the device, in the order of the current stream."""
         staying = self._staying.get(slot)
-        if staying is not None and staying.numel():
-            inside = at - self._at(staying)
-            if 0 <= inside < staying.numel():
-                return view(staying, part, inside)
-        return view(self.arena, part, at)
+        inside = -1 if staying is None else at - self._at(staying)
+        if staying is None or not 0 <= inside < staying.numel():
+            into.copy_(view(self.arena, part, at).view(into.shape))
+            return
+        if into.dtype != part.dtype:
+            raise ValueError(f"{part.dtype} of host memory go to {into.dtype}; expected the same")
+        flat = into.view(-1).view(torch.uint8)
+        for begin, end in spans(inside, part.size_bytes):
+            flat[begin - inside : end - inside].copy_(staying[begin:end], non_blocking=True)
 
     def _at(self, memory: torch.Tensor) -> int:
         """The byte of the arena, outside of it, at which host memory lies for kernels."""
@@ -93,9 +99,15 @@ class DeviceMemory:
         """Whether kernels read host memory where it lies."""
         return self._device.type == "cpu" or reads_locked_memory(self._device)
 
-    def staying_bytes(self, slot: int) -> int:
-        """Host memory that the slot's variant keeps, whatever else holds it."""
-        return self._staying[slot].numel() if slot in self._staying else 0
+    def staying_bytes(self, but: Iterable[HostVariant] = ()) -> int:
+        """Host memory that slots keep, of other variants than these."""
+        known = {id(variant.staying) for variant in but}
+        return sum(kept.numel() for kept in [*self._staying.values()] if id(kept) not in known)
+
+    def left(self) -> list[torch.Tensor]:
+        """Host memory that slots kept and need no more, for somebody who has time to let go of it."""
+        left, self._left = self._left, []
+        return left
 
     @property
     def capacity_bytes(self) -> int:
@@ -134,7 +146,7 @@ class DeviceMemory:
             self._send(self._line, slot, variant, start)
         else:
             self._write(slot, self._row(variant, start), (start, variant.memory))
-        self._keep(slot, variant.staying)
+        self._exchange(slot, variant.staying)
 
     def clear(self, slot: int) -> None:
         """Empty a slot that no step to come uses."""
@@ -144,13 +156,13 @@ class DeviceMemory:
 
     def _empty(self, slot: int) -> None:
         self._write(slot, self._empty_row())
-        self._keep(slot, None)
+        self._exchange(slot, None)
 
-    def _keep(self, slot: int, staying: torch.Tensor | None) -> None:
-        """Instead of what the slot kept, which no step reads any more: its row was written after them."""
-        with self._on_device():  # unlocking pages is this device's, too
-            self._staying.pop(slot, None)
-        if staying is not None:
+    def _exchange(self, slot: int, staying: torch.Tensor | None) -> None:
+        """For what the slot kept, which no step reads any more: its row was written after them."""
+        if (before := self._staying.pop(slot, None)) is not None:
+            self._left.append(before)
+        if staying is not None and staying.numel():
             self._staying[slot] = staying
 
     def settle(self) -> None:

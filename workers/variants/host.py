@@ -147,7 +147,7 @@ def _places(all_weights: Sequence[LayerWeights], stays: bool) -> tuple[list[_Pla
     places = []
     for weights in all_weights:
         if (place := shared.get(weights.source)) is None:
-            here = stays and weights.few_read and weights.source not in read_whole
+            here = stays and weights.few_read and not weights.copies and weights.source not in read_whole
             place = _Place(taken[here], here)
             taken[here] += weights.size_bytes
             if weights.source:

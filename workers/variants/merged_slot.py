@@ -17,6 +17,7 @@ import torch
 from workers.kernels.bias import layout as bias_layout
 from workers.kernels.full import layout as full_layout
 from workers.kernels.sparse_delta import in_squares, merging
+from workers.kernels.types import Part
 from workers.variants.alone import BASE_UID
 from workers.variants.device import DeviceMemory
 from workers.variants.host import TableKey
@@ -62,18 +63,17 @@ class Whole:
         rows = self._rows(count)
         self.weight[rows:].copy_(self.base[rows:])
         if count:
-            self.weight[:rows].copy_(self._own(slot, memory, count, at), non_blocking=True)
+            memory.copy_to(self.weight[:rows], slot, self._part(count), at)
 
     def _rows(self, count: int) -> int:
         return count if self.weight.ndim == 2 or not count else len(self.weight)
 
-    def _own(self, slot: int, memory: DeviceMemory, count: int, at: int) -> torch.Tensor:
+    def _part(self, count: int) -> Part:
         if self.keys[0][1] == "bias":
             (part,) = bias_layout.parts(len(self.weight))
         else:
             (part,) = full_layout.parts(count, self.weight.shape[-1], self.dtype)
-        own = memory.held(slot, part, at)
-        return own if self.weight.ndim == own.ndim else own[0]
+        return part
 
     def fits(self, slot: int, memory: DeviceMemory) -> bool:
         """Layers that share a tensor cannot have it replaced by different ones."""
@@ -122,13 +122,15 @@ class MergedSlot:
         """Have the weights of the variant in `slot`, whoever's they were. Steps that were begun are not
         changed: this runs on the device after them."""
         self.holds = None
-        with self._wholes_beside():  # an embedding comes from host memory, which takes half as long
-            for whole in self._wholes:
-                whole.merge(slot, self._memory)
-        for linear in self._linears:
-            linear.merge(slot)
-        if self._beside is not None:
-            torch.cuda.current_stream(self._beside.device).wait_stream(self._beside)
+        try:
+            with self._wholes_beside():  # an embedding comes from host memory meanwhile
+                for whole in self._wholes:
+                    whole.merge(slot, self._memory)
+            for linear in self._linears:
+                linear.merge(slot)
+        finally:  # what comes next comes after all of it, also where some of it failed
+            if self._beside is not None:
+                torch.cuda.current_stream(self._beside.device).wait_stream(self._beside)
         self.holds = uid
 
     def _wholes_beside(self) -> AbstractContextManager[Any]:

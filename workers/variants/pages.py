@@ -40,6 +40,15 @@ def chunks(memory: torch.Tensor) -> Iterator[torch.Tensor]:
     return (memory[start : start + CHUNK_BYTES] for start in range(0, memory.numel(), CHUNK_BYTES))
 
 
+def spans(start: int, size: int) -> Iterator[tuple[int, int]]:
+    """Bytes [start, start + size) of such memory, cut where chunks end: (begin, end) of each part."""
+    end = start + size
+    while start < end:
+        stop = min(end, (start // CHUNK_BYTES + 1) * CHUNK_BYTES)
+        yield start, stop
+        start = stop
+
+
 def page_locked(memory: torch.Tensor) -> torch.Tensor:
     """The same bytes, page-locked. Their pages are there already: what the driver does to them is short,
     and torch's own page-locked memory comes in powers of two: 4 GiB for a delta of 2.9."""
@@ -60,11 +69,13 @@ def page_locked(memory: torch.Tensor) -> torch.Tensor:
 @functools.cache
 def reads_locked_memory(device: torch.device) -> bool:
     """Whether the device's kernels read such memory at the address that it has here."""
-    told = ctypes.c_int(0)
+    told, error = ctypes.c_int(0), 1
     with contextlib.suppress(OSError, AttributeError):
         driver = ctypes.CDLL("libcuda.so.1")
-        driver.cuDeviceGetAttribute(ctypes.byref(told), _READS_AT_HOST_ADDRESS, device.index or 0)
-    return told.value == 1
+        error = driver.cuDeviceGetAttribute(ctypes.byref(told), _READS_AT_HOST_ADDRESS, device.index or 0)
+    if error or not told.value:
+        log.warning("%s reads no host memory in place: embeddings of deltas take its own, unplanned", device)
+    return not error and bool(told.value)
 
 
 def _unlock(addresses: list[int]) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,7 @@ class VariantCache:
         self._reading: dict[int, threading.Lock] = {}
         self._lock = threading.Lock()
         self._placing = threading.Lock()
+        self._was_told = False  # that host memory is too small
         self._uid_in: dict[int, int] = {}
         self.slot_of: dict[int, int] = {}
         self.operations_of: dict[int, frozenset[str]] = {}
@@ -112,6 +113,14 @@ class VariantCache:
             uid, variant = self._host.popitem(last=False)
             forgotten.append(variant)
             log.info("variant %d leaves host memory", uid)
+        if not self._was_told and (kept := self._memory.staying_bytes()) > self._max_host_bytes:
+            self._was_told = True
+            log.warning(
+                "embeddings of the variants in slots take %d bytes of host memory, where %d are set aside: no"
+                " other variant is kept ready; raise OSTINATO_VARIANT_HOST_BYTES",
+                kept,
+                self._max_host_bytes,
+            )
         return forgotten
 
     def forget(self, uid: int) -> None:
@@ -119,7 +128,7 @@ class VariantCache:
             forgotten = [self._host.pop(uid)] if uid in self._host else []
         self._release(forgotten)
 
-    def _release(self, forgotten: list[HostVariant]) -> None:
+    def _release(self, forgotten: list[Any]) -> None:
         """Unlocking their pages takes time, which no request need wait for."""
 
         def release() -> None:
@@ -140,10 +149,8 @@ class VariantCache:
 
     def _held_bytes(self) -> int:
         """With what stays here of variants that are in slots and were forgotten."""
-        staying = (
-            self._memory.staying_bytes(slot) for uid, slot in [*self.slot_of.items()] if uid not in self._host
-        )
-        return sum(variant.size_bytes for variant in self._host.values()) + sum(staying)
+        held = self._host.values()
+        return sum(variant.size_bytes for variant in held) + self._memory.staying_bytes(but=held)
 
     def in_host(self) -> dict[int, int]:
         """Bytes by uid."""
@@ -159,7 +166,7 @@ class VariantCache:
         Raises ValueError (see `prepare`) and NoRoom.
         """
         variant = self.prepare(uid, path)
-        with self._placing:
+        with self._changing():
             if self.slot_of.get(uid) == slot:
                 return variant.device_bytes
             if uid in self.slot_of:  # it moves
@@ -181,8 +188,17 @@ class VariantCache:
         self._memory.uses.begin_step([self.slot_of[uid] for uid in uids])
 
     def clear(self, slot: int) -> None:
-        with self._placing:
+        with self._changing():
             self._clear(slot)
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """One at a time; what slots kept in host memory and need no more is let go afterwards."""
+        with self._placing:
+            try:
+                yield
+            finally:
+                self._release(self._memory.left())
 
     def _clear(self, slot: int) -> None:
         self._vacate(slot)

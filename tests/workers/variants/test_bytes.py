@@ -16,13 +16,14 @@ from random_variants import EVERY_KIND, RandomBoft, RandomDelta, RandomVariant
 from safetensors.torch import load_file, save_file
 
 from controlplane.controller.registration import Limits, read_model_files
-from controlplane.planning.placement_decision import with_room_for_variants
+from controlplane.planning.placement_decision import PACKING, variant_demand, with_room_for_variants
 from controlplane.profiling.keys import served_spec
 from controlplane.settings import Settings
 from controlplane.state.records import Model, Phase
 from profiler.checkpoint import read_model
 from profiler.roofline import variant_bytes
 from profiler.types import Plan
+from profiler.variants.types import HeldBytes, VariantKind, VariantSpec
 from workers.deltas.svd import default_groups
 from workers.kernels.sparse_delta.layout import FIELDS, IN_SQUARES, Shape
 from workers.kernels.sparse_delta.reference import unpack
@@ -136,6 +137,32 @@ def test_what_is_set_aside_for_a_variant_holds_it(
         set_aside = variant_bytes(spec, plan, 0)
         assert taken <= set_aside, f"{dtype}, TP={ranks}: {taken} of {set_aside}"
         assert ranks > 1 or set_aside <= 1.1 * taken  # tables are sharded, and set aside as wholes
+
+
+@pytest.mark.parametrize(
+    ("tied", "head", "stays"),
+    [(False, True, True), (False, False, True), (True, False, False), (True, True, True)],
+)
+def test_an_embedding_that_is_not_the_head_is_not_planned_for(
+    base: Path, tied: bool, head: bool, stays: bool
+) -> None:
+    """But as stored, where an old record does not say what an engine holds."""
+    table, others = VOCABULARY * HIDDEN, 5 * HIDDEN
+    served = replace(served_spec(read_model(base), "bfloat16"), tied=tied)
+    told = VariantSpec(
+        VariantKind.SPARSE_DELTA,
+        weight_bytes=2 * (table + others),
+        modules={},
+        full_bytes=2 * (table + others),
+        replaces_embedding=True,
+        replaces_head=head,
+        held=HeldBytes(table + others, 0, 0),
+    )
+    variant = Model("v", 2, Phase.READY, base="b", adapter="a", variant_spec=told)
+    values = others if stays else table + others
+    assert variant_demand([variant], 1, served).full == int(2 * values * PACKING)
+    old = replace(variant, variant_spec=replace(told, held=None))
+    assert variant_demand([old], 1, served).full == int(2 * (table + others) * PACKING)
 
 
 def in_type(path: Path, dtype: torch.dtype) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -160,12 +161,40 @@ def test_what_steps_read_little_of_stays_here_and_rows_say_where() -> None:
         assert device.table((name, "norm"))[1].tolist() == [at, value]
         there = ctypes.string_at(device.arena.data_ptr() + at, size)  # as a kernel reads it
         assert there == bytes([value]) * size
-        part = Part("x", torch.uint8, (size,))
-        assert device.held(1, part, at).tolist() == [value] * size
-    assert (
-        device.held(1, Part("x", torch.uint8, (100,)), device.fields(1, ("a", "norm"))[0]).tolist()
-        == [1] * 100
-    )
+        assert copied(device, at, size) == [value] * size
+    assert copied(device, device.fields(1, ("a", "norm"))[0], 100) == [1] * 100
+
+
+def copied(device: DeviceMemory, at: int, size: int) -> list[int]:
+    into = torch.zeros(size, dtype=torch.uint8)
+    device.copy_to(into, 1, Part("x", torch.uint8, (size,)), at)
+    values: list[int] = into.tolist()
+    return values
+
+
+@given(st.integers(0, 2000), st.integers(0, 2000), st.integers(1, 500))
+def test_no_copy_crosses_what_was_page_locked_at_a_time(start: int, size: int, chunk: int) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(pages, "CHUNK_BYTES", chunk)
+        cut = list(pages.spans(start, size))
+    assert [byte for begin, end in cut for byte in range(begin, end)] == list(range(start, start + size))
+    assert all(begin // chunk == (end - 1) // chunk for begin, end in cut)
+
+
+def test_a_copy_of_what_stays_is_of_no_two_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "CHUNK_BYTES", 50)
+    device, sizes = memory(), list[int]()
+    device.place(1, packed(Weights(few(5, 130, "a"), few(7, 90, "b"))))
+    at = device.fields(1, ("b", "norm"))[0]
+    inner = torch.Tensor.copy_
+
+    def copy(into: torch.Tensor, source: torch.Tensor, **options: Any) -> torch.Tensor:
+        sizes.append(len(source))
+        return inner(into, source, **options)
+
+    monkeypatch.setattr(torch.Tensor, "copy_", copy)
+    assert copied(device, at, 90) == [7] * 90
+    assert sizes == [44, 46]  # it begins at byte 256 of what stays
 
 
 def test_what_shares_its_memory_with_what_steps_read_whole_is_copied() -> None:
@@ -192,14 +221,42 @@ def test_what_stays_is_kept_as_long_as_its_slot_needs_it() -> None:
     gc.collect()
     assert staying() is not None
     assert (held.host_bytes, held.in_host()) == (2 * UNIT, {})
+    gone, threads = threading.Event(), list[threading.Thread]()
+
+    def let_go() -> None:
+        threads.append(threading.current_thread())
+        gone.set()
+
+    weakref.finalize(staying(), let_go)
     held.place(2, "2", 0)
-    gc.collect()
-    assert staying() is None
+    assert gone.wait(60)
+    assert threads[0] is not threading.current_thread()  # nobody waits for that
     assert held.host_bytes == UNIT
 
 
+def test_a_variant_that_is_read_again_while_it_is_in_a_slot_counts_twice() -> None:
+    """For its slot keeps what it had."""
+    variant = Weights(filled(1, UNIT, "a"), few(2, 2 * UNIT, "b"))
+    held = VariantCache(lambda path: variant, memory(), LAYERS, torch.float32, 100 * UNIT)
+    held.place(1, "1", 0)
+    held.forget(1)
+    held.prepare(1, "1")
+    assert held.host_bytes == 5 * UNIT
+
+
+def test_it_is_told_when_what_stays_takes_all_host_memory(caplog: pytest.LogCaptureFixture) -> None:
+    library = {f"{n}": Weights(few(n, UNIT, "b")) for n in range(1, 5)}
+    held = VariantCache(lambda path: library[path.name], memory(), LAYERS, torch.float32, 2 * UNIT)
+    for uid in range(1, 4):
+        held.place(uid, f"{uid}", uid - 1)
+    held.prepare(4, "4")
+    held.prepare(1, "1")
+    (told,) = [record for record in caplog.records if "OSTINATO_VARIANT_HOST_BYTES" in record.getMessage()]
+    assert f"take {3 * UNIT} bytes" in told.getMessage()
+
+
 @pytest.mark.parametrize("leave", ["cleared", "no room"])
-def test_nor_longer(leave: str) -> None:
+def test_what_stays_is_kept_no_longer(leave: str) -> None:
     device = memory()
     held = packed(Weights(few(2, 2 * UNIT, "b")))
     device.place(0, held)
@@ -212,9 +269,10 @@ def test_nor_longer(leave: str) -> None:
     else:
         with pytest.raises(NoRoom):
             device.place(0, packed(one(1, 9 * UNIT)))
+    assert [kept.numel() for kept in device.left()] == [2 * UNIT]
     gc.collect()
     assert staying() is None
-    assert device.staying_bytes(0) == 0
+    assert (device.staying_bytes(), device.left()) == (0, [])
 
 
 def test_a_variant_is_copied_chunk_by_chunk_to_where_it_was_put(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,7 @@ from workers.variants.kinds import lora as lora_kind
 from workers.variants.kinds import open_variant
 from workers.variants.layer_weights import LayerWeights
 from workers.variants.loader_threads import MAX_THREADS, Job, LoaderThreads, run_here, threads_for
-from workers.variants.shapes import LayerShape, LinearShape, NormShape, Slice
+from workers.variants.shapes import LayerShape, LinearShape, NormShape, Slice, VocabularyShape
 from workers.variants.tensors import Buffers, File
 
 WAIT_S = 60
@@ -372,20 +372,26 @@ def locking(monkeypatch: pytest.MonkeyPatch, refused: int | None = None) -> list
 def test_memory_is_page_locked_once_it_is_full_and_unlocked_when_it_goes(
     base: Path, delta: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where there is a GPU; in chunks, between which its driver does other work."""
-    expected, calls = packed(delta, base, None), locking(monkeypatch)
-    held = pack(open_variant(delta, read_model(base), CONFIG), layers(), torch.float32, pinned=True)
-    address = held.memory.data_ptr()
-    assert address % mmap.PAGESIZE == 0
+    """As where there is a GPU; in chunks, between which its driver does other work. An embedding that stays,
+    too."""
+    embedding = VocabularyShape("model.embed_tokens", 0, 64, 64, HIDDEN, is_head=False, tied=True)
+    opened, shapes = open_variant(delta, read_model(base), CONFIG), [*layers(), embedding]
+    expected, calls = pack(opened, shapes, torch.float32, pinned=False), locking(monkeypatch)
+    held = pack(opened, shapes, torch.float32, pinned=True)
+    assert held.staying.numel() == 64 * HIDDEN * 4
+    assert held.memory.data_ptr() % mmap.PAGESIZE == held.staying.data_ptr() % mmap.PAGESIZE == 0
     locked = list(calls)
     assert len(locked) > 2
     assert [call[:3] for call in locked] == [
-        ("lock", each.data_ptr(), each.numel()) for each in pages.chunks(held.memory)
+        ("lock", each.data_ptr(), each.numel())
+        for memory in (held.memory, held.staying)
+        for each in pages.chunks(memory)
     ]
-    assert b"".join(call[3] for call in locked) == expected.memory.numpy().tobytes()
+    contents = b"".join(memory.numpy().tobytes() for memory in (expected.memory, expected.staying))
+    assert b"".join(call[3] for call in locked) == contents
     del held
     gc.collect()
-    assert calls[len(locked) :] == [("unlock", call[1]) for call in locked]
+    assert sorted(calls[len(locked) :]) == sorted(("unlock", call[1]) for call in locked)
 
 
 def test_memory_that_cannot_be_locked_is_copied_to_some_that_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,12 +13,12 @@ WIDTH = 2  # of a table row: how many rows the tensor has (0: not replaced), whe
 
 
 def parts(rows: int, columns: int, dtype: torch.dtype) -> tuple[Part, ...]:
-    """The tensor's place in the arena; a norm's weight has one row."""
+    """The tensor, as it lies in memory; a norm's weight has one row."""
     return (Part("tensor", dtype, (rows, columns)),)
 
 
 def describe(rows: int, offsets: Mapping[str, int]) -> tuple[int, ...]:
-    """The slot's table row. `offsets`: where in the arena the part begins."""
+    """The slot's table row. `offsets`: at which byte of the arena the part begins, which may be outside."""
     return rows, offsets["tensor"]
 
 
