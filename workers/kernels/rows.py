@@ -155,13 +155,14 @@ class Rows:
         self.grouping = group(np.empty(0, np.int32))
         self._groups: list[tuple[int, torch.Tensor]] | None = None
 
-    def update(self, slots: Int32s) -> None:
-        """Describe a new batch. `slots`: [rows], the slot of each row, -1 for the base."""
+    def update(self, slots: Int32s, grouping: Grouping | None = None) -> None:
+        """Describe a new batch. `slots`: [rows], the slot of each row, -1 for the base. `grouping`: of them,
+        where somebody has made it."""
         if len(slots) > self.max_rows:
             raise ValueError(f"a batch of {len(slots)} rows; room was made for {self.max_rows}")
         if np.array_equal(slots, self.grouping.slots):
             return  # as in most steps of decoding: the device knows already
-        self.grouping = group(slots)
+        self.grouping = grouping or group(slots)
         self._groups = None
         self._staging.send({name: getattr(self.grouping, name) for name in self._parts})
 

@@ -74,6 +74,9 @@ class Batch:
     def _merge(self, slots: Int32s, sparse: Collection[int], tiles: RowTiles) -> None:
         self.merged = merged_runs(slots, sparse)
         tiles.update(self.merged, len(slots))
+        if not self.merged:
+            self.others.update(slots, self.tokens.grouping)
+            return
         others = slots.copy()
         for run in self.merged:
             others[run.rows] = BASE

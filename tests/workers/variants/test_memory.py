@@ -564,6 +564,8 @@ def test_long_runs_of_sparse_deltas_are_merged() -> None:
     assert batch.others.slots(len(uids)).tolist() == [0, 2, *[BASE] * (enough + 1), *[2] * enough]
     batch.describe(uids[:enough], (), slot_of, frozenset({"sparse_delta"}), sparse=[0])
     assert not batch.merged
+    assert batch.others.slots(enough).tolist() == [slot_of.get(uid, BASE) for uid in uids[:enough]]
+    assert batch.others.grouping is batch.tokens.grouping  # rows are grouped once
     never = Batch(3 * MERGED_FROM, 4, SLOTS, CPU)
     never.describe(uids, (), slot_of, frozenset({"sparse_delta"}), sparse=[0])
     assert not never.merged
