@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import logging
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -97,6 +99,47 @@ def test_the_same_over_redis(redis_url: str, tmp_path: Path) -> None:
     assert {v.record.name for v in state.models.values()} == {"base", "größe/模型"}
     assert state.operations["op-1"].record == OPERATION
     store.close()
+
+
+def many(count: int) -> list[Put]:
+    return [Put(dataclasses.replace(KEY, key=f"key-{number}"), 0) for number in range(count)]
+
+
+def test_while_many_are_read_others_have_their_turn(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that sleeps gives Python's lock away."""
+    turns: list[float] = []
+    monkeypatch.setattr("controlplane.state.repository.time.sleep", turns.append)
+    repository.commit(many(950))
+    assert len(repository.read().idempotency) == 950
+    assert len(turns) == 9
+    assert min(turns) > 0
+
+
+@pytest.mark.parametrize("at_once", [60, 7], ids=["in one reading", "a few at a time"])
+def test_many_records_are_no_matter_of_the_collector(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    """And still go when nobody has them any more."""
+    monkeypatch.setattr("controlplane.state.repository.MANY", 50)
+    puts = many(60)
+    try:
+        for first in range(0, 60, at_once):
+            repository.commit(puts[first : first + at_once])
+            repository.read()
+        assert gc.isenabled()
+        looked_at = {id(each) for each in gc.get_objects()}  # those that are left alone are none of them
+        known = repository.read().idempotency
+        alone = [key for key, each in known.items() if id(each.record) not in looked_at]
+        assert len(alone) >= 50
+        gone = weakref.ref(known[alone[0]].record)
+        del known
+        repository.commit([Delete(IdempotencyKey, alone[0], None)])
+        repository.read()
+        assert gone() is None
+    finally:
+        gc.unfreeze()
 
 
 def test_a_record_is_changed_only_at_the_version_that_was_read(repository: Repository) -> None:
