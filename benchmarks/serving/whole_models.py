@@ -112,6 +112,9 @@ class WholeModels:
         with self._lock:
             return dict(self._known)
 
+    def staying(self) -> dict[int, int]:
+        return {}
+
     # --- every step ----------------------------------------------------------------------------
 
     def activate(self, uid: int) -> None:

@@ -59,6 +59,20 @@ def test_the_schedulers_account_becomes_messages() -> None:
     assert (found.slots, found.limit, found.skips, found.preemptions, found.blocked) == (2, 1, 3, 4, 5)
 
 
+def test_what_a_slot_alone_keeps_in_host_memory_is_told_and_is_no_copy_to_place() -> None:
+    scheduler = Residency(slots=1, ranks=2)
+    scheduler.load(7, "/a", frozenset())
+    for rank, staying in ((0, {"7": 3}), (1, {})):
+        held = {"host": {"7": 10} if rank else {}, "staying": staying}
+        scheduler.reported(rank, {"did": "placed", "uid": 7, "slot": 0, "bytes": 11, **held})
+    (described,) = _over_json(scheduler.snapshot())
+    counts = {"slots": 1, "limit": 1, "skips": 0, "preemptions": 0, "blocked": 0}
+    (place,) = residency_of({**counts, "variants": [described]}).variants
+    assert place == VariantPlace(7, Tier.DEVICE, 0, (RankBytes(0, 3, 11), RankBytes(1, 10, 11)))
+    assert described["host_bytes"] == {"1": 10}
+    assert not scheduler._in_host(7)
+
+
 def _over_json(value: Any) -> Any:
     import json
 

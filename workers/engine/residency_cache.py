@@ -29,7 +29,8 @@ def residency_of(state: Mapping[str, Any]) -> EngineResidency:
 
 
 def _place(variant: Mapping[str, Any]) -> VariantPlace:
-    host = {int(rank): size for rank, size in variant["host_bytes"].items()}
+    in_memory = {**variant["staying_bytes"], **variant["host_bytes"]}
+    host = {int(rank): size for rank, size in in_memory.items()}
     device = {int(rank): size for rank, size in variant["device_bytes"].items()}
     ranks = tuple(RankBytes(r, host.get(r, 0), device.get(r, 0)) for r in sorted({*host, *device}))
     return VariantPlace(variant["uid"], Tier(variant["tier"]), variant["slot"], ranks, variant["reason"])

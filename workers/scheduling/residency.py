@@ -63,6 +63,7 @@ class Residency:
         self._slots["variant"] = EMPTY
         slot_for(self._slots)  # compiled, or read from the cache, before the first request
         self._host: dict[int, dict[int, int]] = {}  # by rank: bytes by uid
+        self._staying: dict[int, dict[int, int]] = {}  # the same, of what is in a slot and not in `_host`
         self._failing: set[int] = set()
         self._departing: set[int] = set()
         self._lost: set[int] = set()  # failed when steps might use them; in their slots until none does
@@ -183,7 +184,7 @@ class Residency:
                 self._clear(leaving)
             self._order({"do": FORGET, "uid": uid})
             self._failing.discard(uid)
-            for held in self._host.values():
+            for held in (*self._host.values(), *self._staying.values()):
                 held.pop(uid, None)
         self._departing &= wanted | reading
 
@@ -212,8 +213,10 @@ class Residency:
     # --- what the ranks report -----------------------------------------------------------------
 
     def reported(self, rank: int, message: Mapping[str, Any]) -> None:
-        """What became of a PREPARE or PLACE on a rank; `host` tells all it holds in host memory."""
+        """What became of a PREPARE or PLACE on a rank; `host` tells all it holds in host memory, `staying`
+        what is there of variants that are in slots alone."""
         self._host[rank] = {int(uid): size for uid, size in message["host"].items()}
+        self._staying[rank] = {int(uid): size for uid, size in message.get("staying", {}).items()}
         if message.get("order") == self._ahead.order:
             self._ahead.ranks.discard(rank)
             return
@@ -329,6 +332,9 @@ class Residency:
             "tier": tier,
             "slot": variant.slot,
             "host_bytes": {r: held[variant.uid] for r, held in self._host.items() if variant.uid in held},
+            "staying_bytes": {
+                r: kept[variant.uid] for r, kept in self._staying.items() if variant.uid in kept
+            },
             "device_bytes": dict(variant.device),
             "reason": self._reason(variant, ready),
             "error": variant.error,

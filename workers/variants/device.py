@@ -104,6 +104,11 @@ class DeviceMemory:
         known = {id(variant.staying) for variant in but}
         return sum(kept.numel() for kept in [*self._staying.values()] if id(kept) not in known)
 
+    def kept_bytes(self, slot: int) -> int:
+        """Host memory that this slot keeps."""
+        kept = self._staying.get(slot)
+        return 0 if kept is None else kept.numel()
+
     def left(self) -> list[torch.Tensor]:
         """Host memory that slots kept and need no more, for somebody who has time to let go of it."""
         left, self._left = self._left, []

@@ -100,5 +100,5 @@ class Loader:
             log.warning("variant %d could not be loaded: %r", message["uid"], e)
             done = {"did": residency.FAILED, "error": str(e) or type(e).__name__, "fault": fault_of(e)}
         if done is not None:
-            host = self._variant_cache.in_host()
-            self._socket.send({**about, **done, "host": host, "took_s": time.monotonic() - started})
+            held = {"host": self._variant_cache.in_host(), "staying": self._variant_cache.staying()}
+            self._socket.send({**about, **done, **held, "took_s": time.monotonic() - started})

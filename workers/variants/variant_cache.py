@@ -157,6 +157,15 @@ class VariantCache:
         with self._lock:
             return {uid: variant.size_bytes for uid, variant in self._host.items()}
 
+    def staying(self) -> dict[int, int]:
+        """Bytes by uid, of what slots keep here of variants that are not in host memory."""
+        with self._lock:
+            held = set(self._host)
+        kept = {
+            uid: self._memory.kept_bytes(slot) for uid, slot in [*self.slot_of.items()] if uid not in held
+        }
+        return {uid: size for uid, size in kept.items() if size}
+
     # --- device --------------------------------------------------------------------------------
 
     def place(self, uid: int, path: str, slot: int) -> int:

@@ -216,11 +216,11 @@ def test_what_stays_is_kept_as_long_as_its_slot_needs_it() -> None:
     held = VariantCache(lambda path: library[path.name], memory(), LAYERS, torch.float32, 100 * UNIT)
     assert held.place(1, "1", 0) == UNIT
     staying = weakref.ref(held.prepare(1, "1").staying)
-    assert (held.host_bytes, held.in_host()) == (3 * UNIT, {1: 3 * UNIT})
+    assert (held.host_bytes, held.in_host(), held.staying()) == (3 * UNIT, {1: 3 * UNIT}, {})
     held.forget(1)
     gc.collect()
     assert staying() is not None
-    assert (held.host_bytes, held.in_host()) == (2 * UNIT, {})
+    assert (held.host_bytes, held.in_host(), held.staying()) == (2 * UNIT, {}, {1: 2 * UNIT})
     gone, threads = threading.Event(), list[threading.Thread]()
 
     def let_go() -> None:
