@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import traceback
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -173,8 +174,10 @@ class Controller:
                     observed_at = time.monotonic()
             except errors.Unavailable as e:
                 log.warning("the state store is away: %s", e, extra=REPEATED)
-            except Exception as e:  # each kind is told once a minute, with where it came from
-                log.exception(f"reconciling failed ({type(e).__name__}); trying again", extra=REPEATED)
+            except Exception as e:  # each is told once a minute
+                where = traceback.extract_tb(e.__traceback__)[-1]
+                what = f"{type(e).__name__} in {where.name}, line {where.lineno}"
+                log.exception(f"reconciling failed ({what}); trying again", extra=REPEATED)
                 await asyncio.sleep(OBSERVE_EVERY_S)
             await asyncio.sleep(TICK_S)
 

@@ -84,12 +84,15 @@ class Shedding:
         """`app`, whose answers are counted. The proxy's first connection begins the looks."""
         if self._counted is None:
             self._tasks += (loop.create_task(self._look(app)), loop.create_task(self._keep_book()))
-            self._counted = counting(app, self.answered)
+            self._counted = counting(app, self._answered)
         return self._counted
 
-    def answered(self, name: str, is_refusal: bool) -> None:
-        """A request of this tenant that was passed on. Another `LoadShedding` may have taken the place of its
-        own after an error."""
+    def leave_out(self, name: str) -> None:
+        """Of what was passed on, a request of this tenant whose answer nobody sees."""
+        self._shedding.leave_out(name)
+
+    def _answered(self, name: str, is_refusal: bool) -> None:
+        """To the present one: another takes its place after an error."""
         self._shedding.answer(name, is_refusal)
 
     def decide(self, path: bytes, headers: Headers, now_s: float) -> Decision:
@@ -301,12 +304,12 @@ class SheddingConnection(WholeBodies):
         retry_after = (b"retry-after", b"%d" % math.ceil(decision.retry_s))
         return Refusal(_STATUS, _BODY, (retry_after, request_id.header_of(headers)))
 
-    def handle_websocket_upgrade(self) -> None:
-        """Another protocol goes on, whose answers nobody counts."""
+    def _go_on_as_websocket(self) -> None:
+        """Nobody counts another protocol's answers, so its request counts neither."""
         tenant = cast("dict[str, Any]", self.scope).pop(_TENANT, None)
         if tenant is not None:
-            self.shedding.answered(tenant, is_refusal=False)
-        super().handle_websocket_upgrade()
+            self.shedding.leave_out(tenant)
+        super()._go_on_as_websocket()
 
 
 def shedding_connections() -> type[Any]:

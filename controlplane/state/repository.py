@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import threading
 import time
@@ -13,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 from controlplane.errors import Unavailable
-from controlplane.state.base import Changes, Entry, Snapshot, StateStore, Write
+from controlplane.state.base import Changes, Entry, StateStore, Write
+from controlplane.state.collector import MANY, LeftAlone, paused
 from controlplane.state.records import (
     KINDS,
     Deployment,
@@ -29,7 +29,6 @@ from controlplane.state.records import (
     key_of,
     load,
 )
-from workers.imports import uncollected
 
 log = logging.getLogger(__name__)
 
@@ -38,9 +37,6 @@ T = TypeVar("T")
 # Entries that are decoded before the process's other threads have their turn, for so long: without it these
 # wait for Python's lock several milliseconds each time that they need it, while many entries are read.
 AT_ONCE, PAUSE_S = 100, 5e-5
-# So many records the collector of cyclic garbage looks at no more: there are no cycles in them, and it takes
-# half a second for 100,000, in which nobody else runs.
-MANY = 10_000
 
 
 @dataclass(frozen=True)
@@ -68,6 +64,12 @@ class State:
     ledgers: Mapping[str, Versioned[NodeLedger]] = field(default_factory=dict)
     paths: Mapping[str, Versioned[PathProfile]] = field(default_factory=dict)
     undecodable: tuple[str, ...] = ()
+
+    @property
+    def records(self) -> int:
+        """How many there are."""
+        kinds = self.models, self.deployments, self.operations, self.idempotency
+        return sum(map(len, (*kinds, self.profiles, self.ledgers, self.paths)))
 
     def unreadable(self, cls: type[Any], key: str) -> bool:
         """Whether there is such a record, of which nothing else is known."""
@@ -113,7 +115,7 @@ class Repository:
         self._reported: set[str] = set()
         self._lock = threading.Lock()  # of what follows; never held while the store is asked
         self._last: _Read | None = None
-        self._decoded = 0  # entries, since the collector was last told to leave them alone
+        self._left_alone = LeftAlone()
 
     def revision(self) -> int:
         return self._store.revision()
@@ -123,25 +125,25 @@ class Repository:
         last, kinds = self._last, tuple(KINDS.values())
         changes = None if last is None else self._store.changes(kinds, last.state.revision)
         if last is None or changes is None:
-            now = _read_anew(self._store.snapshot(kinds))
+            snapshot = self._store.snapshot(kinds)
+            read, changes = _NOTHING, Changes(snapshot.revision, snapshot.entries)
         else:
-            now = _read_further(last, changes)
-            self._leave_alone(changes)
-        with self._lock:
-            if self._last is last:  # and not what another thread read meanwhile
-                self._last = now
+            read = last
+        many = sum(map(len, changes.entries.values())) >= MANY
+        with paused() if many else nullcontext():
+            now = _read_further(read, changes)
+            self._keep(last, now)
         self._report(now.broken)
         return now.state
 
-    def _leave_alone(self, changes: Changes) -> None:
-        """Records that came a few at a time, as those of one large reading."""
+    def _keep(self, last: _Read | None, now: _Read) -> None:
+        """Unless another thread has read meanwhile."""
         with self._lock:
-            self._decoded += sum(map(len, changes.entries.values()))
-            due = self._decoded >= MANY
-            self._decoded = 0 if due else self._decoded
-        if due:
-            gc.collect()
-            gc.freeze()
+            if self._last is not last or now is last:
+                return
+            self._last = now
+        before = 0 if last is None else last.state.records
+        self._left_alone.see(now.state.records, now.state.records - before)
 
     async def read_async(self) -> State:
         """`read`, in a thread."""
@@ -205,18 +207,10 @@ _FIELDS: Mapping[type[Any], str] = {
 }
 
 
-def _read_anew(snapshot: Snapshot) -> _Read:
-    nothing = _Read(State(snapshot.revision, {}, {}, {}, {}), {})
-    return _read_further(nothing, Changes(snapshot.revision, snapshot.entries))
+_NOTHING = _Read(State(-1, {}, {}, {}, {}), {})
 
 
 def _read_further(last: _Read, changes: Changes) -> _Read:
-    many = sum(map(len, changes.entries.values())) >= MANY
-    with uncollected() if many else nullcontext():
-        return _read(last, changes)
-
-
-def _read(last: _Read, changes: Changes) -> _Read:
     if changes.revision == last.state.revision and not changes.entries:
         return last
     broken = dict(last.broken)

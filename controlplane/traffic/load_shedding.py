@@ -144,6 +144,13 @@ class LoadShedding:
             tenant.answered += 1
             tenant.refused += is_refusal
 
+    def leave_out(self, name: str) -> None:
+        """A request of this tenant that was passed on just now, and whose answer nobody will see."""
+        self._passed = max(0, self._passed - 1)
+        tenant = self._tenants.get(name)
+        if tenant is not None:
+            tenant.passed = max(0, tenant.passed - 1)
+
     def look(self, late_s: float, now_s: float) -> None:
         """`late_s`: how long the smallest request takes now."""
         if self._since_s is None:

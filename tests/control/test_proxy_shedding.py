@@ -243,21 +243,39 @@ async def test_answers_that_begin_are_counted_but_to_who_asks_how_it_is(known: S
     assert counted.answers == 3
 
 
-async def test_who_goes_on_with_another_protocol_counts_as_answered(known: Shedding) -> None:
-    """Else it would look as if gateways did not come on."""
+UPGRADE = (
+    b"connection: upgrade",
+    b"upgrade: websocket",
+    b"sec-websocket-version: 13",
+    b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==",
+)
+
+
+async def test_who_goes_on_with_another_protocol_is_left_out(known: Shedding) -> None:
+    """Else it would look as if gateways did not come on, or as if they did more than they do."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         assert not any(key.startswith("ostinato") for key in scope)
         await send({"type": "websocket.close"})
 
-    upgrade = (b"connection: upgrade", b"upgrade: websocket", b"sec-websocket-version: 13")
     counted = known._shedding = Counting()
     async with serving(app, known) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(request(None, GREEDY, *upgrade, b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ=="))
+        writer.write(request(None, GREEDY, *UPGRADE))
         assert (await reader.read()).startswith(b"HTTP/1.1 403 ")
         writer.close()
-    assert (counted.answers, counted.refusals) == (1, 0)
+    assert (counted._passed, counted.answers) == (0, 0)
+
+
+@pytest.mark.parametrize("key", [GREEDY, b"Bearer small"])
+async def test_nobody_goes_on_with_another_protocol_in_the_answer_before(port: int, key: bytes) -> None:
+    """Whether it would be refused or not: the answers before it are the connection's last."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(2 * request(b"abc", b"Bearer small") + request(None, key, *UPGRADE))
+    for _ in range(2):
+        assert (await answer(reader))[::2] == (200, b"ok")
+    assert await reader.read() == b""
+    writer.close()
 
 
 async def test_openais_client_is_told(port: int) -> None:

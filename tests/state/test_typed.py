@@ -7,12 +7,15 @@ import gc
 import logging
 import weakref
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from controlplane.errors import StaleWrite, Unavailable
 from controlplane.state import StateStore, Write
+from controlplane.state.collector import paused
 from controlplane.state.records import (
     Attempts,
     Deployment,
@@ -110,7 +113,7 @@ def test_while_many_are_read_others_have_their_turn(
 ) -> None:
     """A thread that sleeps gives Python's lock away."""
     turns: list[float] = []
-    monkeypatch.setattr("controlplane.state.repository.time.sleep", turns.append)
+    monkeypatch.setattr("controlplane.state.repository.time", SimpleNamespace(sleep=turns.append))
     repository.commit(many(950))
     assert len(repository.read().idempotency) == 950
     assert len(turns) == 9
@@ -122,7 +125,8 @@ def test_many_records_are_no_matter_of_the_collector(
     repository: Repository, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
     """And still go when nobody has them any more."""
-    monkeypatch.setattr("controlplane.state.repository.MANY", 50)
+    for module in ("repository", "collector"):
+        monkeypatch.setattr(f"controlplane.state.{module}.MANY", 50)
     puts = many(60)
     try:
         for first in range(0, 60, at_once):
@@ -140,6 +144,33 @@ def test_many_records_are_no_matter_of_the_collector(
         assert gone() is None
     finally:
         gc.unfreeze()
+        gc.collect()
+        gc.freeze()  # as conftest has it
+
+
+def test_few_records_that_change_often_are_not_many(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The collector goes on looking at what else is made meanwhile."""
+    for module in ("repository", "collector"):
+        monkeypatch.setattr(f"controlplane.state.{module}.MANY", 50)
+    before = gc.get_freeze_count()
+    revision = repository.commit([Put(KEY, 0)])
+    for number in range(60):
+        revision = repository.commit([Put(dataclasses.replace(KEY, created_at_s=number), revision)])
+        repository.read()
+    assert gc.get_freeze_count() == before
+
+
+def test_the_collector_rests_until_the_last_of_several_readers_has_ended() -> None:
+    first, second = paused(), paused()
+    assert gc.isenabled()
+    with ExitStack() as both:
+        both.enter_context(second)
+        with first:
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    assert gc.isenabled()
 
 
 def test_a_record_is_changed_only_at_the_version_that_was_read(repository: Repository) -> None:

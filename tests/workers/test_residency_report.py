@@ -71,6 +71,9 @@ def test_what_a_slot_alone_keeps_in_host_memory_is_told_and_is_no_copy_to_place(
     assert place == VariantPlace(7, Tier.DEVICE, 0, (RankBytes(0, 3, 11), RankBytes(1, 10, 11)))
     assert described["host_bytes"] == {"1": 10}
     assert not scheduler._in_host(7)
+    scheduler.reported(0, {"did": "failed", "uid": 7, "slot": 0, "error": "lost", "fault": "", "host": {}})
+    scheduler.give_up(())
+    assert scheduler.snapshot()[0]["staying_bytes"] == {}
 
 
 def _over_json(value: Any) -> Any:

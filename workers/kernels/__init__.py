@@ -4,7 +4,7 @@ Every operation works on the same three things, so that one launch serves all va
 nothing is copied per request:
 
 - `arena`: uint8 [bytes], all resident variants' weights, as each operation's `layout` packed them, but for
-  embeddings, which stay in host memory;
+  most embeddings, which stay in host memory;
 - `table`: int64 [slots, WIDTH], one row per slot and layer: at which bytes of the arena this slot's arrays
   lie (host memory is before or behind it) and what shape they have; a row of zeros means that the slot adds
   nothing here;

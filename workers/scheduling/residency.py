@@ -312,6 +312,8 @@ class Residency:
         self._lost.discard(variant.uid)
         variant.slot, variant.no_memory = None, False
         variant.device.clear()
+        for kept in self._staying.values():
+            kept.pop(variant.uid, None)
 
     def _order(self, message: dict[str, Any]) -> int:
         self._orders += 1

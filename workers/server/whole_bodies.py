@@ -134,6 +134,8 @@ class WholeBodies(BoundedHead):
         refusal = self.refusal(self.scope["headers"])
         if refusal is None:
             super().on_headers_complete()
+        elif self._is_answering() and self.parser.should_upgrade():
+            self._is_refused = True  # `handle_websocket_upgrade` ends the connection
         elif self._is_answering():
             self._answer_in_turn(refusal)
         else:
@@ -158,8 +160,14 @@ class WholeBodies(BoundedHead):
             self.app = passed_on
 
     def handle_websocket_upgrade(self) -> None:
-        if not self.transport.is_closing():
-            super().handle_websocket_upgrade()
+        """Not into the answers before it, which are the connection's last."""
+        if self._is_answering():
+            self.cycle.keep_alive = False
+        elif not self.transport.is_closing():
+            self._go_on_as_websocket()
+
+    def _go_on_as_websocket(self) -> None:
+        super().handle_websocket_upgrade()
 
     def _on_passed_body(self, body: bytes) -> None:
         if self._is_refused:

@@ -1,4 +1,4 @@
-"""The variants that may run: their weights in one arena, but for embeddings, and tables that say where.
+"""The variants that may run: their weights in one arena, but for most embeddings, and tables that say where.
 
 Nothing here changes its address while the engine lives, so captured CUDA graphs stay valid.
 """
@@ -85,7 +85,8 @@ class DeviceMemory:
             into.copy_(view(self.arena, part, at).view(into.shape))
             return
         if into.dtype != part.dtype:
-            raise ValueError(f"{part.dtype} of host memory go to {into.dtype}; expected the same")
+            into.copy_(view(staying, part, inside).to(into.dtype).view(into.shape))
+            return
         flat = into.view(-1).view(torch.uint8)
         for begin, end in spans(inside, part.size_bytes):
             flat[begin - inside : end - inside].copy_(staying[begin:end], non_blocking=True)

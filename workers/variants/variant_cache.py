@@ -135,8 +135,12 @@ class VariantCache:
             with self._device():
                 forgotten.clear()
 
-        if forgotten:
+        if not forgotten:
+            return
+        try:
             threading.Thread(target=release, name="variant-releasing").start()
+        except RuntimeError:  # no thread can be begun: somebody waits
+            release()
 
     def _device(self) -> AbstractContextManager[Any]:
         """Within, CUDA's calls of this thread go to this rank's device, not to the first one."""
@@ -203,11 +207,15 @@ class VariantCache:
     @contextmanager
     def _changing(self) -> Iterator[None]:
         """One at a time; what slots kept in host memory and need no more is let go afterwards."""
-        with self._placing:
-            try:
-                yield
-            finally:
-                self._release(self._memory.left())
+        left: list[torch.Tensor] = []
+        try:
+            with self._placing:
+                try:
+                    yield
+                finally:
+                    left = self._memory.left()
+        finally:
+            self._release(left)
 
     def _clear(self, slot: int) -> None:
         self._vacate(slot)

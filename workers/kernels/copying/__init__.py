@@ -65,7 +65,8 @@ def copy(copies: Sequence[Copy], source: Memory, into: Memory) -> tuple[int, int
     most = max(each.columns * (1 + machine_code.BLOCK * each.transposed) for each in copies)
     floats = np.empty(most, np.float32)
     halves = source.view(np.uint16), source.view(np.uint32), into.view(np.uint16), into.view(np.uint32)
-    number, at = machine_code.copy(jobs, *halves, floats, floats.view(np.uint32))
+    own = floats, floats.view(np.uint32), floats.view(np.uint16)
+    number, at = machine_code.copy(jobs, *halves, own)
     return None if number < 0 else (int(number), int(at))
 
 
