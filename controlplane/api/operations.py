@@ -13,7 +13,7 @@ from controlplane.management.schemas.deploy import DeployModelRequest
 from controlplane.management.schemas.models import OperationView, RegisterModelRequest
 from controlplane.state import queries, transactions
 from controlplane.state.records import IdempotencyKey, Model, Operation, Phase
-from controlplane.state.repository import Put, State, Versioned
+from controlplane.state.repository import Put, Repository, State, Versioned
 from controlplane.state.transactions import Context, Outcome
 from controlplane.traffic.tenants import Caller
 
@@ -103,7 +103,7 @@ async def _submit(
     own_key = _own_key(caller, key) if key else None
 
     def once(state: State) -> Outcome:
-        known = _answered(state, own_key, digest) if own_key else None
+        known = _answered(services.repository, state, own_key, digest) if own_key else None
         if known:
             return Outcome(known, [])
         seen = ownership.seen_by(caller.tenant, state)
@@ -129,9 +129,13 @@ def _own_key(caller: Caller, key: str) -> str:
     return f"{caller.tenant.owner} {key}" if caller.tenant.owner else key
 
 
-def _answered(state: State, key: str, digest: str) -> Operation | None:
-    """The operation an earlier request with this key began. Errors: IdempotencyConflict."""
-    known = state.idempotency.get(key)
+def _answered(repository: Repository, state: State, key: str, digest: str) -> Operation | None:
+    """The operation an earlier request with this key began. Errors: IdempotencyConflict; StaleWrite when the
+    key is newer than `state`.
+
+    A gateway gets single keys: all of a day would be most of its records.
+    """
+    known = repository.get(IdempotencyKey, key)
     if known is None:
         return None
     if known.record.request_sha256 != digest:
@@ -141,6 +145,8 @@ def _answered(state: State, key: str, digest: str) -> Operation | None:
         )
     if known.record.answer is not None:
         return known.record.answer
+    if known.version > state.revision:
+        raise errors.StaleWrite("the key was used just now; try again")
     return queries.find_operation(state, known.record.operation_id).record
 
 

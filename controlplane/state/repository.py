@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
@@ -110,8 +110,10 @@ class Repository:
     Errors of every method: `Unavailable` when the store does not answer.
     """
 
-    def __init__(self, store: StateStore) -> None:
+    def __init__(self, store: StateStore, without: Collection[type[Any]] = ()) -> None:
+        """`without`: kinds of records that `read` leaves out, for who only gets single ones."""
         self._store = store
+        self._kinds = tuple(kind for cls, kind in KINDS.items() if cls not in without)
         self._reported: set[str] = set()
         self._lock = threading.Lock()  # of what follows; never held while the store is asked
         self._last: _Read | None = None
@@ -121,8 +123,8 @@ class Repository:
         return self._store.revision()
 
     def read(self) -> State:
-        """Everything, consistently. Entries that do not decode are left out and reported once."""
-        last, kinds = self._last, tuple(KINDS.values())
+        """All of its kinds, consistently. Entries that do not decode are left out and reported once."""
+        last, kinds = self._last, self._kinds
         changes = None if last is None else self._store.changes(kinds, last.state.revision)
         if last is None or changes is None:
             snapshot = self._store.snapshot(kinds)

@@ -94,6 +94,18 @@ def test_every_kind_is_read_back_as_it_was_put(repository: Repository) -> None:
     assert repository.get(IdempotencyKey, "key-1") == Versioned(KEY, revision)
 
 
+def test_kinds_that_are_left_out_are_got_singly(store: StateStore) -> None:
+    gateway, controller = Repository(store, without=(IdempotencyKey,)), Repository(store)
+    assert gateway.read().revision == 0  # what comes now is read as changes
+    revision = controller.commit([Put(OPERATION, 0), Put(KEY, 0)])
+    for repository in (gateway, Repository(store, without=(IdempotencyKey,))):
+        state = repository.read()
+        assert (state.revision, state.idempotency) == (revision, {})
+        assert state.operations["op-1"].record == OPERATION
+        assert repository.get(IdempotencyKey, "key-1") == Versioned(KEY, revision)
+    assert controller.read().idempotency == {"key-1": Versioned(KEY, revision)}
+
+
 def test_the_same_over_redis(redis_url: str, tmp_path: Path) -> None:
     store = open_store(f"{redis_url}?prefix=typed-{tmp_path.name}-{id(tmp_path)}")
     repository = Repository(store)
@@ -101,6 +113,8 @@ def test_the_same_over_redis(redis_url: str, tmp_path: Path) -> None:
     state = repository.read()
     assert {v.record.name for v in state.models.values()} == {"base", "größe/模型"}
     assert state.operations["op-1"].record == OPERATION
+    without = Repository(store, without=(IdempotencyKey,)).read()
+    assert (without.idempotency, without.operations) == ({}, state.operations)
     store.close()
 
 
