@@ -65,12 +65,6 @@ class State:
     paths: Mapping[str, Versioned[PathProfile]] = field(default_factory=dict)
     undecodable: tuple[str, ...] = ()
 
-    @property
-    def records(self) -> int:
-        """How many there are."""
-        kinds = self.models, self.deployments, self.operations, self.idempotency
-        return sum(map(len, (*kinds, self.profiles, self.ledgers, self.paths)))
-
     def unreadable(self, cls: type[Any], key: str) -> bool:
         """Whether there is such a record, of which nothing else is known."""
         return f"{KINDS[cls]}/{key}" in self.undecodable
@@ -144,8 +138,8 @@ class Repository:
             if self._last is not last or now is last:
                 return
             self._last = now
-        before = 0 if last is None else last.state.records
-        self._left_alone.see(now.state.records, now.state.records - before)
+        records = _records(now.state)
+        self._left_alone.see(records, records - (0 if last is None else _records(last.state)))
 
     async def read_async(self) -> State:
         """`read`, in a thread."""
@@ -207,6 +201,11 @@ _FIELDS: Mapping[type[Any], str] = {
     NodeLedger: "ledgers",
     PathProfile: "paths",
 }
+
+
+def _records(state: State) -> int:
+    """How many there are."""
+    return sum(len(getattr(state, name)) for name in _FIELDS.values())
 
 
 _NOTHING = _Read(State(-1, {}, {}, {}, {}), {})

@@ -278,6 +278,15 @@ async def test_nobody_goes_on_with_another_protocol_in_the_answer_before(port: i
     writer.close()
 
 
+async def test_who_asks_for_a_protocol_that_nobody_speaks_is_answered_in_its_turn(port: int) -> None:
+    """As what it is beside: a request."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    h2c = request(None, GREEDY, b"connection: upgrade", b"upgrade: h2c")
+    writer.write(request(b"abc", b"Bearer small") + h2c)
+    assert [(await answer(reader))[0] for _ in range(2)] == [200, 429]
+    writer.close()
+
+
 async def test_openais_client_is_told(port: int) -> None:
     client = openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}", api_key="greedy", max_retries=0)
     with pytest.raises(openai.RateLimitError) as caught:

@@ -134,8 +134,8 @@ class WholeBodies(BoundedHead):
         refusal = self.refusal(self.scope["headers"])
         if refusal is None:
             super().on_headers_complete()
-        elif self._is_answering() and self.parser.should_upgrade():
-            self._is_refused = True  # `handle_websocket_upgrade` ends the connection
+        elif self._is_answering() and self.parser.should_upgrade() and self._should_upgrade():
+            self._is_refused = True  # a WebSocket's: `handle_websocket_upgrade` ends the connection
         elif self._is_answering():
             self._answer_in_turn(refusal)
         else:

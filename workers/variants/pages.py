@@ -37,7 +37,7 @@ def whole_pages(size: int) -> npt.NDArray[np.uint8]:
 
 def chunks(memory: torch.Tensor) -> Iterator[torch.Tensor]:
     """All of `memory`, in the parts that are locked and copied at a time."""
-    return (memory[start : start + CHUNK_BYTES] for start in range(0, memory.numel(), CHUNK_BYTES))
+    return (memory[begin:end] for begin, end in spans(0, memory.numel()))
 
 
 def spans(start: int, size: int) -> Iterator[tuple[int, int]]:

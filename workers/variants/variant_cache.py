@@ -10,7 +10,7 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -207,15 +207,11 @@ class VariantCache:
     @contextmanager
     def _changing(self) -> Iterator[None]:
         """One at a time; what slots kept in host memory and need no more is let go afterwards."""
-        left: list[torch.Tensor] = []
-        try:
-            with self._placing:
-                try:
-                    yield
-                finally:
-                    left = self._memory.left()
-        finally:
-            self._release(left)
+        with ExitStack() as afterwards, self._placing:
+            try:
+                yield
+            finally:
+                afterwards.callback(self._release, self._memory.left())
 
     def _clear(self, slot: int) -> None:
         self._vacate(slot)

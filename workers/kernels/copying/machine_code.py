@@ -108,7 +108,7 @@ def _copy_lines(job: Records, halves: Array, into_halves: Array) -> None:
     for row in range(job.rows):
         begin = job.source // 2 + (job.first_row + row) * job.width + job.first_column
         into = job.into // 2 + row * job.stride
-        _from_words(halves[begin : begin + job.columns], into_halves[into : into + job.columns])
+        _copy_values(halves[begin : begin + job.columns], into_halves[into : into + job.columns])
 
 
 @compiled
@@ -126,7 +126,7 @@ def _pairs_turned_over(
     into_words: Array,
     own: tuple[Array, Array, Array],
 ) -> None:
-    """As `_turned_over`, in half of its time: squares of two by two halves are turned over, and only then
+    """As `_turned_over`, in less time: squares of two by two halves are turned over, and only then
     made floats, BLOCK of a column at a time."""
     floats, bits, bit_halves = own
     value, pairs, lines = 4 if job.into_type == F32 else 2, job.columns // 2, BLOCK // 2
@@ -141,7 +141,7 @@ def _pairs_turned_over(
             begin = column * BLOCK
             line, into = bit_halves[begin : begin + count], job.into + (column * job.stride + first) * value
             if _as_they_are(job):
-                _from_words(line, into_halves[into // 2 : into // 2 + count])
+                _copy_values(line, into_halves[into // 2 : into // 2 + count])
                 continue
             column_floats, column_bits = floats[spare][:count], bits[spare][:count]
             _widen(job.source_type, line, column_floats, column_bits)
@@ -183,7 +183,7 @@ def _read(job: Records, row: int, halves: Array, words: Array, floats: Array, bi
     begin = (job.first_row + row) * job.width + job.first_column
     if job.source_type == F32:
         begin += job.source // 4
-        _from_words(words[begin : begin + job.columns], bits)
+        _copy_values(words[begin : begin + job.columns], bits)
         return
     begin += job.source // 2
     _widen(job.source_type, halves[begin : begin + job.columns], floats, bits)
@@ -198,7 +198,7 @@ def _widen(source_type: int, line: Array, floats: Array, bits: Array) -> None:
 
 
 @compiled
-def _from_words(line: Array, bits: Array) -> None:
+def _copy_values(line: Array, bits: Array) -> None:
     for i in range(len(line)):
         bits[i] = line[i]
 
@@ -229,7 +229,7 @@ def _write_line(into_type: int, into: int, bits: Array, into_halves: Array, into
     """Floats to values of `into_type` that follow one another from byte `into` on."""
     if into_type == F32:
         begin = into // 4
-        _from_words(bits, into_words[begin : begin + len(bits)])
+        _copy_values(bits, into_words[begin : begin + len(bits)])
         return
     begin = into // 2
     line = into_halves[begin : begin + len(bits)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import torch
 
@@ -44,8 +43,7 @@ def _whole(
     if ref is None:
         return ()
     count = cut.stop - cut.start if cut else 1
-    piece = _piece(files, ref, key, (count, columns), dtype, cut or slice(None))
-    return (replace(piece, few_read=key[1] == "embedding"),)
+    return (_piece(files, ref, key, (count, columns), dtype, cut or slice(None)),)
 
 
 def _piece(
@@ -63,7 +61,13 @@ def _piece(
         return layout.describe(shape[0], offsets)
 
     return LayerWeights(
-        *key, layout.parts(*shape, dtype), fill, row, source=f"{ref.name} {cut}", files=files.holding([ref])
+        *key,
+        layout.parts(*shape, dtype),
+        fill,
+        row,
+        source=f"{ref.name} {cut}",
+        files=files.holding([ref]),
+        few_read=key[1] == "embedding",
     )
 
 
