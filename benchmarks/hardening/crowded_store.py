@@ -40,7 +40,7 @@ def measure(running: Running, store_url: str, records: int, watchers: int, secon
         told, watched = _beside_watchers(running, repository, range(OPEN), watchers, seconds)
         left = len(repository.read().operations)
         settled_s = waiting_for(lambda: len(repository.read().operations) <= KEPT, SETTLED_S, 1.0)
-        keys = len(repository.read().idempotency)
+        keys = sum(1 for _ in repository.each(IdempotencyKey))
         others = range(OPEN, 2 * OPEN)  # a gateway may still hold that the first ones have ended
         told_then, settled = _beside_watchers(running, repository, others, watchers, seconds)
     return {

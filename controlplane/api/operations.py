@@ -12,7 +12,7 @@ from controlplane.management import commands, ownership
 from controlplane.management.schemas.deploy import DeployModelRequest
 from controlplane.management.schemas.models import OperationView, RegisterModelRequest
 from controlplane.state import queries, transactions
-from controlplane.state.records import IdempotencyKey, Model, Operation, Phase
+from controlplane.state.records import IdempotencyKey, Model, Operation, PastOperation, Phase
 from controlplane.state.repository import Put, Repository, State, Versioned
 from controlplane.state.transactions import Context, Outcome
 from controlplane.traffic.tenants import Caller
@@ -132,8 +132,6 @@ def _own_key(caller: Caller, key: str) -> str:
 def _answered(repository: Repository, state: State, key: str, digest: str) -> Operation | None:
     """The operation an earlier request with this key began. Errors: IdempotencyConflict; StaleWrite when the
     key is newer than `state`.
-
-    A gateway gets single keys: all of a day would be most of its records.
     """
     known = repository.get(IdempotencyKey, key)
     if known is None:
@@ -147,6 +145,10 @@ def _answered(repository: Repository, state: State, key: str, digest: str) -> Op
         return known.record.answer
     if known.version > state.revision:
         raise errors.StaleWrite("the key was used just now; try again")
+    if known.record.operation_id not in state.operations:
+        past = repository.get(PastOperation, known.record.operation_id)
+        if past is not None:
+            return past.record.operation
     return queries.find_operation(state, known.record.operation_id).record
 
 

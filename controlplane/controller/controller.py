@@ -12,7 +12,7 @@ import logging
 import time
 import traceback
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from controlplane.controller import file_reader, registration
 from controlplane.controller.compress_action import MADE_SHARE, CompressActions
 from controlplane.controller.demand import DemandBook
 from controlplane.controller.deployment_actions import DeploymentActions
+from controlplane.controller.forgetting import Forgetting
 from controlplane.controller.group_actions import GroupActions
 from controlplane.controller.interfaces import Hooks, Runtime
 from controlplane.controller.metrics import ControllerMetrics, set_counts
@@ -50,6 +51,7 @@ from controlplane.planning.reconcile import (
     EndProfile,
     FailDeployment,
     Forget,
+    ForgetKeys,
     Launch,
     LoadVariant,
     Measure,
@@ -64,7 +66,6 @@ from controlplane.planning.reconcile import (
     StopGroup,
     Undeploy,
     UnloadVariant,
-    old_records,
     reconcile,
 )
 from controlplane.planning.retrying import RetryLimits
@@ -73,8 +74,8 @@ from controlplane.repeated_lines import REPEATED, Rarely
 from controlplane.settings import Settings
 from controlplane.state.operations import End, advance, open_operation
 from controlplane.state.queries import require_host_bytes
-from controlplane.state.records import IdempotencyKey, Model, Operation, OperationKind, Phase
-from controlplane.state.repository import Change, Delete, Put, Repository, State
+from controlplane.state.records import Model, Operation, OperationKind, Phase
+from controlplane.state.repository import Change, Repository, State
 from controlplane.state.transactions import Superseded, edit, persist
 from controlplane.state.worker_groups import host_of
 
@@ -85,7 +86,6 @@ TICK_S = 0.1
 OBSERVE_EVERY_S = 1.0
 RETRY_S = 3.0  # after an action that failed; then twice as long each time
 MAX_RETRY_S = 60.0
-FORGET_AT_ONCE = 500
 ENDING_S = 15.0  # longest that actions have to end when they are cancelled
 MAX_READS = 3  # of a model's files, where what reads them does not live to see the end
 # Whose open operations tell of a failure. (Loading a variant counts its attempts itself, in its record.)
@@ -127,6 +127,7 @@ class Controller:
         hooks = Hooks(self._note, self._conclude, self._view, self._demand.wanted)
         self._groups = GroupActions(settings, repository, runtime, hooks, self._fail_all)
         self._deployments = DeploymentActions(repository, runtime, hooks, self._groups.stop)
+        self._forgetting = Forgetting(repository)
         self._do: dict[type[Action], Callable[[str], Awaitable[None]]] = {
             ReadModel: self._read_model,
             Admit: self._profiles.admit,
@@ -149,7 +150,8 @@ class Controller:
             Undeploy: self._deployments.undeploy,
             Release: self._groups.release,
             Cancel: self._cancel,
-            Forget: self._forget,
+            Forget: self._forgetting.operations,
+            ForgetKeys: self._forgetting.keys,
         }
 
     async def run(self) -> None:
@@ -196,7 +198,8 @@ class Controller:
         wanted = self._demand.note(deployments, demand, now_s)
         path_key = request_paths.path_key(self._settings, inventory_of(nodes).devices)
         quiet = demand is not None and not any(demand.values())
-        observed = Observed(self._engines, busy, now_s, tuple(nodes), wanted, path_key, quiet)
+        keys_seen_s = self._forgetting.keys_seen_s
+        observed = Observed(self._engines, busy, now_s, tuple(nodes), wanted, path_key, quiet, keys_seen_s)
         actions = reconcile(state, observed)
         self._forget_failures({*busy, *self._tasks, *(action.key for action in actions)})
         for action in actions:
@@ -374,7 +377,7 @@ class Controller:
             lambda s: fail_registration(s, model.name, model.uid, error.message),
         )
 
-    # --- cancelling and forgetting -------------------------------------------------------------
+    # --- cancelling ----------------------------------------------------------------------------
 
     async def _cancel(self, operation_id: str) -> None:
         operation = (await self._repository.read_async()).operations.get(operation_id)
@@ -390,25 +393,6 @@ class Controller:
         await self._conclude(
             op.kind, op.target, End(Phase.CANCELLED, message), lambda s: undo_operation(s, op.id)
         )
-
-    async def _forget(self, _: str) -> None:
-        """Some at a time: a commit holds up the others."""
-        state = await self._repository.read_async()
-        operations, keys = old_records(state, time.time())
-        old = set(operations[:FORGET_AT_ONCE])
-        changes: list[Change] = [Delete(Operation, name, state.operations[name].version) for name in old]
-        gone = keys[:FORGET_AT_ONCE]
-        changes.extend(Delete(IdempotencyKey, key, state.idempotency[key].version) for key in gone)
-        changes.extend(_kept_with_keys(state, old, frozenset(gone)))
-        await asyncio.to_thread(self._repository.commit, changes)
-
-
-def _kept_with_keys(state: State, operations: Collection[str], gone: Collection[str]) -> Iterator[Put]:
-    """Whoever repeats the request of a forgotten operation learns how it ended, without its events."""
-    for name, key in state.idempotency.items():
-        if key.record.operation_id in operations and name not in gone:
-            answer = replace(state.operations[key.record.operation_id].record, events=())
-            yield Put(replace(key.record, answer=answer), key.version)
 
 
 class _KilledReader(errors.Unavailable):

@@ -6,6 +6,7 @@ controller that was killed continues where the records stand.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -14,7 +15,16 @@ from controlplane.cluster.engine_status import EngineStatus, EngineView
 from controlplane.cluster.inventory import NodeState
 from controlplane.planning import autoscaling, path_measuring, rescheduling, retrying
 from controlplane.state.operations import open_operation
-from controlplane.state.records import Deployment, Model, ModelProfile, NodeLedger, OperationKind, Phase
+from controlplane.state.records import (
+    Deployment,
+    IdempotencyKey,
+    Model,
+    ModelProfile,
+    NodeLedger,
+    OperationKind,
+    PastOperation,
+    Phase,
+)
 from controlplane.state.repository import State
 from controlplane.state.worker_groups import GroupPhase, WorkerGroup, group_id_of, host_of, is_spare
 
@@ -26,7 +36,8 @@ class Observed:
     """Engines by worker group. `busy` holds the keys of actions that are still being carried out, `wanted`
     how many groups a base's deployment should have by its load, where that is known. `path_key` says how the
     request path is set up (`profiling.request_paths`); empty: it is not measured. `quiet`: no requests are
-    under way."""
+    under way. `keys_seen_s`: when the idempotency keys were last seen through for expired ones;
+    infinite: that is not asked."""
 
     engines: Mapping[str, EngineView]
     busy: frozenset[str]
@@ -35,6 +46,7 @@ class Observed:
     wanted: Mapping[str, int] = field(default_factory=dict)
     path_key: str = ""
     quiet: bool = True
+    keys_seen_s: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -133,12 +145,18 @@ class Cancel(Action):
 
 
 class Forget(Action):
-    """Drop operations that ended long ago and idempotency keys that expired."""
+    """Drop operations that ended long ago, but for how they ended: that is kept for a day, for who repeats a
+    request."""
+
+
+class ForgetKeys(Action):
+    """Drop idempotency keys, and what became of past operations, of more than a day ago."""
 
 
 TAKES_MEMORY = (Launch, Measure, Compress, LoadVariant, Replan, Scale)
 KEEP_OPERATIONS = 1000
 KEEP_KEYS_S = 24 * 3600.0
+SEE_KEYS_EACH_S = 3600.0  # nobody holds them: all are read
 
 
 def reconcile(state: State, observed: Observed) -> tuple[Action, ...]:
@@ -152,7 +170,7 @@ def reconcile(state: State, observed: Observed) -> tuple[Action, ...]:
         *_path(state, observed),
         *_orphans(state, observed),
         *(Release(holder) for holder in reservations.orphans(state)),
-        *_leftovers(state, observed.now_s),
+        *_leftovers(state, observed),
     ]
     if state.any_unreadable(NodeLedger):  # nobody knows what memory is promised there
         wanted = [action for action in wanted if not isinstance(action, TAKES_MEMORY)]
@@ -341,15 +359,22 @@ def _orphans(state: State, observed: Observed) -> Iterator[Action]:
             yield StopGroup(group_id)
 
 
-def _leftovers(state: State, now_s: float) -> Iterator[Action]:
-    if any(old_records(state, now_s)):
-        yield Forget("old records")
+def _leftovers(state: State, observed: Observed) -> Iterator[Action]:
+    if old_operations(state):
+        yield Forget("old operations")
+    if observed.now_s - observed.keys_seen_s > SEE_KEYS_EACH_S:
+        yield ForgetKeys("old keys")
 
 
-def old_records(state: State, now_s: float) -> tuple[list[str], list[str]]:
-    """The operations and the idempotency keys that need not be kept any more."""
-    keys = [key for key, one in state.idempotency.items() if now_s - one.record.created_at_s > KEEP_KEYS_S]
+def old_operations(state: State) -> list[str]:
+    """Those that need not be kept any more, the oldest first."""
     if len(state.operations) <= KEEP_OPERATIONS:
-        return [], keys
+        return []
     ended = sorted((o.record.updated_at_s, o.record.id) for o in state.operations.values() if o.record.done)
-    return [name for _, name in ended[: max(0, len(ended) - KEEP_OPERATIONS)]], keys
+    return [name for _, name in ended[: max(0, len(ended) - KEEP_OPERATIONS)]]
+
+
+def expired(record: IdempotencyKey | PastOperation, now_s: float) -> bool:
+    """A key may be younger than its operation, whose end is kept for a day from when it was forgotten."""
+    since_s = record.created_at_s if isinstance(record, IdempotencyKey) else record.forgotten_at_s
+    return now_s - since_s > KEEP_KEYS_S

@@ -44,7 +44,6 @@ with uncollected():
     from controlplane.runtime.step_models import StepModelBook
     from controlplane.runtime.unsent import bound_answers
     from controlplane.settings import Settings
-    from controlplane.state.records import IdempotencyKey
     from controlplane.state.repository import Repository
     from controlplane.state.stores import open_store_at_start
     from workers.server.metrics_server import serve_metrics
@@ -60,7 +59,7 @@ _ANSWERING = RequestRouterConfig(request_router_class=AnsweringGateways)
 @cache
 def _repository() -> Repository:
     """The gateway's, as all below: one in a process."""
-    return Repository(open_store_at_start(Settings().resolved_store_url), without=(IdempotencyKey,))
+    return Repository(open_store_at_start(Settings().resolved_store_url))
 
 
 @cache

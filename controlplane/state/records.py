@@ -35,6 +35,7 @@ __all__ = [
     "Operation",
     "OperationEvent",
     "OperationKind",
+    "PastOperation",
     "PathProfile",
     "Phase",
     "PlanConstraints",
@@ -395,11 +396,24 @@ class IdempotencyKey:
     request_sha256: str
     operation_id: str
     created_at_s: float
-    answer: Operation | None = None  # the operation as it ended, once it is forgotten itself
+    answer: Operation | None = None  # an earlier version's, of a `PastOperation`
 
 
-Record = Model | Deployment | Operation | IdempotencyKey | ModelProfile | NodeLedger | PathProfile
-R = TypeVar("R", Model, Deployment, Operation, IdempotencyKey, ModelProfile, NodeLedger, PathProfile)
+@dataclass(frozen=True)
+class PastOperation:
+    """An operation as it ended, without its events: what is kept of it for who repeats its request."""
+
+    id: str
+    operation: Operation
+    forgotten_at_s: float
+
+
+Record = (
+    Model | Deployment | Operation | IdempotencyKey | PastOperation | ModelProfile | NodeLedger | PathProfile
+)
+R = TypeVar(
+    "R", Model, Deployment, Operation, IdempotencyKey, PastOperation, ModelProfile, NodeLedger, PathProfile
+)
 
 # To be raised with a change that older software would misread. It ignores fields that it does not know.
 SCHEMA = 1
@@ -410,6 +424,7 @@ KINDS: dict[type[Any], str] = {
     Deployment: "deployment",
     Operation: "operation",
     IdempotencyKey: "idempotency",
+    PastOperation: "past_operation",
     ModelProfile: "profile",
     NodeLedger: "ledger",
     PathProfile: "path",
@@ -428,7 +443,7 @@ def _adapter(cls: type[Any]) -> TypeAdapter[Any]:
 
 def key_of(record: Record) -> str:
     match record:
-        case Model(name=key) | Deployment(model=key) | Operation(id=key):
+        case Model(name=key) | Deployment(model=key) | Operation(id=key) | PastOperation(id=key):
             return key
         case IdempotencyKey(key=key) | ModelProfile(key=key) | NodeLedger(node=key) | PathProfile(key=key):
             return key

@@ -6,8 +6,8 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
@@ -17,7 +17,6 @@ from controlplane.state.collector import MANY, LeftAlone, paused
 from controlplane.state.records import (
     KINDS,
     Deployment,
-    IdempotencyKey,
     Model,
     ModelProfile,
     NodeLedger,
@@ -49,7 +48,8 @@ class Versioned(Generic[T]):
 
 @dataclass(frozen=True)
 class State:
-    """All records at one revision, by their key.
+    """All records at one revision, by their key, but for those of which there are a day's: who needs one of
+    these gets it (`Repository.get`).
 
     `undecodable` names, as "kind/key", entries that this software cannot read. They still exist: writing them
     with `expected_version` 0 fails, and what they may be about is left as it is.
@@ -59,7 +59,6 @@ class State:
     models: Mapping[str, Versioned[Model]]
     deployments: Mapping[str, Versioned[Deployment]]
     operations: Mapping[str, Versioned[Operation]]
-    idempotency: Mapping[str, Versioned[IdempotencyKey]]
     profiles: Mapping[str, Versioned[ModelProfile]] = field(default_factory=dict)
     ledgers: Mapping[str, Versioned[NodeLedger]] = field(default_factory=dict)
     paths: Mapping[str, Versioned[PathProfile]] = field(default_factory=dict)
@@ -104,10 +103,8 @@ class Repository:
     Errors of every method: `Unavailable` when the store does not answer.
     """
 
-    def __init__(self, store: StateStore, without: Collection[type[Any]] = ()) -> None:
-        """`without`: kinds of records that `read` leaves out, for who only gets single ones."""
+    def __init__(self, store: StateStore) -> None:
         self._store = store
-        self._kinds = tuple(kind for cls, kind in KINDS.items() if cls not in without)
         self._reported: set[str] = set()
         self._lock = threading.Lock()  # of what follows; never held while the store is asked
         self._last: _Read | None = None
@@ -117,11 +114,11 @@ class Repository:
         return self._store.revision()
 
     def read(self) -> State:
-        """All of its kinds, consistently. Entries that do not decode are left out and reported once."""
-        last, kinds = self._last, self._kinds
-        changes = None if last is None else self._store.changes(kinds, last.state.revision)
+        """What a `State` has, consistently. Entries that do not decode are left out and reported once."""
+        last = self._last
+        changes = None if last is None else self._store.changes(_KINDS, last.state.revision)
         if last is None or changes is None:
-            snapshot = self._store.snapshot(kinds)
+            snapshot = self._store.snapshot(_KINDS)
             read, changes = _NOTHING, Changes(snapshot.revision, snapshot.entries)
         else:
             read = last
@@ -164,6 +161,16 @@ class Repository:
                 "wrote it, or delete it"
             ) from error
 
+    def each(self, cls: type[R]) -> Iterator[Versioned[R]]:
+        """All of a kind that no `State` has, one after the other, without those that do not decode."""
+        kind = KINDS[cls]
+        entries = self._store.snapshot((kind,)).entries.get(kind, {})
+        for number, entry in enumerate(entries.values(), start=1):
+            if number % AT_ONCE == 0:
+                time.sleep(PAUSE_S)
+            with suppress(ValueError):  # it is reported where it is asked for
+                yield Versioned(load(cls, entry.value), entry.version)
+
     def commit(self, changes: Sequence[Change]) -> int:
         """Apply all changes or none; returns the new revision.
 
@@ -196,11 +203,11 @@ _FIELDS: Mapping[type[Any], str] = {
     Model: "models",
     Deployment: "deployments",
     Operation: "operations",
-    IdempotencyKey: "idempotency",
     ModelProfile: "profiles",
     NodeLedger: "ledgers",
     PathProfile: "paths",
 }
+_KINDS = tuple(KINDS[cls] for cls in _FIELDS)
 
 
 def _records(state: State) -> int:
@@ -208,7 +215,7 @@ def _records(state: State) -> int:
     return sum(len(getattr(state, name)) for name in _FIELDS.values())
 
 
-_NOTHING = _Read(State(-1, {}, {}, {}, {}), {})
+_NOTHING = _Read(State(-1, {}, {}, {}), {})
 
 
 def _read_further(last: _Read, changes: Changes) -> _Read:

@@ -28,7 +28,6 @@ from controlplane.gateway.metrics import Metrics
 from controlplane.gateway.route_book import RouteBook
 from controlplane.gateway.tenants_book import TenantsBook
 from controlplane.settings import Settings
-from controlplane.state.records import IdempotencyKey
 from controlplane.state.repository import Repository
 from controlplane.state.stores import open_store
 
@@ -44,7 +43,7 @@ class Installation:
 
     def __post_init__(self) -> None:
         self.store = open_store(self.settings.resolved_store_url)
-        self.repository = Repository(self.store, without=(IdempotencyKey,))  # as gateways have it
+        self.repository = Repository(self.store)
         self.metrics = Metrics(self.registry)
         self.services = Services(
             self.settings,

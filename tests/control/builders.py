@@ -10,7 +10,6 @@ from controlplane import errors
 from controlplane.controller.registration import Limits, read_model_files
 from controlplane.state.records import (
     Deployment,
-    IdempotencyKey,
     Model,
     ModelProfile,
     NodeLedger,
@@ -51,7 +50,7 @@ def state(*records: Any) -> State:
     def of(cls: Any) -> dict[str, Any]:
         return {key_of(r): Versioned(r, 1) for r in records if isinstance(r, cls)}
 
-    main = of(Model), of(Deployment), of(Operation), of(IdempotencyKey)
+    main = of(Model), of(Deployment), of(Operation)
     return State(1, *main, profiles=of(ModelProfile), ledgers=of(NodeLedger), paths=of(PathProfile))
 
 

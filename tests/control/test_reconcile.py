@@ -15,11 +15,13 @@ from controlplane.cluster.inventory import NodeState
 from controlplane.planning.reconcile import (
     KEEP_KEYS_S,
     KEEP_OPERATIONS,
+    SEE_KEYS_EACH_S,
     Cancel,
     ConfirmServing,
     Drain,
     FailDeployment,
     Forget,
+    ForgetKeys,
     Launch,
     LoadVariant,
     Observed,
@@ -29,7 +31,8 @@ from controlplane.planning.reconcile import (
     StopGroup,
     Undeploy,
     UnloadVariant,
-    old_records,
+    expired,
+    old_operations,
     reconcile,
 )
 from controlplane.state.operations import open_operation
@@ -39,6 +42,7 @@ from controlplane.state.records import (
     ModelProfile,
     NodeLedger,
     OperationKind,
+    PastOperation,
     Phase,
     Reservation,
     key_of,
@@ -193,17 +197,28 @@ def test_what_fails_is_not_launched_while_it_is_undone() -> None:
     assert reconcile(failing, Observed({}, frozenset(), 0.0)) == (Launch("b"),)
 
 
-def test_old_operations_and_expired_keys_are_forgotten() -> None:
+def test_old_operations_are_forgotten() -> None:
     done = [
         replace(operation(DEPLOY, "b", phase=Phase.DEPLOYED), id=f"op-{n:05}", updated_at_s=float(n))
         for n in range(KEEP_OPERATIONS + 2)
     ]
-    keys = [IdempotencyKey("old", "", "op", 0.0), IdempotencyKey("new", "", "op", KEEP_KEYS_S)]
-    found = reconcile(state(*done, *keys), Observed({}, frozenset(), KEEP_KEYS_S + 1))
-    assert found == (Forget("old records"),)
-    old = old_records(state(*done, *keys), KEEP_KEYS_S + 1)
-    assert old == (["op-00000", "op-00001"], ["old"])
-    assert old_records(state(*done[2:], keys[1]), KEEP_KEYS_S + 1) == ([], [])
+    assert reconcile(state(*done), Observed({}, frozenset(), 0.0)) == (Forget("old operations"),)
+    assert old_operations(state(*done)) == ["op-00000", "op-00001"]
+    assert old_operations(state(*done[2:])) == []
+
+
+def test_keys_are_seen_through_each_hour() -> None:
+    seen = Observed({}, frozenset(), SEE_KEYS_EACH_S + 10.0, keys_seen_s=10.0)
+    assert reconcile(state(), seen) == ()
+    assert reconcile(state(), replace(seen, now_s=seen.now_s + 1)) == (ForgetKeys("old keys"),)
+
+
+def test_a_key_and_how_an_operation_ended_are_kept_for_a_day() -> None:
+    key = IdempotencyKey("key", "", "op", 5.0)
+    past = PastOperation("op", operation(DEPLOY, "b", phase=Phase.DEPLOYED), 7.0)
+    assert [expired(record, KEEP_KEYS_S + 6.0) for record in (key, past)] == [True, False]
+    assert [expired(record, KEEP_KEYS_S + 5.0) for record in (key, past)] == [False, False]
+    assert expired(past, KEEP_KEYS_S + 8.0)
 
 
 def test_the_oldest_open_operation_is_meant() -> None:

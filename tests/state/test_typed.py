@@ -6,7 +6,7 @@ import dataclasses
 import gc
 import logging
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +25,7 @@ from controlplane.state.records import (
     Operation,
     OperationEvent,
     OperationKind,
+    PastOperation,
     PathProfile,
     Phase,
     Record,
@@ -52,11 +53,12 @@ OPERATION = Operation(
     events=(OperationEvent(1.5, Phase.PENDING, "asked"),),
 )
 KEY = IdempotencyKey("key-1", "ab" * 32, "op-1", 2.25)
+PAST = PastOperation("op-0", dataclasses.replace(OPERATION, id="op-0", events=()), 3.25)
 LEDGER = NodeLedger("node-1", (Reservation("base", 3, 1, "h200", 0, 7 << 30, 3.5),))
 PATH = PathProfile(
     "1_vllm-1_serve_1", RequestPath(9e-3, 1e-3, 2e-6, 0.8, 1.3), Attempts(1, 2.5, 3.5, "late"), 4.5
 )
-RECORDS: tuple[Record, ...] = (BASE, VARIANT, DEPLOYMENT, OPERATION, KEY, LEDGER, PATH)
+RECORDS: tuple[Record, ...] = (BASE, VARIANT, DEPLOYMENT, OPERATION, KEY, PAST, LEDGER, PATH)
 
 
 @pytest.fixture
@@ -72,7 +74,7 @@ def repository(store: StateStore) -> Repository:
 
 
 def test_an_empty_state(repository: Repository) -> None:
-    assert repository.read() == State(0, {}, {}, {}, {})
+    assert repository.read() == State(0, {}, {}, {})
     assert repository.get(Model, "base") is None
     assert repository.commit([]) == repository.revision() == 0
 
@@ -84,7 +86,6 @@ def test_every_kind_is_read_back_as_it_was_put(repository: Repository) -> None:
         models={"base": Versioned(BASE, revision), "größe/模型": Versioned(VARIANT, revision)},
         deployments={"base": Versioned(DEPLOYMENT, revision)},
         operations={"op-1": Versioned(OPERATION, revision)},
-        idempotency={"key-1": Versioned(KEY, revision)},
         ledgers={"node-1": Versioned(LEDGER, revision)},
         paths={PATH.key: Versioned(PATH, revision)},
     )
@@ -92,18 +93,32 @@ def test_every_kind_is_read_back_as_it_was_put(repository: Repository) -> None:
     assert repository.get(Deployment, "base") == Versioned(DEPLOYMENT, revision)
     assert repository.get(Operation, "op-1") == Versioned(OPERATION, revision)
     assert repository.get(IdempotencyKey, "key-1") == Versioned(KEY, revision)
+    assert repository.get(PastOperation, "op-0") == Versioned(PAST, revision)
 
 
-def test_kinds_that_are_left_out_are_got_singly(store: StateStore) -> None:
-    gateway, controller = Repository(store, without=(IdempotencyKey,)), Repository(store)
-    assert gateway.read().revision == 0  # what comes now is read as changes
-    revision = controller.commit([Put(OPERATION, 0), Put(KEY, 0)])
-    for repository in (gateway, Repository(store, without=(IdempotencyKey,))):
+def test_nobody_holds_keys(store: StateStore) -> None:
+    """A state does not even ask for them."""
+    earlier, writer = Repository(store), Repository(store)
+    assert earlier.read().revision == 0  # what comes now is read as changes
+    revision = writer.commit([Put(OPERATION, 0), Put(KEY, 0), Put(PAST, 0)])
+    asked: list[Sequence[str]] = []
+    for name in ("snapshot", "changes"):
+        ask = getattr(store, name)
+        setattr(store, name, lambda kinds, *since, ask=ask: (asked.append(kinds), ask(kinds, *since))[1])
+    for repository in (earlier, Repository(store)):
         state = repository.read()
-        assert (state.revision, state.idempotency) == (revision, {})
-        assert state.operations["op-1"].record == OPERATION
+        assert (state.revision, state.operations["op-1"].record) == (revision, OPERATION)
         assert repository.get(IdempotencyKey, "key-1") == Versioned(KEY, revision)
-    assert controller.read().idempotency == {"key-1": Versioned(KEY, revision)}
+    assert len(asked) == 2
+    assert not {"idempotency", "past_operation"} & {kind for kinds in asked for kind in kinds}
+
+
+def test_each_of_a_kind_that_decodes(store: StateStore) -> None:
+    repository = Repository(store)
+    revision = repository.commit([Put(KEY, 0), Put(OPERATION, 0), Put(PAST, 0)])
+    store.commit([Write("idempotency", "bad", "{", 0)])
+    assert list(repository.each(IdempotencyKey)) == [Versioned(KEY, revision)]
+    assert list(repository.each(PastOperation)) == [Versioned(PAST, revision)]
 
 
 def test_the_same_over_redis(redis_url: str, tmp_path: Path) -> None:
@@ -113,13 +128,12 @@ def test_the_same_over_redis(redis_url: str, tmp_path: Path) -> None:
     state = repository.read()
     assert {v.record.name for v in state.models.values()} == {"base", "größe/模型"}
     assert state.operations["op-1"].record == OPERATION
-    without = Repository(store, without=(IdempotencyKey,)).read()
-    assert (without.idempotency, without.operations) == ({}, state.operations)
+    assert [each.record for each in repository.each(IdempotencyKey)] == [KEY]
     store.close()
 
 
 def many(count: int) -> list[Put]:
-    return [Put(dataclasses.replace(KEY, key=f"key-{number}"), 0) for number in range(count)]
+    return [Put(dataclasses.replace(OPERATION, id=f"op-{number}"), 0) for number in range(count)]
 
 
 def test_while_many_are_read_others_have_their_turn(
@@ -129,7 +143,7 @@ def test_while_many_are_read_others_have_their_turn(
     turns: list[float] = []
     monkeypatch.setattr("controlplane.state.repository.time", SimpleNamespace(sleep=turns.append))
     repository.commit(many(950))
-    assert len(repository.read().idempotency) == 950
+    assert len(repository.read().operations) == 950
     assert len(turns) == 9
     assert min(turns) > 0
 
@@ -148,12 +162,12 @@ def test_many_records_are_no_matter_of_the_collector(
             repository.read()
         assert gc.isenabled()
         looked_at = {id(each) for each in gc.get_objects()}  # those that are left alone are none of them
-        known = repository.read().idempotency
+        known = repository.read().operations
         alone = [key for key, each in known.items() if id(each.record) not in looked_at]
         assert len(alone) >= 50
         gone = weakref.ref(known[alone[0]].record)
         del known
-        repository.commit([Delete(IdempotencyKey, alone[0], None)])
+        repository.commit([Delete(Operation, alone[0], None)])
         repository.read()
         assert gone() is None
     finally:
@@ -170,12 +184,12 @@ def test_few_records_that_change_often_are_not_many(
         monkeypatch.setattr(f"controlplane.state.{module}.MANY", 50)
     frozen: list[None] = []
     monkeypatch.setattr("controlplane.state.collector.gc.freeze", lambda: frozen.append(None))
-    revision = repository.commit([Put(KEY, 0)])
+    revision = repository.commit([Put(OPERATION, 0)])
     for number in range(60):
-        revision = repository.commit([Put(dataclasses.replace(KEY, created_at_s=number), revision)])
+        revision = repository.commit([Put(dataclasses.replace(OPERATION, created_at_s=number), revision)])
         repository.read()
     assert not frozen
-    repository.commit(many(60)[2:])  # "key-1" is there
+    repository.commit(many(60)[2:])  # "op-1" is there
     repository.read()
     assert frozen
 

@@ -1,0 +1,50 @@
+"""Dropping the records that nobody needs any more."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+
+from controlplane.planning.reconcile import expired, old_operations
+from controlplane.state.records import IdempotencyKey, Operation, PastOperation, key_of
+from controlplane.state.repository import Change, Delete, Put, Repository, State
+
+FORGET_AT_ONCE = 500  # a commit holds up the others
+
+
+class Forgetting:
+    """`keys_seen_s`: when idempotency keys were last seen through."""
+
+    def __init__(self, repository: Repository) -> None:
+        self._repository = repository
+        self.keys_seen_s = 0.0
+
+    async def operations(self, _: str) -> None:
+        state = await self._repository.read_async()
+        await asyncio.to_thread(self._repository.commit, list(_past(state, time.time())))
+
+    async def keys(self, _: str) -> None:
+        now_s = time.time()
+        await asyncio.to_thread(self._forget_keys, now_s)
+        self.keys_seen_s = now_s
+
+    def _forget_keys(self, now_s: float) -> None:
+        for cls in (IdempotencyKey, PastOperation):
+            gone = (
+                Delete(cls, key_of(found.record), found.version)
+                for found in self._repository.each(cls)
+                if expired(found.record, now_s)
+            )
+            while some := list(islice(gone, FORGET_AT_ONCE)):
+                self._repository.commit(some)
+
+
+def _past(state: State, now_s: float) -> Iterator[Change]:
+    """Whoever repeats the request of a forgotten operation learns how it ended, without its events."""
+    for name in old_operations(state)[:FORGET_AT_ONCE]:
+        old = state.operations[name]
+        yield Delete(Operation, name, old.version)
+        yield Put(PastOperation(name, replace(old.record, events=()), now_s), None)
