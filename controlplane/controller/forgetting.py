@@ -6,12 +6,14 @@ import asyncio
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
+from typing import TypeVar
 
 from controlplane.planning.reconcile import expired, old_operations
 from controlplane.state.records import IdempotencyKey, Operation, PastOperation, key_of
 from controlplane.state.repository import Change, Delete, Put, Repository, State
 
+Kept = TypeVar("Kept", IdempotencyKey, PastOperation)
 FORGET_AT_ONCE = 500  # a commit holds up the others
 
 
@@ -32,14 +34,14 @@ class Forgetting:
         self.keys_seen_s = now_s
 
     def _forget_keys(self, now_s: float) -> None:
-        for cls in (IdempotencyKey, PastOperation):
-            gone = (
-                Delete(cls, key_of(found.record), found.version)
-                for found in self._repository.each(cls)
-                if expired(found.record, now_s)
-            )
-            while some := list(islice(gone, FORGET_AT_ONCE)):
-                self._repository.commit(some)
+        gone = chain(self._expired(IdempotencyKey, now_s), self._expired(PastOperation, now_s))
+        while some := list(islice(gone, FORGET_AT_ONCE)):
+            self._repository.commit(some)
+
+    def _expired(self, cls: type[Kept], now_s: float) -> Iterator[Delete]:
+        for found in self._repository.each(cls):
+            if expired(found.record, now_s):
+                yield Delete(cls, key_of(found.record), found.version)
 
 
 def _past(state: State, now_s: float) -> Iterator[Change]:
