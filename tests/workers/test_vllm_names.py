@@ -29,6 +29,10 @@ RELIED_ON = [
         "FlashAttentionMetadataBuilder",
         ("__init__", "max_cudagraph_size"),
     ),
+    # workers.group.token_broadcast
+    ("v1/worker/gpu/pp_utils.py", "PPHandler", ("__init__", "broadcast_group")),
+    ("v1/worker/gpu/model_runner.py", "GPUModelRunner", ("pp_handler",)),
+    ("distributed/parallel_state.py", "GroupCoordinator", ("group_ranks", "cpu_group")),
     # workers.engine.scheduler
     ("v1/core/sched/async_scheduler.py", "AsyncScheduler", ("__init__",)),
     (SCHEDULER, "Scheduler", ("schedule", "update_from_output", "shutdown", "finish_requests")),

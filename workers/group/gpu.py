@@ -8,10 +8,12 @@ import torch
 from vllm.v1.worker.gpu_worker import Worker
 
 from workers.agent.reports import DeviceSample
-from workers.group import attention_splits, devices, first_use
+from workers.group import attention_splits, devices, first_use, token_broadcast
 from workers.group.rank import PlannedRank
 
-attention_splits.install()  # vLLM imports this module in each rank before it builds its part of the model
+# vLLM imports this module in each rank before it builds its part of the model.
+attention_splits.install()
+token_broadcast.install()
 
 
 class PlannedGpuRank(PlannedRank, Worker):  # type: ignore[misc]  # vLLM is untyped here

@@ -11,7 +11,7 @@ import psutil
 import torch
 
 from workers import plugin
-from workers.group import attention_splits
+from workers.group import attention_splits, token_broadcast
 from workers.measuring import graph_memory, layer_sharing, start_barrier
 from workers.measuring.engine_run_job import VARIANTS_VARIABLE
 from workers.measuring.free_memory_wait import Sample, stable_free_bytes, taken
@@ -24,6 +24,7 @@ if VARIANTS_VARIABLE in os.environ:
 if torch.cuda.is_available():
     graph_memory.install()
     attention_splits.install()
+    token_broadcast.install()
 
 
 def _free_bytes() -> tuple[int, ...]:

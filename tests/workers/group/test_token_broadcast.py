@@ -1,0 +1,145 @@
+"""A pipeline's tokens over torch's own calls, between processes that share memory and such that do not."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from multiprocessing.queues import Queue
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from workers.group import shared_ring, token_broadcast
+from workers.group.shared_ring import WRAP
+
+PROCESSES = 3
+
+
+class Polled:
+    """Counts that a CPU waits for at once."""
+
+    def __init__(self, memory: torch.Tensor) -> None:
+        self._memory = memory.numpy()
+
+    def wait(self, at: int, number: int) -> None:
+        words = self._memory[at : at + 4].view("<u4")
+        while (int(words[0]) - number) % WRAP >= WRAP // 2:
+            time.sleep(1e-5)
+
+    def write(self, at: int, number: int) -> None:
+        self._memory[at : at + 4].view("<u4")[0] = number
+
+
+def group_of(rank: int, beside: Any, counts: Any = Polled) -> token_broadcast.SharedMemoryGroup | None:
+    return token_broadcast.shared_group([list(range(PROCESSES))], beside, 64, counts)
+
+
+def tokens(rank: int, beside: Any) -> list[Any]:
+    """More of them than there are places."""
+    group, received = group_of(rank, beside), []
+    for number in range(3 * token_broadcast.PLACES):
+        sent = rank == PROCESSES - 1
+        tensor = torch.full((8,), number if sent else -1, dtype=torch.int64)
+        dist.broadcast(tensor, src=PROCESSES - 1, group=group)
+        counts = torch.tensor([number, 1], dtype=torch.int32) if sent else torch.zeros(2, dtype=torch.int32)
+        dist.broadcast(counts, src=PROCESSES - 1, group=group)
+        received.append((tensor.tolist(), counts.tolist()))
+    return received
+
+
+def from_another(rank: int, beside: Any) -> str:
+    group = group_of(rank, beside)
+    try:
+        dist.broadcast(torch.zeros(1), src=0, group=group)
+    except ValueError as error:
+        return str(error)
+    return "taken"
+
+
+def elsewhere(rank: int, beside: Any) -> bool:
+    """One of them is on another machine."""
+    if rank == 1:
+        shared_ring.FOLDER = shared_ring.FOLDER / "other"
+    return group_of(rank, beside) is None
+
+
+def no_memory(rank: int, beside: Any) -> bool:
+    if rank == 0:
+        shared_ring.FOLDER = shared_ring.FOLDER / "none"
+    return group_of(rank, beside) is None
+
+
+def no_waiting(rank: int, beside: Any) -> bool:
+    """The driver of one of them cannot."""
+
+    def counts(memory: torch.Tensor) -> Polled:
+        if rank == 2:
+            raise RuntimeError("it does not lock memory")
+        return Polled(memory)
+
+    return group_of(rank, beside, counts) is None
+
+
+CASES = (tokens, from_another, elsewhere, no_memory, no_waiting)
+
+
+def _process(rank: int, folder: Path, found: Queue[Any]) -> None:
+    store = dist.FileStore(str(folder / "store"), PROCESSES)  # type: ignore[call-arg]
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=PROCESSES)
+    beside = dist.new_group(list(range(PROCESSES)), backend="gloo")
+    for case in CASES:
+        shared_ring.FOLDER = folder
+        found.put((case.__name__, rank, case(rank, beside)))
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+    """By case, what each of the processes found. They take seconds to begin, and so do all cases."""
+    folder = tmp_path_factory.mktemp("shared")
+    context = multiprocessing.get_context("spawn")
+    found: Queue[Any] = context.Queue()
+    processes = [context.Process(target=_process, args=(rank, folder, found)) for rank in range(PROCESSES)]
+    for process in processes:
+        process.start()
+    by_case: dict[str, dict[int, Any]] = {case.__name__: {} for case in CASES}
+    for _ in range(PROCESSES * len(CASES)):
+        case, rank, answer = found.get(timeout=400)
+        by_case[case][rank] = answer
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * PROCESSES
+    assert not list(folder.glob("ostinato-*")), "the memory has no name any more"
+    return {case: [answers[rank] for rank in range(PROCESSES)] for case, answers in by_case.items()}
+
+
+def test_earlier_stages_are_told_the_tokens(told: dict[str, list[Any]]) -> None:
+    expected = [([number] * 8, [number, 1]) for number in range(3 * token_broadcast.PLACES)]
+    assert told["tokens"] == [expected] * PROCESSES
+
+
+def test_only_the_last_stage_tells(told: dict[str, list[Any]]) -> None:
+    assert told["from_another"] == ["expected a broadcast of process 2, got 0"] * PROCESSES
+
+
+@pytest.mark.parametrize("case", ["elsewhere", "no_memory", "no_waiting"])
+def test_all_keep_vllms_broadcast_where_one_cannot_share(case: str, told: dict[str, list[Any]]) -> None:
+    assert told[case] == [True] * PROCESSES
+
+
+def test_a_handler_elsewhere_than_on_a_gpu_is_vllms() -> None:
+    class Handler:
+        """As vLLM's."""
+
+        def __init__(self, max_num_reqs: int, num_speculative_steps: int, device: torch.device) -> None:
+            self.broadcast_group: Any = SimpleNamespace(of=(max_num_reqs, num_speculative_steps))
+
+    token_broadcast.told_by_shared_memory(Handler)
+    made = Handler.__init__
+    token_broadcast.told_by_shared_memory(Handler)
+    assert Handler.__init__ is made
+    assert Handler(8, 0, torch.device("cpu")).broadcast_group.of == (8, 0)

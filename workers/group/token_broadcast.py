@@ -1,0 +1,166 @@
+"""Tells a pipeline's earlier stages which tokens were sampled, without a part of their GPUs.
+
+vLLM has every stage but the last launch NCCL's broadcast of a step's tokens as soon as the stage has handed
+the step on. There it waits for the last stage, on a multiprocessor that the stage's next step misses
+(docs/profiler-how-it-works.md). Here the last stage's GPU copies the tokens to memory that the processes of a
+node share, and counts; the others' wait for that count in their streams, which takes no multiprocessor. It is
+a process group of torch's, put in the place of vLLM's. Stages on several nodes, and what is not a CUDA GPU,
+keep vLLM's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import wraps
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from workers.group import shared_ring
+from workers.group.shared_ring import Layout, Ring
+from workers.kernels.nvrtc import checked
+
+log = logging.getLogger(__name__)
+
+BACKEND = "ostinato_shared_memory"
+PLACES = 16  # steps of a pipeline are few; a broadcast never waits for a place
+TOKEN_BYTES = 8
+_MARK = "ostinato_told_by_shared_memory"
+_PORTABLE_MAPPED = 3  # flags of cudaHostRegister
+
+
+class SharedMemoryGroup(dist.ProcessGroup):
+    """Broadcasts of its last process, in the order of the current stream of the tensor's device."""
+
+    def __init__(self, process: int, processes: int) -> None:
+        super().__init__(process, processes)  # type: ignore[call-arg]  # torch's stub lacks it
+        self._ring: Ring | None = None
+
+    def use(self, ring: Ring) -> None:
+        self._ring = ring
+
+    def broadcast(self, tensors: Sequence[torch.Tensor], options: Any) -> None:  # type: ignore[override]
+        """Errors: ValueError for another sender than the last process, and for a tensor that is too large."""
+        if self._ring is None or options.rootRank != self.size() - 1:
+            raise ValueError(f"expected a broadcast of process {self.size() - 1}, got {options.rootRank}")
+        for tensor in tensors:
+            self._ring.pass_on(tensor)
+
+    def getBackendName(self) -> str:  # noqa: N802  # torch calls it
+        return BACKEND
+
+
+class StreamCounts:
+    """Counts of page-locked memory, waited for and written by a GPU in its current stream."""
+
+    def __init__(self, memory: torch.Tensor) -> None:
+        """Raises RuntimeError when the driver does not lock or map the memory."""
+        from cuda.bindings import driver
+
+        self._driver = driver
+        error = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), _PORTABLE_MAPPED))
+        if error != 0:
+            raise RuntimeError(f"the memory was not page-locked: CUDA error {error}")
+        self._address = int(checked(driver.cuMemHostGetDevicePointer(memory.data_ptr(), 0)))
+
+    def wait(self, at: int, number: int) -> None:
+        flag = self._driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ  # of a count that goes round
+        checked(self._driver.cuStreamWaitValue32(self._stream(), self._address + at, number, flag))
+
+    def write(self, at: int, number: int) -> None:
+        """The driver has all that came before seen by others first, which is this flag's default."""
+        flag = self._driver.CUstreamWriteValue_flags.CU_STREAM_WRITE_VALUE_DEFAULT
+        checked(self._driver.cuStreamWriteValue32(self._stream(), self._address + at, number, flag))
+
+    def _stream(self) -> int:
+        return torch.cuda.current_stream().cuda_stream
+
+
+def install() -> None:
+    """Called in every process of a rank on a GPU, before its model runner is built. May run twice."""
+    from vllm.v1.worker.gpu import pp_utils
+
+    told_by_shared_memory(pp_utils.PPHandler)
+
+
+def told_by_shared_memory(handler: Any) -> None:
+    """Have vLLM's class broadcast through a group of ours, where its stages share memory."""
+    if hasattr(handler, _MARK):
+        return
+    setattr(handler, _MARK, True)
+    init = handler.__init__
+
+    @wraps(init)
+    def made(self: Any, max_num_reqs: int, num_speculative_steps: int, device: torch.device) -> None:
+        init(self, max_num_reqs, num_speculative_steps, device)
+        if device.type == "cuda":
+            from vllm.distributed.parallel_state import get_pp_group
+
+            pipeline = get_pp_group()
+            size = TOKEN_BYTES * max_num_reqs * (1 + num_speculative_steps)
+            group = shared_group(pipeline.group_ranks, pipeline.cpu_group, size, StreamCounts)
+            self.broadcast_group = group or self.broadcast_group
+
+    handler.__init__ = made
+
+
+def shared_group(
+    all_ranks: Sequence[Sequence[int]], beside: dist.ProcessGroup, place_bytes: int, counts: Any
+) -> SharedMemoryGroup | None:
+    """One for the processes of `beside`, a group that passes objects; None, on all of them, where these
+    share no memory. Every process of the world calls it, with the ranks of all such groups.
+
+    `counts(memory)` makes the `Counts` of this process. Raises nothing that only some of them would.
+    """
+    if not hasattr(dist.Backend, BACKEND.upper()):
+        dist.Backend.register_backend(BACKEND, _made, devices=["cuda", "cpu"])
+    groups = [dist.new_group(list(ranks), backend=BACKEND) for ranks in all_ranks]
+    (own,) = (group for group in groups if isinstance(group, SharedMemoryGroup))
+    process, processes = own.rank(), own.size()
+    layout = Layout(processes, PLACES, -(-place_bytes // shared_ring.LINE) * shared_ring.LINE)
+    memory = _shared(layout, beside)
+    made = None
+    try:
+        if memory is not None:
+            made = Ring(process, processes - 1, layout, memory, counts(memory))
+    except (RuntimeError, ImportError) as error:
+        log.warning("a GPU cannot wait for shared memory: %s", error)
+    if not _all(made is not None, beside):
+        log.info("vLLM broadcasts the tokens of a pipeline: its stages share no memory")
+        return None
+    assert made is not None
+    own.use(made)
+    return own
+
+
+def _made(store: Any, process: int, processes: int, timeout: Any) -> SharedMemoryGroup:
+    return SharedMemoryGroup(process, processes)
+
+
+def _shared(layout: Layout, beside: dist.ProcessGroup) -> torch.Tensor | None:
+    """Memory that the first of them makes; None where it is not this one's, too."""
+    name: str | None = None
+    first = dist.get_rank(beside) == 0
+    if first:
+        try:
+            name = shared_ring.create(layout.size_bytes)
+        except OSError as error:
+            log.warning("no memory to share between a pipeline's stages: %s", error)
+    names = [name]
+    dist.broadcast_object_list(names, group=beside, group_src=0)
+    try:
+        return None if names[0] is None else shared_ring.mapped(names[0], layout.size_bytes)
+    except OSError:
+        return None
+    finally:
+        dist.barrier(beside)
+        if first and name is not None:
+            shared_ring.unlink(name)
+
+
+def _all(here: bool, beside: dist.ProcessGroup) -> bool:
+    told: list[Any] = [None] * dist.get_world_size(beside)
+    dist.all_gather_object(told, here, group=beside)
+    return all(told)
