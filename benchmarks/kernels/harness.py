@@ -67,6 +67,7 @@ class Contender:
 
     `reset(i)` puts copy i's output back to what it was before any launch and poisons its scratch.
     A CUDA graph cannot hold all peers: `graph=False` times plain launches between events instead.
+    `expected` as in `Prepared`, of one whose weights are its own.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Contender:
     output: Callable[[int], torch.Tensor]
     reset: Callable[[int], object]
     graph: bool = True
+    expected: Callable[[int], torch.Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -213,7 +215,7 @@ def _check(prepared: Prepared, contender: Contender, copy: int) -> float:
     contender.launch(copy)
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-    return error_of(contender.output(copy), prepared.expected(copy))
+    return error_of(contender.output(copy), (contender.expected or prepared.expected)(copy))
 
 
 def _time(contender: Contender, copies: int) -> list[float]:
