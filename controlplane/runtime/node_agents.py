@@ -205,6 +205,7 @@ class AgentBook:
                 get_if_exists=True,
                 max_restarts=-1,
                 max_concurrency=4,
+                enable_task_events=False,  # Ray's GCS would remember 3 KB of each report
                 num_cpus=0,
                 num_gpus=node.gpus,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node.id, soft=False),

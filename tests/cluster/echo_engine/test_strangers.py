@@ -217,6 +217,21 @@ def test_the_dashboard_lists_the_applications(echo_cluster: Cluster) -> None:
     until(listed, "the dashboard's list")
 
 
+def test_ray_does_not_remember_each_report_of_an_agent(echo_cluster: Cluster) -> None:
+    """There are several a second, and of what the GCS remembers of calls each takes 3 KB."""
+    token = local.ray_token(echo_cluster.settings)
+
+    def remembered() -> set[str]:
+        with dashboard(echo_cluster, authorization=f"Bearer {token}") as http:
+            reply = http.get("/api/v0/tasks?limit=10000", timeout=GIVE_UP_S)
+        return {task["name"] for task in reply.json()["data"]["result"]["result"]}
+
+    until(
+        lambda: "probe" in remembered(), "a call that is remembered"
+    )  # what devices can do is measured once
+    assert not any("report" in name for name in remembered())
+
+
 def test_the_proxy_does_not_read_a_head_without_end(echo_cluster: Cluster) -> None:
     where, sent = urlsplit(echo_cluster.url), 0
     with socket.create_connection((where.hostname, where.port), 60) as connection:
