@@ -18,6 +18,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks import rehearsing
 from benchmarks.gpu_job import gpu_job
 from benchmarks.profiling import shapes
@@ -115,7 +117,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     row = {"shape": given.shape, "split": given.split, "quantization": given.quantization, **found}
     print(row, flush=True)
     command = rehearsing.command("benchmarks.pipeline_broadcast", argv)
-    rehearsing.write_result(given.out, {"command": command, "rows": [row]})
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    rehearsing.write_result(given.out, {"command": command, "device": device, "rows": [row]})
 
 
 def rehearse(folder: Path, llm: Any) -> None:

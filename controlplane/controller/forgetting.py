@@ -7,13 +7,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain, islice
-from typing import TypeVar
 
 from controlplane.planning.reconcile import expired, old_operations
-from controlplane.state.records import IdempotencyKey, Operation, PastOperation, key_of
+from controlplane.state.records import IdempotencyKey, Operation, PastOperation
 from controlplane.state.repository import Change, Delete, Put, Repository, State
 
-Kept = TypeVar("Kept", IdempotencyKey, PastOperation)
 FORGET_AT_ONCE = 500  # a commit holds up the others
 
 
@@ -34,19 +32,26 @@ class Forgetting:
         self.keys_seen_s = now_s
 
     def _forget_keys(self, now_s: float) -> None:
-        gone = chain(self._expired(IdempotencyKey, now_s), self._expired(PastOperation, now_s))
+        gone = chain(self._old_keys(now_s), self._old_pasts(now_s))
         while some := list(islice(gone, FORGET_AT_ONCE)):
             self._repository.commit(some)
 
-    def _expired(self, cls: type[Kept], now_s: float) -> Iterator[Delete]:
-        for found in self._repository.each(cls):
-            if expired(found.record, now_s):
-                yield Delete(cls, key_of(found.record), found.version)
+    def _old_keys(self, now_s: float) -> Iterator[Delete]:
+        for key in self._repository.each(IdempotencyKey):
+            if expired(key.record, now_s):
+                yield Delete(IdempotencyKey, key.record.key, key.version)
+
+    def _old_pasts(self, now_s: float) -> Iterator[Delete]:
+        for past in self._repository.each(PastOperation):
+            if expired(past.record.operation, now_s):
+                yield Delete(PastOperation, past.record.id, past.version)
 
 
 def _past(state: State, now_s: float) -> Iterator[Change]:
-    """Whoever repeats the request of a forgotten operation learns how it ended, without its events."""
+    """Whoever repeats the request of a forgotten operation, while its key lasts, learns how it ended, without
+    its events."""
     for name in old_operations(state)[:FORGET_AT_ONCE]:
         old = state.operations[name]
         yield Delete(Operation, name, old.version)
-        yield Put(PastOperation(name, replace(old.record, events=()), now_s), None)
+        if not expired(old.record, now_s):
+            yield Put(PastOperation(name, replace(old.record, events=())), None)

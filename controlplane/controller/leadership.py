@@ -13,7 +13,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -54,6 +54,9 @@ class LeasedStore:
 
     def get(self, kind: str, key: str) -> Entry | None:
         return self._held().get(kind, key)
+
+    def pages(self, kind: str) -> Iterator[Mapping[str, Entry]]:
+        return self._held().pages(kind)
 
     def commit(self, writes: Sequence[Write], lease: Lease | None = None) -> int:
         return self._held().commit(writes, lease or self._lease)

@@ -21,8 +21,8 @@ from controlplane.state.records import (
     Model,
     ModelProfile,
     NodeLedger,
+    Operation,
     OperationKind,
-    PastOperation,
     Phase,
 )
 from controlplane.state.repository import State
@@ -374,7 +374,6 @@ def old_operations(state: State) -> list[str]:
     return [name for _, name in ended[: max(0, len(ended) - KEEP_OPERATIONS)]]
 
 
-def expired(record: IdempotencyKey | PastOperation, now_s: float) -> bool:
-    """A key may be younger than its operation, whose end is kept for a day from when it was forgotten."""
-    since_s = record.created_at_s if isinstance(record, IdempotencyKey) else record.forgotten_at_s
-    return now_s - since_s > KEEP_KEYS_S
+def expired(record: IdempotencyKey | Operation, now_s: float) -> bool:
+    """A key and the operation that its request began are as old as each other."""
+    return now_s - record.created_at_s > KEEP_KEYS_S

@@ -9,7 +9,7 @@ holder, and a commit that carries the lease is refused once somebody else has it
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -81,6 +81,11 @@ class StateStore(Protocol):
         ...
 
     def get(self, kind: str, key: str) -> Entry | None: ...
+
+    def pages(self, kind: str) -> Iterator[Mapping[str, Entry]]:
+        """The entries of a kind, some at a time, so that nobody waits for long. They are of no one revision:
+        what is written meanwhile may be in none, one or several of them."""
+        ...
 
     def commit(self, writes: Sequence[Write], lease: Lease | None = None) -> int:
         """Apply all writes or none; returns the new revision. An empty sequence changes nothing.

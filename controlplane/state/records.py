@@ -405,7 +405,6 @@ class PastOperation:
 
     id: str
     operation: Operation
-    forgotten_at_s: float
 
 
 Record = (

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -40,6 +40,7 @@ DEFAULT_PREFIX = "ostinato"
 log = logging.getLogger(__name__)
 
 EPOCH = 1 << 32  # revisions
+PAGE = 500  # entries, about
 KEPT_CHANGES = 20_000  # who is further behind reads everything
 WAIT_MS = 1_000
 _PERHAPS = " (a commit without an answer may have been applied: read again first)"
@@ -110,6 +111,15 @@ class RedisStore:
         with _answering():
             stored = cast("str | None", self._client.hget(self._hash_key(kind), key))
         return None if stored is None else _entry(stored)
+
+    def pages(self, kind: str) -> Iterator[Mapping[str, Entry]]:
+        at, is_first = 0, True
+        while at or is_first:
+            with _answering():
+                found = self._client.hscan(self._hash_key(kind), cursor=at, count=PAGE)
+            at, stored = cast("tuple[int, dict[str, str]]", found)
+            is_first = False
+            yield {key: _entry(value) for key, value in stored.items()}
 
     def commit(self, writes: Sequence[Write], lease: Lease | None = None) -> int:
         """Apply all writes or none; returns the new revision.

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
@@ -162,14 +162,18 @@ class Repository:
             ) from error
 
     def each(self, cls: type[R]) -> Iterator[Versioned[R]]:
-        """All of a kind that no `State` has, one after the other, without those that do not decode."""
-        kind = KINDS[cls]
-        entries = self._store.snapshot((kind,)).entries.get(kind, {})
-        for number, entry in enumerate(entries.values(), start=1):
-            if number % AT_ONCE == 0:
-                time.sleep(PAUSE_S)
-            with suppress(ValueError):  # it is reported where it is asked for
-                yield Versioned(load(cls, entry.value), entry.version)
+        """All of a kind that no `State` has, one after the other, as `StateStore.pages` has them. Those that
+        do not decode are left out, and reported once."""
+        kind, number = KINDS[cls], 0
+        for page in self._store.pages(kind):
+            for key, entry in page.items():
+                number += 1
+                if number % AT_ONCE == 0:
+                    time.sleep(PAUSE_S)
+                try:
+                    yield Versioned(load(cls, entry.value), entry.version)
+                except ValueError as error:
+                    self._report({f"{kind}/{key}": str(error)}, forget=False)
 
     def commit(self, changes: Sequence[Change]) -> int:
         """Apply all changes or none; returns the new revision.
@@ -179,12 +183,14 @@ class Repository:
         return self._store.commit([_write(change) for change in changes])
 
     def _report(self, broken: Mapping[str, str], *, forget: bool = True) -> None:
-        """Log what was not logged before; with `forget`, `broken` is all there is and the rest was mended."""
+        """Log what was not logged before; with `forget`, `broken` is all there is in a
+        state, and the rest of that was mended."""
         if not broken and not self._reported:
             return
         with self._lock:
             new = [name for name in broken if name not in self._reported]
-            self._reported = set(broken) if forget else self._reported | set(broken)
+            kept = self._reported if not forget else {n for n in self._reported if not n.startswith(_READ)}
+            self._reported = kept | set(broken)
         for name in new:
             kind, _, key = name.partition("/")
             log.error("the stored %s %r does not decode and is ignored: %s", kind, key, broken[name])
@@ -208,6 +214,7 @@ _FIELDS: Mapping[type[Any], str] = {
     PathProfile: "paths",
 }
 _KINDS = tuple(KINDS[cls] for cls in _FIELDS)
+_READ = tuple(f"{kind}/" for kind in _KINDS)  # how the names of a state's entries begin
 
 
 def _records(state: State) -> int:

@@ -10,7 +10,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from controlplane.state.base import Changes, Entry, Fenced, Lease, Snapshot, Wri
 
 SCHEMA_VERSION = 1
 # Deletions are known for so many revisions; who is further behind reads everything.
+PAGE = 500  # entries
 KEPT_DELETIONS = 10_000
 
 _SCHEMA = (
@@ -91,6 +92,20 @@ class SqliteStore:
                 "SELECT value, version FROM entries WHERE kind = ? AND key = ?", (kind, key)
             ).fetchone()
         return Entry(*row) if row else None
+
+    def pages(self, kind: str) -> Iterator[Mapping[str, Entry]]:
+        after, last = ">=", ""
+        while True:
+            query = (
+                "SELECT key, value, version FROM entries "
+                f"WHERE kind = ? AND key {after} ? ORDER BY key LIMIT ?"
+            )
+            with self._connection() as db:
+                found = db.execute(query, (kind, last, PAGE)).fetchall()
+            if not found:
+                return
+            yield {key: Entry(value, version) for key, value, version in found}
+            after, last = ">", found[-1][0]
 
     def commit(self, writes: Sequence[Write], lease: Lease | None = None) -> int:
         """Apply all writes or none; returns the new revision, after it is on disk.

@@ -7,7 +7,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,11 @@ from controlplane.controller.file_reader import FileReader, ReaderDied
 from controlplane.controller.metrics import ControllerMetrics
 from controlplane.management.commands import delete_model
 from controlplane.planning import retrying
-from controlplane.planning.reconcile import Observed, reconcile
+from controlplane.planning.reconcile import KEEP_KEYS_S, Observed, reconcile
 from controlplane.planning.retrying import RetryLimits
 from controlplane.settings import Settings
 from controlplane.state import Changes, Entry, Lease, Snapshot, StateStore, Write
-from controlplane.state.records import Deployment, Model, Operation, OperationKind, Phase
+from controlplane.state.records import Deployment, IdempotencyKey, Model, Operation, OperationKind, Phase
 from controlplane.state.repository import Put, Repository
 from controlplane.state.stores import open_store
 from controlplane.state.transactions import Superseded
@@ -366,6 +366,15 @@ class Fuse:
             raise Killed
 
 
+async def test_keys_of_more_than_a_day_ago_go(world: World) -> None:
+    now_s = time.time()
+    keys = {"old": now_s - KEEP_KEYS_S - 60, "new": now_s - KEEP_KEYS_S + 3600}
+    world.repository.commit([Put(IdempotencyKey(name, "", "op", at_s), 0) for name, at_s in keys.items()])
+    async with world.controlled():
+        await world.until(lambda: world.repository.get(IdempotencyKey, "old") is None)
+    assert world.repository.get(IdempotencyKey, "new") is not None
+
+
 class FusedStore:
     """A store whose writer dies before, or right after, a commit."""
 
@@ -383,6 +392,9 @@ class FusedStore:
 
     def changes(self, kinds: Sequence[str], since: int) -> Changes | None:
         return self._store.changes(kinds, since)
+
+    def pages(self, kind: str) -> Iterator[Mapping[str, Entry]]:
+        return self._store.pages(kind)
 
     def commit(self, writes: Sequence[Write], lease: Lease | None = None) -> int:
         self._fuse.burn()

@@ -42,7 +42,6 @@ from controlplane.state.records import (
     ModelProfile,
     NodeLedger,
     OperationKind,
-    PastOperation,
     Phase,
     Reservation,
     key_of,
@@ -215,10 +214,9 @@ def test_keys_are_seen_through_each_hour() -> None:
 
 def test_a_key_and_how_an_operation_ended_are_kept_for_a_day() -> None:
     key = IdempotencyKey("key", "", "op", 5.0)
-    past = PastOperation("op", operation(DEPLOY, "b", phase=Phase.DEPLOYED), 7.0)
-    assert [expired(record, KEEP_KEYS_S + 6.0) for record in (key, past)] == [True, False]
-    assert [expired(record, KEEP_KEYS_S + 5.0) for record in (key, past)] == [False, False]
-    assert expired(past, KEEP_KEYS_S + 8.0)
+    ended = operation(DEPLOY, "b", phase=Phase.DEPLOYED, created_at_s=5.0)
+    assert [expired(record, KEEP_KEYS_S + 6.0) for record in (key, ended)] == [True, True]
+    assert [expired(record, KEEP_KEYS_S + 5.0) for record in (key, ended)] == [False, False]
 
 
 def test_the_oldest_open_operation_is_meant() -> None:

@@ -206,6 +206,27 @@ def test_changes_since_a_revision(store: StateStore) -> None:
     assert store.changes(KINDS, third + 1) is None  # another's history
 
 
+def test_pages_have_all_that_is_there_all_the_time(
+    store: StateStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that are deleted as they come, too, as who looks through old ones does."""
+    for module in ("redis", "sqlite"):
+        monkeypatch.setattr(f"controlplane.state.{module}.PAGE", 7)
+    keys = {"", *(f"key {n}" for n in range(700))}  # a hash of few Redis has in one page
+    writes = [put(key, f'"{key}"') for key in sorted(keys)]
+    version = store.commit([*writes, put("x", "1", None, "deployment")])
+    pages = 0
+    found: dict[str, Entry] = {}
+    for page in store.pages("model"):
+        pages += 1
+        found |= page
+        store.commit([Write("model", key, None, None) for key in page if key.endswith("3")])
+    assert found == {key: Entry(f'"{key}"', version) for key in keys}
+    assert pages > 20
+    assert set(store.snapshot(["model"]).entries["model"]) == {key for key in keys if key[-1:] != "3"}
+    assert not any(store.pages("none"))
+
+
 def test_changes_of_a_store_that_is_far_ahead_are_not_known(
     store: StateStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,7 +53,7 @@ OPERATION = Operation(
     events=(OperationEvent(1.5, Phase.PENDING, "asked"),),
 )
 KEY = IdempotencyKey("key-1", "ab" * 32, "op-1", 2.25)
-PAST = PastOperation("op-0", dataclasses.replace(OPERATION, id="op-0", events=()), 3.25)
+PAST = PastOperation("op-0", dataclasses.replace(OPERATION, id="op-0", events=()))
 LEDGER = NodeLedger("node-1", (Reservation("base", 3, 1, "h200", 0, 7 << 30, 3.5),))
 PATH = PathProfile(
     "1_vllm-1_serve_1", RequestPath(9e-3, 1e-3, 2e-6, 0.8, 1.3), Attempts(1, 2.5, 3.5, "late"), 4.5

@@ -11,24 +11,24 @@ keep vLLM's.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
 from workers.group import shared_ring
-from workers.group.shared_ring import Layout, Ring
+from workers.group.shared_ring import Counts, Layout, Ring
 from workers.kernels.nvrtc import checked
 
 log = logging.getLogger(__name__)
 
 BACKEND = "ostinato_shared_memory"
-PLACES = 16  # steps of a pipeline are few; a broadcast never waits for a place
+PLACES = 16  # two or three a step, of which a pipeline has as many under way as it has stages
 TOKEN_BYTES = 8
 _MARK = "ostinato_told_by_shared_memory"
-_PORTABLE_MAPPED = 3  # flags of cudaHostRegister
+_PORTABLE_MAPPED = 3  # flags of cuMemHostRegister
 
 
 class SharedMemoryGroup(dist.ProcessGroup):
@@ -52,18 +52,30 @@ class SharedMemoryGroup(dist.ProcessGroup):
         return BACKEND
 
 
+class Locked(Counts, Protocol):
+    """Counts in memory that a device has locked until `close`."""
+
+    def close(self) -> None: ...
+
+
 class StreamCounts:
     """Counts of page-locked memory, waited for and written by a GPU in its current stream."""
 
     def __init__(self, memory: torch.Tensor) -> None:
         """Raises RuntimeError when the driver does not lock or map the memory."""
-        from cuda.bindings import driver
+        from cuda.bindings import driver  # an error of the runtime's own call would meet torch later
 
-        self._driver = driver
-        error = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), _PORTABLE_MAPPED))
-        if error != 0:
-            raise RuntimeError(f"the memory was not page-locked: CUDA error {error}")
-        self._address = int(checked(driver.cuMemHostGetDevicePointer(memory.data_ptr(), 0)))
+        self._driver, self._memory = driver, memory
+        checked(driver.cuMemHostRegister(memory.data_ptr(), memory.numel(), _PORTABLE_MAPPED))
+        try:
+            self._address = int(checked(driver.cuMemHostGetDevicePointer(memory.data_ptr(), 0)))
+        except RuntimeError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Unlock the memory, which must come before it is unmapped."""
+        checked(self._driver.cuMemHostUnregister(self._memory.data_ptr()))
 
     def wait(self, at: int, number: int) -> None:
         flag = self._driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ  # of a count that goes round
@@ -107,13 +119,18 @@ def told_by_shared_memory(handler: Any) -> None:
 
 
 def shared_group(
-    all_ranks: Sequence[Sequence[int]], beside: dist.ProcessGroup, place_bytes: int, counts: Any
+    all_ranks: Sequence[Sequence[int]],
+    beside: dist.ProcessGroup,
+    place_bytes: int,
+    counts: Callable[[torch.Tensor], Locked],
 ) -> SharedMemoryGroup | None:
     """One for the processes of `beside`, a group that passes objects; None, on all of them, where these
     share no memory. Every process of the world calls it, with the ranks of all such groups.
 
-    `counts(memory)` makes the `Counts` of this process. Raises nothing that only some of them would.
+    `counts(memory)` makes the `Locked` of this process. Raises nothing that only some of them would.
     """
+    if getattr(dist.group.WORLD, "bound_device_id", None) is not None:
+        return None  # torch would ask such a group for what NCCL's have
     if not hasattr(dist.Backend, BACKEND.upper()):
         dist.Backend.register_backend(BACKEND, _made, devices=["cuda", "cpu"])
     groups = [dist.new_group(list(ranks), backend=BACKEND) for ranks in all_ranks]
@@ -121,18 +138,35 @@ def shared_group(
     process, processes = own.rank(), own.size()
     layout = Layout(processes, PLACES, -(-place_bytes // shared_ring.LINE) * shared_ring.LINE)
     memory = _shared(layout, beside)
-    made = None
-    try:
-        if memory is not None:
-            made = Ring(process, processes - 1, layout, memory, counts(memory))
-    except (RuntimeError, ImportError) as error:
-        log.warning("a GPU cannot wait for shared memory: %s", error)
-    if not _all(made is not None, beside):
+    locked = None if memory is None else _locked(memory, layout, process, counts)
+    if not _all(locked is not None, beside):
         log.info("vLLM broadcasts the tokens of a pipeline: its stages share no memory")
+        if locked is not None:
+            locked.close()
         return None
-    assert made is not None
-    own.use(made)
+    assert memory is not None
+    assert locked is not None
+    own.use(Ring(process, processes - 1, layout, memory, locked))
     return own
+
+
+def _locked(
+    memory: torch.Tensor, layout: Layout, process: int, counts: Callable[[torch.Tensor], Locked]
+) -> Locked | None:
+    """None where the device cannot wait for this memory, or write to it."""
+    try:
+        locked = counts(memory)
+    except Exception as error:  # whatever it is, the others wait to hear of it
+        log.warning("a GPU cannot use memory that it would share: %s", error)
+        return None
+    try:
+        locked.wait(layout.WRITTEN, 0)
+        locked.write(layout.read(process), 0)
+    except Exception as error:
+        log.warning("a GPU cannot wait for memory that it shares: %s", error)
+        locked.close()
+        return None
+    return locked
 
 
 def _made(store: Any, process: int, processes: int, timeout: Any) -> SharedMemoryGroup:
@@ -143,21 +177,32 @@ def _shared(layout: Layout, beside: dist.ProcessGroup) -> torch.Tensor | None:
     """Memory that the first of them makes; None where it is not this one's, too."""
     name: str | None = None
     first = dist.get_rank(beside) == 0
-    if first:
-        try:
-            name = shared_ring.create(layout.size_bytes)
-        except OSError as error:
-            log.warning("no memory to share between a pipeline's stages: %s", error)
-    names = [name]
-    dist.broadcast_object_list(names, group=beside, group_src=0)
     try:
-        return None if names[0] is None else shared_ring.mapped(names[0], layout.size_bytes)
+        if first:
+            name = _created(layout.size_bytes)
+        names = [name]
+        dist.broadcast_object_list(names, group=beside, group_src=0)
+        found = None if names[0] is None else _mapped(names[0], layout.size_bytes)
+        dist.barrier(beside)
+    finally:
+        if name is not None:
+            shared_ring.unlink(name)
+    return found
+
+
+def _created(size: int) -> str | None:
+    try:
+        return shared_ring.create(size)
+    except OSError as error:
+        log.warning("no memory to share between a pipeline's stages: %s", error)
+        return None
+
+
+def _mapped(name: str, size: int) -> torch.Tensor | None:
+    try:
+        return shared_ring.mapped(name, size)
     except OSError:
         return None
-    finally:
-        dist.barrier(beside)
-        if first and name is not None:
-            shared_ring.unlink(name)
 
 
 def _all(here: bool, beside: dist.ProcessGroup) -> bool:
