@@ -74,7 +74,8 @@ class StreamCounts:
             raise
 
     def close(self) -> None:
-        """Unlock the memory, which must come before it is unmapped."""
+        """Unlock the memory, once nothing in the current stream uses it. It must come before it is unmapped."""
+        checked(self._driver.cuStreamSynchronize(self._stream()))
         checked(self._driver.cuMemHostUnregister(self._memory.data_ptr()))
 
     def wait(self, at: int, number: int) -> None:

@@ -211,6 +211,7 @@ def test_a_gpu_waits_and_writes_in_its_stream(monkeypatch: pytest.MonkeyPatch) -
         ("cuMemHostGetDevicePointer", memory.data_ptr(), 0),
         ("cuStreamWaitValue32", 77, 5128, 9, 0),
         ("cuStreamWriteValue32", 77, 5256, 10, 0),
+        ("cuStreamSynchronize", 77),
         ("cuMemHostUnregister", memory.data_ptr()),
     ]
 
