@@ -74,7 +74,7 @@ class StreamCounts:
             raise
 
     def close(self) -> None:
-        """Unlock the memory, once nothing in the current stream uses it. It must come before it is unmapped."""
+        """Unlock the memory, before it is unmapped and once nothing in the current stream uses it."""
         checked(self._driver.cuStreamSynchronize(self._stream()))
         checked(self._driver.cuMemHostUnregister(self._memory.data_ptr()))
 
