@@ -6,10 +6,11 @@ import dataclasses
 import gc
 import logging
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -96,6 +97,14 @@ def test_every_kind_is_read_back_as_it_was_put(repository: Repository) -> None:
     assert repository.get(PastOperation, "op-0") == Versioned(PAST, revision)
 
 
+def _told(ask: Callable[..., Any], asked: list[Sequence[str]]) -> Callable[..., Any]:
+    def told(kinds: Sequence[str], *since: int) -> Any:
+        asked.append(kinds)
+        return ask(kinds, *since)
+
+    return told
+
+
 def test_nobody_holds_keys(store: StateStore) -> None:
     """A state does not even ask for them."""
     earlier, writer = Repository(store), Repository(store)
@@ -103,8 +112,7 @@ def test_nobody_holds_keys(store: StateStore) -> None:
     revision = writer.commit([Put(OPERATION, 0), Put(KEY, 0), Put(PAST, 0)])
     asked: list[Sequence[str]] = []
     for name in ("snapshot", "changes"):
-        ask = getattr(store, name)
-        setattr(store, name, lambda kinds, *since, ask=ask: (asked.append(kinds), ask(kinds, *since))[1])
+        setattr(store, name, _told(getattr(store, name), asked))
     for repository in (earlier, Repository(store)):
         state = repository.read()
         assert (state.revision, state.operations["op-1"].record) == (revision, OPERATION)

@@ -44,7 +44,7 @@ class Copied(torch.Tensor):
             to, source = (each.as_subclass(torch.Tensor) for each in args[:2])
             cls.stream.queued.append(lambda: to.copy_(source) is to)
             return args[0]
-        return super().__torch_function__(func, types, args, kwargs or {})
+        return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
 
 
 @dataclass

@@ -108,8 +108,8 @@ CASES = (tokens, from_another, elsewhere, no_memory, no_locking, no_waiting)
 
 
 def _process(rank: int, folder: Path, found: Queue[Any]) -> None:
-    store = dist.FileStore(str(folder / "store"), PROCESSES)  # type: ignore[call-arg]
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=PROCESSES)
+    where = f"file://{folder}/store"
+    dist.init_process_group("gloo", init_method=where, rank=rank, world_size=PROCESSES)
     beside = dist.new_group(list(range(PROCESSES)), backend="gloo")
     for case in CASES:
         shared_ring.FOLDER = folder
