@@ -8,6 +8,7 @@ compares how fast bytes are read, not what is served.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,11 +16,9 @@ import torch
 
 from benchmarks.kernels import linears, peers
 from benchmarks.kernels import sparse_delta as sparse_benchmark
-from benchmarks.kernels.harness import SHAPES, Case, Contender, Int32s, Prepared, Shape, copies_for
-from benchmarks.kernels.linears import DTYPE, indices
+from benchmarks.kernels.harness import SHAPES, Case, Contender, Int32s, Prepared, Shape
+from benchmarks.kernels.linears import indices
 from workers.kernels import sparse_delta
-from workers.kernels.rows import Rows
-from workers.kernels.types import total_bytes
 
 VARIANTS = 8
 BITS = {4: 3, 2: 2}  # of a sparse delta's values, and of dense weights of as many bytes
@@ -48,33 +47,23 @@ def cases(shapes: Sequence[Shape] = SHAPES) -> list[Case]:
 
 
 def _prepare(shape: Shape, bits: int, slots: Int32s, device: torch.device) -> Prepared:
-    rows = Rows(len(slots), VARIANTS, device)
-    rows.update(slots)
-    squares = sparse_delta.in_squares(shape.inputs, shape.slices, DTYPE)
-    deltas = [sparse_delta.Shape(outputs, shape.inputs, bits, squares=squares) for outputs in shape.slices]
-    parts = sparse_delta.parts(deltas)
-    activations = DTYPE.itemsize * len(slots) * (shape.inputs + 2 * shape.outputs)
-    moved = VARIANTS * sum(part.size_bytes for part in parts) + activations
-    copies = copies_for(moved)
-    arena = torch.empty(copies * VARIANTS * total_bytes(parts), dtype=torch.uint8, device=device)
-    layers, others = [], []
+    work = sparse_benchmark.work_of(shape, bits, VARIANTS, slots, device)
+    layers = work.layers
     groups = indices(slots, VARIANTS, device)
     tunings: dict[str, Any] = {}
-    for copy in range(copies):
-        layers.append(sparse_benchmark.filled(shape, deltas, parts, arena, copy, len(slots), VARIANTS))
-        others.append(peers.humming_experts(layers[-1].weights, BITS[bits], slots, tunings))
+    others = [peers.humming_experts(layer.weights, BITS[bits], slots, tunings) for layer in layers]
 
     def ours(at: linears.Layer[torch.Tensor]) -> None:
-        sparse_delta.apply(at.x, at.out, arena, at.table, rows, shape.slices)
+        sparse_delta.apply(at.x, at.out, work.arena, at.table, work.rows, shape.slices)
 
     contenders = [linears.contender("ostinato", layers, ours)]
     if all(others):
         contenders.append(_humming(layers, [each for each in others if each is not None], groups, bits))
     return Prepared(
-        copies=copies,
-        bytes_moved=moved,
+        copies=len(layers),
+        bytes_moved=work.bytes_moved,
         flops=2 * len(slots) * shape.inputs * shape.outputs,
-        expected=lambda copy: _product(layers[copy].x, layers[copy].weights, groups, layers[copy].y),
+        expected=lambda copy: sparse_benchmark.expected(layers[copy], groups),
         tolerance=sparse_benchmark.TOLERANCE,
         contenders=contenders,
     )
@@ -86,22 +75,13 @@ def _humming(
     groups: Sequence[torch.Tensor],
     bits: int,
 ) -> Contender:
+    def own(copy: int) -> linears.Layer[torch.Tensor]:
+        return replace(layers[copy], y=torch.zeros_like(layers[copy].y), weights=experts[copy].weights)
+
     return Contender(
         f"humming-int{BITS[bits]}",
         lambda copy: experts[copy].product(layers[copy].x, layers[copy].out),
         lambda copy: layers[copy].out,
         lambda copy: layers[copy].out.fill_(float("nan")),
-        expected=lambda copy: _product(
-            layers[copy].x, experts[copy].weights, groups, torch.zeros_like(layers[copy].y)
-        ),
+        expected=lambda copy: sparse_benchmark.expected(own(copy), groups),
     )
-
-
-def _product(
-    x: torch.Tensor, weights: torch.Tensor, groups: Sequence[torch.Tensor], y: torch.Tensor
-) -> torch.Tensor:
-    result = y.float()
-    for members, of_variant in zip(groups, weights, strict=True):
-        if len(members):
-            result[members] += x[members].float() @ of_variant.float().T
-    return result

@@ -7,6 +7,7 @@ With OSTINATO_SPARSE_TENSOR_CORES=1 ours is the product on sparse tensor cores, 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -132,14 +133,17 @@ def _case(shape: Shape, bits: int, batch: int, variants: int, distribution: str)
 Dense = torch.Tensor  # [variants, outputs, inputs]
 
 
-def _prepare(
-    shape: Shape,
-    bits: int,
-    variants: int,
-    slots: Int32s,
-    device: torch.device,
-    configs: Sequence[Config] = (),
-) -> Prepared:
+@dataclass(frozen=True)
+class Work:
+    """Random deltas of one shape, as many copies as leave the cache cold, and what one launch moves."""
+
+    rows: Rows
+    arena: torch.Tensor
+    layers: list[Layer[Dense]]
+    bytes_moved: int
+
+
+def work_of(shape: Shape, bits: int, variants: int, slots: Int32s, device: torch.device) -> Work:
     rows = Rows(len(slots), variants, device)
     rows.update(slots)
     squares = sparse_delta.in_squares(shape.inputs, shape.slices, DTYPE)
@@ -151,6 +155,19 @@ def _prepare(
     copies = copies_for(moved)
     arena = torch.empty(copies * variants * total_bytes(parts), dtype=torch.uint8, device=device)
     layers = [filled(shape, deltas, parts, arena, copy, len(slots), variants) for copy in range(copies)]
+    return Work(rows, arena, layers, moved)
+
+
+def _prepare(
+    shape: Shape,
+    bits: int,
+    variants: int,
+    slots: Int32s,
+    device: torch.device,
+    configs: Sequence[Config] = (),
+) -> Prepared:
+    work = work_of(shape, bits, variants, slots, device)
+    rows, arena, layers = work.rows, work.arena, work.layers
     groups = indices(slots, variants, device)
 
     def configured(config: Config, at: Layer[Dense]) -> None:
@@ -171,10 +188,10 @@ def _prepare(
     if configs:
         launches = tuple((str(config), partial(configured, config)) for config in configs)
     return Prepared(
-        copies=copies,
-        bytes_moved=moved,
+        copies=len(layers),
+        bytes_moved=work.bytes_moved,
         flops=2 * len(slots) * shape.inputs * shape.outputs,
-        expected=lambda copy: _expected(layers[copy], groups),
+        expected=lambda copy: expected(layers[copy], groups),
         tolerance=TOLERANCE,
         contenders=[linears.contender(name, layers, launch) for name, launch in launches],
     )
@@ -242,7 +259,7 @@ def _halves_of(choices: Sequence[int], like: torch.Tensor) -> torch.Tensor:
     return low | high << 4
 
 
-def _expected(layer: Layer[Dense], groups: Sequence[torch.Tensor]) -> torch.Tensor:
+def expected(layer: Layer[Dense], groups: Sequence[torch.Tensor]) -> torch.Tensor:
     """In float32: the weights' own rounding to 16 bits is the peers', and within the tolerance."""
     result = layer.y.float()
     for members, weights in zip(groups, layer.weights, strict=True):

@@ -8,10 +8,9 @@ decoding only (at most `max_num_seqs` tokens); in larger ones attention is not c
 
 from __future__ import annotations
 
-from functools import wraps
 from typing import Any
 
-_MARK = "ostinato_bounded"
+from workers.group.after_init import after_init
 
 
 def install() -> None:
@@ -23,18 +22,12 @@ def install() -> None:
 
 def bound(builder: Any) -> None:
     """Have a class of vLLM's builders of attention metadata take no more than decoding for whole graphs."""
-    if hasattr(builder, _MARK):
-        return
-    setattr(builder, _MARK, True)
-    init = builder.__init__
+    after_init(builder, _bound)
 
-    @wraps(init)
-    def bounded(self: Any, *args: Any, **kwargs: Any) -> None:
-        init(self, *args, **kwargs)
-        largest = getattr(self, "max_cudagraph_size", None)
-        if largest is not None:
-            speculative = getattr(self.vllm_config, "num_speculative_tokens", 0)
-            decoding = self.vllm_config.scheduler_config.max_num_seqs * (1 + speculative)
-            self.max_cudagraph_size = min(largest, decoding)
 
-    builder.__init__ = bounded
+def _bound(made: Any, *args: Any, **kwargs: Any) -> None:
+    largest = getattr(made, "max_cudagraph_size", None)
+    if largest is not None:
+        speculative = getattr(made.vllm_config, "num_speculative_tokens", 0)
+        decoding = made.vllm_config.scheduler_config.max_num_seqs * (1 + speculative)
+        made.max_cudagraph_size = min(largest, decoding)

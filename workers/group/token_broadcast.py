@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from functools import wraps
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
 from workers.group import shared_ring
+from workers.group.after_init import after_init
 from workers.group.shared_ring import Counts, Layout, Ring
 from workers.kernels.nvrtc import checked
 
@@ -27,7 +27,6 @@ log = logging.getLogger(__name__)
 BACKEND = "ostinato_shared_memory"
 PLACES = 16  # two or three a step, of which a pipeline has as many under way as it has stages
 TOKEN_BYTES = 8
-_MARK = "ostinato_told_by_shared_memory"
 _PORTABLE_MAPPED = 3  # flags of cuMemHostRegister
 
 
@@ -100,23 +99,18 @@ def install() -> None:
 
 def told_by_shared_memory(handler: Any) -> None:
     """Have vLLM's class broadcast through a group of ours, where its stages share memory."""
-    if hasattr(handler, _MARK):
+    after_init(handler, _share)
+
+
+def _share(made: Any, max_num_reqs: int, num_speculative_steps: int, device: torch.device) -> None:
+    if device.type != "cuda":
         return
-    setattr(handler, _MARK, True)
-    init = handler.__init__
+    from vllm.distributed.parallel_state import get_pp_group
 
-    @wraps(init)
-    def made(self: Any, max_num_reqs: int, num_speculative_steps: int, device: torch.device) -> None:
-        init(self, max_num_reqs, num_speculative_steps, device)
-        if device.type == "cuda":
-            from vllm.distributed.parallel_state import get_pp_group
-
-            pipeline = get_pp_group()
-            size = TOKEN_BYTES * max_num_reqs * (1 + num_speculative_steps)
-            group = shared_group(pipeline.group_ranks, pipeline.cpu_group, size, StreamCounts)
-            self.broadcast_group = group or self.broadcast_group
-
-    handler.__init__ = made
+    pipeline = get_pp_group()
+    size = TOKEN_BYTES * max_num_reqs * (1 + num_speculative_steps)
+    group = shared_group(pipeline.group_ranks, pipeline.cpu_group, size, StreamCounts)
+    made.broadcast_group = group or made.broadcast_group
 
 
 def shared_group(
