@@ -1,12 +1,13 @@
 """What sparse deltas cost in an engine's steps: one alone, many decoding, a prefill among them.
 
     python -m benchmarks.delta_steps --out RESULT.json [--variants 28] [--bits 4,2] [--switches 1,0]
-                                     [--merged 0,1]
+                                     [--merged 0,1] [--tables 8,16]
 
 A 7B shape with dummy weights in bfloat16 and deltas of random codes, CUDA graphs on; each engine in a process
 of its own. The base's rows are those of a merged model: its steps are the same. A switch is
 OSTINATO_SPARSE_TENSOR_CORES: 0 has the Triton kernel in place of sparse tensor cores and merged weights.
 With `--merged` 1 the engine has a slot for a variant that runs alone (`workers.variants.merged_slot`).
+`--tables`: bits of embedding and head, 8 of what they differ by from the base's, or 16 of a whole.
 
 - `agreement`: log-probabilities of a prompt. How much those of a variant that has run alone for long differ
   from those beside the base, how much these from the base's, and whether the base's are the same afterwards.
@@ -48,6 +49,7 @@ SHORT, MIXED = 64, 930  # tokens of a prompt
 SCORED = (64, 1100)  # the longer one meets merged weights in any step
 ALONE = 8  # times that a variant is asked: it has run alone for long enough to be merged
 TIMEOUT_S = 400
+WHOLE = 16  # bits of an embedding and a head
 
 
 @dataclass(frozen=True)
@@ -151,12 +153,15 @@ def _mixed(player: Player, variants: Sequence[Any], lengths: Lengths) -> dict[st
     return {"gap_ms": median(gaps[1:]), "ttft_ms": median(ttfts[1:])}
 
 
-def one(bits: int, count: int, merged: bool, work: Path) -> None:
+def one(bits: int, count: int, merged: bool, tables: int, work: Path) -> None:
     """One engine: prints JSON lines."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"  # as it is served
     shape, lengths = gpu_engine.LLAMA_7B, Lengths()
     base = gpu_engine.write_dummy_base(work / "base", shape)
-    folders = [deltas.write(base, shape, work / f"{bits}bit-{n}", bits, n) for n in range(DISTINCT)]
+    folders = [
+        deltas.write(base, shape, work / f"{bits}bit-{tables}-{n}", bits, n, whole_tables=tables == WHOLE)
+        for n in range(DISTINCT)
+    ]
     size = sum(path.stat().st_size for path in folders[0].glob("*.safetensors"))
     arena = int(count * size * 1.01) + (64 << 20)
     weights = (base / "model.safetensors").stat().st_size
@@ -202,29 +207,30 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--bits", default="4,2")
     parser.add_argument("--switches", default="1,0")
     parser.add_argument("--merged", default="0")
+    parser.add_argument("--tables", default="8")
     parser.add_argument("--one", type=int)
     given = parser.parse_args(argv)
     if given.one:
-        one(given.one, given.variants, given.merged == "1", given.work)
+        one(given.one, given.variants, given.merged == "1", int(given.tables), given.work)
         return
     import torch
 
     record: dict[str, Any] = {"command": rehearsing.command("benchmarks.delta_steps", argv)}
     record |= {"device": torch.cuda.get_device_name(0), "rows": []}
-    settings = (given.bits.split(","), given.switches.split(","), given.merged.split(","))
-    for bits, switch, merged in itertools.product(*settings):
+    asked = (given.bits, given.switches, given.merged, given.tables)
+    for bits, switch, merged, tables in itertools.product(*(each.split(",") for each in asked)):
         os.environ[SWITCH] = switch
         command: tuple[str, ...] = ("--one", bits, "--merged", merged, "--variants", str(given.variants))
-        command += ("--work", str(given.work))
+        command += ("--tables", tables, "--work", str(given.work))
         for found in gpu_engine.in_own_process("benchmarks.delta_steps", *command, timeout_s=TIMEOUT_S):
-            row = {"bits": int(bits), "switch": switch, "merged": merged, **found}
+            row = {"bits": int(bits), "switch": switch, "merged": merged, "tables": tables, **found}
             record["rows"].append(row)
             rehearsing.write_result(given.out, record)
 
 
 def rehearse(folder: Path, llm: Any) -> None:
     """Two deltas in the engine that rehearsals share."""
-    paths = [deltas.write(base_of(llm), REHEARSED, folder / f"{n}", 4, n) for n in range(2)]
+    paths = [deltas.write(base_of(llm), REHEARSED, folder / f"{n}", 4, n, n == 0) for n in range(2)]
     requests = _requests(paths, 2)
     for number, request in enumerate(requests):
         request.lora_int_id = 6000 + number  # a number of its own among the rehearsals'

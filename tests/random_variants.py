@@ -18,6 +18,7 @@ import torch
 from random_adapters import ATTENTION, MLP, RandomLora
 from safetensors.torch import load_file, save_file
 
+from profiler.variants.modules import EMBEDDING, HEAD
 from profiler.variants.types import SVD_GROUP, VariantKind
 from workers.compression.job import Job, compress
 from workers.compression.methods.magnitude import magnitude
@@ -56,7 +57,8 @@ class RandomBoft:
 
 @dataclass(frozen=True)
 class RandomDelta:
-    """A compressed delta of a random fine-tune; with `full` its norms and embedding differ as well."""
+    """A compressed delta of a random fine-tune; with `full` its norms and embedding differ as well, the
+    latter by `tables` of itself: it is stored as a difference if that is little, and else whole."""
 
     name: str
     seed: int
@@ -65,6 +67,7 @@ class RandomDelta:
     group_size: int | None = None
     full: bool = True
     strength: float = 0.12
+    tables: float = 0.05
 
 
 RandomVariant = RandomLora | RandomBoft | RandomDelta
@@ -130,7 +133,8 @@ def write_delta(base: Path, folder: Path, delta: RandomDelta) -> Path:
     else:
         method = rounded_svd(groups=WIDE if delta.method == "wide svd" else ())
     with tempfile.TemporaryDirectory() as scratch:
-        tuned = write_tuned(base, Path(scratch) / "tuned", delta.seed, delta.strength, full=delta.full)
+        tuned = Path(scratch) / "tuned"
+        write_tuned(base, tuned, delta.seed, delta.strength, full=delta.full, tables=delta.tables)
         compress(Job(base, tuned, folder, method, force=True))
     return folder
 
@@ -149,17 +153,20 @@ def rounded_svd(budget: float = 1 / 16, groups: Sequence[tuple[int, int]] = ()) 
     return Method("svd, rounded", VariantKind.SVD_DELTA, False, step, {"group_size": SVD_GROUP})
 
 
-def write_tuned(base: Path, folder: Path, seed: int, strength: float = 0.12, *, full: bool = True) -> Path:
+def write_tuned(
+    base: Path, folder: Path, seed: int, strength: float = 0.12, *, full: bool = True, tables: float = 0.05
+) -> Path:
     """A checkpoint whose linear weights are the base's plus a rank-4 and a dense random part.
 
-    With `full` the norms, biases and embedding change a little too.
+    With `full` the norms and biases change a little too, and embedding and head by `tables` of themselves.
     """
     generator = torch.Generator().manual_seed(seed)
 
     def tune(name: str, weight: torch.Tensor) -> torch.Tensor:
         if name.endswith("_proj.weight"):
             return weight + _like_training(weight, strength, generator)
-        return weight * (1 + 0.05 * torch.randn(weight.shape, generator=generator)) if full else weight
+        much = tables if name in (EMBEDDING, HEAD) else 0.05
+        return weight * (1 + much * torch.randn(weight.shape, generator=generator)) if full else weight
 
     return copy_model(base, folder, tune)
 

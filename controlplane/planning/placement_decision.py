@@ -45,7 +45,7 @@ from profiler.plans import quantization_names
 from profiler.quantization import UNCOMPRESSED, accuracy_of
 from profiler.types import ModelSpec
 from profiler.variants.modules import EMBEDDING
-from profiler.variants.types import VariantKind, VariantSpec
+from profiler.variants.types import HeldBytes, VariantKind, VariantSpec
 
 # Without an expected load, latency is that of one request with a prompt this long (MaverIQ: batch 1 too).
 JUDGED_INPUT_TOKENS = 128
@@ -364,12 +364,14 @@ def _demand(spec: VariantSpec, base: ModelSpec) -> Demand:
     held = spec.held
     if held is None:
         return Demand(spec.weight_bytes - spec.full_bytes, 0, spec.full_bytes)
-    full = held.full_values - _staying_values(spec, base)
-    return Demand(held.layer_bytes, held.layer_values * base.dtype_bytes, full * base.dtype_bytes)
+    full = base.dtype_bytes * held.full_values + held.embedding_bytes + held.head_bytes
+    layers = base.dtype_bytes * held.layer_values
+    return Demand(held.layer_bytes, layers, full - _staying_bytes(spec, held, base))
 
 
-def _staying_values(spec: VariantSpec, base: ModelSpec) -> int:
+def _staying_bytes(spec: VariantSpec, held: HeldBytes, base: ModelSpec) -> int:
     """Of an embedding that stays in host memory: one that is not the variant's head, too."""
     if not spec.replaces_embedding or (base.tied and not spec.replaces_head):
         return 0
-    return math.prod(base.other_shapes.get(EMBEDDING, (0,)))
+    whole = base.dtype_bytes * math.prod(base.other_shapes.get(EMBEDDING, (0,)))
+    return held.embedding_bytes or whole

@@ -1,14 +1,15 @@
 """Folders of compressed full-fine-tune deltas in our format: docs/formats.md describes it.
 
 `delta.json` says what the folder holds; the tensors lie in one safetensors file per hidden layer and one
-for the rest. In version 2 a file may be stored compressed with zstd. This module checks what both kinds of
-delta share; `sparse` and `svd` check their modules.
+for the rest. From version 2 on a file may be stored compressed with zstd, in version 3 embedding and head
+are differences from the base's. This module checks what both kinds of delta share; `sparse` and `svd` check
+their modules.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,8 +18,8 @@ from profiler.contents import SUFFIX
 from profiler.errors import AdapterError, CheckpointError
 from profiler.files import is_file, read_json, shown
 from profiler.types import ModelSpec, TensorRef
-from profiler.variants.modules import EMBEDDING, HEAD, merged_facts, require_full, total_bytes
-from profiler.variants.types import FileRef, ModuleFacts, StoredFile, VariantKind, VariantSpec
+from profiler.variants.modules import EMBEDDING, HEAD, full_shape, merged_facts, require_full, total_bytes
+from profiler.variants.types import Difference, FileRef, ModuleFacts, StoredFile, VariantKind, VariantSpec
 from profiler.weight_files import locate_in, shard_name
 
 DELTA = "delta.json"
@@ -26,6 +27,11 @@ FORMAT = "ostinato-delta"
 VERSION = 1
 ZSTD = "zstd"
 ZSTD_VERSION = 2  # with files that are stored compressed
+DIFFERENCE_VERSION = 3  # and with tensors that are stored as differences
+VERSIONS = (VERSION, ZSTD_VERSION, DIFFERENCE_VERSION)
+DIFFERENCES = "differences"
+CODES, SCALES = ".codes", ".scales"  # what the names of a difference's two tensors end in
+DIFFERENCE_BITS = 8
 FULL_FILE = "full.safetensors"
 ADDED_ROWS = "added_rows"
 ADDED_ROWS_FILE = "added-rows.safetensors"
@@ -54,6 +60,7 @@ class Delta:
     modules: dict[str, Facts]
     tensors: dict[str, TensorRef]
     full: dict[str, TensorRef]
+    differences: dict[str, Difference]
 
     @property
     def where(self) -> Path:
@@ -61,22 +68,13 @@ class Delta:
 
     def tensor(self, module: str, part: str, dtype: str, shape: tuple[int, ...]) -> TensorRef:
         """The tensor `<module>.<part>`. Raises CheckpointError unless it is there and as expected."""
-        name = f"{module}.{part}"
-        ref, file = self.tensors.get(name), self.modules[module]["file"]
-        if ref is None or ref.file != file:
-            raise CheckpointError(
-                f"{self.folder / file}: expected a tensor {name}, found none; copy it again"
-            )
-        if (ref.dtype, ref.shape) != (dtype, shape):
-            raise CheckpointError(
-                f"{self.folder / file}: expected {name} to be {dtype} {shape}, got {ref.dtype} {ref.shape}; "
-                "write the delta again with `ostinato compress`"
-            )
-        return ref
+        file = self.modules[module]["file"]
+        return _tensor(self.tensors, self.folder / file, f"{module}.{part}", dtype, shape)
 
     def check_all_used(self, used: Iterable[TensorRef]) -> None:
         """Raises CheckpointError when the files hold more than delta.json speaks of."""
-        extra = sorted(self.tensors.keys() - {ref.name for ref in used} - self.full.keys())
+        replacing = {ref.name for ref in self._replacing()}
+        extra = sorted(self.tensors.keys() - {ref.name for ref in used} - replacing)
         if extra:
             raise CheckpointError(
                 f"{self.folder} holds tensors that {DELTA} does not account for, such as "
@@ -91,10 +89,31 @@ class Delta:
             total_bytes(self.tensors.values()),
             merged_facts(base, named_facts),
             tuple(sorted(set(bits), reverse=True)),
-            total_bytes(self.full.values()),
-            EMBEDDING in self.full,
-            HEAD in self.full,
+            total_bytes(self._replacing()),
+            EMBEDDING in self.full or EMBEDDING in self.differences,
+            HEAD in self.full or HEAD in self.differences,
         )
+
+    def _replacing(self) -> Iterator[TensorRef]:
+        """The tensors that say what replaces the base's."""
+        yield from self.full.values()
+        for difference in self.differences.values():
+            yield from (difference.codes, difference.scales)
+
+
+def _tensor(
+    tensors: Mapping[str, TensorRef], path: Path, name: str, dtype: str, shape: tuple[int, ...]
+) -> TensorRef:
+    """Raises CheckpointError unless the file `path` holds it, and it is as expected."""
+    ref = tensors.get(name)
+    if ref is None or ref.file != path.name:
+        raise CheckpointError(f"{path}: expected a tensor {name[:200]}, found none; copy it again")
+    if (ref.dtype, ref.shape) != (dtype, shape):
+        raise CheckpointError(
+            f"{path}: expected {name[:200]} to be {dtype} {shape}, got {ref.dtype} {ref.shape}; "
+            "write the delta again with `ostinato compress`"
+        )
+    return ref
 
 
 def open_delta(folder: Path, base: ModelSpec) -> Delta:
@@ -111,7 +130,11 @@ def open_delta(folder: Path, base: ModelSpec) -> Delta:
     tensors = _tensors(folder, files)
     modules = _located(raw, "modules", files, where)
     full = {name: entry["file"] for name, entry in _located(raw, "full", files, where).items()}
-    return Delta(folder, raw, kind, files, modules, tensors, _full(full, tensors, base, where))
+    whole = _full(full, tensors, base, where)
+    differences = _differences(raw, files, tensors, base, folder)
+    if both := sorted(whole.keys() & differences.keys()):
+        raise CheckpointError(f"{where}: {both[0]} is given both whole and as a difference; write it again")
+    return Delta(folder, raw, kind, files, modules, tensors, whole, differences)
 
 
 def read_files(raw: Facts, folder: Path) -> dict[str, FileRef]:
@@ -120,7 +143,7 @@ def read_files(raw: Facts, folder: Path) -> dict[str, FileRef]:
     files = {}
     for name, entry in _objects(raw, "files", where).items():
         contents = _stored_file(entry, name, where)
-        compressed = _compressed(entry, name, where) if raw.get("version") == ZSTD_VERSION else None
+        compressed = _compressed(entry, name, where) if raw.get("version") != VERSION else None
         file = FileRef(shard_name(name, where), contents.size_bytes, contents.sha256, compressed)
         _check_size(folder / file.stored_name, file.stored.size_bytes)
         files[name] = file
@@ -137,7 +160,7 @@ def _stored_file(entry: Facts, name: str, where: Path) -> StoredFile:
 
 
 def _compressed(entry: Facts, name: str, where: Path) -> StoredFile | None:
-    """How a file of version 2 is stored compressed; None where it lies there as it is."""
+    """How a file is stored compressed; None where it lies there as it is."""
     if "compressed" not in entry:
         return None
     compressed = entry["compressed"]
@@ -162,9 +185,9 @@ def require(value: Any, check: Callable[[Any], bool], expected: str, where: Path
 def _kind(raw: Facts, where: Path) -> VariantKind:
     if raw.get("format") != FORMAT:
         raise CheckpointError(f"{where}: expected format {FORMAT}, got {shown(raw.get('format'))}")
-    if raw.get("version") not in (VERSION, ZSTD_VERSION) or type(raw["version"]) is not int:
+    if raw.get("version") not in VERSIONS or type(raw["version"]) is not int:
         raise CheckpointError(
-            f"{where}: expected version {VERSION} or {ZSTD_VERSION}, got {shown(raw.get('version'))}; "
+            f"{where}: expected version {VERSION} to {DIFFERENCE_VERSION}, got {shown(raw.get('version'))}; "
             "write the delta again with this installation's `ostinato compress`, or upgrade"
         )
     kind = raw.get("kind")
@@ -246,3 +269,22 @@ def _full(
         require_full(ref, name, base, str(where))
         full[name] = ref
     return full
+
+
+def _differences(
+    raw: Facts, files: dict[str, FileRef], tensors: dict[str, TensorRef], base: ModelSpec, folder: Path
+) -> dict[str, Difference]:
+    where, found = folder / DELTA, {}
+    if raw["version"] != DIFFERENCE_VERSION:
+        return {}
+    for name, entry in _located(raw, DIFFERENCES, files, where).items():
+        shape = full_shape(name, base) if name in (EMBEDDING, HEAD) else None
+        if shape is None:
+            raise AdapterError(
+                f"{where}: {name[:200]!r} cannot be given as a difference; only embedding and head can"
+            )
+        require(entry.get("bits"), lambda b: b == DIFFERENCE_BITS, "8", where, f"the bits of {name}")
+        path = folder / entry["file"]
+        codes = _tensor(tensors, path, f"{name}{CODES}", "I8", shape)
+        found[name] = Difference(codes, _tensor(tensors, path, f"{name}{SCALES}", "F32", shape[:1]))
+    return found

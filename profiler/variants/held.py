@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 
 from profiler.types import TensorRef
+from profiler.variants.modules import EMBEDDING, HEAD, total_bytes
 from profiler.variants.types import (
     BoftManifest,
     HeldBytes,
@@ -23,19 +24,27 @@ BITS_HELD = {3: 4}
 
 def held_bytes(manifest: Manifest) -> HeldBytes:
     """What an engine's kernels take (`workers/kernels/*/layout.py`), but for alignment."""
-    full = _values(manifest.full.values())
+    embedding, head = (_difference_bytes(manifest, name) for name in (EMBEDDING, HEAD))
+    return HeldBytes(_values(manifest.full.values()), *_of_layers(manifest), embedding, head)
+
+
+def _of_layers(manifest: Manifest) -> tuple[int, int]:
+    """Numbers in the engine's own type, and bytes of all else."""
     match manifest:
         case LoraManifest():
-            return HeldBytes(full, _values(ref for m in manifest.modules.values() for ref in (m.a, m.b)), 0)
+            return _values(ref for m in manifest.modules.values() for ref in (m.a, m.b)), 0
         case BoftManifest():
             scales = SCALE_BYTES * _values(m.s for m in manifest.modules.values())
-            return HeldBytes(full, _values(m.r for m in manifest.modules.values()), scales)
+            return _values(m.r for m in manifest.modules.values()), scales
         case SparseManifest():
-            return HeldBytes(
-                full, 0, sum(ref.size_bytes for m in manifest.modules.values() for ref in refs_of(m))
-            )
+            return 0, total_bytes(ref for m in manifest.modules.values() for ref in refs_of(m))
         case SvdManifest():
-            return HeldBytes(full, 0, _svd_bytes(manifest))
+            return 0, _svd_bytes(manifest)
+
+
+def _difference_bytes(manifest: Manifest, name: str) -> int:
+    difference = manifest.differences.get(name)
+    return 0 if difference is None else total_bytes((difference.codes, difference.scales))
 
 
 def _values(refs: Iterable[TensorRef]) -> int:

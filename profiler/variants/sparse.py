@@ -24,7 +24,8 @@ def read(delta: Delta, base: ModelSpec) -> SparseManifest:
     delta.check_all_used(ref for refs in parts.values() for ref in refs)
     facts = ((name, ModuleFacts(total_bytes(refs))) for name, refs in parts.items())
     spec = delta.spec(base, facts, (bits,))
-    return SparseManifest(delta.folder, spec, tuple(delta.files.values()), modules, full=delta.full)
+    files = tuple(delta.files.values())
+    return SparseManifest(delta.folder, spec, files, modules, full=delta.full, differences=delta.differences)
 
 
 def _is_group_size(value: object) -> bool:

@@ -34,7 +34,8 @@ def read(delta: Delta, base: ModelSpec) -> SvdManifest:
     delta.check_all_used(ref for refs in parts.values() for ref in refs)
     facts = ((name, ModuleFacts(total_bytes(parts[name]), rank=m.rank)) for name, m in modules.items())
     spec = delta.spec(base, facts, (g.bits for m in modules.values() for g in m.groups))
-    return SvdManifest(delta.folder, spec, tuple(delta.files.values()), modules, full=delta.full)
+    files = tuple(delta.files.values())
+    return SvdManifest(delta.folder, spec, files, modules, full=delta.full, differences=delta.differences)
 
 
 def _refs(module: SvdModule) -> Iterator[TensorRef]:

@@ -2,7 +2,8 @@
 
 A manifest leaves nothing to decide: for every adapted module (`model.layers.3.self_attn.q_proj`) it says
 which tensors, where their bytes lie, and every number needed to use them. `full` holds, for all kinds
-alike, the tensors that replace the base's of the same name: norms, biases, embedding, head.
+alike, the tensors that replace the base's of the same name: norms, biases, embedding, head; `differences`
+those of the last two that are given as what they differ by from the base's.
 """
 
 from __future__ import annotations
@@ -55,11 +56,14 @@ class ModuleFacts:
 @dataclass(frozen=True)
 class HeldBytes:
     """What an engine holds of a variant: numbers in the engine's own type, of whole tensors (`full_values`)
-    and in hidden layers (`layer_values`), and `layer_bytes` there of what has a type of its own."""
+    and in hidden layers (`layer_values`), and `layer_bytes` there of what has a type of its own.
+    `embedding_bytes` and `head_bytes`: of these where they are given as differences, else 0."""
 
     full_values: int
     layer_values: int
     layer_bytes: int
+    embedding_bytes: int = 0
+    head_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -202,11 +206,23 @@ class SvdModule:
 
 
 @dataclass(frozen=True)
+class Difference:
+    """The embedding or the head: the base's, and to row r `scales[r] * codes[r]` is added.
+
+    `codes` I8 [vocabulary, hidden], `scales` F32 [vocabulary].
+    """
+
+    codes: TensorRef
+    scales: TensorRef
+
+
+@dataclass(frozen=True)
 class _Manifest:
     folder: Path
     spec: VariantSpec
     files: tuple[FileRef, ...]
     full: Mapping[str, TensorRef] = field(default_factory=dict, kw_only=True)
+    differences: Mapping[str, Difference] = field(default_factory=dict, kw_only=True)
 
 
 @dataclass(frozen=True)

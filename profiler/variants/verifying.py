@@ -231,6 +231,8 @@ def tensors_of(manifest: Manifest) -> Iterator[TensorRef]:
     for module in manifest.modules.values():
         yield from refs_of(module)
     yield from manifest.full.values()
+    for difference in manifest.differences.values():
+        yield from (difference.codes, difference.scales)
 
 
 def verify(folder: Path) -> None:

@@ -58,12 +58,20 @@ def test_a_slow_storage_gets_all_that_is_smaller(base: Path, delta: Path, tmp_pa
     stored = sum(len(raw) for name, raw in on_disk(folder).items() if name != "delta.json")
     assert made.size_after_bytes == stored < made.size_before_bytes
     raw = json.loads((folder / "delta.json").read_text())
-    assert raw["version"] == 2
+    assert raw["version"] == 3  # as before, for its embedding is a difference
     assert {k: v for k, v in raw.items() if k not in ("version", "files")} == {
         k: v
         for k, v in json.loads((delta / "delta.json").read_text()).items()
         if k not in ("version", "files")
     }
+
+
+def test_a_delta_without_differences_becomes_one_of_version_2(base: Path, tmp_path: Path) -> None:
+    folder = write_delta(base, tmp_path / "v", RandomDelta("sparse", 1, full=False))
+    assert json.loads((folder / "delta.json").read_text())["version"] == 1
+    assert compress_files(folder, SLOWEST).kept
+    assert json.loads((folder / "delta.json").read_text())["version"] == 2
+    verify(folder)
 
 
 def test_a_fast_storage_leaves_the_folder_as_it_was(delta: Path, tmp_path: Path) -> None:

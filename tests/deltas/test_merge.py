@@ -17,6 +17,8 @@ from random_variants import EVERY_KIND, RandomBoft, RandomDelta, RandomVariant
 
 from profiler.checkpoint import read_model
 from profiler.errors import AdapterError, CheckpointError
+from profiler.variants.reading import read_manifest
+from profiler.variants.types import VariantLimits
 from profiler.weight_files import locate
 from workers.compression.job import Job, compress
 from workers.compression.methods.magnitude import magnitude
@@ -76,9 +78,40 @@ def test_full_tensors_are_those_of_the_fine_tune(tmp_path: Path) -> None:
     tuned = make.write_tuned(base, tmp_path / "tuned", delta.seed, delta.strength)
     merge(base, make.write(base, tmp_path / "delta", delta), tmp_path / "merged")
     new, expected = weights(tmp_path / "merged"), weights(tuned)
-    for name in expected:
+    table = "model.embed_tokens.weight"
+    for name in expected.keys() - {table}:
         if not name.endswith("_proj.weight"):
             assert torch.equal(new[name], expected[name]), name
+    assert_within_a_step(new[table], expected[table], weights(base)[table])
+
+
+def assert_within_a_step(found: torch.Tensor, tuned: torch.Tensor, base: torch.Tensor) -> None:
+    """Half of one in 127 to a row's largest change."""
+    step = (tuned.double() - base.double()).abs().amax(dim=1, keepdim=True) / 127
+    assert ((found.double() - tuned.double()).abs() <= step * 0.501).all()
+    assert not torch.equal(found, tuned)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_tables_that_change_much_are_stored_whole(tmp_path: Path, tied: bool) -> None:
+    """Eight bits of such a change would say less than a bfloat16 of the weight."""
+    base = make.write_tiny_base(tmp_path / "base", tie_word_embeddings=tied)
+    for much, whole in ((0.05, False), (1.0, True)):
+        delta = RandomDelta("d", 3, tables=much)
+        tuned = make.write_tuned(base, tmp_path / f"tuned-{much}", 3, tables=much)
+        folder = make.write(base, tmp_path / f"delta-{much}", delta)
+        manifest = read_manifest(folder, read_model(base), VariantLimits(0))
+        tables = {"model.embed_tokens.weight"} | (set() if tied else {"lm_head.weight"})
+        assert manifest.differences.keys() == (set() if whole else tables)
+        assert tables & manifest.full.keys() == (tables if whole else set())
+        assert json.loads((folder / "delta.json").read_text())["version"] == (1 if whole else 3)
+        merge(base, folder, tmp_path / f"merged-{much}")
+        new, expected, old = (weights(f) for f in (tmp_path / f"merged-{much}", tuned, base))
+        for name in tables:
+            if whole:
+                assert torch.equal(new[name], expected[name])
+            else:
+                assert_within_a_step(new[name], expected[name], old[name])
 
 
 def test_a_head_of_its_own_unties_the_config(tmp_path: Path, base: Path) -> None:

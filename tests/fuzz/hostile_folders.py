@@ -32,7 +32,7 @@ from controlplane.state.records import Model, Operation, OperationKind, Phase, d
 Files = dict[str, bytes]
 Special = Callable[[Path], None]  # makes something that is no plain file
 BASE_KINDS = ("llama", "shards", "qwen2")
-VARIANT_KINDS = ("lora", "boft", "sparse_delta", "svd_delta", "zstd")
+VARIANT_KINDS = ("lora", "boft", "sparse_delta", "svd_delta", "differences", "zstd")
 ARCHITECTURES = tuple(
     f"{name}ForCausalLM"
     for name in (
@@ -107,7 +107,7 @@ def sound(root: Path) -> Seeds:
     spec = variant_folders.random_base(root / "qwen2")
     checkpoints.write_adapter(root / "lora")
     variant_folders.write_boft(root / "boft")
-    for kind in ("sparse_delta", "svd_delta"):
+    for kind in ("sparse_delta", "svd_delta", "differences"):
         variant_folders.write_delta(root / kind, spec, kind)
     variant_folders.store_compressed(variant_folders.write_delta(root / "zstd", spec, "svd_delta"))
     limits = Limits((root,), 16)

@@ -19,6 +19,7 @@ from variant_folders import (
     BOFT,
     CONFIG,
     DOWN,
+    EMBEDDING,
     LIMITS,
     Edit,
     Q,
@@ -32,6 +33,7 @@ from profiler.checkpoint import read_model
 from profiler.errors import AdapterError, CheckpointError
 from profiler.types import ModelSpec
 from profiler.variants import boft
+from profiler.variants.held import held_bytes
 from profiler.variants.reading import read_manifest, read_variant
 from profiler.variants.types import (
     BoftManifest,
@@ -41,6 +43,8 @@ from profiler.variants.types import (
     VariantSpec,
 )
 from profiler.variants.verifying import verify
+
+DELTAS = ("sparse_delta", "svd_delta", "differences")
 
 
 @pytest.fixture(scope="module")
@@ -164,6 +168,36 @@ def test_a_sparse_delta(tmp_path: Path, base: ModelSpec) -> None:
     make.verify_values(manifest)
 
 
+def test_an_embedding_as_a_difference(tmp_path: Path, base: ModelSpec) -> None:
+    folder = write_delta(tmp_path / "d", base, "differences")
+    manifest = read_manifest(folder, base, LIMITS)
+    assert manifest.full.keys() == {"model.layers.1.self_attn.k_proj.bias", "model.norm.weight"}
+    change = manifest.differences[EMBEDDING]
+    assert (change.codes.dtype, change.codes.shape) == ("I8", (40, 16))
+    assert (change.scales.dtype, change.scales.shape) == ("F32", (40,))
+    spec = manifest.spec
+    assert (spec.replaces_embedding, spec.replaces_head) == (True, False)
+    assert spec.full_bytes == 80 + 40 * 16 + 40 * 4
+    assert (held_bytes(manifest).embedding_bytes, held_bytes(manifest).head_bytes) == (40 * 16 + 40 * 4, 0)
+    raw = (folder / change.codes.file).read_bytes()[change.codes.offset :][: change.codes.size_bytes]
+    assert np.array_equal(np.frombuffer(raw, np.int8), np.arange(640).astype(np.int8))
+    verify(folder)
+    make.verify_values(manifest)
+
+
+def test_a_scale_of_a_difference_is_finite(tmp_path: Path, base: ModelSpec) -> None:
+    folder = write_delta(tmp_path / "d", base, "differences")
+    file = folder / "full.safetensors"
+    tensors = load_file(file)
+    tensors[f"{EMBEDDING}.scales"][7] = np.inf
+    save_file(tensors, file)
+    raw = json.loads((folder / "delta.json").read_text())
+    raw["files"][file.name] = described(file)
+    (folder / "delta.json").write_text(json.dumps(raw))
+    with pytest.raises(CheckpointError, match=r"scales holds a value that is not finite at \[7\]"):
+        make.verify_values(read_manifest(folder, base, LIMITS))
+
+
 def test_an_svd_delta(tmp_path: Path, base: ModelSpec) -> None:
     manifest = read_manifest(write_delta(tmp_path / "d", base, "svd_delta"), base, LIMITS)
     assert isinstance(manifest, SvdManifest)
@@ -175,9 +209,13 @@ def test_an_svd_delta(tmp_path: Path, base: ModelSpec) -> None:
 
 def test_a_spec_survives_json(tmp_path: Path, base: ModelSpec) -> None:
     adapter = TypeAdapter(VariantSpec)
-    for kind in ("sparse_delta", "svd_delta"):
+    for kind in DELTAS:
         spec = read_variant(write_delta(tmp_path / kind, base, kind), base, LIMITS)
         assert adapter.validate_json(adapter.dump_json(spec)) == spec
+
+
+FIRST, NORM = "layer-00000.safetensors", "model.norm.weight"
+IN_FULL = {"file": "full.safetensors", "bits": 8}
 
 
 def put(*path: Any, value: Any) -> Edit:
@@ -202,7 +240,16 @@ def drop(*path: Any) -> Edit:
     ("kind", "edit", "words"),
     [
         ("sparse_delta", put("format", value="gguf"), "format"),
-        ("sparse_delta", put("version", value=3), "version 1 or 2, got 3"),
+        ("sparse_delta", put("version", value=4), "version 1 to 3, got 4"),
+        ("sparse_delta", put("version", value=3), "expected differences to map names"),
+        ("differences", put("version", value=2), "account for"),
+        ("differences", drop("differences", EMBEDDING), "account for"),
+        ("differences", put("differences", EMBEDDING, "bits", value=4), "to be 8, got 4"),
+        ("differences", put("differences", EMBEDDING, "file", value="z"), "files does not list"),
+        ("differences", put("differences", EMBEDDING, "file", value=FIRST), "expected a tensor"),
+        ("differences", put("differences", NORM, value=IN_FULL), "only embedding and head"),
+        ("differences", put("differences", f"{Q}.weight", value=IN_FULL), "only embedding and head"),
+        ("differences", put("differences", "lm_head.weight", value=IN_FULL), "expected a tensor lm_head"),
         ("sparse_delta", put("version", value=True), "version"),
         ("sparse_delta", put("kind", value="lora"), "kind"),
         ("sparse_delta", put("bits", value=3), "4 or 2"),
@@ -275,7 +322,7 @@ def test_a_base_without_fingerprint(tmp_path: Path, base: ModelSpec) -> None:
 @pytest.fixture(scope="module")
 def deltas(base: ModelSpec, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("deltas")
-    made = {kind: write_delta(root / kind, base, kind) for kind in ("sparse_delta", "svd_delta")}
+    made = {kind: write_delta(root / kind, base, kind) for kind in DELTAS}
     return {**made, "boft": write_boft(root / "boft")}
 
 
@@ -283,7 +330,7 @@ def deltas(base: ModelSpec, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 def test_any_value_in_delta_json_is_read_or_an_error(
     base: ModelSpec, deltas: dict[str, Path], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    kind = data.draw(st.sampled_from(("sparse_delta", "svd_delta")))
+    kind = data.draw(st.sampled_from(DELTAS))
     raw = json.loads((deltas[kind] / "delta.json").read_text())
     paths: list[tuple[str, ...]] = [(key,) for key in raw] + [
         (key, inner) for key in raw if isinstance(raw[key], dict) for inner in raw[key]

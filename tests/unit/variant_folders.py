@@ -22,6 +22,7 @@ CONFIG = make.config(
     architectures=["Qwen2ForCausalLM"], hidden_size=16, num_attention_heads=2, num_key_value_heads=1,
     intermediate_size=24,
 )  # fmt: skip
+EMBEDDING = "model.embed_tokens.weight"
 Q, DOWN = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"
 Edit = Callable[[dict[str, Any]], None]
 
@@ -60,8 +61,13 @@ def write_boft(
 
 
 def write_delta(folder: Path, base: ModelSpec, kind: str = "sparse_delta", edit: Edit | None = None) -> Path:
-    """By hand, with q_proj in layer 0, down_proj in layer 1 and two full tensors; `edit`: of delta.json."""
+    """By hand, with q_proj in layer 0, down_proj in layer 1 and two full tensors; `edit`: of delta.json.
+
+    The kind "differences" is a sparse delta with the embedding as a difference.
+    """
     folder.mkdir(parents=True)
+    differs = kind == "differences"
+    kind = "sparse_delta" if differs else kind
     parts = _sparse_parts if kind == "sparse_delta" else _svd_parts
     held = {
         "layer-00000.safetensors": parts(Q, 16, 16),
@@ -69,13 +75,16 @@ def write_delta(folder: Path, base: ModelSpec, kind: str = "sparse_delta", edit:
             **parts(DOWN, 16, 24),
             "model.layers.1.self_attn.k_proj.bias": np.zeros(8, np.float16),
         },
-        "full.safetensors": {"model.norm.weight": np.ones(16, np.float32)},
+        "full.safetensors": {
+            "model.norm.weight": np.ones(16, np.float32),
+            **(_difference(base.other_shapes[EMBEDDING]) if differs else {}),
+        },
     }
     for file, tensors in held.items():
         save_file(tensors, folder / file)
     groups = {"groups": [{"bits": 16, "rank": 1}, {"bits": 3, "rank": 2}]} if kind == "svd_delta" else {}
     raw = {
-        **{"format": "ostinato-delta", "version": 1, "kind": kind},
+        **{"format": "ostinato-delta", "version": 3 if differs else 1, "kind": kind},
         **({"bits": 4, "group_size": None} if kind == "sparse_delta" else {"group_size": 128}),
         "base": {"fingerprint": base.fingerprint},
         "files": {file: described(folder / file) for file in held},
@@ -87,6 +96,7 @@ def write_delta(folder: Path, base: ModelSpec, kind: str = "sparse_delta", edit:
             "model.layers.1.self_attn.k_proj.bias": {"file": "layer-00001.safetensors"},
             "model.norm.weight": {"file": "full.safetensors"},
         },
+        **({"differences": {EMBEDDING: {"file": "full.safetensors", "bits": 8}}} if differs else {}),
     }
     if edit:
         edit(raw)
@@ -122,6 +132,11 @@ def _sparse_parts(name: str, out: int, into: int) -> make.Tensors:
         f"{name}.indices": np.zeros((out, into // 8), np.uint8),
         f"{name}.scales": np.zeros((out, 1), np.float16),
     }
+
+
+def _difference(shape: tuple[int, ...]) -> make.Tensors:
+    codes = np.arange(np.prod(shape)).astype(np.int8).reshape(shape)
+    return {f"{EMBEDDING}.codes": codes, f"{EMBEDDING}.scales": np.ones(shape[0], np.float32)}
 
 
 def _svd_parts(name: str, out: int, into: int) -> make.Tensors:

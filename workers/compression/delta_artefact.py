@@ -9,7 +9,20 @@ from typing import Any
 
 import torch
 
-from profiler.variants.delta import ADDED_ROWS, ADDED_ROWS_FILE, DELTA, FORMAT, FULL_FILE, VERSION, layer_file
+from profiler.variants.delta import (
+    ADDED_ROWS,
+    ADDED_ROWS_FILE,
+    CODES,
+    DELTA,
+    DIFFERENCE_BITS,
+    DIFFERENCE_VERSION,
+    DIFFERENCES,
+    FORMAT,
+    FULL_FILE,
+    SCALES,
+    VERSION,
+    layer_file,
+)
 from profiler.variants.modules import require_adaptable
 from profiler.variants.reading import read_variant
 from profiler.variants.types import VariantKind, VariantLimits, VariantSpec
@@ -20,7 +33,7 @@ from workers.compression.layout import added_rows
 from workers.compression.records import PartRecord
 from workers.compression.sources import Source
 from workers.compression.types import Compressed, Method, Problem
-from workers.deltas import sparse, svd
+from workers.deltas import differences, sparse, svd
 from workers.deltas.parts import sparse_code, svd_code
 from workers.deltas.tensors import read_tensor
 
@@ -71,9 +84,22 @@ class DeltaArtefact:
         for name in (*(name for name in self._spec.other_shapes if name != head), head):
             own = self._known_rows(name)
             tied = name == head and self._spec.tied
-            if not same(self._known_rows(self._spec.embedding) if tied else self._base.tensor(name), own):
+            if same(self._known_rows(self._spec.embedding) if tied else self._base.tensor(name), own):
+                continue
+            if own.ndim == 2 and differences.keeps(self._base.tensor(name), own):
+                found |= self._difference(name, tuple(own.shape))
+            else:
                 found[name] = Entry(own.dtype, tuple(own.shape), partial(self._known_rows, name))
         return found
+
+    def _difference(self, name: str, shape: tuple[int, ...]) -> dict[str, Entry]:
+        def encoded(number: int) -> torch.Tensor:
+            return differences.encode(self._base.tensor(name), self._known_rows(name))[number]
+
+        return {
+            f"{name}{CODES}": Entry(torch.int8, shape, partial(encoded, 0)),
+            f"{name}{SCALES}": Entry(torch.float32, shape[:1], partial(encoded, 1)),
+        }
 
     def finish(self, folder: Path, records: Sequence[PartRecord], notes: Mapping[str, Any]) -> int:
         added = self._added_rows()
@@ -82,7 +108,9 @@ class DeltaArtefact:
             file = write_tensors(folder / ADDED_ROWS_FILE, added)
             size = {"size_bytes": file.size_bytes, "sha256": file.sha256}
             where = {ADDED_ROWS: {"file": file.name, **size}}
-        document = {**self._head(), **notes, **where, **_contents(records)}
+        contents = _contents(records)
+        version = {"version": DIFFERENCE_VERSION} if DIFFERENCES in contents else {}
+        document = {**self._head(), **version, **notes, **where, **contents}
         write_json(folder / DELTA, document, indent=1)
         self.spec(folder)
         return sum(entry.size_bytes for entry in added.values())
@@ -130,9 +158,14 @@ def _contents(records: Sequence[PartRecord]) -> dict[str, Any]:
     files: dict[str, Any] = {}
     modules: dict[str, Any] = {}
     full: dict[str, Any] = {}
+    changed: dict[str, Any] = {}
     for record in records:
         if (file := record.file) is not None:
             files[file.name] = {"size_bytes": file.size_bytes, "sha256": file.sha256}
             modules |= {name: {"file": file.name, **module.facts} for name, module in record.modules.items()}
-            full |= {name: {"file": file.name} for name in record.whole}
-    return {"files": files, "modules": modules, "full": full}
+            coded = {name.removesuffix(CODES) for name in record.whole if name.endswith(CODES)}
+            changed |= {name: {"file": file.name, "bits": DIFFERENCE_BITS} for name in sorted(coded)}
+            parts = {f"{name}{end}" for name in coded for end in (CODES, SCALES)}
+            full |= {name: {"file": file.name} for name in record.whole if name not in parts}
+    differing = {DIFFERENCES: changed} if changed else {}
+    return {"files": files, "modules": modules, "full": full, **differing}

@@ -231,7 +231,8 @@ def _keep(folder: Path, raw: dict[str, Any], kept: dict[str, StoredFile]) -> Non
     """Make delta.json speak of the compressed files in `kept`."""
     if kept:
         files = {name: {**entry, **_described(kept.get(name))} for name, entry in raw["files"].items()}
-        write_json(folder / DELTA, {**raw, "version": ZSTD_VERSION, "files": files}, indent=1)
+        version = max(raw["version"], ZSTD_VERSION)
+        write_json(folder / DELTA, {**raw, "version": version, "files": files}, indent=1)
 
 
 def _sweep(folder: Path, compressed: Collection[str], names: Iterable[str]) -> None:

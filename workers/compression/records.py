@@ -25,7 +25,7 @@ class ModuleRecord:
 @dataclass(frozen=True)
 class PartRecord:
     """`file` is None when nothing had to be stored. `modules` and `whole` are keyed by full names; `whole`
-    has the bytes of each tensor that was stored as it is."""
+    has the bytes of each tensor that was stored as it is, or as a difference of two parts."""
 
     file: FileRef | None
     modules: Mapping[str, ModuleRecord]

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from profiler.types import ModelSpec
+from profiler.variants.delta import CODES, SCALES
 from profiler.variants.types import VariantSpec
 from workers.compression.layout import tables
 from workers.compression.records import PartRecord, mean_errors
@@ -80,7 +81,8 @@ def result_of(
 ) -> Result:
     """`added_bytes` are of rows for tokens that the base does not have. `device` is where torch computed."""
     held = tables(tuned)
-    table_bytes = sum(size for record in records for name, size in record.whole.items() if name in held)
+    stored = (item for record in records for item in record.whole.items())
+    table_bytes = sum(size for name, size in stored if _replaced(name) in held)
     table_values = sum(math.prod(shape) for name, shape in tuned.other_shapes.items() if name in held)
     return Result(
         folder=folder,
@@ -94,6 +96,11 @@ def result_of(
         peak_memory_bytes=_peak_memory_bytes(),
         peak_device_bytes=_peak_device_bytes(device),
     )
+
+
+def _replaced(name: str) -> str:
+    """The tensor that a stored one stands for, or a part of it."""
+    return name.removesuffix(CODES).removesuffix(SCALES)
 
 
 def _peak_device_bytes(device: str) -> int:

@@ -17,6 +17,7 @@ from profiler.variants.peft import CONFIG
 from profiler.variants.reading import is_variant, read_manifest
 from profiler.variants.types import VariantLimits
 from profiler.weight_files import locate
+from workers.deltas import differences
 from workers.deltas.merged import Module, merged_weight
 from workers.deltas.tensors import read_tensor
 from workers.deltas.variant_files import VariantFiles
@@ -84,14 +85,20 @@ class Adapted:
         )
 
     def tensor(self, name: str) -> torch.Tensor:
-        whole = self._manifest.full
-        if name in whole:
-            return self._files.read(whole[name]).clone()
-        if self.spec.tied and name == self.spec.head and self.spec.embedding in whole:
-            return self._files.read(whole[self.spec.embedding]).clone()
+        stored = self._stored(name)
+        if stored in self._manifest.full:
+            return self._files.read(self._manifest.full[stored]).clone()
         weight = self._base.tensor(name)
+        if (difference := self._manifest.differences.get(stored)) is not None:
+            codes, scales = self._files.read(difference.codes), self._files.read(difference.scales)
+            return differences.decode(weight, codes, scales)
         module = self._modules.get(name.removesuffix(".weight")) if name.endswith(".weight") else None
         return weight if module is None else merged_weight(weight, module, self._files.read).float()
+
+    def _stored(self, name: str) -> str:
+        """A tied head without one of its own is the embedding."""
+        own = name in self._manifest.full or name in self._manifest.differences
+        return self.spec.embedding if self.spec.tied and name == self.spec.head and not own else name
 
 
 def _identity(base: str, variant: Path, files: tuple[str, ...]) -> str:

@@ -21,6 +21,7 @@ from profiler.variants.modules import EMBEDDING, HEAD, layer_of
 from profiler.variants.reading import read_manifest
 from profiler.variants.types import Manifest, VariantLimits
 from profiler.weight_files import INDEX, locate
+from workers.deltas import differences
 from workers.deltas.added_rows import read_added_rows
 from workers.deltas.folders import new_folder
 from workers.deltas.merged import Module, merged_weight
@@ -77,7 +78,8 @@ class _Job:
         self.base, self.tell = base, tell
         self.manifest, self.modules, self.added = manifest, _modules(manifest), added
         self.variant = VariantFiles(manifest)
-        self.unties = spec.tied and (HEAD in manifest.full or _own_rows(added))
+        self.replaced = manifest.full.keys() | manifest.differences.keys()
+        self.unties = spec.tied and (HEAD in self.replaced or _own_rows(added))
         self.places = locate(base)
         if spec.tied:
             self.places.pop(HEAD, None)  # a copy that engines ignore
@@ -120,7 +122,7 @@ class _Job:
         if name in self.added:
             known = self._whole(name, place)
             writer.write(name, torch.cat((known, self.added[name].to(known.dtype))))
-        elif name in self.manifest.full:
+        elif name in self.replaced:
             writer.write(name, self._whole(name, place))
         elif module is not None and name.endswith(".weight"):
             weight = read_tensor(self.base, place)
@@ -130,11 +132,15 @@ class _Job:
 
     def _whole(self, name: str, place: TensorRef) -> torch.Tensor:
         """A tensor that the variant may replace, in the base's type; a head without any is the embedding."""
-        if name == HEAD and self.unties and HEAD not in self.manifest.full:
+        if name == HEAD and self.unties and HEAD not in self.replaced:
             name = EMBEDDING
         if name in self.manifest.full:
             return self.variant.read(self.manifest.full[name]).to(DTYPES[place.dtype])
-        return read_tensor(self.base, place)
+        weight = read_tensor(self.base, place)
+        if (difference := self.manifest.differences.get(name)) is None:
+            return weight
+        codes, scales = self.variant.read(difference.codes), self.variant.read(difference.scales)
+        return differences.decode(weight, codes, scales).to(weight.dtype)
 
     def _shape(self, name: str, place: TensorRef) -> tuple[int, ...]:
         if name not in self.added:

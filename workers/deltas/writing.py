@@ -16,7 +16,7 @@ from profiler.files import DTYPE_BYTES
 
 NAMES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
-    torch.uint8: "U8",
+    torch.uint8: "U8", torch.int8: "I8",
 }  # fmt: skip
 CHUNK_BYTES = 64 << 20
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from workers.kernels import full
 from workers.kernels.bias import layout as bias_layout
 from workers.kernels.full import layout as full_layout
 from workers.kernels.sparse_delta import in_squares, merging
@@ -31,6 +32,7 @@ log = logging.getLogger(__name__)
 # What a variant that is to be merged may consist of, and must have of these.
 OPERATIONS = frozenset({"sparse_delta", "norm", "embedding", "head", "bias"})
 NEEDED = "sparse_delta"
+ADDED_BYTES = 16 << 20  # of a difference that are added together
 
 
 @dataclass(frozen=True)
@@ -59,11 +61,27 @@ class Whole:
     dtype: torch.dtype
 
     def merge(self, slot: int, memory: DeviceMemory) -> None:
-        count, at = memory.fields(slot, self.keys[0])
+        count, at, *scales_at = memory.fields(slot, self.keys[0])
         rows = self._rows(count)
         self.weight[rows:].copy_(self.base[rows:])
-        if count:
+        if count and any(scales_at):
+            self._add(slot, memory, count, at, scales_at[0])
+        elif count:
             memory.copy_to(self.weight[:rows], slot, self._part(count), at)
+
+    def _add(self, slot: int, memory: DeviceMemory, count: int, at: int, scales_at: int) -> None:
+        """A difference, some rows at a time: where it stays in host memory its codes come through these."""
+        width = self.weight.shape[1]
+        _, part = full_layout.difference_parts(count, width)
+        scales = torch.empty(part.shape, dtype=part.dtype, device=self.weight.device)
+        memory.copy_to(scales, slot, part, scales_at)
+        step = max(1, ADDED_BYTES // width)
+        for start in range(0, count, step):
+            some = slice(start, min(count, start + step))
+            part, _ = full_layout.difference_parts(some.stop - start, width)
+            codes = torch.empty(part.shape, dtype=part.dtype, device=self.weight.device)
+            memory.copy_to(codes, slot, part, at + start * width)
+            full.add(self.base[some], codes, scales[some], self.weight[some])
 
     def _rows(self, count: int) -> int:
         return count if self.weight.ndim == 2 or not count else len(self.weight)
@@ -187,7 +205,16 @@ def _wholes(layers: Sequence[Hooked], dtype: torch.dtype) -> Iterator[Whole]:
                 keys.setdefault(tensor.data_ptr(), []).append((shape.name, op))
                 tensors[tensor.data_ptr()] = tensor
     for at, tensor in tensors.items():
+        if tensor.ndim == 2:
+            _compile_adding(tensor)
         yield Whole(tensor, tensor.clone(), tuple(keys[at]), dtype)
+
+
+def _compile_adding(tensor: torch.Tensor) -> None:
+    """Now, and not while a request waits."""
+    some = tensor[:1]
+    zeros = torch.zeros(1, dtype=torch.float32, device=tensor.device)
+    full.add(some, torch.zeros_like(some, dtype=torch.int8), zeros, torch.empty_like(some))
 
 
 def _replaceable(module: Any, shape: LayerShape) -> Iterator[tuple[str, torch.Tensor]]:

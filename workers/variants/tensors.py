@@ -37,6 +37,7 @@ DTYPES = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
     "U8": torch.uint8,
+    "I8": torch.int8,
 }
 EVERYTHING = slice(None)
 KEPT_BYTES = 24 << 20  # of a buffer that is kept from variant to variant: a share of an adapter's file

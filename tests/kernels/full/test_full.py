@@ -1,9 +1,11 @@
-"""Replaced norms, embeddings and heads: in torch, and in Triton (its interpreter where there is no GPU)."""
+"""Replaced norms, embeddings and heads, whole or as differences: in torch, and in Triton (its interpreter
+where there is no GPU)."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import ModuleType
 
 import numpy as np
@@ -13,11 +15,13 @@ import torch
 from workers.kernels import full
 from workers.kernels.full import reference
 from workers.kernels.rows import Rows
-from workers.kernels.types import offsets, total_bytes, views
+from workers.kernels.types import Part, offsets, total_bytes, views
 
 ON_GPU = torch.cuda.is_available() and os.environ["TRITON_INTERPRET"] != "1"
 OF_ROWS = np.array([2, -1, 0, 1, 2, *[0] * 17], np.int32)
 WIDTH, FIRST = 40, 100
+# The interpreter has no product in bfloat16.
+MULTIPLIED = [torch.float32, torch.float16, *([torch.bfloat16] if ON_GPU else [])]
 
 
 def _triton() -> ModuleType:
@@ -36,21 +40,53 @@ def _device(operations: ModuleType) -> torch.device:
     return torch.device("cuda" if ON_GPU and operations is not reference else "cpu")
 
 
-def _load(tensors: Sequence[torch.Tensor | None], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+@dataclass(frozen=True)
+class Change:
+    """A difference: codes int8 [rows, K] and scales float32 [rows]."""
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+
+    def exact(self) -> torch.Tensor:
+        return self.codes.double() * self.scales.double()[:, None]
+
+
+def _change(rows: int) -> Change:
+    """Every code of eight bits is there, the two largest in the first row."""
+    codes = torch.randint(-128, 128, (rows, WIDTH), dtype=torch.int8)
+    codes[0, :2] = torch.tensor([-128, 127])
+    return Change(codes, 0.01 * (1 + torch.rand(rows)))
+
+
+def _load(
+    tensors: Sequence[torch.Tensor | Change | None], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Arena and table of one tensor a slot; the memory between them is poisoned."""
     arena = torch.full((1 << 16,), 0xFF, dtype=torch.uint8)
     table: list[tuple[int, ...]] = []
     start = 128
     for tensor in tensors:
         if tensor is None:
-            table.append((0, 0))
+            table.append((0, 0, 0))
             continue
-        count = 1 if tensor.ndim == 1 else len(tensor)
-        parts = full.parts(count, tensor.shape[-1], tensor.dtype)
-        full.pack(tensor, views(arena, parts, start))
-        table.append(full.describe(count, offsets(parts, start)))
+        row, parts = _put(tensor, arena, start)
+        table.append(row)
         start += total_bytes(parts)
     return arena.to(device), torch.tensor(table, device=device)
+
+
+def _put(
+    tensor: torch.Tensor | Change, arena: torch.Tensor, start: int
+) -> tuple[tuple[int, ...], tuple[Part, ...]]:
+    if isinstance(tensor, Change):
+        count = len(tensor.codes)
+        two = full.difference_parts(count, tensor.codes.shape[1])
+        full.pack_difference(tensor.codes, tensor.scales, views(arena, two, start))
+        return full.describe_difference(count, offsets(two, start)), two
+    count = 1 if tensor.ndim == 1 else len(tensor)
+    parts = full.parts(count, tensor.shape[-1], tensor.dtype)
+    full.pack(tensor, views(arena, parts, start))
+    return full.describe(count, offsets(parts, start)), parts
 
 
 def _rows(device: torch.device) -> Rows:
@@ -98,7 +134,7 @@ def test_an_embedding_outside_of_the_arena(operations: ModuleType) -> None:
     tensors = [torch.randn(9, WIDTH) for _ in range(3)]
     away = [tensor.pin_memory() if ON_GPU else tensor for tensor in tensors]
     arena = torch.zeros(128, dtype=torch.uint8, device=device)
-    table = torch.tensor([[9, tensor.data_ptr() - arena.data_ptr()] for tensor in away], device=device)
+    table = torch.tensor([[9, tensor.data_ptr() - arena.data_ptr(), 0] for tensor in away], device=device)
     before = torch.randn(24, WIDTH).to(device)
     out = before.clone()
     ids = (torch.arange(24) % 9).to(device)
@@ -106,6 +142,78 @@ def test_an_embedding_outside_of_the_arena(operations: ModuleType) -> None:
     for row, slot in enumerate([*OF_ROWS, -1, -1]):
         want = before[row].cpu() if slot < 0 else tensors[slot][row % 9]
         assert torch.equal(out[row].cpu(), want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_differences_of_embeddings(operations: ModuleType, dtype: torch.dtype) -> None:
+    """Beside one that is whole; ids below and behind this rank's shard are left as they are."""
+    device = _device(operations)
+    changes = [_change(7), None, torch.randn(9, WIDTH).to(dtype)]
+    before = torch.randn(24, WIDTH).to(device, dtype)
+    out = before.clone()
+    ids = torch.arange(FIRST - 3, FIRST + 21).to(device)
+    operations.embed(ids, out, FIRST, *_load(changes, device), _rows(device))
+    seen = set()
+    for row, slot in enumerate([*OF_ROWS, -1, -1]):
+        change, local = changes[slot] if slot >= 0 else None, int(ids[row]) - FIRST
+        seen.add((type(change), change is not None and 0 <= local < len(getattr(change, "codes", change))))
+        if isinstance(change, Change) and 0 <= local < 7:
+            want = (before[row].cpu().double() + change.exact()[local]).to(dtype)
+            torch.testing.assert_close(out[row].cpu(), want, rtol=torch.finfo(dtype).eps, atol=1e-6)
+            assert not torch.equal(out[row], before[row])
+        elif isinstance(change, torch.Tensor) and 0 <= local < 9:
+            assert torch.equal(out[row].cpu(), change[local])
+        else:
+            assert torch.equal(out[row], before[row])
+    assert {(Change, True), (Change, False), (torch.Tensor, True), (type(None), False)} <= seen
+
+
+def test_a_difference_of_an_embedding_outside_of_the_arena(operations: ModuleType) -> None:
+    device = _device(operations)
+    changes, arena = [_change(9) for _ in range(3)], torch.zeros(128, dtype=torch.uint8, device=device)
+    away = [[c.pin_memory() if ON_GPU else c for c in (change.codes, change.scales)] for change in changes]
+    table = torch.tensor([[9, *(p.data_ptr() - arena.data_ptr() for p in two)] for two in away]).to(device)
+    before = torch.randn(24, WIDTH).to(device)
+    out = before.clone()
+    operations.embed((torch.arange(24) % 9).to(device), out, 0, arena, table, _rows(device))
+    for row, slot in enumerate([*OF_ROWS, -1, -1]):
+        want = before[row].cpu().double() + (changes[slot].exact()[row % 9] if slot >= 0 else 0)
+        torch.testing.assert_close(out[row].cpu().double(), want, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", MULTIPLIED)
+def test_differences_of_heads(operations: ModuleType, dtype: torch.dtype) -> None:
+    """Added to what the base's head gave, beside a head that is whole."""
+    device = _device(operations)
+    change, whole = _change(70), torch.randn(70, WIDTH).to(dtype)
+    x = torch.randn(24, WIDTH).to(device, dtype)
+    x[22:] = torch.nan
+    before = torch.randn(24, 75).to(device, dtype)  # its last outputs are padding
+    out = before.clone()
+    operations.head(x, out, *_load([change, None, whole], device), _rows(device))
+    close = {"rtol": 2 * torch.finfo(dtype).eps, "atol": 2e-2 if dtype != torch.float32 else 1e-4}
+    for row, slot in enumerate([*OF_ROWS, -1, -1]):
+        assert torch.equal(out[row, 70:], before[row, 70:])
+        exact = x[row].cpu().double()
+        match slot:
+            case 0:
+                want = before[row, :70].cpu().double() + change.exact() @ exact
+                torch.testing.assert_close(out[row, :70].cpu().double(), want, **close)
+                assert not torch.equal(out[row], before[row])
+            case 2:
+                torch.testing.assert_close(out[row, :70].cpu().double(), whole.double() @ exact, **close)
+            case _:
+                assert torch.equal(out[row], before[row])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_adding_a_difference(operations: ModuleType, dtype: torch.dtype) -> None:
+    device, change = _device(operations), _change(33)
+    base = torch.randn(33, WIDTH).to(dtype)
+    out = torch.full_like(base, torch.nan).to(device)
+    operations.add(base.to(device), change.codes.to(device), change.scales.to(device), out)
+    want = (base.double() + change.exact()).to(dtype)
+    torch.testing.assert_close(out.cpu(), want, rtol=torch.finfo(dtype).eps, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -138,5 +246,7 @@ def test_a_packages_functions_choose_by_device_and_refuse_what_does_not_fit() ->
         full.embed(torch.ones(3), torch.ones(2, 4), 0, arena, table, _rows(cpu))
     with pytest.raises(ValueError, match="A head of"):
         full.head(torch.ones(3, 4), torch.ones(2, 9), arena, table, _rows(cpu))
+    with pytest.raises(ValueError, match="Codes"):
+        full.add(torch.ones(2, 4), torch.ones(2, 5), torch.ones(2), torch.ones(2, 4))
     with pytest.raises(ValueError, match="table of 1 columns"):
         full.head(torch.ones(2, 4), torch.ones(2, 9), arena, table[:, :1], _rows(cpu))

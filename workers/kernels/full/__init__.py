@@ -1,6 +1,7 @@
-"""Tensors that a variant replaces whole: norms, the embedding, the head.
+"""Tensors that a variant replaces: norms, the embedding, the head.
 
-Each writes the rows of slots that replace the tensor, and leaves all others as the base wrote them.
+Each writes the rows of slots that replace the tensor, and leaves all others as the base wrote them. Where a
+slot has the difference D of embedding or head, with a scale for each row, it adds to what the base wrote.
 """
 
 from __future__ import annotations
@@ -8,10 +9,30 @@ from __future__ import annotations
 import torch
 
 from workers.kernels.full import reference
-from workers.kernels.full.layout import WIDTH, describe, pack, parts
+from workers.kernels.full.layout import (
+    WIDTH,
+    describe,
+    describe_difference,
+    difference_parts,
+    pack,
+    pack_difference,
+    parts,
+)
 from workers.kernels.rows import Rows
 
-__all__ = ["WIDTH", "describe", "embed", "head", "norm", "pack", "parts"]
+__all__ = [
+    "WIDTH",
+    "add",
+    "describe",
+    "describe_difference",
+    "difference_parts",
+    "embed",
+    "head",
+    "norm",
+    "pack",
+    "pack_difference",
+    "parts",
+]
 
 
 def norm(
@@ -49,7 +70,7 @@ def embed(
     table: torch.Tensor,
     rows: Rows,
 ) -> None:
-    """out = E[id] for ids of this rank's shard of the vocabulary, which begins at id `first`.
+    """out = E[id], or out += D[id], for ids of this rank's shard of the vocabulary, whose first is `first`.
 
     A table row may say that E lies at a byte outside of the arena: in host memory, page-locked for a GPU.
     """
@@ -70,7 +91,7 @@ def head(
     table: torch.Tensor,
     rows: Rows,
 ) -> None:
-    """out = x H^T, over this rank's shard of the vocabulary."""
+    """out = x H^T, or out += x D^T, over this rank's shard of the vocabulary."""
     if x.ndim != 2 or out.ndim != 2 or len(x) != len(out):
         raise ValueError(f"A head of {list(x.shape)} into {list(out.shape)}; expected [M, K] into [M, V].")
     _check(table)
@@ -79,6 +100,25 @@ def head(
     from workers.kernels.full import kernel
 
     return kernel.head(x, out, arena, table, rows)
+
+
+def add(
+    base: torch.Tensor,  # [rows, K]
+    codes: torch.Tensor,  # int8 [rows, K]
+    scales: torch.Tensor,  # float32 [rows]
+    out: torch.Tensor,  # [rows, K]
+) -> None:
+    """out = base + D, rounded once; all are contiguous."""
+    if not base.shape == codes.shape == out.shape or scales.shape != base.shape[:1]:
+        raise ValueError(
+            f"Codes {list(codes.shape)} and scales {list(scales.shape)} for {list(base.shape)} into"
+            f" {list(out.shape)}; expected the same, [rows, K], and [rows]."
+        )
+    if out.device.type == "cpu":
+        return reference.add(base, codes, scales, out)
+    from workers.kernels.full import kernel
+
+    return kernel.add(base, codes, scales, out)
 
 
 def _check(table: torch.Tensor) -> None:

@@ -10,6 +10,7 @@ from workers.kernels.full.layout import WIDTH
 from workers.kernels.rows import SMALL_BLOCK, Rows
 
 COPIED = 1024  # columns of an embedding that a program copies
+ADDED = 4096  # numbers of a difference that a program adds
 
 
 @triton.jit
@@ -18,6 +19,16 @@ def _tensor(arena, table, slot, WIDTH: tl.constexpr, like):
     fields = table + slot.to(tl.int64) * WIDTH
     at = arena + tl.multiple_of(tl.load(fields + 1), 128)
     return tl.load(fields), at.to(tl.pointer_type(like.dtype.element_ty))
+
+
+@triton.jit
+def _difference(arena, table, slot, WIDTH: tl.constexpr):
+    """Whether the slot's tensor is a difference, and where its codes and its scales are."""
+    fields = table + slot.to(tl.int64) * WIDTH
+    codes = arena + tl.multiple_of(tl.load(fields + 1), 128)
+    offset = tl.load(fields + 2)
+    scales = arena + tl.multiple_of(offset, 128)
+    return offset != 0, codes.to(tl.pointer_type(tl.int8)), scales.to(tl.pointer_type(tl.float32))
 
 
 @triton.jit
@@ -55,14 +66,18 @@ def _embed(ids, out, first, arena, table, slots, out_stride, width,
         return
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     mask = columns < width
-    tl.store(
-        out + row * out_stride + columns, tl.load(weight + local * width + columns, mask=mask), mask=mask
-    )
+    to = out + row * out_stride + columns
+    differs, codes, scales = _difference(arena, table, slot, WIDTH)
+    if differs:
+        change = tl.load(codes + local * width + columns, mask=mask).to(tl.float32) * tl.load(scales + local)
+        tl.store(to, (tl.load(to, mask=mask).to(tl.float32) + change).to(out.dtype.element_ty), mask=mask)
+    else:
+        tl.store(to, tl.load(weight + local * width + columns, mask=mask), mask=mask)
 
 
 @triton.jit(do_not_specialize=["max_tiles"])  # which takes many values
 def _head(x, out, arena, table, tiles, order, x_stride, out_stride, inputs, max_tiles, WIDTH: tl.constexpr,
-          ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr):  # fmt: skip
+          ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, CODES: tl.constexpr):  # fmt: skip
     # Tiles come first: those of one slot run together and read its weights from memory once.
     tile = tiles + 3 * (tl.program_id(0) % max_tiles)
     slot = tl.load(tile)
@@ -73,6 +88,23 @@ def _head(x, out, arena, table, tiles, order, x_stride, out_stride, inputs, max_
     inside = outputs < count
     valid = tl.arange(0, ROWS) < tl.load(tile + 2)
     rows = tl.load(order + tl.load(tile + 1) + tl.arange(0, ROWS), mask=valid, other=0).to(tl.int64)
+    to = out + rows[None, :] * out_stride + outputs[:, None]
+    mask = inside[:, None] & valid[None, :]
+    differs, codes, scales = _difference(arena, table, slot, WIDTH)
+    if differs:
+        sum = _product(codes, outputs, inside, x, rows, valid, x_stride, inputs, ROWS, OUTPUTS, CODES)
+        sum *= tl.load(scales + outputs, mask=inside, other=0)[:, None]
+        sum += tl.load(to, mask=mask, other=0).to(tl.float32)
+        tl.store(to, sum.to(out.dtype.element_ty), mask=mask)
+    else:
+        sum = _product(weight, outputs, inside, x, rows, valid, x_stride, inputs, ROWS, OUTPUTS, INPUTS)
+        tl.store(to, sum.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _product(weight, outputs, inside, x, rows, valid, x_stride, inputs,
+             ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr):  # fmt: skip
+    """Of some rows of a weight with some of x: float32 [OUTPUTS, ROWS]."""
     sum = tl.zeros((OUTPUTS, ROWS), tl.float32)
     for k in tl.range(0, inputs, INPUTS):
         columns = k + tl.arange(0, INPUTS)
@@ -85,12 +117,19 @@ def _head(x, out, arena, table, tiles, order, x_stride, out_stride, inputs, max_
         values = tl.load(
             x + rows[None, :] * x_stride + columns[:, None], mask=real[:, None] & valid[None, :], other=0
         )
-        sum = tl.dot(weights, values, sum, input_precision="ieee")
-    tl.store(
-        out + rows[None, :] * out_stride + outputs[:, None],
-        sum.to(out.dtype.element_ty),
-        mask=inside[:, None] & valid[None, :],
-    )
+        sum = tl.dot(weights.to(x.dtype.element_ty), values, sum, input_precision="ieee")
+    return sum
+
+
+@triton.jit
+def _add(base, codes, scales, out, width, COLUMNS: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    mask = columns < width
+    at = row * width + columns
+    change = tl.load(codes + at, mask=mask).to(tl.float32) * tl.load(scales + row)
+    total = tl.load(base + at, mask=mask).to(tl.float32) + change
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=mask)
 
 
 def norm(
@@ -147,7 +186,7 @@ def head(x: torch.Tensor, out: torch.Tensor, arena: torch.Tensor, table: torch.T
         return
     tiles = rows.tiles(len(x))
     small = tiles.block == SMALL_BLOCK
-    outputs = 64 if small else 128
+    outputs = 32 if small else 128
     _head[(tiles.max_tiles * triton.cdiv(out.shape[1], outputs),)](
         x,
         out,
@@ -162,7 +201,17 @@ def head(x: torch.Tensor, out: torch.Tensor, arena: torch.Tensor, table: torch.T
         WIDTH=WIDTH,
         ROWS=tiles.block,
         OUTPUTS=outputs,
-        INPUTS=128 if small else 64,
+        INPUTS=256 if small else 64,
+        CODES=256 if small else 128,
         num_warps=4,
         num_stages=3,
+    )
+
+
+def add(base: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, out: torch.Tensor) -> None:
+    if not base.numel():
+        return
+    rows, width = base.shape
+    _add[(rows, triton.cdiv(width, ADDED))](
+        base, codes, scales, out, width, COLUMNS=min(ADDED, triton.next_power_of_2(width)), num_warps=8
     )

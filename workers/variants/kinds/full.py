@@ -1,4 +1,4 @@
-"""Tensors that a variant of any kind replaces whole: norms, embedding, head, and biases."""
+"""Tensors that a variant of any kind replaces: norms, embedding, head, and biases."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from profiler.types import TensorRef
-from profiler.variants.types import BoftManifest, Manifest
+from profiler.variants.modules import EMBEDDING, HEAD
+from profiler.variants.types import BoftManifest, Difference, Manifest
 from workers.kernels.bias import layout as bias_layout
 from workers.kernels.full import layout
 from workers.variants.layer_weights import LayerWeights
 from workers.variants.shapes import LayerShape, LinearShape, NormShape, VocabularyShape
 from workers.variants.tensors import Files
-
-EMBEDDING = "model.embed_tokens.weight"
 
 
 def layer_weights(
@@ -75,11 +74,36 @@ def _vocabulary(
     manifest: Manifest, files: Files, layer: VocabularyShape, dtype: torch.dtype
 ) -> Sequence[LayerWeights]:
     """A tied head is the embedding, unless the variant has a head of its own."""
-    if layer.is_head:
-        own = "lm_head.weight" in manifest.full
-        name = "lm_head.weight" if own or not layer.tied else EMBEDDING
-        return _whole(manifest, files, (layer.name, "head"), name, layer.width, dtype, layer.rows)
-    return _whole(manifest, files, (layer.name, "embedding"), EMBEDDING, layer.width, dtype, layer.rows)
+    key, name = (layer.name, "head" if layer.is_head else "embedding"), EMBEDDING
+    if layer.is_head and (HEAD in manifest.full or HEAD in manifest.differences or not layer.tied):
+        name = HEAD
+    if (difference := manifest.differences.get(name)) is not None:
+        return (_difference(files, difference, key, layer),)
+    return _whole(manifest, files, key, name, layer.width, dtype, layer.rows)
+
+
+def _difference(
+    files: Files, difference: Difference, key: tuple[str, str], layer: VocabularyShape
+) -> LayerWeights:
+    cut = layer.rows
+    count = cut.stop - cut.start
+
+    def fill(into: Mapping[str, torch.Tensor]) -> None:
+        codes, scales = files.read(difference.codes, cut), files.read(difference.scales, cut)
+        layout.pack_difference(codes, scales, into)
+
+    def row(offsets: Mapping[str, int]) -> tuple[int, ...]:
+        return layout.describe_difference(count, offsets)
+
+    return LayerWeights(
+        *key,
+        layout.difference_parts(count, layer.width),
+        fill,
+        row,
+        source=f"{difference.codes.name} {cut}",
+        files=files.holding((difference.codes, difference.scales)),
+        few_read=not layer.is_head,
+    )
 
 
 def _biases(manifest: Manifest, files: Files, layer: LinearShape) -> Sequence[LayerWeights]:
