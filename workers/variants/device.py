@@ -79,17 +79,24 @@ class DeviceMemory:
     def copy_to(self, into: torch.Tensor, slot: int, part: Part, at: int) -> None:
         """What one of the slot's rows says lies at byte `at` of the arena to `into`, a contiguous tensor of
         the part's values, on the device, in the order of the current stream."""
-        staying = self._staying.get(slot)
-        inside = -1 if staying is None else at - self._at(staying)
-        if staying is None or not 0 <= inside < staying.numel():
-            into.copy_(view(self.arena, part, at).view(into.shape))
+        if (here := self.in_arena(slot, part, at)) is not None:
+            into.copy_(here.view(into.shape))
             return
+        staying = self._staying[slot]
+        inside = at - self._at(staying)
         if into.dtype != part.dtype:
             into.copy_(view(staying, part, inside).to(into.dtype).view(into.shape))
             return
         flat = into.view(-1).view(torch.uint8)
         for begin, end in spans(inside, part.size_bytes):
             flat[begin - inside : end - inside].copy_(staying[begin:end], non_blocking=True)
+
+    def in_arena(self, slot: int, part: Part, at: int) -> torch.Tensor | None:
+        """What one of the slot's rows says lies at byte `at` of the arena; None for what is in host memory."""
+        staying = self._staying.get(slot)
+        if staying is not None and 0 <= at - self._at(staying) < staying.numel():
+            return None
+        return view(self.arena, part, at)
 
     def _at(self, memory: torch.Tensor) -> int:
         """The byte of the arena, outside of it, at which host memory lies for kernels."""

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 # What a variant that is to be merged may consist of, and must have of these.
 OPERATIONS = frozenset({"sparse_delta", "norm", "embedding", "head", "bias"})
 NEEDED = "sparse_delta"
-ADDED_BYTES = 16 << 20  # of a difference that are added together
+FETCHED_BYTES = 32 << 20  # of a difference in host memory that are added together
 
 
 @dataclass(frozen=True)
@@ -70,18 +70,22 @@ class Whole:
             memory.copy_to(self.weight[:rows], slot, self._part(count), at)
 
     def _add(self, slot: int, memory: DeviceMemory, count: int, at: int, scales_at: int) -> None:
-        """A difference, some rows at a time: where it stays in host memory its codes come through these."""
+        """A difference. From host memory its codes come some rows at a time, through memory of the device."""
         width = self.weight.shape[1]
-        _, part = full_layout.difference_parts(count, width)
-        scales = torch.empty(part.shape, dtype=part.dtype, device=self.weight.device)
-        memory.copy_to(scales, slot, part, scales_at)
-        step = max(1, ADDED_BYTES // width)
-        for start in range(0, count, step):
-            some = slice(start, min(count, start + step))
-            part, _ = full_layout.difference_parts(some.stop - start, width)
-            codes = torch.empty(part.shape, dtype=part.dtype, device=self.weight.device)
-            memory.copy_to(codes, slot, part, at + start * width)
+        parts = full_layout.difference_parts(count, width)
+        scales = self._fetched(slot, memory, parts[1], scales_at)
+        if (codes := memory.in_arena(slot, parts[0], at)) is not None:
+            return full.add(self.base[:count], codes, scales, self.weight[:count])
+        step = max(1, FETCHED_BYTES // width)
+        for some in (slice(start, min(count, start + step)) for start in range(0, count, step)):
+            part, _ = full_layout.difference_parts(some.stop - some.start, width)
+            codes = self._fetched(slot, memory, part, at + some.start * width)
             full.add(self.base[some], codes, scales[some], self.weight[some])
+
+    def _fetched(self, slot: int, memory: DeviceMemory, part: Part, at: int) -> torch.Tensor:
+        into = torch.empty(part.shape, dtype=part.dtype, device=self.weight.device)
+        memory.copy_to(into, slot, part, at)
+        return into
 
     def _rows(self, count: int) -> int:
         return count if self.weight.ndim == 2 or not count else len(self.weight)
