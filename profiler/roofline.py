@@ -54,6 +54,7 @@ HOP_S = 0.11e-3  # handing a batch to the next stage; 4.72 - 4.61 ms
 LINK_TO_MEMORY = 1 / 40  # all-reduce bandwidth over memory bandwidth; from the rows for batches 32 and 128
 
 RUNTIME_BYTES = 256 * MIB  # CUDA context
+MERGING_BYTES = 20 * MIB  # an embedding from host memory, a part at a time
 LOGITS_ROWS = 256  # sequences whose logits are held at once, in float32
 
 
@@ -135,8 +136,8 @@ def variant_bytes(spec: ModelSpec, plan: Plan, stage: int) -> int:
 
 
 def merged_slot_bytes(spec: ModelSpec, plan: Plan, stage: int) -> int:
-    """The copy of a rank's weights that lets one variant take their place."""
-    return stage_weight_bytes(spec, plan, stage) if has_merged_slot(plan) else 0
+    """The copy of a rank's weights that lets one variant take their place, and what merging goes through."""
+    return stage_weight_bytes(spec, plan, stage) + MERGING_BYTES if has_merged_slot(plan) else 0
 
 
 def has_merged_slot(plan: Plan) -> bool:

@@ -74,6 +74,17 @@ def test_a_delta_without_differences_becomes_one_of_version_2(base: Path, tmp_pa
     verify(folder)
 
 
+def test_a_delta_without_a_version_is_refused_before_any_work(base: Path, tmp_path: Path) -> None:
+    folder = write_delta(base, tmp_path / "v", RandomDelta("sparse", 1, full=False))
+    raw = json.loads((folder / "delta.json").read_text())
+    del raw["version"]
+    (folder / "delta.json").write_text(json.dumps(raw))
+    before = on_disk(folder)
+    with pytest.raises(CheckpointError, match="expected a version"):
+        compress_files(folder, SLOWEST)
+    assert on_disk(folder) == before
+
+
 def test_a_fast_storage_leaves_the_folder_as_it_was(delta: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(delta, tmp_path / "v")
     made = compress_files(folder, FASTEST)

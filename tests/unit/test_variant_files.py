@@ -185,6 +185,33 @@ def test_an_embedding_as_a_difference(tmp_path: Path, base: ModelSpec) -> None:
     make.verify_values(manifest)
 
 
+@pytest.mark.parametrize(
+    ("part", "tensor", "words"),
+    [
+        ("codes", np.zeros((40, 16), np.uint8), "to be I8"),
+        ("codes", np.zeros((40, 8), np.int8), r"got I8 \(40, 8\)"),
+        ("scales", np.zeros(40, np.float16), "to be F32"),
+        ("scales", np.zeros((40, 1), np.float32), r"got F32 \(40, 1\)"),
+        (None, np.zeros((40, 16), np.float32), "both whole and as a difference"),
+    ],
+)
+def test_a_difference_of_another_form(
+    tmp_path: Path, base: ModelSpec, part: str | None, tensor: np.ndarray[Any, Any], words: str
+) -> None:
+    folder = write_delta(tmp_path / "d", base, "differences")
+    file = folder / "full.safetensors"
+    tensors = load_file(file)
+    tensors[f"{EMBEDDING}.{part}" if part else EMBEDDING] = tensor
+    save_file(tensors, file)
+    raw = json.loads((folder / "delta.json").read_text())
+    raw["files"][file.name] = described(file)
+    if part is None:
+        raw["full"][EMBEDDING] = {"file": file.name}
+    (folder / "delta.json").write_text(json.dumps(raw))
+    with pytest.raises(CheckpointError, match=words):
+        read_manifest(folder, base, LIMITS)
+
+
 def test_a_scale_of_a_difference_is_finite(tmp_path: Path, base: ModelSpec) -> None:
     folder = write_delta(tmp_path / "d", base, "differences")
     file = folder / "full.safetensors"
@@ -249,6 +276,7 @@ def drop(*path: Any) -> Edit:
         ("differences", put("differences", EMBEDDING, "file", value=FIRST), "expected a tensor"),
         ("differences", put("differences", NORM, value=IN_FULL), "only embedding and head"),
         ("differences", put("differences", f"{Q}.weight", value=IN_FULL), "only embedding and head"),
+        ("differences", put("full", EMBEDDING, value={"file": "full.safetensors"}), "does not; copy"),
         ("differences", put("differences", "lm_head.weight", value=IN_FULL), "expected a tensor lm_head"),
         ("sparse_delta", put("version", value=True), "version"),
         ("sparse_delta", put("kind", value="lora"), "kind"),

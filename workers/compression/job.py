@@ -32,7 +32,7 @@ from workers.compression.work_folder import CHECKED, RESULT, WorkFolder, file_di
 if TYPE_CHECKING:
     from workers.compression.calibration.texts import Texts
 
-VERSION = 1  # of what a work folder holds
+VERSION = 2  # of what a work folder holds; 1 had no differences
 REST = "rest"
 SCAN_SHARE, LAYERS_SHARE = 0.05, 0.95  # of the progress
 

@@ -19,7 +19,7 @@ from typing import Any
 from profiler.contents import SUFFIX, opened
 from profiler.errors import CheckpointError
 from profiler.files import read_json
-from profiler.variants.delta import DELTA, ZSTD, ZSTD_VERSION, read_files
+from profiler.variants.delta import DELTA, VERSIONS, ZSTD, ZSTD_VERSION, read_files
 from profiler.variants.types import FileRef, StoredFile
 from workers.compression.durable import write_json
 from workers.compression.types import Progress
@@ -138,6 +138,10 @@ def compress_files(
         raise ValueError(f"expected a storage rate above 0 MB/s, got {storage_mb_per_s}")
     tell = progress or (lambda share, what: None)
     raw = read_json(folder / DELTA)
+    if raw.get("version") not in VERSIONS:
+        raise CheckpointError(
+            f"{folder / DELTA}: expected a version of {VERSIONS}, got {raw.get('version')!r}"
+        )
     files = read_files(raw, folder)
     plain = [file for file in files.values() if file.compressed is None]
     try:

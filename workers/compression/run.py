@@ -30,7 +30,7 @@ from workers.compression.auto import CANDIDATES, Candidate, LossTooLarge, Refuse
 from workers.compression.choose import MethodName, Options, method_of
 from workers.compression.durable import rename
 from workers.compression.evaluated import Evaluation, Open, torch_answerer
-from workers.compression.job import Job, compress, computed_by, require_device
+from workers.compression.job import VERSION, Job, compress, computed_by, require_device
 from workers.compression.lossless import compress_files
 from workers.compression.methods import VERSION as METHODS
 from workers.compression.quality import Loss, described, worst, write_quality
@@ -220,6 +220,7 @@ class _Run:
         tuned = open_source(request.tuned, base)
         calibration = request.calibration
         return {
+            "version": VERSION,
             "base": base.identity,
             "fine-tune": tuned.identity,
             "config": file_digest(tuned.folder / "config.json"),

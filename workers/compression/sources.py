@@ -70,7 +70,7 @@ class Checkpoint:
 
 
 class Adapted:
-    """A base with a variant (LoRA, BOFT, a delta) merged in, in float32 where the variant changes it.
+    """A base with a variant (LoRA, BOFT, a delta) merged in, linear layers that it changes in float32.
 
     In memory are one tensor of the base and at most two of the variant's files.
     """
@@ -91,7 +91,7 @@ class Adapted:
         weight = self._base.tensor(name)
         if (difference := self._manifest.differences.get(stored)) is not None:
             codes, scales = self._files.read(difference.codes), self._files.read(difference.scales)
-            return differences.decode(weight, codes, scales)
+            return differences.decode(weight, codes, scales, weight.dtype)
         module = self._modules.get(name.removesuffix(".weight")) if name.endswith(".weight") else None
         return weight if module is None else merged_weight(weight, module, self._files.read).float()
 

@@ -1,7 +1,7 @@
 """An embedding or a head as what it differs by from the base's: 8 bits a number, and a scale for each row.
 
-A fine-tune changes them little. Eight bits of the change then keep more of the weight than the 16 bits that
-it had, at half the bytes; `keeps` tells where that is so.
+A fine-tune changes them little: eight bits of the change then lose less than a bfloat16 of the weight would.
+`keeps` tells where that is so.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Iterator
 import torch
 
 TOP = 127  # of a code; the scale is a row's largest change over it
-KEPT = 2.0**-9  # |lost| / |weight| at most: half of what the last bit of a bfloat16 is worth
+LOST = 1.66e-3  # |lost| / |weight| at most: what rounding normally distributed numbers to bfloat16 loses
+LOST_OF_A_ROW = 2.0**-6  # that the base hardly had, so that it has 8 bits of itself
 CHUNK = 1 << 24  # values looked at together: 64 MiB in float32
 
 
@@ -28,19 +29,28 @@ def encode(base: torch.Tensor, tuned: torch.Tensor) -> tuple[torch.Tensor, torch
     return codes, scales
 
 
-def decode(base: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """float32 [rows, columns]: the base's rows, to each of which its codes times its scale are added."""
-    return torch.addcmul(base.float(), codes.float(), scales.float()[:, None])
+def decode(
+    base: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """[rows, columns] in `dtype`, rounded once: the base's rows, to each of which its codes times its scale
+    are added. Takes little memory beside the result."""
+    made = torch.empty(codes.shape, dtype=dtype)
+    for some in _pieces(codes):
+        made[some] = torch.addcmul(base[some].float(), codes[some].float(), scales[some].float()[:, None])
+    return made
 
 
 def keeps(base: torch.Tensor, tuned: torch.Tensor) -> bool:
-    """Whether a difference loses less than bfloat16 does of a weight."""
+    """Whether a difference loses no more than bfloat16 does, over all rows, and little of each."""
     lost = whole = 0.0
     for some in _pieces(tuned):
-        again = decode(base[some], *encode(base[some], tuned[some]))
-        lost += float((again - tuned[some].float()).square().sum(dtype=torch.float64))
-        whole += float(tuned[some].float().square().sum(dtype=torch.float64))
-    return lost <= KEPT**2 * whole
+        own = tuned[some].float()
+        off = decode(base[some], *encode(base[some], tuned[some])) - own
+        off_rows, rows = (each.square().sum(dim=1, dtype=torch.float64) for each in (off, own))
+        if not bool((off_rows <= LOST_OF_A_ROW**2 * rows).all()):
+            return False
+        lost, whole = lost + float(off_rows.sum()), whole + float(rows.sum())
+    return lost <= LOST**2 * whole
 
 
 def _pieces(tensor: torch.Tensor) -> Iterator[slice]:

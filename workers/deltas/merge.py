@@ -140,7 +140,7 @@ class _Job:
         if (difference := self.manifest.differences.get(name)) is None:
             return weight
         codes, scales = self.variant.read(difference.codes), self.variant.read(difference.scales)
-        return differences.decode(weight, codes, scales).to(weight.dtype)
+        return differences.decode(weight, codes, scales, weight.dtype)
 
     def _shape(self, name: str, place: TensorRef) -> tuple[int, ...]:
         if name not in self.added:

@@ -92,7 +92,7 @@ class DeviceMemory:
             flat[begin - inside : end - inside].copy_(staying[begin:end], non_blocking=True)
 
     def in_arena(self, slot: int, part: Part, at: int) -> torch.Tensor | None:
-        """What one of the slot's rows says lies at byte `at` of the arena; None for what is in host memory."""
+        """What a row of the slot says lies at byte `at` of the arena; None for what stays on the host."""
         staying = self._staying.get(slot)
         if staying is not None and 0 <= at - self._at(staying) < staying.numel():
             return None

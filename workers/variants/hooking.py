@@ -103,6 +103,9 @@ def hook(module: Any, shape: LayerShape, context: LayerContext, register: Callab
         case VocabularyShape(is_head=True):
             module.quant_method = VariantHead(module.quant_method, context)
         case VocabularyShape():
+            module.use_fused_embedding = (
+                False  # several ranks would look rows up without asking the next line's
+            )
             module.quant_method = VariantEmbedding(module.quant_method, module, shape, context)
             register(module, module.quant_method)
         case NormShape():

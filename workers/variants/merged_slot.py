@@ -18,7 +18,7 @@ from workers.kernels import full
 from workers.kernels.bias import layout as bias_layout
 from workers.kernels.full import layout as full_layout
 from workers.kernels.sparse_delta import in_squares, merging
-from workers.kernels.types import Part
+from workers.kernels.types import Part, aligned, view
 from workers.variants.alone import BASE_UID
 from workers.variants.device import DeviceMemory
 from workers.variants.host import TableKey
@@ -32,7 +32,8 @@ log = logging.getLogger(__name__)
 # What a variant that is to be merged may consist of, and must have of these.
 OPERATIONS = frozenset({"sparse_delta", "norm", "embedding", "head", "bias"})
 NEEDED = "sparse_delta"
-FETCHED_BYTES = 32 << 20  # of a difference in host memory that are added together
+SCALE_BYTES = 4
+FETCHED_BYTES = 16 << 20  # of a difference in host memory that are added together
 
 
 @dataclass(frozen=True)
@@ -53,12 +54,14 @@ class Linear:
 @dataclass(frozen=True)
 class Whole:
     """A tensor that a variant may replace: a norm, a bias, the first rows of the embedding or the head.
-    `keys`: of the tables that say by what; several where layers share it. `dtype`: of what replaces it."""
+    `keys`: of the tables that say by what; several where layers share it. `dtype`: of what replaces it.
+    `through`: uint8 [bytes] of the device, for differences on their way from host memory."""
 
     weight: torch.Tensor
     base: torch.Tensor
     keys: tuple[TableKey, ...]
     dtype: torch.dtype
+    through: torch.Tensor
 
     def merge(self, slot: int, memory: DeviceMemory) -> None:
         count, at, *scales_at = memory.fields(slot, self.keys[0])
@@ -70,22 +73,21 @@ class Whole:
             memory.copy_to(self.weight[:rows], slot, self._part(count), at)
 
     def _add(self, slot: int, memory: DeviceMemory, count: int, at: int, scales_at: int) -> None:
-        """A difference. From host memory its codes come some rows at a time, through memory of the device."""
+        """A difference. From host memory its codes come some rows at a time."""
         width = self.weight.shape[1]
-        parts = full_layout.difference_parts(count, width)
-        scales = self._fetched(slot, memory, parts[1], scales_at)
-        if (codes := memory.in_arena(slot, parts[0], at)) is not None:
-            return full.add(self.base[:count], codes, scales, self.weight[:count])
-        step = max(1, FETCHED_BYTES // width)
-        for some in (slice(start, min(count, start + step)) for start in range(0, count, step)):
+        part, of_scales = full_layout.difference_parts(count, width)
+        codes, scales = memory.in_arena(slot, part, at), memory.in_arena(slot, of_scales, scales_at)
+        if codes is not None and scales is not None:
+            full.add(self.base[:count], codes, scales, self.weight[:count])
+            return
+        scales = view(self.through, of_scales, 0)
+        memory.copy_to(scales, slot, of_scales, scales_at)
+        taken = aligned(of_scales.size_bytes)
+        for some in _some_rows(count, (self.through.numel() - taken) // width):
             part, _ = full_layout.difference_parts(some.stop - some.start, width)
-            codes = self._fetched(slot, memory, part, at + some.start * width)
+            codes = view(self.through, part, taken)
+            memory.copy_to(codes, slot, part, at + some.start * width)
             full.add(self.base[some], codes, scales[some], self.weight[some])
-
-    def _fetched(self, slot: int, memory: DeviceMemory, part: Part, at: int) -> torch.Tensor:
-        into = torch.empty(part.shape, dtype=part.dtype, device=self.weight.device)
-        memory.copy_to(into, slot, part, at)
-        return into
 
     def _rows(self, count: int) -> int:
         return count if self.weight.ndim == 2 or not count else len(self.weight)
@@ -208,10 +210,21 @@ def _wholes(layers: Sequence[Hooked], dtype: torch.dtype) -> Iterator[Whole]:
             if op in context.tables:
                 keys.setdefault(tensor.data_ptr(), []).append((shape.name, op))
                 tensors[tensor.data_ptr()] = tensor
+    tables = [tensor for tensor in tensors.values() if tensor.ndim == 2]
+    through = torch.empty(0, dtype=torch.uint8)
+    if tables:
+        size = FETCHED_BYTES + aligned(SCALE_BYTES * max(map(len, tables)))
+        through = torch.empty(size, dtype=torch.uint8, device=tables[0].device)
+    for table in tables:
+        _compile_adding(table)
     for at, tensor in tensors.items():
-        if tensor.ndim == 2:
-            _compile_adding(tensor)
-        yield Whole(tensor, tensor.clone(), tuple(keys[at]), dtype)
+        yield Whole(tensor, tensor.clone(), tuple(keys[at]), dtype, through)
+
+
+def _some_rows(count: int, most: int) -> Iterator[slice]:
+    """Their scales begin at a multiple of 16 bytes, as those that the kernel was compiled for."""
+    step = most // 16 * 16 or most
+    yield from (slice(start, min(count, start + step)) for start in range(0, count, step))
 
 
 def _compile_adding(tensor: torch.Tensor) -> None:

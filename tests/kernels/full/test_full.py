@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+import workers.kernels.rows
 from workers.kernels import full
 from workers.kernels.full import reference
 from workers.kernels.rows import Rows
@@ -59,10 +60,10 @@ def _change(rows: int) -> Change:
 
 
 def _load(
-    tensors: Sequence[torch.Tensor | Change | None], device: torch.device
+    tensors: Sequence[torch.Tensor | Change | None], device: torch.device, size: int = 1 << 16
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Arena and table of one tensor a slot; the memory between them is poisoned."""
-    arena = torch.full((1 << 16,), 0xFF, dtype=torch.uint8)
+    arena = torch.full((size,), 0xFF, dtype=torch.uint8)
     table: list[tuple[int, ...]] = []
     start = 128
     for tensor in tensors:
@@ -208,6 +209,42 @@ def test_differences_of_heads(operations: ModuleType, dtype: torch.dtype) -> Non
                 assert_close(out[row, :70], whole.double() @ exact)
             case _:
                 assert torch.equal(out[row], before[row])
+
+
+@pytest.mark.parametrize("differs", [True, False])
+@pytest.mark.parametrize("rows", [5, 600])
+def test_heads_of_many_inputs_and_rows(operations: ModuleType, rows: int, differs: bool) -> None:
+    """Several blocks of inputs, the last of them cut, in small tiles and in large ones."""
+    device, wide = _device(operations), 300
+    change = Change(torch.randint(-128, 128, (70, wide), dtype=torch.int8), 0.01 * (1 + torch.rand(70)))
+    x, before = torch.randn(rows, wide), torch.randn(rows, 70)
+    whole = torch.randn(70, wide)
+    held = Rows(rows, 2, device)
+    held.update(np.arange(rows, dtype=np.int32) % 2 - 1)  # every other row is the base's
+    arena, table = _load([change if differs else whole, None], device, 1 << 18)
+    out = before.clone().to(device)
+    operations.head(x.to(device), out, arena, table, held)
+    want = before.double() + x.double() @ change.exact().T if differs else x.double() @ whole.double().T
+    torch.testing.assert_close(out[1::2].cpu().double(), want[1::2], rtol=1e-4, atol=1e-3)
+    assert torch.equal(out[::2].cpu(), before[::2])
+
+
+def test_where_a_batch_must_not_matter_a_row_of_a_head_has_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kernel, wide = _triton(), 300
+    device = _device(kernel)
+    monkeypatch.setattr(kernel, "batch_invariant", lambda: True)
+    monkeypatch.setattr(workers.kernels.rows, "batch_invariant", lambda: True)
+    arena, table = _load([torch.randn(70, wide), None], device, 1 << 18)
+    x = torch.randn(600, wide).to(device)
+    outs = []
+    for rows in (5, 600):
+        held = Rows(rows, 2, device)
+        held.update(np.zeros(rows, np.int32))
+        outs.append(torch.zeros(rows, 70, device=device))
+        kernel.head(x[:rows], outs[-1], arena, table, held)
+    assert torch.equal(outs[0], outs[1][:5])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -46,6 +46,9 @@ FUSED = {"qkv": ("q_proj", "k_proj", "v_proj"), "gate_up": ("gate_proj", "up_pro
 ELEMENTS = sum(out * into for out, into in MODULES.values())
 
 
+WHOLE_TABLES = RandomDelta("whole tables", 4, tables=1.0)
+
+
 def layers() -> list[LinearShape]:
     """One hidden layer, whole, as the engine fuses it."""
     parts = [FUSED["qkv"], ("o_proj",), FUSED["gate_up"], ("down_proj",)]
@@ -115,7 +118,9 @@ def sharded(linear: LinearShape, ranks: int) -> LinearShape:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("stored", "tied"), [("float32", True), ("bfloat16", True), ("bfloat16", False)])
-@pytest.mark.parametrize("variant", [*EVERY_KIND[3:], RandomBoft("boft-b64", 9, 1, 64)], ids=lambda v: v.name)
+@pytest.mark.parametrize(
+    "variant", [*EVERY_KIND[3:], RandomBoft("boft-b64", 9, 1, 64), WHOLE_TABLES], ids=lambda v: v.name
+)
 def test_what_is_set_aside_for_a_variant_holds_it(
     tmp_path: Path, variant: RandomVariant, stored: str, tied: bool
 ) -> None:
@@ -137,6 +142,24 @@ def test_what_is_set_aside_for_a_variant_holds_it(
         set_aside = variant_bytes(spec, plan, 0)
         assert taken <= set_aside, f"{dtype}, TP={ranks}: {taken} of {set_aside}"
         assert ranks > 1 or set_aside <= 1.1 * taken  # tables are sharded, and set aside as wholes
+
+
+def test_differences_are_planned_for_with_their_own_bytes(base: Path) -> None:
+    """An embedding's stay on the host, unless the head is the same."""
+    table, norms, bytes_each = VOCABULARY * HIDDEN, 5 * HIDDEN, VOCABULARY * (HIDDEN + 4)
+    told = VariantSpec(VariantKind.SPARSE_DELTA, 0, {}, replaces_embedding=True)
+    for tied, head, held, expected in (
+        (False, True, HeldBytes(norms, 0, 0, bytes_each, bytes_each), bytes_each),
+        (False, False, HeldBytes(norms, 0, 0, bytes_each), 0),
+        (True, False, HeldBytes(norms, 0, 0, bytes_each), bytes_each),
+        (True, True, HeldBytes(norms, 0, 0, bytes_each, bytes_each), bytes_each),
+        (False, True, HeldBytes(norms + table, 0, 0, bytes_each), 2 * table),  # a whole head
+        (False, True, HeldBytes(norms + table, 0, 0, 0, bytes_each), bytes_each),  # a whole embedding
+    ):
+        served = replace(served_spec(read_model(base), "bfloat16"), tied=tied)
+        spec = replace(told, replaces_head=head, held=held)
+        variant = Model("v", 2, Phase.READY, base="b", adapter="a", variant_spec=spec)
+        assert variant_demand([variant], 1, served).full == int((2 * norms + expected) * PACKING)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ from workers.variants.graph_choice import Graph
 from workers.variants.hooking import find_layers
 from workers.variants.layers import NormHook, VariantEmbedding
 from workers.variants.manager import VariantManager
-from workers.variants.shapes import LinearShape, Slice
+from workers.variants.shapes import LinearShape, Slice, VocabularyShape
 
 H200 = "nvidia-h200"
 # Wide enough for a block of every synthetic BOFT.
@@ -264,3 +264,25 @@ def test_a_variant_that_is_merged_in_the_bases_place_launches_nothing(
         assert run(1, asked) == (Graph.OF_ITS_VARIANTS, True, 4)
         assert run(many, asked) == (Graph.OF_THE_BASE, False, 0)
         assert run(many, None) == (Graph.OF_ITS_VARIANTS, True, 0)
+
+
+def test_an_embedding_of_several_ranks_is_looked_up_through_the_hook(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On GPUs vLLM 0.32 looks the rows of a rank's shard up in one kernel, and asks no `quant_method`."""
+    from vllm.model_executor.layers import vocab_parallel_embedding as vocabulary
+
+    embedding = vocabulary.VocabParallelEmbedding(64, 16)
+    embedding.tp_size, embedding.use_fused_embedding = 2, True
+    shape = VocabularyShape("embed_tokens", 0, 64, 64, 16, is_head=False, tied=False)
+    context: Any = SimpleNamespace()
+    hooking.hook(embedding, shape, context, lambda module, hook: None)
+    asked = []
+
+    def answered(layer: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
+        asked.append(ids.tolist())
+        return torch.ones(len(ids), 16)
+
+    monkeypatch.setattr(type(embedding.quant_method), "embedding", lambda hook, *given: answered(*given))
+    monkeypatch.setattr(vocabulary, "tensor_model_parallel_all_reduce", lambda out: out)
+    monkeypatch.setattr(vocabulary.ops, "vocab_parallel_embedding", None)
+    embedding(torch.tensor([3, 7]))
+    assert asked == [[3, 7]]

@@ -3,6 +3,7 @@ the base's come back bit for bit."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from random_variants import QWEN2, RandomDelta, weights
 from profiler.checkpoint import read_model
 from profiler.variants.types import VariantKind
 from workers.deltas.merge import merge
+from workers.kernels.types import Part
 from workers.variant_config import VariantConfig
 from workers.variants import merged_slot
 from workers.variants.alone import BASE_UID
@@ -172,6 +174,36 @@ def test_it_holds_the_merged_model_of_each_in_turn_and_then_the_base(engine: Eng
     engine.slot.restore()
     assert engine.slot.holds == BASE_UID
     engine.assert_holds(engine.base)
+
+
+def test_a_difference_that_stays_in_host_memory_comes_in_pieces(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """16 rows at a time; the last ones are fewer where they do not divide by it."""
+    memory, pieces = engine.slot._memory, list[tuple[int, ...]]()
+    engine.slot.merge(1, AT[1])
+    tables = [whole for whole in engine.slot._wholes if whole.weight.ndim == 2]
+    for table in tables:
+        table.weight.fill_(torch.nan)
+
+    def of_the_host(slot: int, part: Part, at: int) -> None:
+        return None
+
+    copied, in_arena = memory.copy_to, memory.in_arena
+
+    def counted(into: torch.Tensor, slot: int, part: Part, at: int) -> None:
+        pieces.append(part.shape)
+        with monkeypatch.context() as as_it_is:
+            as_it_is.setattr(memory, "in_arena", in_arena)
+            copied(into, slot, part, at)
+
+    through = torch.empty(4 * VOCABULARY + 24 * HIDDEN, dtype=torch.uint8)
+    monkeypatch.setattr(memory, "in_arena", of_the_host)
+    monkeypatch.setattr(memory, "copy_to", counted)
+    for table in tables:
+        dataclasses.replace(table, through=through).merge(AT[1], memory)
+    assert pieces == [(VOCABULARY,), *[(16, HIDDEN)] * (VOCABULARY // 16)] * len(tables)
+    engine.assert_holds(engine.merged[1], *ROUNDED[engine.modules[0][0].weight.dtype])
 
 
 def test_no_weight_changes_its_place(engine: Engine) -> None:

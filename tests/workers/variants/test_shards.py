@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 import random_variants
 import torch
-from random_variants import EVERY_KIND, RandomVariant
+from random_variants import EVERY_KIND, RandomDelta, RandomVariant
 from torch.nn.functional import linear
 
 from profiler.checkpoint import read_model
 from workers.deltas.merge import merge
+from workers.kernels.types import aligned
 from workers.variant_config import VariantConfig
 from workers.variants import layer_context, operators
 from workers.variants.batch import Batch
@@ -172,12 +173,17 @@ def test_all_ranks_together_are_the_variant(
             torch.testing.assert_close(out[rows], expected, rtol=2e-4, atol=2e-4)
 
 
+WHOLE_TABLES = RandomDelta("whole tables", 5, tables=1.0)
+
+
+@pytest.mark.parametrize("variant", [EVERY_KIND[3], WHOLE_TABLES], ids=lambda v: v.name)
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_shards_of_a_vocabulary_are_the_tuned_ones(folders: Any, ranks: int) -> None:
+def test_shards_of_a_vocabulary_are_the_tuned_ones(folders: Any, ranks: int, variant: RandomVariant) -> None:
     """The head is tied: both are one memory, held once."""
-    base, folder, merged = folders("llama", EVERY_KIND[3])
-    tuned = dict(random_variants.weights(merged))["model.embed_tokens.weight"]
-    size = VOCABULARY // ranks
+    base, folder, merged = folders("llama", variant)
+    table = "model.embed_tokens.weight"
+    tuned, old = (dict(random_variants.weights(path))[table] for path in (merged, base))
+    size, start = VOCABULARY // ranks, 1 << 20
     for rank in range(ranks):
         cut = (rank * size, size, VOCABULARY, HIDDEN)
         embedding = VocabularyShape("model.embed_tokens", *cut, is_head=False, tied=True)
@@ -185,10 +191,19 @@ def test_shards_of_a_vocabulary_are_the_tuned_ones(folders: Any, ranks: int) -> 
         held = pack(
             open_variant(folder, read_model(base), CONFIG), [embedding, head], torch.float32, pinned=False
         )
-        assert held.size_bytes == size * HIDDEN * 4
-        assert torch.equal(held.memory.view(torch.float32).view(size, HIDDEN), tuned[embedding.rows])
-        (first, second) = (entry.row_at(1 << 20) for entry in held.entries)
-        assert first == second == (size, 1 << 20)
+        (first, second) = (entry.row_at(start) for entry in held.entries)
+        if variant is WHOLE_TABLES:
+            assert held.size_bytes == size * HIDDEN * 4
+            assert torch.equal(held.memory.view(torch.float32).view(size, HIDDEN), tuned[embedding.rows])
+            assert first == second == (size, start, 0)
+            continue
+        codes_bytes = size * HIDDEN
+        assert first == second == (size, start, start + aligned(codes_bytes))
+        assert held.size_bytes == aligned(codes_bytes) + aligned(4 * size)
+        codes = held.memory[:codes_bytes].view(torch.int8).view(size, HIDDEN).double()
+        scales = held.memory[aligned(codes_bytes) :][: 4 * size].view(torch.float32).double()
+        found = old[embedding.rows].double() + codes * scales[:, None]
+        torch.testing.assert_close(found, tuned[embedding.rows].double(), rtol=1e-6, atol=1e-6)
 
 
 def test_stages_divide_a_variant_and_share_nothing(folders: Any) -> None:

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from workers.kernels.full.layout import WIDTH
-from workers.kernels.rows import SMALL_BLOCK, Rows
+from workers.kernels.rows import SMALL_BLOCK, Rows, batch_invariant
 
 COPIED = 1024  # columns of an embedding that a program copies
 ADDED = 4096  # numbers of a difference that a program adds
@@ -184,9 +184,10 @@ def embed(
 def head(x: torch.Tensor, out: torch.Tensor, arena: torch.Tensor, table: torch.Tensor, rows: Rows) -> None:
     if len(x) == 0:
         return
-    tiles = rows.tiles(len(x))
+    # Always small where a row's result may not depend on the rows beside it.
+    tiles = rows.tiles_by_count(len(x))[0] if batch_invariant() else rows.tiles(len(x))
     small = tiles.block == SMALL_BLOCK
-    outputs = 32 if small else 128
+    outputs, wide = (32 if small else 128), x.element_size() > 2
     _head[(tiles.max_tiles * triton.cdiv(out.shape[1], outputs),)](
         x,
         out,
@@ -201,8 +202,8 @@ def head(x: torch.Tensor, out: torch.Tensor, arena: torch.Tensor, table: torch.T
         WIDTH=WIDTH,
         ROWS=tiles.block,
         OUTPUTS=outputs,
-        INPUTS=256 if small else 64,
-        CODES=256 if small else 128,
+        INPUTS=(128 if wide else 256) if small else 64,
+        CODES=(128 if wide else 256) if small else 128,
         num_warps=4,
         num_stages=3,
     )
