@@ -54,7 +54,9 @@ HOP_S = 0.11e-3  # handing a batch to the next stage; 4.72 - 4.61 ms
 LINK_TO_MEMORY = 1 / 40  # all-reduce bandwidth over memory bandwidth; from the rows for batches 32 and 128
 
 RUNTIME_BYTES = 256 * MIB  # CUDA context
-MERGING_BYTES = 20 * MIB  # an embedding from host memory, a part at a time
+MERGING_BYTES = (
+    20 * MIB
+)  # workers/variants/merged_slot.py: an embedding from host memory goes through so many
 LOGITS_ROWS = 256  # sequences whose logits are held at once, in float32
 
 

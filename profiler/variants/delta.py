@@ -98,7 +98,7 @@ class Delta:
         """The tensors that say what replaces the base's."""
         yield from self.full.values()
         for difference in self.differences.values():
-            yield from (difference.codes, difference.scales)
+            yield from difference.tensors
 
 
 def _tensor(

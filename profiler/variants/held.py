@@ -44,7 +44,7 @@ def _of_layers(manifest: Manifest) -> tuple[int, int]:
 
 def _difference_bytes(manifest: Manifest, name: str) -> int:
     difference = manifest.differences.get(name)
-    return 0 if difference is None else total_bytes((difference.codes, difference.scales))
+    return 0 if difference is None else total_bytes(difference.tensors)
 
 
 def _values(refs: Iterable[TensorRef]) -> int:

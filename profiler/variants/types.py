@@ -215,6 +215,10 @@ class Difference:
     codes: TensorRef
     scales: TensorRef
 
+    @property
+    def tensors(self) -> tuple[TensorRef, TensorRef]:
+        return self.codes, self.scales
+
 
 @dataclass(frozen=True)
 class _Manifest:

@@ -232,7 +232,7 @@ def tensors_of(manifest: Manifest) -> Iterator[TensorRef]:
         yield from refs_of(module)
     yield from manifest.full.values()
     for difference in manifest.differences.values():
-        yield from (difference.codes, difference.scales)
+        yield from difference.tensors
 
 
 def verify(folder: Path) -> None:

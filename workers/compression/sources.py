@@ -90,8 +90,7 @@ class Adapted:
             return self._files.read(self._manifest.full[stored]).clone()
         weight = self._base.tensor(name)
         if (difference := self._manifest.differences.get(stored)) is not None:
-            codes, scales = self._files.read(difference.codes), self._files.read(difference.scales)
-            return differences.decode(weight, codes, scales, weight.dtype)
+            return differences.merged(weight, difference, self._files.read)
         module = self._modules.get(name.removesuffix(".weight")) if name.endswith(".weight") else None
         return weight if module is None else merged_weight(weight, module, self._files.read).float()
 

@@ -1,18 +1,21 @@
 """An embedding or a head as what it differs by from the base's: 8 bits a number, and a scale for each row.
 
-A fine-tune changes them little: eight bits of the change then lose less than a bfloat16 of the weight would.
-`keeps` tells where that is so.
+A fine-tune changes them little: eight bits of the change then lose no more than rounding the weight to
+bfloat16 does. `keeps` tells where that is so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
+from profiler.types import TensorRef
+from profiler.variants.types import Difference
+
 TOP = 127  # of a code; the scale is a row's largest change over it
 LOST = 1.66e-3  # |lost| / |weight| at most: what rounding normally distributed numbers to bfloat16 loses
-LOST_OF_A_ROW = 2.0**-6  # that the base hardly had, so that it has 8 bits of itself
+LOST_OF_A_ROW = 2.0**-6  # the same of each row: one that the base hardly had has 8 bits of itself
 CHUNK = 1 << 24  # values looked at together: 64 MiB in float32
 
 
@@ -38,6 +41,14 @@ def decode(
     for some in _pieces(codes):
         made[some] = torch.addcmul(base[some].float(), codes[some].float(), scales[some].float()[:, None])
     return made
+
+
+def merged(
+    base: torch.Tensor, difference: Difference, read: Callable[[TensorRef], torch.Tensor]
+) -> torch.Tensor:
+    """The tensor that a variant has in the base's place, in the base's type."""
+    codes, scales = map(read, difference.tensors)
+    return decode(base, codes, scales, base.dtype)
 
 
 def keeps(base: torch.Tensor, tuned: torch.Tensor) -> bool:

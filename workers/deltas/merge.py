@@ -139,8 +139,7 @@ class _Job:
         weight = read_tensor(self.base, place)
         if (difference := self.manifest.differences.get(name)) is None:
             return weight
-        codes, scales = self.variant.read(difference.codes), self.variant.read(difference.scales)
-        return differences.decode(weight, codes, scales, weight.dtype)
+        return differences.merged(weight, difference, self.variant.read)
 
     def _shape(self, name: str, place: TensorRef) -> tuple[int, ...]:
         if name not in self.added:

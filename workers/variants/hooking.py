@@ -103,9 +103,8 @@ def hook(module: Any, shape: LayerShape, context: LayerContext, register: Callab
         case VocabularyShape(is_head=True):
             module.quant_method = VariantHead(module.quant_method, context)
         case VocabularyShape():
-            module.use_fused_embedding = (
-                False  # several ranks would look rows up without asking the next line's
-            )
+            # Else several ranks on GPUs look rows up without asking the quant_method (vLLM 0.32).
+            module.use_fused_embedding = False
             module.quant_method = VariantEmbedding(module.quant_method, module, shape, context)
             register(module, module.quant_method)
         case NormShape():

@@ -32,7 +32,6 @@ log = logging.getLogger(__name__)
 # What a variant that is to be merged may consist of, and must have of these.
 OPERATIONS = frozenset({"sparse_delta", "norm", "embedding", "head", "bias"})
 NEEDED = "sparse_delta"
-SCALE_BYTES = 4
 FETCHED_BYTES = 16 << 20  # of a difference in host memory that are added together
 
 
@@ -213,7 +212,8 @@ def _wholes(layers: Sequence[Hooked], dtype: torch.dtype) -> Iterator[Whole]:
     tables = [tensor for tensor in tensors.values() if tensor.ndim == 2]
     through = torch.empty(0, dtype=torch.uint8)
     if tables:
-        size = FETCHED_BYTES + aligned(SCALE_BYTES * max(map(len, tables)))
+        scales = [full_layout.difference_parts(*table.shape)[1] for table in tables]
+        size = FETCHED_BYTES + max(aligned(part.size_bytes) for part in scales)
         through = torch.empty(size, dtype=torch.uint8, device=tables[0].device)
     for table in tables:
         _compile_adding(table)

@@ -101,7 +101,7 @@ def _difference(
         fill,
         row,
         source=f"{difference.codes.name} {cut}",
-        files=files.holding((difference.codes, difference.scales)),
+        files=files.holding(difference.tensors),
         few_read=not layer.is_head,
     )
 
