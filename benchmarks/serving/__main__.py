@@ -22,7 +22,11 @@ from benchmarks.serving.metrics import highest_rates, ratios
 from benchmarks.serving.settings import GRACE_S, Settings, arguments, parser
 
 ENDING_S = 10  # after an engine has told all: then its processes are ended, whatever they still do
-SHARES = {"ours": 0.55, "baseline": 1.0}  # of what is left when its turn comes; ours has 32 deltas to read
+SHARES = {
+    "ours": 0.55,
+    "baseline": 1.0,
+    "baseline-disk": 1.0,
+}  # of what is left when its turn comes; ours has 32 deltas to read
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,11 @@ from typing import Any
 import torch
 
 from benchmarks import gpu_engine
-from benchmarks.serving import deltas
+from benchmarks.serving import deltas, whole_files
 from benchmarks.serving.settings import GIB, Settings, SwapConfig
 from workers.bus.client import new_address
 from workers.group.cuda_graphs import compilation
+from workers.kernels import full
 from workers.variant_config import ADDRESS_VARIABLE, VariantConfig
 
 ARENA_SLACK = 1.01  # a variant's arrays are aligned in the arena
@@ -23,6 +25,9 @@ def prepare_files(settings: Settings, engine: str) -> list[Path]:
     base = gpu_engine.write_dummy_base(settings.work / "base", settings.shape)
     if engine == "baseline":
         return [base]
+    if engine == "baseline-disk":
+        copies = range(settings.host_copies)
+        return [base, *(whole_files.write(settings.work, settings.shape, number) for number in copies)]
     return [
         deltas.write(
             base, settings.shape, settings.work / f"delta-{settings.bits}bit-{number}", settings.bits, number
@@ -39,7 +44,7 @@ def options(settings: Settings, engine: str) -> dict[str, Any]:
     """vLLM's arguments."""
     common: dict[str, Any] = {
         "model": str(settings.work / "base"),
-        "dtype": "bfloat16",
+        "dtype": "bfloat16" if torch.cuda.is_available() else "float32",
         "load_format": "dummy",
         "skip_tokenizer_init": True,
         "max_model_len": settings.max_model_len,
@@ -55,11 +60,12 @@ def options(settings: Settings, engine: str) -> dict[str, Any]:
             "kv_cache_memory_bytes": int(settings.kv_gib * GIB),
             "gpu_memory_utilization": 0.95,
         }
-    return common | (ours(settings) if engine == "ours" else baseline(settings))
+    return common | (ours(settings) if engine == "ours" else baseline(settings, engine == "baseline-disk"))
 
 
 def ours(settings: Settings) -> dict[str, Any]:
-    embedding = 2 * settings.shape["vocab_size"] * settings.shape["hidden_size"]  # stays in host memory
+    rows, columns = settings.shape["vocab_size"], settings.shape["hidden_size"]
+    embedding = sum(part.size_bytes for part in full.difference_parts(rows, columns))  # stays in host memory
     size = delta_bytes(settings.work / f"delta-{settings.bits}bit-0") - embedding
     arena = int(settings.slots * size * ARENA_SLACK) + (64 << 20)
     config = VariantConfig(settings.slots, arena, int(settings.host_gib * GIB), 8, kinds=("sparse_delta",))
@@ -70,9 +76,12 @@ def ours(settings: Settings) -> dict[str, Any]:
     }
 
 
-def baseline(settings: Settings) -> dict[str, Any]:
+def baseline(settings: Settings, on_disk: bool) -> dict[str, Any]:
     config = VariantConfig(settings.resident, 0, 0, 8, kinds=("sparse_delta",))
     own = SwapConfig(settings.host_copies, settings.quantum)
+    if on_disk:
+        files = tuple(str(whole_files.path(settings.work, n)) for n in range(settings.host_copies))
+        own = dataclasses.replace(own, files=files, host_bytes=int(settings.host_gib * GIB))
     return {
         "max_loras": settings.resident,
         "scheduler_cls": "benchmarks.serving.turns.make_scheduler",

@@ -75,13 +75,14 @@ def _within(values: Sequence[float], goals: Sequence[float], requests: int) -> d
 
 def highest_rates(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """For each engine, popularity and promise the highest rate at which 90% of requests kept TTFT and 90%
-    TPOT, as they did at all lower rates that were measured. `rate` is None where the lowest one broke it;
-    `broken_at` is the lowest rate that did, None where none did."""
-    cases: dict[tuple[str, int | None, str], dict[float, Row]] = {}
+    TPOT, with each seed, as they did at all lower rates that were measured. `rate` is None where the lowest
+    one broke it; `broken_at` is the lowest rate that did, None where none did."""
+    cases: dict[tuple[str, int | None, str], dict[float, list[Row]]] = {}
     for row in rows:
-        if "tpot_p90_s" not in row or (case := parse_case(row["case"])).kind == "azure":
+        if "tpot_p90_s" not in row or not (case := parse_case(row["case"])).rated:
             continue
-        cases.setdefault((row["engine"], row.get("limit"), case.kind), {})[case.rate] = row
+        by_rate = cases.setdefault((row["engine"], row.get("limit"), case.kind), {})
+        by_rate.setdefault(case.rate, []).append(row)
     found = []
     for (engine, limit, kind), by_rate in sorted(cases.items(), key=str):
         for promise, goals in PROMISES.items():
@@ -91,25 +92,28 @@ def highest_rates(rows: Sequence[Row]) -> list[dict[str, Any]]:
     return found
 
 
-def _highest(by_rate: Mapping[float, Row], goals: tuple[float, float]) -> tuple[float | None, float | None]:
+def _highest(
+    by_rate: Mapping[float, Sequence[Row]], goals: tuple[float, float]
+) -> tuple[float | None, float | None]:
     highest = None
-    for rate, row in sorted(by_rate.items()):
-        if row["ttft_p90_s"] > goals[0] or row["tpot_p90_s"] > goals[1]:
+    for rate, rows in sorted(by_rate.items(), key=lambda item: item[0]):
+        if any(row["ttft_p90_s"] > goals[0] or row["tpot_p90_s"] > goals[1] for row in rows):
             return highest, rate
         highest = rate
     return highest, None
 
 
 def ratios(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Ours to the baseline's, for each case that both have; one entry for each of our settings."""
+    """Ours to each baseline's, for each case that both have; one entry for each of our settings."""
     cases = [row for row in rows if "case" in row and "requests" in row]
-    baselines = {row["case"]: row for row in cases if row["engine"] == "baseline"}
     return [
         {
             "case": row["case"],
             "limit": row.get("limit"),
-            **{name: round(row[name] / baselines[row["case"]][name], 4) for name in COMPARED},
+            "to": other["engine"],
+            **{name: round(row[name] / other[name], 4) for name in COMPARED},
         }
         for row in cases
-        if row["engine"] == "ours" and row["case"] in baselines
+        for other in cases
+        if row["engine"] == "ours" != other["engine"] and row["case"] == other["case"]
     ]

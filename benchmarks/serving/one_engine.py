@@ -11,7 +11,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from benchmarks.serving import engines, playing, workload
+from benchmarks.serving import engines, playing, whole_files, workload
 from benchmarks.serving.metrics import summary
 from benchmarks.serving.settings import GRACE_S, Settings
 from workers.bus.client import VariantClient
@@ -19,6 +19,7 @@ from workers.variant_config import ADDRESS_VARIABLE
 
 CHECKED_TOKENS = 8
 WARM_PROMPTS, WARM_TOKENS = (16, 200, 700, 1900), 12
+WARM = (1, 2, 3, 4)  # variants
 AZURE = "AzureLLMInferenceTrace_conv.csv"
 
 
@@ -68,15 +69,19 @@ class OneEngine:
         self._llm = engines.start(self._settings, self._engine)
         self._client = VariantClient(os.environ[ADDRESS_VARIABLE])
         started = time.perf_counter()
+        on_disk = self._engine == "baseline-disk"
         self._tell(
             files_s=round(written - start, 1),
+            read_gb_per_s=round(whole_files.measured_gb_per_s(self._paths[1]), 2) if on_disk else None,
             start_s=round(started - written, 1),
         )
 
     async def _warm(self) -> None:
         """Every variant into host memory, as when they are deployed; kernels compiled; answers compared."""
         start = time.perf_counter()
-        last = self._settings.variants + (1 if self._engine == "baseline" else 0)
+        last = self._settings.variants + (0 if self._engine == "ours" else 1)
+        if self._engine == "baseline-disk":
+            last = len(WARM)  # who is read now is soon forgotten
         everyone = range(1, last + 1)
         # What is asked for and what is only prepared is read by different threads: from both ends at once.
         asked = [workload.Request(0.0, variant, 4, 1) for variant in everyone]
@@ -90,7 +95,7 @@ class OneEngine:
         )
         for length in WARM_PROMPTS:
             size = min(length, self._settings.max_model_len - WARM_TOKENS)
-            asked = [workload.Request(0.0, v, size, WARM_TOKENS) for v in (1, 2, 3, 4, 1, 2)]
+            asked = [workload.Request(0.0, v, size, WARM_TOKENS) for v in (*WARM, *WARM[:2])]
             await playing.play(self._llm, asked, self._prompt, self._variant, 120)
         state = await self._client.state()
         self._tell(
@@ -119,16 +124,16 @@ class OneEngine:
         if not requests:
             self._tell(**about, left_out="no request arrives in so short a time")
             return
-        worst_s = requests[-1].at_s + self._settings.drain_s
+        offline = workload.parse_case(name).kind == "offline"
+        drain_s = self._settings.offline_s if offline else self._settings.drain_s
+        worst_s = requests[-1].at_s + drain_s
         left_s = self._left_s()
         if left_s < worst_s:
             self._tell(**about, left_out=f"it may take {worst_s:.0f} s, {left_s:.0f} s are left")
             return
         await self._client.limit(limit)
         before = await self._client.state()
-        outcomes, duration_s = await playing.play(
-            self._llm, requests, self._prompt, self._variant, self._settings.drain_s
-        )
+        outcomes, duration_s = await playing.play(self._llm, requests, self._prompt, self._variant, drain_s)
         after = await self._client.state()
         counted = {key: after[key] - before[key] for key in ("skips", "preemptions")}
         self._tell(**about, **summary(outcomes, duration_s), **counted, **_tiers(after))

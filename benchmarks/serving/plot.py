@@ -17,13 +17,18 @@ from typing import Any
 from benchmarks import plot_style, rehearsing
 from benchmarks.serving.workload import parse_case
 
+NAMES = {
+    "ours": "ours, N={}",
+    "baseline": "whole models, {} on the GPU",
+    "baseline-disk": "whole models, {} on the GPU, most on disk",
+}
 PANELS = (
     ("e2e_mean_s", "mean E2E (s)", "log"),
     ("ttft_mean_s", "mean TTFT (s)", "log"),
     ("requests_per_s", "finished requests per s", "linear"),
 )
 TITLES = {"zipf": "Zipf-1.5", "uniform": "uniform", "azure": "DeltaZip's Azure traces"}
-COLOURS = {"ours": "tab:blue", "baseline": "tab:red"}
+COLOURS = {"ours": "tab:blue", "baseline": "tab:red", "baseline-disk": "tab:orange"}
 
 
 def lines(rows: Sequence[dict[str, Any]], kind: str) -> dict[tuple[str, int], list[dict[str, Any]]]:
@@ -48,7 +53,7 @@ def draw(rows: Sequence[dict[str, Any]], target: Path) -> None:
         for row, (name, label, scale) in enumerate(PANELS):
             axes = grid[row][column]
             for (engine, limit), points in sorted(found.items()):
-                what = f"{engine}, N={limit}" if engine == "ours" else f"whole models, {limit} on the GPU"
+                what = NAMES[engine].format(limit)
                 axes.plot(
                     [p["rate"] for p in points],
                     [p[name] for p in points],

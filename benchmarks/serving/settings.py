@@ -51,6 +51,7 @@ class Settings:
     cases: tuple[str, ...]
     seconds: float
     drain_s: float
+    offline_s: float
     seed: int
 
     @property
@@ -66,10 +67,15 @@ class Settings:
 
 @dataclass(frozen=True)
 class SwapConfig:
-    """The baseline's, in vLLM's `additional_config` beside a VariantConfig, whose slots hold models there."""
+    """The baseline's, in vLLM's `additional_config` beside a VariantConfig, whose slots hold models there.
+
+    With `files` only so many models stay in host memory as `host_bytes` hold, and others are read from them.
+    """
 
     host_copies: int
     quantum: int
+    files: tuple[str, ...] = ()
+    host_bytes: int = 0
 
     def as_json(self) -> dict[str, Any]:
         return {SWAP_KEY: asdict(self)}
@@ -86,7 +92,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     made.add_argument("--traces", type=Path, required=True, help="folder of the DeltaZip and Azure traces")
     made.add_argument("--out", type=Path, required=True, help="JSON; written anew after every case")
     made.add_argument("--append", action="store_true", help="keep what lies in --out, from a run before")
-    made.add_argument("--engines", default="ours,baseline")
+    made.add_argument("--engines", default="ours,baseline", help="of ours, baseline and baseline-disk")
     made.add_argument(
         "--budget", type=float, default=540, help="seconds for all; cases that do not fit are left out"
     )
@@ -105,7 +111,9 @@ def parser(description: str | None) -> argparse.ArgumentParser:
         "--quantum", type=int, default=8, help="the baseline's steps before another model's turn"
     )
     made.add_argument("--kv-gib", type=float, default=24, help="KV cache, on both sides")
-    made.add_argument("--host-gib", type=float, default=100, help="page-locked memory for deltas")
+    made.add_argument(
+        "--host-gib", type=float, default=100, help="page-locked memory for deltas, or baseline-disk's models"
+    )
     made.add_argument("--max-model-len", type=int, default=2048)
     made.add_argument("--max-num-seqs", type=int, default=64)
     made.add_argument("--max-batched-tokens", type=int, default=2048)
@@ -116,6 +124,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     made.add_argument(
         "--drain-s", type=float, default=10, help="after the last arrival; then a case is given up"
     )
+    made.add_argument("--offline-s", type=float, default=150, help="after which an offline case is given up")
     made.add_argument("--seed", type=int, default=1)
     return made
 

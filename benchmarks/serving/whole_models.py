@@ -17,23 +17,27 @@ and loops over the models of a batch within every layer. Here, on today's vLLM, 
   quantum makes that cheaper, and others wait longer.
 
 Models share `host_copies` distinct blocks of host memory in turn: 32 of 13.5 GB do not fit there.
+
+With files (`baseline-disk`) so many models are in host memory as `host_bytes` hold, those used last.
+Another one is read from its file first, as `whole_files` does it, into its block.
 """
 
 from __future__ import annotations
 
 import math
 import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from benchmarks.serving import whole_files
 from benchmarks.serving.settings import SwapConfig
+from benchmarks.serving.whole_files import ALIGNMENT
 from workers.variants.loader import Loader
 from workers.variants.manager import VariantManager
-
-ALIGNMENT = 256
 
 
 @dataclass(frozen=True)
@@ -48,13 +52,18 @@ class HostModel:
 class WholeModels:
     """In the place of `VariantCache` (`workers.variants`): the same calls, whole models in the slots."""
 
-    def __init__(self, weights: Sequence[torch.Tensor], slots: int, copies: int) -> None:
+    def __init__(self, weights: Sequence[torch.Tensor], slots: int, own: SwapConfig) -> None:
         self._weights = list(weights)
         self._device = self._weights[0].device
         self._starts, self._bytes = _layout(self._weights)
         on_gpu = self._device.type == "cuda"
         self._copies = torch.cuda.Stream(self._device) if on_gpu else None
-        self._host = [HostModel(self._host_copy(number, on_gpu)) for number in range(copies)]
+        self._host = [HostModel(self._host_copy(number, on_gpu)) for number in range(own.host_copies)]
+        self._files = own.files
+        self._fitting = own.host_bytes // self._bytes if own.files else None  # models; None: all do
+        self._in_host: OrderedDict[int, None] = OrderedDict()  # used last comes last
+        for file, model in zip(own.files, self._host, strict=False):
+            whole_files.read_into(file, model.memory.numpy())
         self._slots = [torch.empty(self._bytes, dtype=torch.uint8, device=self._device) for _ in range(slots)]
         self._views = [self._views_of(slot) for slot in self._slots]
         self._known: dict[int, int] = {}
@@ -77,10 +86,28 @@ class WholeModels:
     # --- what the loader asks ------------------------------------------------------------------
 
     def prepare(self, uid: int, path: str) -> HostModel:
-        """All are in host memory from the start."""
+        """All are in host memory from the start; or this one is read if it has left it. Blocking."""
+        model = self._host[uid % len(self._host)]
+        if not self.holds(uid):
+            # Others with the same block may be copied from it meanwhile: it is filled with what it holds.
+            whole_files.read_into(self._files[uid % len(self._host)], model.memory.numpy())
         with self._lock:
             self._known[uid] = self._bytes
-        return self._host[uid % len(self._host)]
+            self._in_host[uid] = None
+            self._in_host.move_to_end(uid)
+            while self._fitting is not None and len(self._in_host) > self._fitting:
+                self._in_host.popitem(last=False)
+        return model
+
+    def holds(self, uid: int) -> bool:
+        with self._lock:
+            return self._fitting is None or uid in self._in_host
+
+    def streams(self, uid: int) -> bool:
+        return False  # a step needs all of it
+
+    def settle(self) -> None:
+        """What is placed is there."""
 
     def place(self, uid: int, path: str, slot: int) -> int:
         """Copy a model into a slot that no batch in flight uses. Blocking; batches run on."""
@@ -107,10 +134,11 @@ class WholeModels:
     def forget(self, uid: int) -> None:
         with self._lock:
             self._known.pop(uid, None)
+            self._in_host.pop(uid, None)
 
     def in_host(self) -> dict[int, int]:
         with self._lock:
-            return dict(self._known)
+            return dict(self._known) if self._fitting is None else dict.fromkeys(self._in_host, self._bytes)
 
     def staying(self) -> dict[int, int]:
         return {}
@@ -141,8 +169,8 @@ class WholeModelManager(VariantManager):
     def create_lora_manager(self, model: torch.nn.Module, vllm_config: Any) -> torch.nn.Module:
         own = SwapConfig.of(vllm_config)
         weights = [parameter.data for parameter in model.parameters() if parameter.numel()]
-        self.variant_cache = WholeModels(weights, self.config.slots, own.host_copies)
-        self._loader = Loader.connect(self._parallel.rank, self.variant_cache)
+        self.variant_cache = models = WholeModels(weights, self.config.slots, own)
+        self._loader = Loader.connect(self._parallel.rank, models)
         return model
 
     def set_active_adapters(self, requests: set[Any], mapping: Any) -> None:

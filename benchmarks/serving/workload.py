@@ -18,7 +18,10 @@ import numpy.typing as npt
 
 CHARACTERS_PER_TOKEN = 4  # of English, about, in Llama's vocabulary: there is no tokenizer to count with
 ZIPF = 1.5
-CASE = re.compile(r"(?P<kind>azure|zipf|uniform)@(?P<rate>\d+(?:\.\d+)?)(?::cv=(?P<cv>\d+(?:\.\d+)?))?")
+CASE = re.compile(
+    r"(?P<kind>azure|zipf|uniform|offline)@(?P<rate>\d+(?:\.\d+)?)"
+    r"(?::cv=(?P<cv>\d+(?:\.\d+)?))?(?::seed=(?P<seed>\d+))?"
+)
 
 Lengths = Sequence[tuple[int, int]]  # (prompt tokens, output tokens)
 
@@ -36,20 +39,31 @@ class Request:
 @dataclass(frozen=True)
 class Case:
     """`azure@1.0` is DeltaZip's trace of that rate; `zipf@4` and `uniform@4` are synthetic, Poisson unless
-    followed by `:cv=` and the coefficient of variation of Gamma arrivals."""
+    followed by `:cv=` and the coefficient of variation of Gamma arrivals; `:seed=` is of this case alone.
+    `offline@320` is that many requests at once, of variants alike."""
 
     name: str
     kind: str
     rate: float
     cv: float = 1.0
+    seed: int | None = None
+
+    @property
+    def rated(self) -> bool:
+        """Whether its requests arrive at random, at its rate."""
+        return self.kind in ("zipf", "uniform")
 
 
 def parse_case(name: str) -> Case:
     """Raises ValueError."""
     found = CASE.fullmatch(name)
     if found is None:
-        raise ValueError(f"expected a case such as azure@1.0, zipf@4 or uniform@4:cv=3, got {name!r}")
-    return Case(name, found["kind"], float(found["rate"]), float(found["cv"] or 1))
+        raise ValueError(
+            f"expected a case such as azure@1.0, zipf@4, uniform@4:cv=3, uniform@4:seed=2 or offline@320,"
+            f" got {name!r}"
+        )
+    seed = int(found["seed"]) if found["seed"] else None
+    return Case(name, found["kind"], float(found["rate"]), float(found["cv"] or 1), seed)
 
 
 def trace_requests(jsonl: str, variants: int, max_model_len: int) -> list[Request]:
@@ -103,9 +117,10 @@ def arrivals(rate: float, seconds: float, cv: float, rng: np.random.Generator) -
 
 def synthetic(case: Case, seconds: float, variants: int, lengths: Lengths, seed: int) -> list[Request]:
     """Poisson (or Gamma) arrivals of independent requests. Two cases of one rate and seed differ in who is
-    asked, and in nothing else."""
+    asked, and in nothing else. The case's seed comes before `seed`; offline all arrive at 0."""
+    seed = seed if case.seed is None else case.seed
     times_rng, lengths_rng, variants_rng = (np.random.default_rng([seed, i]) for i in range(3))
-    times = arrivals(case.rate, seconds, case.cv, times_rng)
+    times = arrivals(case.rate, seconds, case.cv, times_rng) if case.rated else np.zeros(int(case.rate))
     picked = lengths_rng.integers(len(lengths), size=len(times))
     asked = 1 + variants_rng.choice(variants, size=len(times), p=popularity(variants, case.kind))
     return [

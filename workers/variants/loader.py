@@ -7,18 +7,44 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Protocol
 
 from workers.bus.faults import fault_of
 from workers.bus.sockets import Message, RankSocket
 from workers.scheduling import residency
 from workers.variant_config import ADDRESS_VARIABLE
 from workers.variants.device import NoRoom
-from workers.variants.variant_cache import VariantCache
 
 log = logging.getLogger(__name__)
 
 READERS = 2
+
+
+class Sized(Protocol):
+    @property
+    def size_bytes(self) -> int: ...
+
+
+class Cache(Protocol):
+    """What a loader asks, of variants in host memory and in slots: `VariantCache`, whose methods say more."""
+
+    def prepare(self, uid: int, path: str) -> Sized: ...
+
+    def place(self, uid: int, path: str, slot: int) -> int: ...
+
+    def settle(self) -> None: ...
+
+    def clear(self, slot: int) -> None: ...
+
+    def forget(self, uid: int) -> None: ...
+
+    def holds(self, uid: int) -> bool: ...
+
+    def streams(self, uid: int) -> bool: ...
+
+    def in_host(self) -> dict[int, int]: ...
+
+    def staying(self) -> dict[int, int]: ...
 
 
 class Loader:
@@ -28,7 +54,7 @@ class Loader:
     newer one has overtaken, while its variant was read, is not carried out.
     """
 
-    def __init__(self, address: str, rank: int, variant_cache: VariantCache) -> None:
+    def __init__(self, address: str, rank: int, variant_cache: Cache) -> None:
         self._rank = rank
         self._variant_cache = variant_cache
         self._readers = ThreadPoolExecutor(READERS, "variant-reader")
@@ -39,7 +65,7 @@ class Loader:
         self._socket.send({"did": "hello", "rank": rank})
 
     @classmethod
-    def connect(cls, rank: int, variant_cache: VariantCache) -> Loader | None:
+    def connect(cls, rank: int, variant_cache: Cache) -> Loader | None:
         """The loader of this rank, if a scheduler of ours listens."""
         address = os.environ.get(ADDRESS_VARIABLE)
         return cls(address, rank, variant_cache) if address else None
