@@ -77,8 +77,7 @@ def _embed(ids, out, first, arena, table, slots, out_stride, width,
 
 @triton.jit(do_not_specialize=["max_tiles"])  # which takes many values
 def _head(x, out, arena, table, tiles, order, x_stride, out_stride, inputs, max_tiles, WIDTH: tl.constexpr,
-          ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, CODES: tl.constexpr,
-          EVEN: tl.constexpr):  # fmt: skip
+          ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, CODES: tl.constexpr):  # fmt: skip
     # Tiles come first: those of one slot run together and read its weights from memory once.
     tile = tiles + 3 * (tl.program_id(0) % max_tiles)
     slot = tl.load(tile)
@@ -86,40 +85,39 @@ def _head(x, out, arena, table, tiles, order, x_stride, out_stride, inputs, max_
         return
     count, weight = _tensor(arena, table, slot, WIDTH, x)
     outputs = (tl.program_id(0) // max_tiles) * OUTPUTS + tl.arange(0, OUTPUTS)
-    read = tl.minimum(outputs, count - 1)  # what is read twice is not stored, nor are rows that are not valid
+    inside = outputs < count
     valid = tl.arange(0, ROWS) < tl.load(tile + 2)
     rows = tl.load(order + tl.load(tile + 1) + tl.arange(0, ROWS), mask=valid, other=0).to(tl.int64)
     to = out + rows[None, :] * out_stride + outputs[:, None]
-    mask = (outputs < count)[:, None] & valid[None, :]
+    mask = inside[:, None] & valid[None, :]
     differs, codes, scales = _difference(arena, table, slot, WIDTH)
     if differs:
-        sum = _product(codes, read, x, rows, x_stride, inputs, EVEN, CODES)
-        sum *= tl.load(scales + read)[:, None]
+        sum = _product(codes, outputs, inside, x, rows, valid, x_stride, inputs, ROWS, OUTPUTS, CODES)
+        sum *= tl.load(scales + outputs, mask=inside, other=0)[:, None]
         sum += tl.load(to, mask=mask, other=0).to(tl.float32)
         tl.store(to, sum.to(out.dtype.element_ty), mask=mask)
     else:
-        sum = _product(weight, read, x, rows, x_stride, inputs, EVEN, INPUTS)
+        sum = _product(weight, outputs, inside, x, rows, valid, x_stride, inputs, ROWS, OUTPUTS, INPUTS)
         tl.store(to, sum.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def _product(weight, outputs, x, rows, x_stride, inputs,
-             EVEN: tl.constexpr, INPUTS: tl.constexpr):  # fmt: skip
-    """Of some rows of a weight with some of x: float32 [OUTPUTS, ROWS]. EVEN: INPUTS divide the inputs."""
-    columns = tl.arange(0, INPUTS)
-    weights = weight + outputs.to(tl.int64)[:, None] * inputs + columns[None, :]
-    values = x + rows[None, :] * x_stride + columns[:, None]
-    sum = tl.zeros((outputs.shape[0], rows.shape[0]), tl.float32)
+def _product(weight, outputs, inside, x, rows, valid, x_stride, inputs,
+             ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr):  # fmt: skip
+    """Of some rows of a weight with some of x: float32 [OUTPUTS, ROWS]."""
+    sum = tl.zeros((OUTPUTS, ROWS), tl.float32)
     for k in tl.range(0, inputs, INPUTS):
-        if EVEN:
-            left, right = tl.load(weights), tl.load(values)
-        else:
-            real = columns < inputs - k
-            left = tl.load(weights, mask=real[None, :], other=0)
-            right = tl.load(values, mask=real[:, None], other=0)
-        sum = tl.dot(left.to(x.dtype.element_ty), right, sum, input_precision="ieee")
-        weights += INPUTS
-        values += INPUTS
+        columns = k + tl.arange(0, INPUTS)
+        real = columns < inputs
+        weights = tl.load(
+            weight + outputs.to(tl.int64)[:, None] * inputs + columns[None, :],
+            mask=inside[:, None] & real[None, :],
+            other=0,
+        )
+        values = tl.load(
+            x + rows[None, :] * x_stride + columns[:, None], mask=real[:, None] & valid[None, :], other=0
+        )
+        sum = tl.dot(weights.to(x.dtype.element_ty), values, sum, input_precision="ieee")
     return sum
 
 
@@ -190,7 +188,6 @@ def head(x: torch.Tensor, out: torch.Tensor, arena: torch.Tensor, table: torch.T
     tiles = rows.tiles_by_count(len(x))[0] if batch_invariant() else rows.tiles(len(x))
     small = tiles.block == SMALL_BLOCK
     outputs, wide = (32 if small else 128), x.element_size() > 2
-    inputs, codes = (64, 128) if not small else (128, 128) if wide else (256, 256)
     _head[(tiles.max_tiles * triton.cdiv(out.shape[1], outputs),)](
         x,
         out,
@@ -205,11 +202,9 @@ def head(x: torch.Tensor, out: torch.Tensor, arena: torch.Tensor, table: torch.T
         WIDTH=WIDTH,
         ROWS=tiles.block,
         OUTPUTS=outputs,
-        INPUTS=inputs,
-        CODES=codes,
-        EVEN=x.shape[1] % codes == 0,
-        # Each of two has 16 outputs of its own; of four, two would make the same numbers of the same codes.
-        num_warps=2 if small else 4,
+        INPUTS=(128 if wide else 256) if small else 64,
+        CODES=(128 if wide else 256) if small else 128,
+        num_warps=4,
         num_stages=3,
     )
 
