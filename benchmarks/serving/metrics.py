@@ -74,15 +74,18 @@ def _within(values: Sequence[float], goals: Sequence[float], requests: int) -> d
 
 
 def highest_rates(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """For each engine, popularity and promise the highest rate at which 90% of requests kept TTFT and 90%
-    TPOT, with each seed, as they did at all lower rates that were measured. `rate` is None where the lowest
-    one broke it; `broken_at` is the lowest rate that did, None where none did."""
-    cases: dict[tuple[str, int | None, str], dict[float, list[Row]]] = {}
+    """For each engine, popularity and promise the highest rate of Poisson arrivals at which 90% of requests
+    kept TTFT and 90% TPOT, with each seed, as they did at all lower rates that were measured. `rate` is None
+    where the lowest one broke it; `broken_at` is the lowest rate that did, None where none did. Of a case
+    that was measured again the last row counts."""
+    cases: dict[tuple[str, int | None, str], dict[float, dict[str, Row]]] = {}
     for row in rows:
-        if "tpot_p90_s" not in row or not (case := parse_case(row["case"])).rated:
+        if "tpot_p90_s" not in row:
             continue
-        by_rate = cases.setdefault((row["engine"], row.get("limit"), case.kind), {})
-        by_rate.setdefault(case.rate, []).append(row)
+        case = parse_case(row["case"])
+        if case.rated and case.cv == 1:
+            by_rate = cases.setdefault((row["engine"], row.get("limit"), case.kind), {})
+            by_rate.setdefault(case.rate, {})[case.name] = row
     found = []
     for (engine, limit, kind), by_rate in sorted(cases.items(), key=str):
         for promise, goals in PROMISES.items():
@@ -93,25 +96,27 @@ def highest_rates(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def _highest(
-    by_rate: Mapping[float, Sequence[Row]], goals: tuple[float, float]
+    by_rate: Mapping[float, Mapping[str, Row]], goals: tuple[float, float]
 ) -> tuple[float | None, float | None]:
     highest = None
     for rate, rows in sorted(by_rate.items(), key=lambda item: item[0]):
-        if any(row["ttft_p90_s"] > goals[0] or row["tpot_p90_s"] > goals[1] for row in rows):
+        if any(row["ttft_p90_s"] > goals[0] or row["tpot_p90_s"] > goals[1] for row in rows.values()):
             return highest, rate
         highest = rate
     return highest, None
 
 
 def ratios(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Ours to each baseline's, for each case that both have; one entry for each of our settings."""
-    cases = [row for row in rows if "case" in row and "requests" in row]
+    """Ours to each baseline's, for each case that both have; one entry for each of our settings. None where
+    the baseline has finished nothing. Of a case that was measured again the last row counts."""
+    measured = [row for row in rows if "case" in row and "requests" in row]
+    cases = {(row["engine"], row["case"], row.get("limit")): row for row in measured}.values()
     return [
         {
             "case": row["case"],
             "limit": row.get("limit"),
             "to": other["engine"],
-            **{name: round(row[name] / other[name], 4) for name in COMPARED},
+            **{name: round(row[name] / other[name], 4) if other[name] else None for name in COMPARED},
         }
         for row in cases
         for other in cases

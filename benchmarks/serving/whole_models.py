@@ -60,13 +60,10 @@ class WholeModels:
         self._copies = torch.cuda.Stream(self._device) if on_gpu else None
         self._host = [HostModel(self._host_copy(number, on_gpu)) for number in range(own.host_copies)]
         self._files = own.files
-        self._fitting = own.host_bytes // self._bytes if own.files else None  # models; None: all do
+        self._fitting = _fitting(own, self._bytes) if own.files else None  # models; None: all do
         self._in_host: OrderedDict[int, None] = OrderedDict()  # used last comes last
-        for file, model in zip(own.files, self._host, strict=False):
-            whole_files.read_into(file, model.memory.numpy())
         self._slots = [torch.empty(self._bytes, dtype=torch.uint8, device=self._device) for _ in range(slots)]
         self._views = [self._views_of(slot) for slot in self._slots]
-        self._known: dict[int, int] = {}
         self._active: int | None = None
         self._lock = threading.Lock()
         self.compute: torch.cuda.Stream | None = None
@@ -92,7 +89,6 @@ class WholeModels:
             # Others with the same block may be copied from it meanwhile: it is filled with what it holds.
             whole_files.read_into(self._files[uid % len(self._host)], model.memory.numpy())
         with self._lock:
-            self._known[uid] = self._bytes
             self._in_host[uid] = None
             self._in_host.move_to_end(uid)
             while self._fitting is not None and len(self._in_host) > self._fitting:
@@ -133,12 +129,11 @@ class WholeModels:
 
     def forget(self, uid: int) -> None:
         with self._lock:
-            self._known.pop(uid, None)
             self._in_host.pop(uid, None)
 
     def in_host(self) -> dict[int, int]:
         with self._lock:
-            return dict(self._known) if self._fitting is None else dict.fromkeys(self._in_host, self._bytes)
+            return dict.fromkeys(self._in_host, self._bytes)
 
     def staying(self) -> dict[int, int]:
         return {}
@@ -150,6 +145,13 @@ class WholeModels:
         if self._active != uid:
             torch._foreach_copy_(self._weights, self._views[self.slot_of[uid]], non_blocking=True)
             self._active = uid
+
+
+def _fitting(own: SwapConfig, model_bytes: int) -> int:
+    """How many models host memory holds. Raises ValueError where it is none."""
+    if own.host_bytes < model_bytes:
+        raise ValueError(f"{own.host_bytes} bytes of host memory; a whole model has {model_bytes}")
+    return own.host_bytes // model_bytes
 
 
 def _layout(weights: Sequence[torch.Tensor]) -> tuple[list[int], int]:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 CHARACTERS_PER_TOKEN = 4  # of English, about, in Llama's vocabulary: there is no tokenizer to count with
 ZIPF = 1.5
 CASE = re.compile(
-    r"(?P<kind>azure|zipf|uniform|offline)@(?P<rate>\d+(?:\.\d+)?)"
+    r"(?P<kind>azure|offline|zipf|uniform)@(?P<rate>\d+(?:\.\d+)?)"
     r"(?::cv=(?P<cv>\d+(?:\.\d+)?))?(?::seed=(?P<seed>\d+))?"
 )
 
@@ -57,13 +57,20 @@ class Case:
 def parse_case(name: str) -> Case:
     """Raises ValueError."""
     found = CASE.fullmatch(name)
-    if found is None:
+    if found is None or _meaningless(found):
         raise ValueError(
             f"expected a case such as azure@1.0, zipf@4, uniform@4:cv=3, uniform@4:seed=2 or offline@320,"
             f" got {name!r}"
         )
     seed = int(found["seed"]) if found["seed"] else None
     return Case(name, found["kind"], float(found["rate"]), float(found["cv"] or 1), seed)
+
+
+def _meaningless(found: re.Match[str]) -> bool:
+    """A trace is as it is; of requests at once there is a whole number, and no gaps."""
+    if found["kind"] == "azure":
+        return bool(found["cv"] or found["seed"])
+    return found["kind"] == "offline" and bool(found["cv"] or not found["rate"].isdigit())
 
 
 def trace_requests(jsonl: str, variants: int, max_model_len: int) -> list[Request]:
