@@ -6,7 +6,8 @@ DeltaZip's evaluation (its section 6) on our engine. Both sides are vLLM with th
 requests at the same times, one after the other on one machine, each in a process of its own:
 
 - `ours`: deltas of 2:4 sparse codes in slots on the GPU, requests of all variants in one batch;
-- `baseline`: the paper's vLLM-SCB; `whole_models` says exactly what it does.
+- `baseline`: the paper's vLLM-SCB; `whole_models` says exactly what it does;
+- `baseline-disk`: the same with as much host memory as ours has, and other models in files.
 
 What is real and what is not:
 
@@ -17,11 +18,12 @@ What is real and what is not:
   lie on disk, so the files come from the page cache. Where host memory does not hold all of them (`in_host`),
   the others are read again when they are asked for.
 - Whole models are in page-locked memory from the start. There are a few distinct copies, which many models
-  share as if the machine had 13.5 GB for each, and none is ever read from disk: this favours the baseline.
+  share as if the machine had 13.5 GB for each, and `baseline` reads none from disk; `baseline-disk` reads
+  from the page cache: this favours the baseline.
 - From host memory to the GPU both sides copy all bytes of what they load.
 - Cases follow each other in one engine: each begins with what the one before has left in the slots. What does
   not fit into `--budget` is left out, the last cases first; results are written after every case.
 
-`workload`, `metrics` and `taking_turns` are pure; `deltas` writes deltas; `engines` starts vLLM; `playing`
-sends the requests; `one_engine` is what runs in each process; `plot` draws.
+`workload`, `metrics` and `taking_turns` are pure; `deltas` and `whole_files` write variants; `engines` starts
+vLLM; `playing` sends the requests; `one_engine` is what runs in each process; `plot` draws.
 """
