@@ -3,7 +3,8 @@
     python -m benchmarks.reproduction FIGURE [FIGURE ...] --out RESULT.json [--data FOLDER] [--seeds N]
 
 Figures: maveriq-8, maveriq-10 to maveriq-14, deltazip-11-13 (throughput, latency and SLOs of the same
-runs), deltazip-19, deltazip-measured (the simulation beside what was measured); `maveriq` and `deltazip` are
+runs), deltazip-19, deltazip-measured (the simulation beside what was measured), deltazip-promises (the
+highest rates that keep a promise, with today's costs); `maveriq` and `deltazip` are
 all of a paper's. `--data` holds Azure's LLM inference traces of 2023 (`AzureLLMInferenceTrace_code.csv` and
 `_conv.csv`) and DeltaZip's `deltazip-azure-ar0.5.jsonl` and `-ar1.0.jsonl` (docs/reproduction.md says where
 they are from). Results of other figures in RESULT.json stay.
@@ -21,7 +22,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import rehearsing
-from benchmarks.reproduction import deltazip, deltazip_measured, maveriq, maveriq_loads, plots, small_data
+from benchmarks.reproduction import (
+    deltazip,
+    deltazip_measured,
+    maveriq,
+    maveriq_loads,
+    plots,
+    promises,
+    small_data,
+)
 from benchmarks.reproduction.sizes import Size
 
 Figure = Callable[[Path, Size], list[dict[str, Any]]]
@@ -35,6 +44,7 @@ FIGURES: dict[str, Figure] = {
     "deltazip-11-13": deltazip.figures_11_to_13,
     "deltazip-19": deltazip.figure_19,
     "deltazip-measured": deltazip_measured.held_against_measurements,
+    "deltazip-promises": promises.promises,
 }
 
 
@@ -71,7 +81,7 @@ def compute(names: Sequence[str], data: Path, out: Path, size: Size) -> None:
 def rehearse(folder: Path) -> None:
     """Every figure of minute traces: one seed, one rate, few models, a few seconds."""
     data = small_data.write(folder)
-    small = Size(shares=(0.4,), seeds=1, models=3, horizon_s=20.0, rates=(1.0,))
+    small = Size(shares=(0.4,), seeds=1, models=3, horizon_s=20.0, rates=(1.0,), promise_rates=(1.0,))
     for paper in ("maveriq", "deltazip"):
         out = folder / f"reproduction_{paper}.json"
         compute([name for name in FIGURES if name.startswith(paper)], data, out, small)

@@ -1,4 +1,4 @@
-"""What people want to look at: DeltaZip's mean latencies by rate, and SLOs; MaverIQ's latency by rate."""
+"""What people want to look at: DeltaZip's mean latencies, SLOs and promises by rate; MaverIQ's latency."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import plot_style
+from benchmarks.serving.metrics import PROMISES
+from benchmarks.serving.workload import parse_case
 
 Rows = Sequence[dict[str, Any]]
 
@@ -17,6 +19,8 @@ def draw(result: dict[str, Any], out: Path) -> None:
     figures = result["figures"]
     if "deltazip-11-13" in figures:
         deltazip(figures["deltazip-11-13"]["rows"], out.with_suffix(".png"))
+    if "deltazip-promises" in figures:
+        promises(figures["deltazip-promises"]["rows"], out.with_name(f"{out.stem}_promises.png"))
     if "maveriq-10" in figures:
         maveriq(figures["maveriq-10"]["rows"], out.with_suffix(".png"))
 
@@ -39,6 +43,40 @@ def deltazip(rows: Rows, path: Path) -> None:
             axis.set_xlabel("requests a second" if line == 1 else "")
             axis.set_ylabel(f"{title}, mean, s" if column == 0 else "")
     figure.suptitle("32 full fine-tunes of Llama-2-13B on four A800, loaded from disk, simulated")
+    plot_style.legend(figure, axes)
+    plot_style.save(figure, path)
+
+
+def promises(rows: Rows, path: Path) -> None:
+    """TTFT above, TPOT below, of 90% of requests, with both promises; a column for each popularity. Lines are
+    simulated, the mean of the seeds; rings were served."""
+    simulated = [(row, parse_case(row["case"])) for row in rows if "ttft_p90_s" in row]
+    served = [(row, parse_case(row["served_case"])) for row in rows if "served_case" in row]
+    figure, axes = plot_style.new(2, 2, (4.6, 3.2), sharex=True)
+    engines = _in_order(row["engine"] for row, _ in simulated)
+    for line, (name, title) in enumerate((("ttft_p90_s", "TTFT"), ("tpot_p90_s", "TPOT"))):
+        for column, kind in enumerate(("uniform", "zipf")):
+            axis = axes[line, column]
+            for number, engine in enumerate(engines):
+                own = [(row, case) for row, case in simulated if (row["engine"], case.kind) == (engine, kind)]
+                rates = _in_order(case.rate for _, case in own)
+                means = [_mean(row[name] for row, case in own if case.rate == rate) for rate in rates]
+                axis.plot(rates, means, color=f"C{number}", label=engine)
+                rings = [
+                    (case.rate, row["measured"][name])
+                    for row, case in served
+                    if (row["served_as"], case.kind) == (engine, kind)
+                ]
+                axis.plot(
+                    *zip(*rings, strict=True) if rings else ([], []), "o", mfc="none", color=f"C{number}"
+                )
+            for goals in PROMISES.values():
+                axis.axhline(goals[line], color="0.6", linestyle=":")
+            _log(axis)
+            axis.set_title(kind if line == 0 else "")
+            axis.set_xlabel("requests a second" if line == 1 else "")
+            axis.set_ylabel(f"{title}, 90% within, s" if column == 0 else "")
+    figure.suptitle("32 fine-tunes on an H200, simulated; rings: served")
     plot_style.legend(figure, axes)
     plot_style.save(figure, path)
 

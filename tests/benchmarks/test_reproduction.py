@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 from benchmarks.placement_instances import model
-from benchmarks.reproduction import serving, systems
+from benchmarks.reproduction import promises, serving, systems
 from benchmarks.reproduction.deltazip_testbeds import Testbed, a800, groups_of, h200
 from benchmarks.reproduction.deltazip_testbeds import systems as of_testbed
+from benchmarks.reproduction.replaying import replayed
 from benchmarks.reproduction.site import paper_site
 from benchmarks.reproduction.step_models import Deployed, steps_of
 from benchmarks.reproduction.traffic import Traffic, fluctuating, thinned
+from benchmarks.serving.workload import Request as Asked
 from controlplane.simulation.traces import Trace
 from controlplane.simulation.world import REFUSED, new_asked
 from placement.solver.layout import Layout
@@ -130,3 +132,44 @@ def test_slots_and_kv_cache_fit_the_memory(bed: Testbed) -> None:
         kv_bytes = groups_of(bed, system).kv_tokens * bed.cached_bytes
         assert system.slots * each + base + kv_bytes <= 0.9 * bed.memory_bytes
         assert kv_bytes > 16_000 * bed.cached_bytes
+
+
+@pytest.mark.parametrize("name", list(promises.ENGINES))
+def test_a_request_alone_takes_its_steps(name: str) -> None:
+    """Each token after the first: a row, its variant, and what reading its cached tokens takes."""
+    engine = promises.ENGINES[name]
+    world = replayed([Asked(0.0, 1, 128, 101)], promises.scenario(engine))
+    cached_ms = (128 + 50) * 0.5 * 2**20 / 4.2e12 * 1e3
+    step_ms = engine.base_ms + engine.variant_ms + promises.ROW_MS + cached_ms
+    found = promises.figures(world, 60.0)
+    assert found["tpot_p90_s"] == pytest.approx(step_ms / 1e3, rel=0.01)
+    assert found["unfinished"] == 0
+
+
+def test_today_costs_are_those_that_were_measured() -> None:
+    """28 deltas in a step, and 930 tokens of one beside 27, take what they took."""
+    four = promises.ENGINES["deltas, 4 bits"]
+    together_ms = four.base_ms + 27 * promises.ROW_MS + 28 * four.variant_ms
+    assert together_ms == pytest.approx(25.26, abs=0.01)
+    filling_ms = 930 * (promises.PROMPT_TOKEN_MS + four.token_ms)
+    assert filling_ms + 27 * (four.variant_ms + promises.ROW_MS) == pytest.approx(55.6, abs=0.01)
+
+
+def test_who_has_no_answer_in_time_counts_with_the_time_until_then() -> None:
+    """Two requests of 1,000 tokens that take 5 s and more; the second is given up after 3."""
+    whole = promises.ENGINES["whole models"]
+    asked = [Asked(0.0, 1, 10, 1000), Asked(10.0, 1, 10, 1000)]
+    found = promises.figures(replayed(asked, promises.scenario(whole)), 3.0)
+    assert found["unfinished"] == 1
+    assert promises.figures(replayed(asked, promises.scenario(whole)), 30.0)["unfinished"] == 0
+
+
+@pytest.mark.parametrize(
+    ("ttft_s", "agrees"), [(0.9, [True, True]), (1.1, [False, True]), (9.0, [False, False])]
+)
+def test_a_simulation_agrees_where_both_keep_a_promise_or_both_break_it(
+    ttft_s: float, agrees: list[bool]
+) -> None:
+    measured = {"ttft_p90_s": 0.2, "tpot_p90_s": 0.03}
+    found = promises.agree(measured, {"ttft_p90_s": ttft_s, "tpot_p90_s": 0.04})
+    assert list(found.values()) == agrees
