@@ -206,7 +206,11 @@ class Settings(BaseSettings):
         ge=1024,
         description="Most of one answer that a gateway keeps for its client; then the engine waits.",
     )
-    engine_start_timeout_s: float = Field(default=900.0, gt=0)
+    engine_start_timeout_s: float = Field(
+        default=900.0,
+        gt=0,
+        description="Longest that a call waits which loads or unloads a variant; then it goes on by itself.",
+    )
     start_limit_s: float = Field(
         default=1800.0, gt=0, description="A group whose engine does not run after so long is placed anew."
     )

@@ -30,7 +30,7 @@ REST_CALL = re.compile(r"\b(GET|POST|PUT|PATCH|DELETE) /")
 HINTS: dict[str, str] = {
     "internal_error": "this is a defect; run again with --debug and report what it prints",
     "invalid_request": "correct the request; `ostinato COMMAND --help` shows what it takes",
-    "context_length_exceeded": "shorten the text, or deploy with a larger --max-output",
+    "context_length_exceeded": "shorten the text, or raise OSTINATO_MAX_MODEL_LEN and deploy anew",
     "no_chat_template": "`ostinato infer MODEL TEXT` completes a text",
     "source_unreadable": "check that the folder holds a complete checkpoint or adapter",
     "unauthorized": "set OSTINATO_API_KEY to the key this installation was started with",

@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from controlplane.runtime.local import ray_switches
+from controlplane.settings import Settings
+
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = ROOT / "deploy" / "Dockerfile"
 INSTRUCTIONS = {
@@ -157,3 +160,21 @@ def test_the_context_holds_what_is_copied_and_no_more() -> None:
     packages = {"controlplane", "workers", "placement", "profiler"}
     assert packages | {"pyproject.toml", "requirements", "README.md", "deploy/serve-config.yaml"} <= kept
     assert not {".git", "tests", ".tools", ".venv", "helm"} & kept
+
+
+def ray_settings() -> dict[str, str]:
+    lines = (ROOT / "deploy" / "ray.env").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+
+
+def test_rays_settings_are_those_of_a_local_cluster(tmp_path: Path) -> None:
+    switches = ray_switches(Settings(home=tmp_path))
+    assert ray_settings().items() <= switches.items()
+    assert "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH" in ray_settings()
+
+
+@final
+def test_images_have_rays_settings(stage: Stage) -> None:
+    pairs = [pair for text in stage.all("ENV") for pair in shlex.split(text)]
+    environment = dict(pair.split("=", 1) for pair in pairs)
+    assert ray_settings().items() <= environment.items()

@@ -102,6 +102,7 @@ EVERYTHING: Object = {
         "writeTimeoutS": 30.5,
         "tenantFolders": False,
         "engineStartTimeoutS": 1800,
+        "startLimitS": 3600.5,
         "requestTimeoutS": 300.5,
         "auditLog": "/scratch/audit.jsonl",
     },
@@ -383,6 +384,25 @@ def test_settings_read_what_the_chart_writes(chart: Chart, monkeypatch: pytest.M
     assert settings.worker_host == "0.0.0.0"  # gateways may be on other nodes
     assert settings.metrics_host == "0.0.0.0"  # Prometheus is
     assert settings.allowed_roots == "/models:/scratch/models"
+
+
+def test_unset_settings_are_told_with_their_defaults() -> None:
+    """Those that values.yaml has in comments: `# maxModelLen: 2048  # why`."""
+    lines = (
+        (CHART / "values.yaml").read_text().partition("\nsettings:\n")[2].partition("\n\n")[0].splitlines()
+    )
+    found = [re.fullmatch(r"  # ([a-z]\w+): ([^#]+?)(?: +#.*)?", line) for line in lines]
+    told = {match[1]: yaml.safe_load(match[2]) for match in found if match}
+    assert len(told) > 15
+    settings = Settings(_env_file=None)
+    for name, value in told.items():
+        assert getattr(settings, re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()) == value, name
+
+
+@pytest.mark.parametrize(("settings", "seconds"), [({}, "17"), ({"writeTimeoutS": 60.5}, "61")])
+def test_haproxy_waits_for_clients_as_gateways_do(chart: Chart, settings: Object, seconds: str) -> None:
+    for template in pod_templates(chart.service({"serve": {"haproxy": True}, "settings": settings})):
+        assert environment(template)["RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S"]["value"] == seconds
 
 
 @pytest.mark.parametrize("throughput", [True, False])
@@ -852,8 +872,11 @@ def test_redis_starts_with_the_charts_command(chart: Chart, tmp_path: Path) -> N
         refused = subprocess.run(["sh", "-c", probe], env=wrong, capture_output=True, check=False)
         assert refused.returncode != 0
         assert (tmp_path / "appendonlydir").is_dir()
-        asked = redis.Redis(port=port, password="abc123").config_get("appendfsync", "maxmemory-policy")
-        assert asked == {"appendfsync": "always", "maxmemory-policy": "noeviction"}
+        asked = redis.Redis(port=port, password="abc123").config_get(
+            "appendfsync", "maxmemory", "maxmemory-policy"
+        )
+        kept = {"maxmemory": str(700 << 20), "maxmemory-policy": "noeviction"}
+        assert asked == {"appendfsync": "always", **kept}
     finally:
         server.terminate()
         server.wait(60)

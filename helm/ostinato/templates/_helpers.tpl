@@ -246,7 +246,7 @@ applications:
   value: "0"
 # Of a client that is to send, or to read, as OSTINATO_WRITE_TIMEOUT_S is; an hour by Serve's own choice.
 - name: RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S
-  value: "20"
+  value: {{ .Values.settings.writeTimeoutS | default 17 | float64 | ceil | int | quote }}
 {{- end }}
 # So often news of replicas are asked for again (controlplane/runtime/serve_news.py).
 - name: LISTEN_FOR_CHANGE_REQUEST_TIMEOUT_S_LOWER_BOUND
