@@ -58,7 +58,8 @@ class RandomBoft:
 @dataclass(frozen=True)
 class RandomDelta:
     """A compressed delta of a random fine-tune; with `full` its norms and embedding differ as well, the
-    latter by `tables` of itself: it is stored as a difference if that is little, and else whole."""
+    latter by `tables` of itself: it is stored as a difference if that is little, and else whole. Biases of
+    `kept` stay the base's."""
 
     name: str
     seed: int
@@ -68,6 +69,7 @@ class RandomDelta:
     full: bool = True
     strength: float = 0.12
     tables: float = 0.05
+    kept: tuple[str, ...] = ()
 
 
 RandomVariant = RandomLora | RandomBoft | RandomDelta
@@ -134,7 +136,9 @@ def write_delta(base: Path, folder: Path, delta: RandomDelta) -> Path:
         method = rounded_svd(groups=WIDE if delta.method == "wide svd" else ())
     with tempfile.TemporaryDirectory() as scratch:
         tuned = Path(scratch) / "tuned"
-        write_tuned(base, tuned, delta.seed, delta.strength, full=delta.full, tables=delta.tables)
+        write_tuned(
+            base, tuned, delta.seed, delta.strength, full=delta.full, tables=delta.tables, kept=delta.kept
+        )
         compress(Job(base, tuned, folder, method, force=True))
     return folder
 
@@ -154,17 +158,27 @@ def rounded_svd(budget: float = 1 / 16, groups: Sequence[tuple[int, int]] = ()) 
 
 
 def write_tuned(
-    base: Path, folder: Path, seed: int, strength: float = 0.12, *, full: bool = True, tables: float = 0.05
+    base: Path,
+    folder: Path,
+    seed: int,
+    strength: float = 0.12,
+    *,
+    full: bool = True,
+    tables: float = 0.05,
+    kept: Sequence[str] = (),
 ) -> Path:
     """A checkpoint whose linear weights are the base's plus a rank-4 and a dense random part.
 
-    With `full` the norms and biases change a little too, and embedding and head by `tables` of themselves.
+    With `full` the norms and biases change a little too, but for biases of the modules `kept`, and embedding
+    and head by `tables` of themselves.
     """
     generator = torch.Generator().manual_seed(seed)
 
     def tune(name: str, weight: torch.Tensor) -> torch.Tensor:
         if name.endswith("_proj.weight"):
             return weight + _like_training(weight, strength, generator)
+        if name.endswith(".bias") and name.split(".")[-2] in kept:
+            return weight
         much = tables if name in (EMBEDDING, HEAD) else 0.05
         return weight * (1 + much * torch.randn(weight.shape, generator=generator)) if full else weight
 

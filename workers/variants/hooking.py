@@ -21,19 +21,27 @@ from workers.variants.layers import NormHook, VariantEmbedding, VariantHead, Var
 from workers.variants.shapes import LayerShape, LinearShape, NormShape, Slice, VocabularyShape
 
 ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+HEAD_MODULE = "lm_head"
 
 Found = tuple[torch.nn.Module, LayerShape]
 
 
 def find_layers(model: Any) -> list[Found]:
-    """Every module of this rank that variants may change, in the model's order."""
+    """Every module of this rank that variants may change, in the model's order.
+
+    An embedding that is the head, too (vLLM 0.26 has tied Qwen2 and Qwen3 so), comes once more, as a head.
+    """
     packed = getattr(model, "packed_modules_mapping", {})
     tied = bool(getattr(model.config, "tie_word_embeddings", False))
-    return [
+    found = [
         (module, shape)
         for name, module in model.named_modules()
         for shape in _shape(name, module, packed, tied)
     ]
+    head = getattr(model, HEAD_MODULE, None)
+    if isinstance(head, VocabParallelEmbedding) and not isinstance(head, ParallelLMHead):
+        found.append((head, _vocabulary(HEAD_MODULE, head, tied, is_head=True)))
+    return found
 
 
 def _shape(
@@ -41,7 +49,7 @@ def _shape(
 ) -> Iterator[LayerShape]:
     """The module's shape, if it is one of those."""
     if isinstance(module, VocabParallelEmbedding):  # a head is one, too
-        yield _vocabulary(name, module, tied)
+        yield _vocabulary(name, module, tied, isinstance(module, ParallelLMHead))
     elif isinstance(module, LinearBase):
         parent, _, last = name.rpartition(".")
         parts = packed.get(last, [last])
@@ -84,8 +92,7 @@ def _qkv_slices(parts: list[str], module: Any) -> Iterator[Slice]:
         yield Slice(part, index * here * head, here * head, total * head)
 
 
-def _vocabulary(name: str, module: Any, tied: bool) -> VocabularyShape:
-    is_head = isinstance(module, ParallelLMHead)
+def _vocabulary(name: str, module: Any, tied: bool, is_head: bool) -> VocabularyShape:
     shard = module.shard_indices
     start, end = shard.org_vocab_start_index, shard.org_vocab_end_index
     return VocabularyShape(

@@ -70,6 +70,8 @@ class Whole:
             self._add(slot, memory, count, at, scales_at[0])
         elif count:
             memory.copy_to(self.weight[:rows], slot, self._part(count), at)
+            if self._is_bias:  # NaN where a part keeps the base's
+                self.weight.copy_(torch.where(self.weight.isnan(), self.base, self.weight))
 
     def _add(self, slot: int, memory: DeviceMemory, count: int, at: int, scales_at: int) -> None:
         """A difference. From host memory its codes come some rows at a time."""
@@ -91,8 +93,12 @@ class Whole:
     def _rows(self, count: int) -> int:
         return count if self.weight.ndim == 2 or not count else len(self.weight)
 
+    @property
+    def _is_bias(self) -> bool:
+        return self.keys[0][1] == "bias"
+
     def _part(self, count: int) -> Part:
-        if self.keys[0][1] == "bias":
+        if self._is_bias:
             (part,) = bias_layout.parts(len(self.weight))
         else:
             (part,) = full_layout.parts(count, self.weight.shape[-1], self.dtype)

@@ -115,7 +115,9 @@ class Block(torch.nn.Module):
         self.compute_logits(torch.ones(ROWS, 64))
 
 
-def hooked(additional: dict[str, Any], base: Path) -> tuple[VariantManager, Block, list[Any]]:
+def hooked(
+    additional: dict[str, Any], base: Path, block: type[Block] = Block
+) -> tuple[VariantManager, Block, list[Any]]:
     """A manager, the layers it has hooked, and those of their hooks that torch.compile finds."""
     config = SimpleNamespace(
         lora_config=SimpleNamespace(max_loras=SLOTS, max_lora_rank=8),
@@ -126,7 +128,7 @@ def hooked(additional: dict[str, Any], base: Path) -> tuple[VariantManager, Bloc
         compilation_config=SimpleNamespace(static_forward_context={}, max_cudagraph_capture_size=32),
     )
     manager = VariantManager(config, torch.device("cpu"), {})
-    model = Block()
+    model = block()
     for parameter in model.parameters():
         torch.nn.init.ones_(parameter)
     for layer in (*model.linears, model.lm_head):
@@ -286,3 +288,50 @@ def test_an_embedding_of_several_ranks_is_looked_up_through_the_hook(monkeypatch
     monkeypatch.setattr(vocabulary.ops, "vocab_parallel_embedding", None)
     embedding(torch.tensor([3, 7]))
     assert asked == [[3, 7]]
+
+
+class TiedAsBefore(Block):
+    """As vLLM 0.26 has tied Qwen2 and Qwen3: one module is the embedding and the head."""
+
+    config = SimpleNamespace(tie_word_embeddings=True)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lm_head = self.embed_tokens
+
+
+def test_an_embedding_that_is_the_head_too_is_found_as_both() -> None:
+    model = TiedAsBefore()
+    found = [(m, s) for m, s in find_layers(model) if isinstance(s, VocabularyShape)]
+    assert [(shape.name, shape.is_head, shape.tied) for _, shape in found] == [
+        ("embed_tokens", False, True),
+        ("lm_head", True, True),
+    ]
+    assert all(module is model.embed_tokens for module, _ in found)
+    assert [s.is_head for _, s in find_layers(Block()) if isinstance(s, VocabularyShape)] == [False, True]
+
+
+def test_a_delta_s_head_scores_where_the_embedding_is_the_head_too(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows are scored with its own table, the base's with the base's; and looked up there."""
+    from vllm.lora.request import LoRARequest
+
+    random_variants.write(folder, tmp_path / "delta", RandomDelta("delta", 3, tables=1.0))
+    (own,) = (t for name, t in random_variants.weights(tmp_path / "delta") if "embed_tokens" in name)
+
+    def tables_alone(model: Any) -> list[hooking.Found]:
+        return [(m, s) for m, s in find_layers(model) if isinstance(s, VocabularyShape)]
+
+    monkeypatch.setattr(hooking, "find_layers", tables_alone)
+    config = VariantConfig(SLOTS, 1 << 20, 1 << 30, 8, kinds=(VariantKind.SPARSE_DELTA,))
+    manager, model, (embedding,) = hooked(config.as_json(), folder, TiedAsBefore)
+    asked = LoRARequest("delta", 7, str(tmp_path / "delta"))
+    rows = (7, 0, 7, 0)
+    manager.set_active_adapters({asked}, SimpleNamespace(index_mapping=rows, prompt_mapping=rows))
+    x = torch.randn(ROWS, 64, generator=torch.Generator().manual_seed(1))
+    expected = torch.where(torch.tensor(rows)[:, None] == 7, x @ own.float().T, x @ torch.ones(64, 64))
+    torch.testing.assert_close(model.compute_logits(x), expected)
+    ids = torch.tensor([5, 5, 9, 9])
+    looked_up = torch.where(torch.tensor(rows)[:, None] == 7, own.float()[ids], torch.ones(ROWS, 64))
+    torch.testing.assert_close(embedding.run(ids), looked_up)

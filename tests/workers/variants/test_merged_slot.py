@@ -31,13 +31,14 @@ from workers.variants.shapes import LayerShape, LinearShape, NormShape, Slice, V
 
 CPU = torch.device("cpu")
 HIDDEN, INNER, Q, KV, VOCABULARY, LAYERS, PADDING = 32, 48, 32, 16, 64, 2, 8
-SLOTS, ARENA = 3, 1 << 20
+SLOTS, ARENA = 4, 1 << 20
 OPERATIONS = ("sparse_delta", "norm", "embedding", "head", "bias")
 CONFIG = VariantConfig(SLOTS, ARENA, 1 << 30, 16, kinds=(VariantKind.SPARSE_DELTA, VariantKind.LORA))
 DELTAS = {
     1: RandomDelta("full", 1),
     2: RandomDelta("linears", 2, bits=2, full=False, strength=0.08),
     3: RandomDelta("whole tables", 3, tables=1.0),
+    4: RandomDelta("some biases", 4, kept=("k_proj",)),
 }
 
 
@@ -97,7 +98,7 @@ class Engine:
                     )
 
 
-AT = {1: 2, 2: 0, 3: 1}  # the slot of each variant
+AT = {1: 2, 2: 0, 3: 1, 4: 3}  # the slot of each variant
 
 
 def read(folder: Path, dtype: torch.dtype) -> Weights:
@@ -167,7 +168,7 @@ ROUNDED = {torch.float32: (0.0, 1e-6), torch.bfloat16: (2**-7, 2**-6)}
 def test_it_holds_the_merged_model_of_each_in_turn_and_then_the_base(engine: Engine) -> None:
     """The second one leaves norms and tables as they are: those of the first must not stay."""
     tolerance = ROUNDED[engine.modules[0][0].weight.dtype]
-    for uid in (1, 2, 3, 1):
+    for uid in (1, 2, 3, 4, 1):
         engine.slot.merge(uid, AT[uid])
         assert engine.slot.holds == uid
         engine.assert_holds(engine.merged[uid], *tolerance)

@@ -3,7 +3,7 @@ way to cut a layer. The reference are merged (dequantised) weights."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -14,6 +14,7 @@ import pytest
 import random_variants
 import torch
 from random_variants import EVERY_KIND, RandomDelta, RandomVariant
+from safetensors.torch import load_file, save_file
 from torch.nn.functional import linear
 
 from profiler.checkpoint import read_model
@@ -170,6 +171,44 @@ def test_all_ranks_together_are_the_variant(
     for name, out in put_together(shapes, outs).items():
         for rows, reference in ((slice(0, None, 2), weights), (slice(1, None, 2), tuned)):
             expected = linear(x[rows], reference[f"{name}.weight"], reference.get(f"{name}.bias"))
+            torch.testing.assert_close(out[rows], expected, rtol=2e-4, atol=2e-4)
+
+
+def delta_of_some(base: Path, folder: Path) -> Path:
+    """Its k has the base's bias."""
+    return random_variants.write(base, folder, RandomDelta("some biases", 8, kept=("k_proj",)))
+
+
+def boft_of_some(base: Path, folder: Path) -> Path:
+    """PEFT with `bias="all"`: q and v are rotated, and every bias was trained, k's too."""
+    boft = random_variants.RandomBoft("boft", 7, 1, 8, modules=("q_proj", "v_proj"))
+    file = random_variants.write_boft(base, folder, boft, bias="all") / "adapter_model.safetensors"
+    tensors = load_file(file)
+    for name, weight in random_variants.weights(base):
+        module, _, last = name.rpartition(".")
+        if last == "bias":
+            own = "base_layer.bias" if module.rpartition(".")[2] in boft.modules else "bias"
+            tensors[f"base_model.model.{module}.{own}"] = weight + 0.5
+    save_file(tensors, file, metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("made", [delta_of_some, boft_of_some])
+def test_parts_of_a_product_have_the_bias_that_is_theirs(
+    made: Callable[[Path, Path], Path], ranks: int, tmp_path: Path
+) -> None:
+    """The variant's where it has one, rotated or not, and else the base's."""
+    base = random_variants.write_tiny_base(tmp_path / "base", **BASES["qwen2"])
+    folder = made(base, tmp_path / "variant")
+    merge(base, folder, tmp_path / "merged")
+    weights, tuned = (dict(random_variants.weights(path)) for path in (base, tmp_path / "merged"))
+    shapes = layers(ranks)["qkv"]
+    x = torch.randn(2 * ROWS, HIDDEN, generator=torch.Generator().manual_seed(1))
+    outs = [on_rank(context_of(folder, base, shape), shape, x, weights) for shape in shapes]
+    for name, out in put_together(shapes, outs).items():
+        for rows, reference in ((slice(0, None, 2), weights), (slice(1, None, 2), tuned)):
+            expected = linear(x[rows], reference[f"{name}.weight"], reference[f"{name}.bias"])
             torch.testing.assert_close(out[rows], expected, rtol=2e-4, atol=2e-4)
 
 

@@ -1,14 +1,14 @@
-"""Biases that a variant replaces: out += variant's bias - base's, on each variant's rows."""
+"""Biases that a variant replaces: out += variant's bias - base's, on its rows; NaN where it replaces none."""
 
 from __future__ import annotations
 
 import torch
 
 from workers.kernels.bias import reference
-from workers.kernels.bias.layout import WIDTH, describe, pack, parts
+from workers.kernels.bias.layout import WIDTH, describe, kept, pack, parts
 from workers.kernels.rows import Rows
 
-__all__ = ["WIDTH", "apply", "describe", "pack", "parts"]
+__all__ = ["WIDTH", "apply", "describe", "kept", "pack", "parts"]
 
 
 def apply(

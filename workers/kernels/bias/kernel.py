@@ -25,9 +25,11 @@ def _bias(out, base_bias, arena, table, slots, out_stride, width,
     own = (arena + tl.multiple_of(tl.load(fields + 1), 128)).to(tl.pointer_type(tl.float32))
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     mask = columns < width
-    change = tl.load(own + columns, mask=mask, other=0)
+    bias = tl.load(own + columns, mask=mask, other=0)
+    change = bias
     if BIASED:
         change -= tl.load(base_bias + columns, mask=mask, other=0).to(tl.float32)
+    change = tl.where(bias == bias, change, 0.0)  # noqa: PLR0124  # NaN: what is there is kept
     here = out + row * out_stride + columns
     result = tl.load(here, mask=mask, other=0).to(tl.float32) + change
     tl.store(here, result.to(out.dtype.element_ty), mask=mask)

@@ -1,4 +1,4 @@
-"""A linear layer's biases of all its slices side by side, float32 [N]."""
+"""A linear layer's biases of all its slices side by side, float32 [N]; NaN where what is there is kept."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ def parts(outputs: int) -> tuple[Part, ...]:
 
 def describe(offsets: Mapping[str, int]) -> tuple[int, ...]:
     return 1, offsets["bias"]
+
+
+def kept(outputs: int) -> torch.Tensor:
+    """Of a slice whose bias is not replaced."""
+    return torch.full((outputs,), torch.nan)
 
 
 def pack(bias: torch.Tensor, into: Mapping[str, torch.Tensor]) -> None:

@@ -17,4 +17,5 @@ def apply(
         if present:
             bias = view(arena, parts(out.shape[1])[0], at)
             change = bias if base_bias is None else bias - base_bias.float()
+            change = torch.where(bias.isnan(), 0.0, change)
             out[members] = (out[members].float() + change).to(out.dtype)

@@ -107,17 +107,18 @@ def _difference(
 
 
 def _biases(manifest: Manifest, files: Files, layer: LinearShape) -> Sequence[LayerWeights]:
-    """Biases of a linear without a rotation there (whose operation brings its own)."""
+    """Biases of a linear's parts, but for those with a rotation (whose operation brings its own)."""
     rotated = manifest.modules.keys() if isinstance(manifest, BoftManifest) else ()
-    refs = [manifest.full.get(f"{part.name}.bias") for part in layer.slices]
-    if layer.in_start or not any(refs) or any(part.name in rotated for part in layer.slices):
+    refs = [None if part.name in rotated else manifest.full.get(f"{part.name}.bias") for part in layer.slices]
+    if layer.in_start or not any(refs):
         return ()
-    if not all(refs):
-        raise ValueError(f"{layer.name}: a variant replaces all biases of its fused projections, or none")
 
     def fill(into: Mapping[str, torch.Tensor]) -> None:
-        cut = [files.read(ref, part.rows) for ref, part in zip(refs, layer.slices, strict=True) if ref]
-        bias_layout.pack(torch.cat(cut).float(), into)
+        own = [
+            files.read(ref, part.rows).float() if ref else bias_layout.kept(part.size)
+            for ref, part in zip(refs, layer.slices, strict=True)
+        ]
+        bias_layout.pack(torch.cat(own), into)
 
     def row(offsets: Mapping[str, int]) -> tuple[int, ...]:
         return bias_layout.describe(offsets)
