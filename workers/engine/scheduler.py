@@ -96,6 +96,11 @@ class _Variants:
         self._note_scheduled(output)
         return output
 
+    def add_request(self, request: Any) -> None:
+        if self._residency.failing:
+            self._try_again(variant_of(request))
+        super().add_request(request)  # type: ignore[misc]
+
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         if self._residency.failing:
             self._give_up_failed()
@@ -226,8 +231,8 @@ class _Variants:
                     self._socket.send(sender, {"id": message["id"], "limit": self._limit})
                 case _:
                     self._residency.reported(message["rank"], message)
-                    self._let_go_if_idle()
                     self._answer_askers()
+                    self._let_go_if_idle()
                     self._reported.notify_all()
             self._flush()
 
@@ -258,6 +263,12 @@ class _Variants:
             "blocked": sum(request_id in self.requests for request_id in self._records.blocked()),
             "variants": self._residency.snapshot(),
         }
+
+    def _try_again(self, uid: int) -> None:
+        """An error that no request was there to hear of is not the next one's."""
+        if not any(variant_of(request) == uid for request in self.requests.values()):
+            with self._lock:
+                self._residency.forgive(uid)
 
     def _give_up_failed(self) -> None:
         """Requests of variants that could not be loaded end with an error. Those that run, too: what a step

@@ -35,6 +35,7 @@ class Variant:
     unplaced: set[int] = field(default_factory=set)  # ranks that have not answered that order
     preparing: int = 0
     unprepared: set[int] = field(default_factory=set)
+    reading: set[int] = field(default_factory=set)  # ranks that have not answered that order, either way
     error: str = ""
     fault: str = ""  # what kind of failure the error is (`faults.Fault`)
     no_memory: bool = False  # some rank had no room for it in its slot
@@ -148,7 +149,7 @@ class Residency:
         self.forgive(uid)
         variant.error = ""
         variant.preparing = self._order({"do": PREPARE, "uid": uid, "path": path})
-        variant.unprepared = set(self._ranks)
+        variant.unprepared, variant.reading = set(self._ranks), set(self._ranks)
 
     def read_ahead(self, uid: int, path: str) -> None:
         """Have a variant in host memory that waits for others to leave their slots: so its slot is not kept
@@ -176,8 +177,11 @@ class Residency:
         return bool(self._departing)
 
     def let_go(self, wanted: frozenset[int]) -> None:
-        """Those to be forgotten, but for the `wanted`, leave their slots and every rank's memory."""
-        reading = {self._ahead.uid} if self._ahead.ranks else set()  # it would be kept when it is read
+        """Those to be forgotten, but for the `wanted`, leave their slots and every rank's memory. Those that
+        some rank still reads go later: it would keep them, and who asked for them would not be answered."""
+        reading = {uid for uid in self._departing if self._variants[uid].reading}
+        if self._ahead.ranks:
+            reading.add(self._ahead.uid)
         for uid in self._departing - wanted - reading:
             leaving = self._variants.pop(uid)
             if leaving.slot is not None:
@@ -231,6 +235,7 @@ class Residency:
     def _prepare_reported(self, variant: Variant, rank: int, message: Mapping[str, Any]) -> None:
         if message.get("order", variant.preparing) != variant.preparing:
             return
+        variant.reading.discard(rank)
         if message["did"] == PREPARED:
             variant.streams = message.get("streams", False)
             variant.unprepared.discard(rank)

@@ -327,6 +327,8 @@ def test_a_forgotten_variant_that_is_read_ahead_goes_when_it_was_read() -> None:
     """Else its memory would be taken for good: it is kept when it has been read."""
     ahead = Ahead()
     ahead.residency.prepare(1, "/1")
+    for rank in range(2):
+        ahead.report(1, rank, host={})
     ahead.residency.forget(1)  # a request of it still waits
     ahead.read(1)
     ahead.residency.let_go(NOBODY)
@@ -335,6 +337,25 @@ def test_a_forgotten_variant_that_is_read_ahead_goes_when_it_was_read() -> None:
         ahead.report(1, rank)
     ahead.residency.let_go(NOBODY)
     assert ahead.ordered()[-1] == ("forget", 1)
+    assert not ahead.residency.departing
+
+
+@pytest.mark.parametrize("ends", ["prepared", "failed"])
+def test_a_forgotten_variant_that_is_asked_for_goes_when_every_rank_has_answered(ends: str) -> None:
+    """Else who asked would wait for ever, and a rank would keep what it reads."""
+    ahead = Ahead()
+    ahead.residency.prepare(1, "/1")
+    ahead.residency.forget(1)
+    ahead.residency.let_go(NOBODY)
+    ahead.report(1, 0, ends, error="no file", fault="files", host={})
+    ahead.residency.let_go(NOBODY)
+    assert ahead.ordered() == [("prepare", 1)]
+    assert ahead.residency.departing
+    assert ahead.residency.error(1) == ("no file" if ends == "failed" else "")
+    ahead.report(1, 1, host={})
+    assert ahead.residency.error(1) or ahead.residency.prepared(1)
+    ahead.residency.let_go(NOBODY)
+    assert ahead.ordered() == [("prepare", 1), ("forget", 1)]
     assert not ahead.residency.departing
 
 
