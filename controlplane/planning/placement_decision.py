@@ -44,6 +44,7 @@ from placement.types import (
 from profiler.plans import quantization_names
 from profiler.quantization import UNCOMPRESSED, accuracy_of
 from profiler.types import ModelSpec
+from profiler.variants.held import uncoded_bytes
 from profiler.variants.modules import EMBEDDING
 from profiler.variants.types import HeldBytes, VariantKind, VariantSpec
 
@@ -318,7 +319,7 @@ def with_room_for_variants(
     plan: Plan, spec: ModelSpec, settings: Settings, variants: Sequence[Model]
 ) -> Plan:
     """The plan with slots as engines of this installation have them, for the base's `variants`."""
-    demand = variant_demand(variants, settings.max_variants, spec)
+    demand = variant_demand(variants, settings.max_variants, spec, plan.tensor_parallel)
     return dataclasses.replace(
         plan,
         max_variants=settings.max_variants if spec.adaptable else 0,
@@ -346,10 +347,11 @@ class Demand:
     full: int
 
 
-def variant_demand(variants: Sequence[Model], slots: int, base: ModelSpec) -> Demand:
-    """What the `slots` largest variants other than LoRA take on the devices of an engine of this base."""
+def variant_demand(variants: Sequence[Model], slots: int, base: ModelSpec, ranks: int = 1) -> Demand:
+    """What the `slots` largest variants other than LoRA take on the devices of an engine of this base, of so
+    many TP ranks."""
     specs = [v.variant_spec for v in variants if v.variant_spec and v.variant_spec.kind != VariantKind.LORA]
-    each = [_demand(spec, base) for spec in specs]
+    each = [_demand(spec, base, ranks) for spec in specs]
 
     def largest(sizes: Iterable[int]) -> int:
         return int(sum(sorted(sizes, reverse=True)[:slots]) * PACKING)
@@ -359,14 +361,15 @@ def variant_demand(variants: Sequence[Model], slots: int, base: ModelSpec) -> De
     )
 
 
-def _demand(spec: VariantSpec, base: ModelSpec) -> Demand:
+def _demand(spec: VariantSpec, base: ModelSpec, ranks: int) -> Demand:
     """As stored, where an older record does not say what an engine holds."""
     held = spec.held
     if held is None:
         return Demand(spec.weight_bytes - spec.full_bytes, 0, spec.full_bytes)
     full = base.dtype_bytes * held.full_values + held.embedding_bytes + held.head_bytes
-    layers = base.dtype_bytes * held.layer_values
-    return Demand(held.layer_bytes, layers, full - _staying_bytes(spec, held, base))
+    layers = base.dtype_bytes * held.layer_values + held.whole_bytes
+    cut, whole = uncoded_bytes(spec, base, ranks)
+    return Demand(held.layer_bytes + cut, layers + whole, full - _staying_bytes(spec, held, base))
 
 
 def _staying_bytes(spec: VariantSpec, held: HeldBytes, base: ModelSpec) -> int:

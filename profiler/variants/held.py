@@ -5,19 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from profiler.types import TensorRef
-from profiler.variants.modules import EMBEDDING, HEAD, total_bytes
+from profiler.types import ModelSpec, TensorRef
+from profiler.variants.modules import EMBEDDING, HEAD, short_name, total_bytes
 from profiler.variants.types import (
+    SVD_GROUP,
     BoftManifest,
     HeldBytes,
     LoraManifest,
     Manifest,
     SparseManifest,
+    SvdFactor,
     SvdManifest,
+    VariantKind,
+    VariantSpec,
 )
 from profiler.variants.verifying import refs_of
 
 SCALE_BYTES = 4  # of each output of a BOFT module: float32, whatever the engine's type
+FLOAT16_BYTES = 2
+ROW_PARALLEL = ("o_proj", "down_proj")  # whose inputs TP splits, as Megatron does
 # The kernels read digits of two bits, so codes of three take four.
 BITS_HELD = {3: 4}
 
@@ -25,21 +31,22 @@ BITS_HELD = {3: 4}
 def held_bytes(manifest: Manifest) -> HeldBytes:
     """What an engine's kernels take (`workers/kernels/*/layout.py`), but for alignment."""
     embedding, head = (_difference_bytes(manifest, name) for name in (EMBEDDING, HEAD))
-    return HeldBytes(_values(manifest.full.values()), *_of_layers(manifest), embedding, head)
+    values, sharded, whole = _of_layers(manifest)
+    return HeldBytes(_values(manifest.full.values()), values, sharded, embedding, head, whole)
 
 
-def _of_layers(manifest: Manifest) -> tuple[int, int]:
-    """Numbers in the engine's own type, and bytes of all else."""
+def _of_layers(manifest: Manifest) -> tuple[int, int, int]:
+    """Numbers in the engine's own type, and bytes of all else: sharded over TP ranks, and whole on each."""
     match manifest:
         case LoraManifest():
-            return _values(ref for m in manifest.modules.values() for ref in (m.a, m.b)), 0
+            return _values(ref for m in manifest.modules.values() for ref in (m.a, m.b)), 0, 0
         case BoftManifest():
             scales = SCALE_BYTES * _values(m.s for m in manifest.modules.values())
-            return _values(m.r for m in manifest.modules.values()), scales
+            return _values(m.r for m in manifest.modules.values()), scales, 0
         case SparseManifest():
-            return 0, total_bytes(ref for m in manifest.modules.values() for ref in refs_of(m))
+            return 0, total_bytes(ref for m in manifest.modules.values() for ref in refs_of(m)), 0
         case SvdManifest():
-            return 0, _svd_bytes(manifest)
+            return 0, *_svd_bytes(manifest)
 
 
 def _difference_bytes(manifest: Manifest, name: str) -> int:
@@ -51,10 +58,32 @@ def _values(refs: Iterable[TensorRef]) -> int:
     return sum(math.prod(ref.shape) for ref in refs)
 
 
-def _svd_bytes(manifest: SvdManifest) -> int:
-    taken = 0
-    for group in (group for module in manifest.modules.values() for group in module.groups):
-        for factor in (group.v, group.u):
-            taken += factor.codes.size_bytes * BITS_HELD.get(group.bits, group.bits) // group.bits
-            taken += sum(ref.size_bytes for ref in (factor.scales, factor.zeros) if ref is not None)
-    return taken
+def _svd_bytes(manifest: SvdManifest) -> tuple[int, int]:
+    """Of the factors that TP cuts, and of those that each rank holds whole: V where outputs are split, U
+    where the input is."""
+    cut = whole = 0
+    for name, module in manifest.modules.items():
+        splits_input = short_name(name) in ROW_PARALLEL
+        for group in module.groups:
+            v, u = (_factor_bytes(factor, group.bits) for factor in (group.v, group.u))
+            cut += v if splits_input else u
+            whole += u if splits_input else v
+    return cut, whole
+
+
+def _factor_bytes(factor: SvdFactor, bits: int) -> int:
+    codes = factor.codes.size_bytes * BITS_HELD.get(bits, bits) // bits
+    return codes + sum(ref.size_bytes for ref in (factor.scales, factor.zeros) if ref is not None)
+
+
+def uncoded_bytes(spec: VariantSpec, base: ModelSpec, ranks: int) -> tuple[int, int]:
+    """What low-rank deltas take besides, at most, where a TP rank's share ends inside a run of codes: there
+    an engine has float16 in their place. Of factors that TP cuts, and of those that each rank holds whole."""
+    cut = whole = 0
+    for name, facts in spec.modules.items() if spec.kind is VariantKind.SVD_DELTA and ranks > 1 else ():
+        out, into = base.linear_shapes[name]
+        split, other = (into, out) if name in ROW_PARALLEL else (out, into)
+        if split % (SVD_GROUP * ranks):
+            cut += FLOAT16_BYTES * facts.rank * base.num_layers * split
+            whole += FLOAT16_BYTES * facts.rank * base.num_layers * other
+    return cut, whole

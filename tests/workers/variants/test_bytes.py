@@ -119,7 +119,14 @@ def sharded(linear: LinearShape, ranks: int) -> LinearShape:
 @pytest.mark.slow
 @pytest.mark.parametrize(("stored", "tied"), [("float32", True), ("bfloat16", True), ("bfloat16", False)])
 @pytest.mark.parametrize(
-    "variant", [*EVERY_KIND[3:], RandomBoft("boft-b64", 9, 1, 64), WHOLE_TABLES], ids=lambda v: v.name
+    "variant",
+    [
+        *EVERY_KIND[3:],
+        RandomBoft("boft-b64", 9, 1, 64),
+        WHOLE_TABLES,
+        RandomDelta("svd alone", 6, "svd", full=False),
+    ],
+    ids=lambda v: v.name,
 )
 def test_what_is_set_aside_for_a_variant_holds_it(
     tmp_path: Path, variant: RandomVariant, stored: str, tied: bool
@@ -134,7 +141,7 @@ def test_what_is_set_aside_for_a_variant_holds_it(
     registered = Model("b", 1, Phase.READY, source=str(base), spec=read_model(base))
     ready = read_model_files(asked, registered, Limits((tmp_path,), 16), Path)
     settings = Settings(max_variants=1, max_lora_rank=1)
-    for dtype, ranks in itertools.product((torch.float32, torch.bfloat16), (1, 2)):
+    for dtype, ranks in itertools.product((torch.float32, torch.bfloat16), (1, 2, 4)):
         opened = open_variant(folder, read_model(base), VariantConfig(1, 1 << 30, 1 << 30, 16))
         taken = pack(opened, rank_of(ranks, tied), dtype, pinned=False).device_bytes
         spec = served_spec(read_model(base), str(dtype).removeprefix("torch."))
