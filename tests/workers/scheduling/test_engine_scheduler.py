@@ -34,8 +34,8 @@ class Scheduler(ENGINE._Variants, OfVllm):  # type: ignore[misc, name-defined]
         self._reported = threading.Condition(self._lock)
         self._residency = Residency(2, 1)
         self._ranks = {0: b"rank"}
-        self._askers = []
-        self._uses = Counter()
+        self._askers: list[tuple[bytes, str, int]] = []
+        self._uses: Counter[int] = Counter()
         self._socket = SimpleNamespace(send=lambda to, message: self.sent.append((to, message)))
 
     def ask(self, what: str, number: str, uid: int) -> None:
@@ -79,9 +79,9 @@ def test_an_error_that_was_told_already_is_not_the_next_requests() -> None:
     scheduler.report(7, "failed", error="damaged", fault="files")
     assert scheduler.answers() == {"0": "damaged"}
     scheduler.add_request(request("a", 7))
-    assert not scheduler._residency.failing
+    assert scheduler._residency.error(7) == ""
     scheduler.ask("prepare", "1", 7)
     scheduler.report(7, "failed", error="damaged", fault="files")
     scheduler.add_request(request("b", 7))
-    assert scheduler._residency.failing
+    assert scheduler._residency.error(7) == "damaged"
     assert list(scheduler.requests) == ["a", "b"]
