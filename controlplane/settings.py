@@ -209,7 +209,7 @@ class Settings(BaseSettings):
     engine_start_timeout_s: float = Field(
         default=900.0,
         gt=0,
-        description="Longest that a call waits which loads or unloads a variant; then it goes on by itself.",
+        description="Longest that a call which loads or unloads a variant waits for each of its operations.",
     )
     start_limit_s: float = Field(
         default=1800.0, gt=0, description="A group whose engine does not run after so long is placed anew."

@@ -151,7 +151,8 @@ def variant_lines(spec: ModelSpec, plan: Plan) -> tuple[tuple[int, int], ...]:
     """Bytes beside and in each layer of what LoRA adapters take, and of what deltas do; the larger counts."""
     shards = spec.num_layers * plan.tensor_parallel
     lora = plan.max_variants * lora_slot_bytes(spec, plan)
-    layer = -(-plan.delta_bytes // shards) - (-plan.whole_bytes // spec.num_layers)
+    sharded, whole = plan.uncoded_bytes
+    layer = -(-(plan.delta_bytes + sharded) // shards) - (-(plan.whole_bytes + whole) // spec.num_layers)
     return (0, lora), (plan.full_bytes, layer)
 
 

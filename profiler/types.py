@@ -153,8 +153,10 @@ class Plan:
     At most `max_variants` variants run in one batch. Each rank sets memory aside for that many LoRA
     adapters of `max_lora_rank`, or for variants of other kinds, whichever is more: `delta_bytes` in the
     hidden layers, which TP shards; `whole_bytes` there, too, which each rank holds whole (BOFT's rotations);
-    and `full_bytes` (tensors that replace the base's). A step of the engine takes at most `batched_tokens`
-    tokens; longer prompts are filled in several. With `merged_slot` each rank keeps a copy of its weights.
+    and `full_bytes` (tensors that replace the base's). `uncoded` has, for each TP whose cuts need it, what
+    low-rank deltas take besides: (TP, bytes that TP shards, bytes that each rank holds whole). A step of the
+    engine takes at most `batched_tokens` tokens; longer prompts are filled in several. With `merged_slot`
+    each rank keeps a copy of its weights.
     """
 
     tensor_parallel: int
@@ -169,6 +171,14 @@ class Plan:
     batched_tokens: int = 2048
     whole_bytes: int = 0
     merged_slot: bool = False
+    uncoded: tuple[tuple[int, int, int], ...] = ()
+
+    @property
+    def uncoded_bytes(self) -> tuple[int, int]:
+        """With this plan's TP."""
+        here = (rest for tp, *rest in self.uncoded if tp == self.tensor_parallel)
+        sharded, whole = next(here, (0, 0))
+        return sharded, whole
 
     @property
     def pipeline_parallel(self) -> int:

@@ -86,34 +86,35 @@ ENGINES = {
 
 @dataclass(frozen=True)
 class Served:
-    """A row of a result of `benchmarks.serving`, and which of the engines here it is."""
+    """A row of a result of `benchmarks.serving`, which of the engines here it is, and the KV cache it had."""
 
     file: str
     engine: str
     case: str
     as_engine: str
+    kv_gib: float
     seconds: float
     drain_s: float
 
 
 NEW, OLD, MERGED = "serving_rates_2bit.json", "serving_rates.json", "serving_rates_merged_rows.json"
 SERVED = (
-    Served(NEW, "ours", "uniform@8", "deltas, 2 bits", 300, 15),
-    Served(NEW, "ours", "uniform@6", "deltas, 2 bits", 240, 12),
-    Served(NEW, "ours", "zipf@10", "deltas, 2 bits", 240, 12),
-    Served(NEW, "baseline", "uniform@1", "whole models", 300, 15),
-    Served(NEW, "baseline", "zipf@2", "whole models", 300, 15),
-    Served(OLD, "baseline", "uniform@1", "whole models", 60, 10),
-    Served(OLD, "baseline", "zipf@1", "whole models", 60, 10),
-    Served(OLD, "baseline", "uniform@1.5", "whole models", 60, 10),
-    Served(OLD, "baseline", "zipf@2", "whole models", 60, 10),
-    Served(OLD, "ours", "uniform@6", "deltas, 4 bits", 50, 10),
-    Served(OLD, "ours", "zipf@6", "deltas, 4 bits", 50, 10),
-    Served(OLD, "ours", "zipf@8", "deltas, 4 bits", 50, 10),
-    Served(MERGED, "ours", "uniform@7", "deltas, 4 bits", 50, 10),
-    Served(MERGED, "ours", "uniform@8", "deltas, 4 bits", 50, 10),
-    Served(MERGED, "ours", "uniform@9", "deltas, 4 bits", 50, 10),
-    Served(MERGED, "ours", "zipf@10", "deltas, 4 bits", 50, 10),
+    Served(NEW, "ours", "uniform@8", "deltas, 2 bits", 62, 300, 15),
+    Served(NEW, "ours", "uniform@6", "deltas, 2 bits", 62, 240, 12),
+    Served(NEW, "ours", "zipf@10", "deltas, 2 bits", 62, 240, 12),
+    Served(NEW, "baseline", "uniform@1", "whole models", 30, 300, 15),
+    Served(NEW, "baseline", "zipf@2", "whole models", 30, 300, 15),
+    Served(OLD, "baseline", "uniform@1", "whole models", 30, 60, 10),
+    Served(OLD, "baseline", "zipf@1", "whole models", 30, 60, 10),
+    Served(OLD, "baseline", "uniform@1.5", "whole models", 30, 60, 10),
+    Served(OLD, "baseline", "zipf@2", "whole models", 30, 60, 10),
+    Served(OLD, "ours", "uniform@6", "deltas, 4 bits", 38, 50, 10),
+    Served(OLD, "ours", "zipf@6", "deltas, 4 bits", 38, 50, 10),
+    Served(OLD, "ours", "zipf@8", "deltas, 4 bits", 38, 50, 10),
+    Served(MERGED, "ours", "uniform@7", "deltas, 4 bits", 45, 50, 10),
+    Served(MERGED, "ours", "uniform@8", "deltas, 4 bits", 45, 50, 10),
+    Served(MERGED, "ours", "uniform@9", "deltas, 4 bits", 45, 50, 10),
+    Served(MERGED, "ours", "zipf@10", "deltas, 4 bits", 45, 50, 10),
 )
 
 
@@ -176,7 +177,8 @@ def _beside_what_was_served(data: Path, size: Size) -> Iterator[dict[str, Any]]:
         row = cases[served.engine, served.case]
         measured = {name: row[name] for name in ("ttft_p90_s", "tpot_p90_s", "unfinished")}
         asked = requests_of(data, served.case, served.seconds)
-        simulated = figures(replayed(asked, scenario(ENGINES[served.as_engine])), served.drain_s)
+        engine = replace(ENGINES[served.as_engine], kv_gib=served.kv_gib)
+        simulated = figures(replayed(asked, scenario(engine)), served.drain_s)
         about = {"served_as": served.as_engine, "served_case": served.case, "seconds": served.seconds}
         yield {**about, "measured": measured, "simulated": simulated, "agree": agree(measured, simulated)}
 

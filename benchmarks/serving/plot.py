@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,11 +33,11 @@ COLOURS = {"ours": "tab:blue", "baseline": "tab:red", "baseline-disk": "tab:oran
 
 
 def lines(rows: Sequence[dict[str, Any]], kind: str) -> dict[tuple[str, int], list[dict[str, Any]]]:
-    """The measured Poisson cases of one kind, by engine and how many variants may run; ordered by rate."""
+    """The measured Poisson cases of one kind, of all seeds, by engine and how many variants may run; ordered
+    by rate. Of a case that was measured again the last row counts."""
     found: dict[tuple[str, int], list[dict[str, Any]]] = {}
-    for row in rows:
-        if "requests" not in row:
-            continue
+    last = {(row["engine"], row["limit"], row["case"]): row for row in rows if "requests" in row}
+    for row in last.values():
         case = parse_case(row["case"])
         if case.kind != kind or case.cv != 1:
             continue
@@ -54,9 +55,10 @@ def draw(rows: Sequence[dict[str, Any]], target: Path) -> None:
             axes = grid[row][column]
             for (engine, limit), points in sorted(found.items()):
                 what = NAMES[engine].format(limit)
+                rates = list(dict.fromkeys(p["rate"] for p in points))
                 axes.plot(
-                    [p["rate"] for p in points],
-                    [p[name] for p in points],
+                    rates,
+                    [statistics.fmean(p[name] for p in points if p["rate"] == rate) for rate in rates],
                     marker="os^v"[limits.index(limit) % 4],
                     color=COLOURS[engine],
                     label=what,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from controlplane.planning import infeasibility
@@ -319,7 +319,7 @@ def with_room_for_variants(
     plan: Plan, spec: ModelSpec, settings: Settings, variants: Sequence[Model]
 ) -> Plan:
     """The plan with slots as engines of this installation have them, for the base's `variants`."""
-    demand = variant_demand(variants, settings.max_variants, spec, plan.tensor_parallel)
+    demand = variant_demand(variants, settings.max_variants, spec)
     return dataclasses.replace(
         plan,
         max_variants=settings.max_variants if spec.adaptable else 0,
@@ -327,6 +327,7 @@ def with_room_for_variants(
         delta_bytes=demand.sharded,
         whole_bytes=demand.whole,
         full_bytes=demand.full,
+        uncoded=tuple(_uncoded(variants, settings.max_variants, spec)),
         batched_tokens=settings.batched_tokens,
         merged_slot=settings.merged_slot and _has_merged_slot(spec, variants),
     )
@@ -347,11 +348,10 @@ class Demand:
     full: int
 
 
-def variant_demand(variants: Sequence[Model], slots: int, base: ModelSpec, ranks: int = 1) -> Demand:
-    """What the `slots` largest variants other than LoRA take on the devices of an engine of this base, of so
-    many TP ranks."""
+def variant_demand(variants: Sequence[Model], slots: int, base: ModelSpec) -> Demand:
+    """What the `slots` largest variants other than LoRA take on the devices of an engine of this base."""
     specs = [v.variant_spec for v in variants if v.variant_spec and v.variant_spec.kind != VariantKind.LORA]
-    each = [_demand(spec, base, ranks) for spec in specs]
+    each = [_demand(spec, base) for spec in specs]
 
     def largest(sizes: Iterable[int]) -> int:
         return int(sum(sorted(sizes, reverse=True)[:slots]) * PACKING)
@@ -361,15 +361,24 @@ def variant_demand(variants: Sequence[Model], slots: int, base: ModelSpec, ranks
     )
 
 
-def _demand(spec: VariantSpec, base: ModelSpec, ranks: int) -> Demand:
+def _uncoded(variants: Sequence[Model], slots: int, base: ModelSpec) -> Iterator[tuple[int, int, int]]:
+    """As `Plan.uncoded` has it, of the `slots` deltas that take the most."""
+    specs = [v.variant_spec for v in variants if v.variant_spec]
+    for tp in (tp for tp in range(2, base.num_heads + 1) if base.num_heads % tp == 0):
+        each = sorted((uncoded_bytes(spec, base, tp) for spec in specs), key=sum, reverse=True)[:slots]
+        sharded, whole = (int(PACKING * sum(sizes)) for sizes in zip(*each, strict=True)) if each else (0, 0)
+        if sharded:
+            yield tp, sharded, whole
+
+
+def _demand(spec: VariantSpec, base: ModelSpec) -> Demand:
     """As stored, where an older record does not say what an engine holds."""
     held = spec.held
     if held is None:
         return Demand(spec.weight_bytes - spec.full_bytes, 0, spec.full_bytes)
     full = base.dtype_bytes * held.full_values + held.embedding_bytes + held.head_bytes
-    layers = base.dtype_bytes * held.layer_values + held.whole_bytes
-    cut, whole = uncoded_bytes(spec, base, ranks)
-    return Demand(held.layer_bytes + cut, layers + whole, full - _staying_bytes(spec, held, base))
+    whole = base.dtype_bytes * held.layer_values + held.whole_bytes
+    return Demand(held.layer_bytes - held.whole_bytes, whole, full - _staying_bytes(spec, held, base))
 
 
 def _staying_bytes(spec: VariantSpec, held: HeldBytes, base: ModelSpec) -> int:

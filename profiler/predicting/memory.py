@@ -42,6 +42,7 @@ class Memory:
             plan.delta_bytes,
             plan.full_bytes,
             plan.whole_bytes,
+            plan.uncoded_bytes,
             plan.merged_slot,
         )
         costs: list[RankCost] = []

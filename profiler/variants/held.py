@@ -31,12 +31,12 @@ BITS_HELD = {3: 4}
 def held_bytes(manifest: Manifest) -> HeldBytes:
     """What an engine's kernels take (`workers/kernels/*/layout.py`), but for alignment."""
     embedding, head = (_difference_bytes(manifest, name) for name in (EMBEDDING, HEAD))
-    values, sharded, whole = _of_layers(manifest)
-    return HeldBytes(_values(manifest.full.values()), values, sharded, embedding, head, whole)
+    values, layer_bytes, whole = _of_layers(manifest)
+    return HeldBytes(_values(manifest.full.values()), values, layer_bytes, embedding, head, whole)
 
 
 def _of_layers(manifest: Manifest) -> tuple[int, int, int]:
-    """Numbers in the engine's own type, and bytes of all else: sharded over TP ranks, and whole on each."""
+    """Numbers in the engine's own type, bytes of all else, and how many of these each TP rank holds whole."""
     match manifest:
         case LoraManifest():
             return _values(ref for m in manifest.modules.values() for ref in (m.a, m.b)), 0, 0
@@ -59,16 +59,16 @@ def _values(refs: Iterable[TensorRef]) -> int:
 
 
 def _svd_bytes(manifest: SvdManifest) -> tuple[int, int]:
-    """Of the factors that TP cuts, and of those that each rank holds whole: V where outputs are split, U
-    where the input is."""
-    cut = whole = 0
+    """Of both factors, and of those that each TP rank holds whole: V where outputs are split, U where the
+    input is."""
+    taken = whole = 0
     for name, module in manifest.modules.items():
         splits_input = short_name(name) in ROW_PARALLEL
         for group in module.groups:
             v, u = (_factor_bytes(factor, group.bits) for factor in (group.v, group.u))
-            cut += v if splits_input else u
+            taken += v + u
             whole += u if splits_input else v
-    return cut, whole
+    return taken, whole
 
 
 def _factor_bytes(factor: SvdFactor, bits: int) -> int:

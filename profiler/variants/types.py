@@ -56,8 +56,8 @@ class ModuleFacts:
 @dataclass(frozen=True)
 class HeldBytes:
     """What an engine holds of a variant: numbers in the engine's own type, of whole tensors (`full_values`)
-    and in hidden layers (`layer_values`, whole on each TP rank), and `layer_bytes` and `whole_bytes` there of
-    what has a type of its own: sharded over TP ranks, and whole on each.
+    and in hidden layers (`layer_values`, whole on each TP rank), and `layer_bytes` there of what has a type
+    of its own, of which each rank holds `whole_bytes` whole.
     `embedding_bytes` and `head_bytes`: of these where they are given as differences, else 0."""
 
     full_values: int

@@ -145,7 +145,8 @@ def test_what_is_set_aside_for_a_variant_holds_it(
         opened = open_variant(folder, read_model(base), VariantConfig(1, 1 << 30, 1 << 30, 16))
         taken = pack(opened, rank_of(ranks, tied), dtype, pinned=False).device_bytes
         spec = served_spec(read_model(base), str(dtype).removeprefix("torch."))
-        plan = with_room_for_variants(Plan(ranks, (1,), "none", 64, 64, 0, 0), spec, settings, [ready])
+        plan = with_room_for_variants(Plan(1, (1,), "none", 64, 64, 0, 0), spec, settings, [ready])
+        plan = replace(plan, tensor_parallel=ranks)  # as the search does
         set_aside = variant_bytes(spec, plan, 0)
         assert taken <= set_aside, f"{dtype}, TP={ranks}: {taken} of {set_aside}"
         assert ranks > 1 or set_aside <= 1.1 * taken  # tables are sharded, and set aside as wholes
