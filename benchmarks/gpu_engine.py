@@ -158,7 +158,7 @@ def in_own_process(
         with _ended_with_us(child):
             for line in _lines_of(child, Path(printed.name), timeout_s):
                 if line.startswith("{"):
-                    print(line, flush=True)
+                    print(f"{line}\n", end="", flush=True)  # at once, beside what other threads print
                     results.append(json.loads(line))
                 else:
                     others.append(line)
