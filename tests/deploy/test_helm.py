@@ -590,7 +590,7 @@ def test_more_gateways_need_no_new_cluster(chart: Chart, replicas: int) -> None:
         ({"nameOverride": "llm"}, "demo-llm"),
         ({"nameOverride": "demo"}, "demo"),
         ({"fullnameOverride": "serving"}, "serving"),
-        ({"nameOverride": "a" * 47}, "demo-" + "a" * 42),
+        ({"nameOverride": "a" * 42}, "demo-" + "a" * 42),
     ],
 )
 def test_names(chart: Chart, given: Object, name: str) -> None:
@@ -640,6 +640,28 @@ def test_names(chart: Chart, given: Object, name: str) -> None:
         ({"metrics": {"ports": {"first": 9500, "last": 9499}}}, "the first, 9500, is above the last"),
         ({"metrics": {"ports": {"first": 7990, "last": 8010}}}, "8000 is among them"),
         ({"metrics": {"port": 9464}}, "9464 is among them"),
+        ({"networkPolicy": {"operatorFrom": []}}, "operatorFrom"),
+        ({**EXTERNAL, "networkPolicy": {"restrictEgress": True}}, "networkPolicy.storeTo"),
+        (
+            {"networkPolicy": {"restrictEgress": True}, "gcsFaultTolerance": {"redisAddress": "r.data:6379"}},
+            "networkPolicy.storeTo",
+        ),
+        (
+            {"networkPolicy": {"restrictEgress": True}, "autoscaling": {"enabled": True}},
+            "networkPolicy.egress",
+        ),
+        ({"apiKey": {"value": "0123456789abcdef\n"}}, "apiKey.value has a line break"),
+        # An API server would refuse these.
+        ({"store": {"key": "a b"}}, "key"),
+        ({"commonLabels": {"team": "a team"}}, "team"),
+        ({"commonLabels": {"app.kubernetes.io/instance": "other"}}, "app.kubernetes.io/instance"),
+        ({"serviceAccount": {"name": "Models_1"}}, "name"),
+        (
+            {"ingress": {"hosts": [{"host": "https://x", "paths": [{"path": "/", "pathType": "Prefix"}]}]}},
+            "host",
+        ),
+        ({"workerGroups": [{**CPU_GROUP, "gpuResource": "gpu"}]}, "gpuResource"),
+        ({"modelStore": {"existingClaim": "My Claim"}}, "existingClaim"),
     ],
     ids=lambda case: json.dumps(case)[:60] if isinstance(case, dict) else "",
 )
@@ -647,6 +669,149 @@ def test_wrong_values_are_refused_by_name(chart: Chart, given: Object, named: st
     done = chart.run(given)
     assert done.returncode != 0, "helm accepted it"
     assert named in done.stderr
+
+
+# --- names -----------------------------------------------------------------------------------------
+
+# What Kubernetes asks of names: of Services (RFC 1035), and of everything else here (RFC 1123).
+SERVICE_NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
+OBJECT_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+LONGEST = 53  # of a release, to Helm
+
+RELEASES = [
+    "a",
+    "demo",
+    "ostinato",
+    "my-ostinato",
+    "x1",
+    "a-b-c",
+    "a" * LONGEST,
+    "a-" * 26 + "a",
+    "a" + "-b" * 23,
+]
+ODD_RELEASES = ["1demo", "1", "a.b", "0.1", "9" * LONGEST, "a." * 26 + "a", "1ostinato", "ostinato.prod"]
+
+
+def rendered(chart: Chart, release: str, given: Object) -> subprocess.CompletedProcess[str]:
+    arguments = ["template", release, CHART, "--namespace", NAMESPACE, "--values", "-"]
+    return chart.helm(*arguments, stdin=json.dumps({**KEY, **given}))
+
+
+def service_names(service: Object) -> list[str]:
+    """Names of the Services that the operator makes of a RayService, its Pods and its hosts."""
+    name = service["metadata"]["name"]
+    return [f"{name}-serve-svc", f"{name}-head-svc"]
+
+
+@pytest.mark.parametrize("release", [*RELEASES, *ODD_RELEASES])
+def test_names_of_releases_are_taken_or_refused(chart: Chart, release: str) -> None:
+    done = rendered(chart, release, {})
+    assert (done.returncode == 0) == (release in RELEASES)
+    if done.returncode:
+        assert f'"{release}' in done.stderr
+        assert "fullnameOverride" in done.stderr
+        done = rendered(chart, release, {"fullnameOverride": "serving"})
+    objects = [each for each in yaml.safe_load_all(done.stdout) if each]
+    for each in objects:
+        wanted = SERVICE_NAME if each["kind"] == "Service" else OBJECT_NAME
+        assert wanted.fullmatch(each["metadata"]["name"]), each["metadata"]["name"]
+    (service,) = (each for each in objects if each["kind"] == "RayService")
+    assert len(service["metadata"]["name"]) <= 47
+    for name in service_names(service):
+        assert SERVICE_NAME.fullmatch(name), name
+
+
+def test_long_names_stay_apart(chart: Chart) -> None:
+    """Two releases in one namespace whose names differ in what is cut off."""
+    pairs = [("a" * 50 + "one", "a" * 50 + "two"), ("b" * 40 + "-blue", "b" * 40 + "-green")]
+    for releases in pairs:
+        names = []
+        for release in releases:
+            objects = [each for each in yaml.safe_load_all(rendered(chart, release, {}).stdout) if each]
+            names.append({(each["kind"], each["metadata"]["name"]) for each in objects})
+        assert not names[0] & names[1]
+
+
+# --- values that are null ------------------------------------------------------------------------------
+
+
+def _paths(values: Object, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for key, value in values.items():
+        yield (*path, key), value
+        if isinstance(value, dict):
+            yield from _paths(value, (*path, key))
+
+
+def _without(values: Object, *paths: tuple[str, ...]) -> Object:
+    """Helm's way with null: the key is gone before the schema sees the values."""
+    left = copy.deepcopy(values)
+    for path in paths:
+        held: Any = left
+        for key in path[:-1]:
+            held = held[key]
+        del held[path[-1]]
+    return left
+
+
+def _nulls(paths: list[tuple[str, ...]]) -> Object:
+    given: Object = {}
+    for path in paths:
+        held = given
+        for key in path[:-1]:
+            held = held.setdefault(key, {})
+        held[path[-1]] = None
+    return given
+
+
+def _comparable(objects: list[Object]) -> list[Object]:
+    """Without what is drawn anew at each rendering."""
+    return [each for each in objects if each["kind"] != "Secret"]
+
+
+# Values whose absence says something else than their default, each a field that Kubernetes lets be absent.
+MAY_BE_ABSENT = {
+    ("redis", "maxMemory"),  # charts before had none: the template has the default
+    ("head", "rayStartParams", "num-cpus"),
+    ("podSecurityContext", "runAsUser"),  # some platforms choose these four
+    ("podSecurityContext", "runAsGroup"),
+    ("podSecurityContext", "fsGroup"),
+    ("podSecurityContext", "fsGroupChangePolicy"),
+    ("securityContext", "readOnlyRootFilesystem"),
+    ("networkPolicy", "metricsFrom", "podSelector"),
+}
+
+
+def test_null_is_empty_or_refused_by_name(chart: Chart) -> None:
+    """Each value of values.yaml set to null: nothing opens, and an API server takes what is rendered."""
+    defaults = yaml.safe_load((CHART / "values.yaml").read_text())
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    validator = jsonschema.Draft202012Validator(schema)
+    empty, absent, refused = [], [], []
+    for path, value in _paths(defaults):
+        problems = [error.message for error in validator.iter_errors(_without(defaults, path))]
+        if problems:
+            assert any(f"'{path[-1]}' is a required property" in each for each in problems), path
+            refused.append(path)
+        elif value in ("", [], {}):
+            empty.append(path)
+        else:
+            absent.append(path)
+    resources = {path for path in absent if "resources" in path}
+    assert set(absent) - resources <= MAY_BE_ABSENT
+    # All that may be empty, at once: the same objects as with the defaults.
+    nothing = _nulls(empty)
+    nothing["apiKey"].update(KEY["apiKey"])
+    assert _comparable(chart.render(nothing)) == _comparable(chart.render({}))
+    for path in absent:
+        for found in chart.render(_nulls([path])):
+            check(found)
+    # Helm itself refuses what the schema does, by the value's name.
+    for path in (("networkPolicy", "operatorFrom"), ("networkPolicy",), ("metrics", "ports", "last")):
+        assert path in refused
+        done = chart.run(_nulls([path]))
+        assert done.returncode != 0
+        assert path[-1] in done.stderr
+        assert "nil pointer" not in done.stderr
 
 
 # --- metrics -------------------------------------------------------------------------------------
@@ -764,6 +929,13 @@ def test_a_list_of_nobody_lets_nobody_in(chart: Chart, name: str) -> None:
     for target in pods_of(chart, given).values():
         assert reachable(policies(chart, given), pod("elsewhere", {}), target) == set()
         assert reachable(policies(chart, given), pod(NAMESPACE, {}), target) == set()
+
+
+def test_pods_that_may_call_little_reach_a_redis_outside(chart: Chart) -> None:
+    outside = [{"ipBlock": {"cidr": "10.1.2.3/32"}}]
+    given = {**EXTERNAL, "networkPolicy": {"restrictEgress": True, "storeTo": outside, "storePorts": [6380]}}
+    (policy,) = policies(chart, given)
+    assert {"to": outside, "ports": [{"protocol": "TCP", "port": 6380}]} in policy["spec"]["egress"]
 
 
 def test_without_a_policy_everything_is_reached(chart: Chart) -> None:

@@ -3,14 +3,23 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 47 | trimSuffix "-" }}
 {{- end }}
 
-{{/* Name of the release's objects: at most 47 characters, which KubeRay lengthens to the names of its own. */}}
+{{/*
+Name of the release's objects: at most 47 characters, which KubeRay lengthens to the names of its own. A longer name is
+cut and ends in a digest of the whole, so that two releases never share one. Services need what the pattern says.
+*/}}
 {{- define "ostinato.fullname" -}}
-{{- if .Values.fullnameOverride }}
-{{- .Values.fullnameOverride | trunc 47 | trimSuffix "-" }}
-{{- else if contains (include "ostinato.name" .) .Release.Name }}
-{{- .Release.Name | trunc 47 | trimSuffix "-" }}
+{{- $release := .Release.Name }}
+{{- if not (contains (include "ostinato.name" .) $release) }}
+{{- $release = printf "%s-%s" $release (include "ostinato.name" .) }}
+{{- end }}
+{{- $name := default $release .Values.fullnameOverride }}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) }}
+{{- fail (printf "%q cannot be the name of the release's objects: it must begin with a lower-case letter and hold only lower-case letters, digits and hyphens. Choose another release name, or set fullnameOverride" $name) }}
+{{- end }}
+{{- if gt (len $name) 47 }}
+{{- printf "%s-%s" ($name | trunc 38 | trimSuffix "-") ($name | sha256sum | trunc 8) }}
 {{- else }}
-{{- printf "%s-%s" .Release.Name (include "ostinato.name" .) | trunc 47 | trimSuffix "-" }}
+{{- $name }}
 {{- end }}
 {{- end }}
 
@@ -48,7 +57,7 @@ labels:
   {{- with .labels }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
-{{- with merge (dict) (default dict .annotations) .root.Values.commonAnnotations }}
+{{- with merge (dict) (default dict .annotations) (default dict .root.Values.commonAnnotations) }}
 annotations:
   {{- toYaml . | nindent 2 }}
 {{- end }}
@@ -81,7 +90,7 @@ annotations:
 
 {{/* Key of it in the Secret: the chart's own always has the same. */}}
 {{- define "ostinato.apiKeySecretKey" -}}
-{{ ternary .Values.apiKey.key "api-key" (ne .Values.apiKey.existingSecret "") }}
+{{ ternary .Values.apiKey.key "api-key" (not (empty .Values.apiKey.existingSecret)) }}
 {{- end }}
 
 {{- define "ostinato.modelClaimName" -}}
@@ -115,7 +124,7 @@ images have different Pythons, and Ray wants one.
 {{/* Combinations that a schema cannot refuse. */}}
 {{- define "ostinato.validate" -}}
 {{- $v := .Values }}
-{{- $stores := add (ternary 1 0 $v.redis.enabled) (ternary 1 0 (ne $v.store.url "")) (ternary 1 0 (ne $v.store.existingSecret "")) }}
+{{- $stores := add (ternary 1 0 $v.redis.enabled) (ternary 0 1 (empty $v.store.url)) (ternary 0 1 (empty $v.store.existingSecret)) }}
 {{- if ne (int $stores) 1 }}
 {{- fail "exactly one state store is needed: redis.enabled=true, or store.url, or store.existingSecret" }}
 {{- end }}
@@ -129,6 +138,9 @@ images have different Pythons, and Ray wants one.
 {{- if and $v.apiKey.value (lt (len $v.apiKey.value) 16) }}
 {{- fail "apiKey.value is shorter than 16 characters: take a random one, e.g. of openssl rand -hex 32" }}
 {{- end }}
+{{- if and $v.apiKey.value (not (regexMatch "^[!-~]([ -~]*[!-~])?$" $v.apiKey.value)) }}
+{{- fail "apiKey.value has a line break, a space at an end or a character outside ASCII, which no client can send in a header: take a random one, e.g. of openssl rand -hex 32" }}
+{{- end }}
 {{- $hasKey := or $v.apiKey.value $v.apiKey.existingSecret }}
 {{- if and $v.tenants.existingSecret (not $hasKey) }}
 {{- fail "tenants.existingSecret needs apiKey.value or apiKey.existingSecret: the installation's own key" }}
@@ -141,6 +153,13 @@ images have different Pythons, and Ray wants one.
 {{- end }}
 {{- if and $v.networkPolicy.enabled (or $v.ingress.enabled (ne $v.service.type "ClusterIP")) (not $v.networkPolicy.gatewayFrom) }}
 {{- fail "networkPolicy.gatewayFrom is empty, so nothing outside the namespace reaches the gateway, nor does an ingress controller or a load balancer: name them there (NetworkPolicy peers, e.g. a namespaceSelector or an ipBlock)" }}
+{{- end }}
+{{- $external := or (not $v.redis.enabled) (and $v.gcsFaultTolerance.enabled $v.gcsFaultTolerance.redisAddress) }}
+{{- if and $v.networkPolicy.enabled $v.networkPolicy.restrictEgress $external (not $v.networkPolicy.storeTo) }}
+{{- fail "networkPolicy.restrictEgress would cut the Pods off from the Redis outside the release: name it in networkPolicy.storeTo (NetworkPolicy peers, e.g. an ipBlock) and its ports in networkPolicy.storePorts" }}
+{{- end }}
+{{- if and $v.networkPolicy.enabled $v.networkPolicy.restrictEgress $v.autoscaling.enabled (not $v.networkPolicy.egress) }}
+{{- fail "networkPolicy.restrictEgress would cut the autoscaler off from the API server: name it in networkPolicy.egress (e.g. an ipBlock with port 443 or 6443)" }}
 {{- end }}
 {{- if and $v.metrics.podMonitor.enabled $v.metrics.serviceMonitor.enabled }}
 {{- fail "metrics.podMonitor and metrics.serviceMonitor are both enabled: every sample would be scraped twice" }}
@@ -202,7 +221,7 @@ applications:
 - name: OSTINATO_METRICS_PORTS
   value: {{ printf "%d-%d" (int .Values.metrics.ports.first) (int .Values.metrics.ports.last) | quote }}
 - name: OSTINATO_ALLOWED_ROOTS
-  value: {{ join ":" (concat (ternary (list .Values.modelStore.mountPath) list .Values.modelStore.enabled) .Values.allowedRoots) | quote }}
+  value: {{ join ":" (concat (ternary (list .Values.modelStore.mountPath) list .Values.modelStore.enabled) (default list .Values.allowedRoots)) | quote }}
 {{- if .Values.redis.enabled }}
 - name: STORE_PASSWORD
   valueFrom:
@@ -302,8 +321,11 @@ metadata:
   labels:
     {{- include "ostinato.podLabels" $root | nindent 4 }}
     app.kubernetes.io/component: {{ .role }}
-  {{- $checksum := ternary (dict "checksum/api-key" (sha256sum $v.apiKey.value)) dict (ne $v.apiKey.value "") }}
-  {{- with merge (dict) $checksum $v.podAnnotations }}
+  {{- $checksum := dict }}
+  {{- with $v.apiKey.value }}
+  {{- $checksum = dict "checksum/api-key" (sha256sum .) }}
+  {{- end }}
+  {{- with merge (dict) $checksum (default dict $v.podAnnotations) }}
   annotations:
     {{- toYaml . | nindent 4 }}
   {{- end }}
