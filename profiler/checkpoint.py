@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from profiler.architectures.description import Description, Shapes
 from profiler.architectures.registry import describe
 from profiler.checkpoint_digest import fingerprint
+from profiler.equal_tensors import equal
 from profiler.errors import CheckpointError
 from profiler.files import FLOAT_DTYPES, MAX_CONFIG_BYTES, is_file, read_json, shown
 from profiler.linears import EXPERT
@@ -25,6 +27,8 @@ from profiler.weight_files import locate, none_missing
 CONFIG_DTYPES = {"float32": 4, "float16": 2, "half": 2, "bfloat16": 2, "float": 4}
 STORED_DTYPES = {"F32": 4, "F16": 2, "BF16": 2}
 TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
+# Of which vLLM 0.26 knows no other head than the embedding.
+ALWAYS_TIED = ("GemmaForCausalLM", "Gemma2ForCausalLM")
 # Stored rotary tables, which engines compute for themselves.
 ROTARY = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
 
@@ -45,10 +49,39 @@ def read_model(folder: Path) -> ModelSpec:
     description, declared = describe(raw, where), declared_dtype_bytes(raw, where)
     _check_tokenizer(folder)
     tensors = locate(folder)
+    description = as_stored(description, tensors, folder)
     expected = dict(_expected(description))
     _check_tensors(description, expected, tensors, folder)
     mark = fingerprint(folder, description.facts(), {name: tensors[name] for name in expected})
     return spec_of(description, declared or _stored_bytes(tensors), mark)
+
+
+def as_stored(description: Description, tensors: dict[str, TensorRef], folder: Path) -> Description:
+    """`description`, untied where the files hold a head that is not the embedding, whatever the config says.
+
+    Newer transformers and vLLM go by the files, too. PEFT writes such a checkpoint when it merges a trained
+    head into a tied model. Raises CheckpointError where no engine would load that head.
+    """
+    head, embedding = tensors.get(description.head), tensors.get(description.embedding)
+    if not description.tied or head is None or embedding is None or equal(folder, head, embedding):
+        return description
+    if description.architecture in ALWAYS_TIED:
+        raise CheckpointError(
+            f"{folder} holds {description.head}, which differs from {description.embedding}, but engines"
+            f" take the embedding for the head of every {description.architecture}; write it without"
+            f" {description.head}, or merge the fine-tune again without training the head"
+        )
+    return replace(description, tied=False)
+
+
+def has_own_head(folder: Path) -> bool:
+    """Whether the config in `folder` says that the head is the embedding, and the files hold another.
+
+    Raises CheckpointError.
+    """
+    where = folder / "config.json"
+    described = describe(read_json(where, MAX_CONFIG_BYTES), where)
+    return described.tied and not as_stored(described, locate(folder), folder).tied
 
 
 def expected_tensors(folder: Path) -> Shapes:

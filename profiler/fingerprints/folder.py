@@ -10,9 +10,11 @@ import json
 import shutil
 from pathlib import Path
 
+from profiler.checkpoint import has_own_head
 from profiler.errors import CheckpointError
 from profiler.files import is_file, read_json
 from profiler.fingerprints.config import fingerprint_config
+from profiler.weight_files import INDEX, SINGLE
 
 CONFIG = "config.json"
 # Beside the config, all that engines read before weights; those that are there are copied.
@@ -39,6 +41,8 @@ def write_fingerprint(folder: Path, target: Path, layers: int) -> Path:
     """
     where = folder / CONFIG
     config = fingerprint_config(read_json(where), layers, where)
+    if _holds_weights(folder) and has_own_head(folder):
+        config["tie_word_embeddings"] = False  # there are no weights to tell the engine
     partial = target.with_name(f"{target.name}.partial")
     if target.exists():
         raise CheckpointError(f"{target} exists already; remove it first, or choose another folder")
@@ -54,6 +58,11 @@ def write_fingerprint(folder: Path, target: Path, layers: int) -> Path:
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return target
+
+
+def _holds_weights(folder: Path) -> bool:
+    """A profile may also be measured of a folder that has a config alone."""
+    return any(is_file(folder / name) for name in (INDEX, SINGLE))
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import random_variants
 from engine_configs import ranks_of
+from safetensors.torch import load_file, save_file
 
 from workers.engine.no_variants import NoVariants
 from workers.engine.residency_cache import residency_of
@@ -53,6 +56,19 @@ def test_a_group_is_started_as_planned() -> None:
     alone = dict(itertools.pairwise(engine_arguments(CONFIG)))
     assert alone["--worker-cls"] == "workers.group.cpu.PlannedCpuRank"
     assert not {"--nnodes", "--distributed-executor-backend", "--compilation-config"} & set(alone)
+
+
+def test_a_stored_head_overrules_a_config_that_says_tied(tmp_path: Path) -> None:
+    """vLLM 0.26 would leave the head out; newer versions find it themselves."""
+    folder = random_variants.write_tiny_base(tmp_path / "base")
+    config = replace(CONFIG, model_path=str(folder))
+    assert "--hf-overrides" not in engine_arguments(config)
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    save_file({**tensors, "lm_head.weight": 2 * tensors["model.embed_tokens.weight"]}, file)
+    given = dict(itertools.pairwise(engine_arguments(config)))
+    assert json.loads(given["--hf-overrides"]) == {"tie_word_embeddings": False}
+    assert "--hf-overrides" not in engine_arguments(replace(config, load_format="dummy"))
 
 
 async def test_it_has_no_variants_and_takes_none() -> None:

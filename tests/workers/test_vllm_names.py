@@ -57,6 +57,16 @@ RELIED_ON = [
     ("v1/engine/async_llm.py", "AsyncLLM", ("engine_core",)),
     ("v1/engine/core_client.py", "AsyncMPClient", ("add_request_async", "outputs_queue")),
     ("lora/request.py", "LoRARequest", ("lora_name", "lora_int_id", "lora_path")),
+    # workers.engine.request_guard
+    (
+        "v1/engine/output_processor.py",
+        "OutputProcessor",
+        ("add_request", "process_outputs", "request_states"),
+    ),
+    ("v1/engine/output_processor.py", "OutputProcessorOutput", ("reqs_to_abort",)),
+    ("v1/engine/output_processor.py", "RequestOutputCollector", ("put",)),
+    ("v1/engine/async_llm.py", "AsyncLLM", ("output_processor",)),
+    ("sampling_params.py", "SamplingParams", ("_bad_words_token_ids", "_all_stop_token_ids")),
     # workers.engine.vllm_stats
     ("v1/metrics/stats.py", "SchedulerStats", ("num_running_reqs", "num_waiting_reqs", "kv_cache_usage")),
     ("v1/metrics/stats.py", "IterationStats", ("inter_token_latencies_iter", "finished_requests")),

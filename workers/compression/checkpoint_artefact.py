@@ -58,7 +58,7 @@ class CheckpointArtefact:
         for path in side_files(self._tuned.folder):
             write_bytes(folder / path.name, path.read_bytes())
         config = read_json(self._tuned.folder / CONFIG)
-        if self._unties:
+        if self._unties or not self._spec.tied:
             config["tie_word_embeddings"] = False
         write_json(folder / CONFIG, config, indent=2)
         files = [record.file.name for record in records if record.file is not None]

@@ -92,7 +92,7 @@ class _Job:
         for path in side_files(self.base):
             shutil.copyfile(path, folder / path.name)
         config = read_json(self.base / CONFIG)
-        if self.unties:
+        if HEAD in self.places:
             config["tie_word_embeddings"] = False
         if self.added:
             config["vocab_size"] = self._shape(EMBEDDING, self.places[EMBEDDING])[0]

@@ -18,6 +18,7 @@ from workers.bus.faults import LoadFailed, exception_of, fault_of
 from workers.engine import torch_check
 from workers.engine.instant_answers import InstantAnswers
 from workers.engine.no_variants import NoVariants
+from workers.engine.request_guard import guard
 from workers.engine.residency_cache import residency_of
 from workers.engine.step_observer import StepObserver
 from workers.engine.variant_metrics import READ_SECONDS
@@ -86,6 +87,7 @@ class VllmEngine:
         observer, engine_args = StepObserver(), vllm["AsyncEngineArgs"].from_cli_args(args)
         with quick_children():
             llm = vllm["AsyncLLM"].from_engine_args(engine_args, stat_loggers=stat_loggers(observer))
+        guard(llm)
         tasks = await llm.get_supported_tasks()
         app = vllm["build_app"](args, tasks, llm.model_config)
         await vllm["init_app_state"](llm, app.state, args, tasks)

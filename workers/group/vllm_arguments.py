@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from profiler.checkpoint import has_own_head
+from profiler.files import is_file
 from profiler.quantization import UNCOMPRESSED, engine_name
 from workers.group.cuda_graphs import compilation
 from workers.group.vllm_entrypoints import entrypoints
@@ -16,6 +19,7 @@ SCHEDULER = "workers.engine.scheduler.make_scheduler"
 RANK_PLUGIN = "workers.rank_plugin.PluggedIn"
 CPU_RANK = "workers.group.cpu.PlannedCpuRank"
 GPU_RANK = "workers.group.gpu.PlannedGpuRank"
+FROM_FILES = "auto"  # the weights' format; others make them up
 # The ranks vLLM's own configuration knows; ours has no such steps, but its check wants one of them.
 _VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
@@ -47,6 +51,8 @@ def engine_arguments(config: EngineConfig, network: Mapping[str, str | int] | No
         **({"--distributed-executor-backend": "mp"} if len(config.ranks) > 1 else {}),
         **(network or {}),
     }
+    if _has_own_head(config):
+        arguments["--hf-overrides"] = json.dumps({"tie_word_embeddings": False})
     if config.max_variants:
         arguments |= {
             "--max-loras": config.max_variants,
@@ -63,6 +69,12 @@ def engine_arguments(config: EngineConfig, network: Mapping[str, str | int] | No
     # vLLM refuses to start with adapters on an architecture that it has none for.
     adapters = ["--enable-lora"] if config.max_variants else []
     return [*flat, *adapters, "--disable-fastapi-docs", logging_flag]
+
+
+def _has_own_head(config: EngineConfig) -> bool:
+    """Whether the model's files hold a head that its config denies: vLLM 0.26 goes by the config alone."""
+    folder = Path(config.model_path)
+    return config.load_format == FROM_FILES and is_file(folder / "config.json") and has_own_head(folder)
 
 
 def vllm_arguments(config: EngineConfig, network: Mapping[str, str | int]) -> Any:
