@@ -30,6 +30,6 @@ def equal(folder: Path, one: TensorRef, other: TensorRef) -> bool:
 
 
 def _at(folder: Path, tensor: TensorRef) -> BufferedReader:
-    file = BufferedReader(open_file(folder / tensor.file))
+    file: BufferedReader = BufferedReader(open_file(folder / tensor.file))
     file.seek(tensor.offset)
     return file

@@ -1,6 +1,6 @@
 """No request ends an engine that others use: what vLLM lets pass, or breaks at, ends that request alone.
 
-- A token id without a row in the embedding or in the logits ends the engine. vLLM takes ids up to the larger of
+- A token id without a row in the embedding or the logits ends the engine. vLLM takes ids up to the larger of
   the model's and the tokenizer's vocabulary; a `[PAD]` that was added to a tokenizer is such an id. Every
   request passes `OutputProcessor.add_request` on its way to the engine's core, with its final parameters: its
   ids are checked there.
