@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from controlplane.api_keys import UNSENDABLE, is_sendable
 from placement.types import CostMeasure
 from workers.addresses import Ports
 
@@ -39,7 +40,9 @@ RoutingPolicy = Literal[
 class Settings(BaseSettings):
     """Every knob of one installation. The same code runs embedded and in production; only these differ."""
 
-    model_config = SettingsConfigDict(env_prefix="OSTINATO_", extra="ignore", frozen=True)
+    model_config = SettingsConfigDict(
+        env_prefix="OSTINATO_", extra="ignore", frozen=True, hide_input_in_errors=True
+    )
 
     home: Path = Field(default=Path.home() / ".ostinato", description="Caches, logs and the SQLite file.")
     store_url: str = Field(default="", description="sqlite:///FILE or redis://HOST; empty: SQLite in home.")
@@ -242,6 +245,14 @@ class Settings(BaseSettings):
         """Every process of the cluster reads it, each from a working folder of its own."""
         return str(Path(value).expanduser().absolute()) if value else ""
 
+    @field_validator("api_key")
+    @classmethod
+    def _sendable(cls, value: str) -> str:
+        """With another one nobody could ask."""
+        if value and not is_sendable(value):
+            raise ValueError(UNSENDABLE)
+        return value
+
     @field_validator("gpus")
     @classmethod
     def _readable(cls, value: str) -> str:
@@ -277,6 +288,13 @@ class Settings(BaseSettings):
         if not named and (self.api_key or not local):
             return ()
         return (*LOOPBACK_NAMES, *named)
+
+    @property
+    def local_url(self) -> str:
+        """The API's, as this machine reaches it."""
+        everywhere = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
+        host = everywhere.get(self.http_host, self.http_host)
+        return f"http://[{host}]:{self.http_port}" if ":" in host else f"http://{host}:{self.http_port}"
 
     @property
     def resolved_store_url(self) -> str:

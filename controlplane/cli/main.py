@@ -217,6 +217,8 @@ def _report_other(error: BaseException, as_json: bool) -> ExitCode:
         return failures.report(_not_installed(error), "not_installed", failures.ExitCode.FAILED, as_json)
     if hasattr(error, "format_message"):  # click's usage errors, whichever click typer brings
         return failures.report(error.format_message(), failures.USAGE, failures.ExitCode.USAGE, as_json)
+    if isinstance(error, OSError) and error.strerror:  # of a disk or a folder: no defect
+        return failures.report(_of_the_machine(error), "machine", failures.ExitCode.FAILED, as_json)
     what = f"{type(error).__name__}: {error}".rstrip(": ")
     return failures.report(
         f"{what}; run `ostinato --debug ...` to see where",
@@ -224,6 +226,11 @@ def _report_other(error: BaseException, as_json: bool) -> ExitCode:
         failures.ExitCode.FAILED,
         as_json,
     )
+
+
+def _of_the_machine(error: OSError) -> str:
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror}; run `ostinato --debug ...` to see what was tried"
 
 
 def _not_installed(error: ModuleNotFoundError) -> str:

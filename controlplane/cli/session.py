@@ -30,7 +30,8 @@ class Session:
         try:
             return Client(self.url)
         except errors.InvalidRequest as error:
-            raise typer.BadParameter(error.message, param_hint="--url") from error
+            hint = "--url" if error.param == "url" else error.param
+            raise typer.BadParameter(error.message, param_hint=hint) from error
 
 
 def session(ctx: typer.Context) -> Session:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import webbrowser
 from contextlib import nullcontext, redirect_stdout
@@ -35,8 +36,9 @@ def up(
     json: Json = False,
 ) -> None:
     """Start Ostinato on this machine and return when it answers. It is started again when it dies."""
-    from controlplane.runtime import local
+    from controlplane.runtime import local, start_checks
 
+    start_checks.require_known_variables(os.environ)
     cli, settings = session(ctx), _settings(port, home)
     if dashboard_port and not settings.dashboard:
         raise typer.BadParameter("with OSTINATO_DASHBOARD=0 there is none", param_hint="--dashboard-port")

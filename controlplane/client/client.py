@@ -14,6 +14,7 @@ import httpx
 from pydantic import BaseModel
 
 from controlplane import errors
+from controlplane.api_keys import UNSENDABLE, is_sendable
 from controlplane.client.responses import (
     DEFAULT_URL,
     answer_of,
@@ -76,6 +77,8 @@ class Client:
     ) -> None:
         self.url = checked_url(url or os.environ.get("OSTINATO_URL") or DEFAULT_URL)
         key = os.environ.get("OSTINATO_API_KEY", "") if api_key is None else api_key
+        if key and not is_sendable(key):
+            raise errors.InvalidRequest(UNSENDABLE, param="OSTINATO_API_KEY")
         self._http = httpx.Client(
             base_url=self.url,
             headers={"Authorization": f"Bearer {key}"} if key else {},

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from functools import cache
 from typing import Any
 
@@ -33,6 +34,7 @@ with uncollected():
     from controlplane.gateway.rate_book import RateBook
     from controlplane.gateway.route_book import RouteBook
     from controlplane.gateway.tenants_book import TenantsBook
+    from controlplane.runtime import start_checks
     from controlplane.runtime.cluster import RayCluster
     from controlplane.runtime.gateway_pings import bear_pings
     from controlplane.runtime.gateway_router import AnsweringGateways
@@ -193,6 +195,8 @@ class ControllerReplica:
 def build(args: dict[str, Any] | None = None) -> serve.Application:
     """The application; `args` are those of a Serve config file (`gateway_replicas` only)."""
     settings = Settings()
+    if unknown := start_checks.unknown_variables(os.environ):
+        log.warning(start_checks.describe_unknown(unknown))
     replicas = int((args or {}).get("gateway_replicas") or settings.gateway_replicas)
     controller = ControllerReplica.options(ray_actor_options={"num_cpus": 0.1})  # type: ignore[attr-defined]
     gateway = Gateway.options(  # type: ignore[attr-defined]

@@ -28,7 +28,7 @@ from controlplane.gateway.worker_pool import Alive
 from controlplane.runtime import serve
 from controlplane.runtime.engine_replica import engine_application
 from controlplane.runtime.node_agents import AgentBook, living_node_ids
-from controlplane.runtime.path_probe import Probe, answering_at_once, probe, proxy_url
+from controlplane.runtime.path_probe import Probe, answering_at_once, probe
 from controlplane.settings import Settings
 from controlplane.traffic.host_router import RoutingRules, StepModels
 from controlplane.traffic.request_terms import RequestTerms
@@ -136,7 +136,7 @@ class RayCluster:
         marker = secrets.token_hex(16)
         status = await asyncio.to_thread(ray_serve.status)
         nodes = sorted(node for node, state in status.proxies.items() if state == ProxyStatus.HEALTHY)
-        asked = Probe(proxy_url(self._settings), host, marker, self._settings.api_key, max_tokens)
+        asked = Probe(self._settings.local_url, host, marker, self._settings.api_key, max_tokens)
         options = {"num_cpus": 0, "max_retries": 0}
         if nodes:
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node_id=nodes[0], soft=False)

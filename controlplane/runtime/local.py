@@ -28,7 +28,7 @@ import psutil
 
 from controlplane import errors
 from controlplane.gateway.tenants_file import tenants_of
-from controlplane.runtime import loopback, serve_news, supervision, supervisor_process
+from controlplane.runtime import loopback, serve_news, start_checks, supervision, supervisor_process
 from controlplane.settings import Settings
 from workers.engine import torch_check
 
@@ -64,10 +64,13 @@ def up(
     settings: Settings, progress: Progress, dashboard_port: int = 0, *, supervised: bool = True
 ) -> LocalCluster:
     """Start the cluster, or find the one that runs already. `supervised`: with a process in the background
-    that starts it again when its head died. Errors: Unavailable with what went wrong."""
+    that starts it again when its head died. Errors: Unavailable with what went wrong; InvalidRequest when a
+    cluster runs with other settings."""
     settings = with_gateways(settings)
+    start_checks.require_home(settings)
     cluster = find(settings)
     if cluster is not None:
+        start_checks.require_same_settings(settings, _running_environment(settings))
         progress(f"already running at {cluster.url}")
     else:
         cluster = _first_start(settings, progress, dashboard_port)
@@ -89,7 +92,6 @@ def _first_start(settings: Settings, progress: Progress, dashboard_port: int) ->
     _require_free_port(settings.http_host, settings.http_port)
     _check_torch(settings)
     end_leftovers(settings, progress)
-    settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
     return _start(settings, progress, _describe(settings, dashboard_port))
 
 
@@ -108,13 +110,25 @@ def _start(settings: Settings, progress: Progress, cluster: LocalCluster) -> Loc
     _file(settings).write_text(json.dumps(asdict(cluster), indent=1))
     dashboard = cluster.dashboard_url or "none"
     progress(f"ready: {cluster.url}  (API docs {cluster.url}/docs, Ray dashboard {dashboard})")
+    if hint := start_checks.proxy_hint(os.environ, cluster.url):
+        progress(hint)
     return cluster
 
 
 def find(settings: Settings) -> LocalCluster | None:
-    """The cluster of this home, if its API answers."""
+    """The cluster of this home, if its head lives and its API answers. A stranger may have its port."""
     cluster = _last(settings)
-    return cluster if cluster is not None and _answers(cluster.url) else None
+    if cluster is None or head_processes(settings).keys() != set(supervision.HEAD):
+        return None
+    return cluster if _answers(cluster.url) else None
+
+
+def _running_environment(settings: Settings) -> dict[str, str]:
+    """Of a process of this home's cluster, as it was started; empty: none can be read."""
+    for process in head_processes(settings).values():
+        with contextlib.suppress(psutil.Error):
+            return process.environ()
+    return {}
 
 
 def _last(settings: Settings) -> LocalCluster | None:
@@ -255,7 +269,7 @@ def _describe(settings: Settings, dashboard_port: int = 0, ray_port: int = 0) ->
     first, dashboard = ray_port or first, dashboard_port or second
     return LocalCluster(
         home=str(settings.home),
-        url=url_of(settings),
+        url=settings.local_url,
         dashboard_url=f"http://127.0.0.1:{dashboard}" if settings.dashboard else "",
         ray_address=f"127.0.0.1:{first}",
         temp_dir=str(_temp_dir(mark)),
@@ -270,14 +284,6 @@ def _describe_again(settings: Settings) -> LocalCluster:
     ports = (int(_port(last.dashboard_url) or 0), int(_port(last.ray_address)))
     dashboard, ray = (port if _refusal(loopback.LOOPBACK, port) is None else 0 for port in ports)
     return _describe(settings, dashboard, ray)
-
-
-def url_of(settings: Settings) -> str:
-    return f"http://{_reachable(settings.http_host)}:{settings.http_port}"
-
-
-def _reachable(host: str) -> str:
-    return "127.0.0.1" if host == "0.0.0.0" else host
 
 
 def free_port() -> int:
@@ -313,12 +319,13 @@ def _require_free_port(host: str, port: int) -> None:
 
 def _refusal(host: str, port: int) -> OSError | None:
     """Why nobody can listen there; None: somebody can."""
-    with socket.socket() as s:
-        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            s.bind((host, port))
-        except OSError as e:
-            return e
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as s:
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            s.bind(address)
+    except OSError as e:
+        return e
     return None
 
 
@@ -332,6 +339,7 @@ def cluster_environment(settings: Settings) -> dict[str, str]:
     mark = _mark(settings)
     return {
         **{name: value for name, value in os.environ.items() if name != "RAY_AUTH_TOKEN"},  # some other's
+        **start_checks.without_proxies(os.environ),
         **settings.as_env(),
         **ray_switches(settings),
         **ray_authentication(settings),
@@ -389,6 +397,9 @@ def ray_switches(settings: Settings) -> dict[str, str]:
         # So often news of replicas are asked for again (`serve_news`).
         "LISTEN_FOR_CHANGE_REQUEST_TIMEOUT_S_LOWER_BOUND": str(serve_news.ANSWERS_S[0]),
         "LISTEN_FOR_CHANGE_REQUEST_TIMEOUT_S_UPPER_BOUND": str(serve_news.ANSWERS_S[1]),
+        # gRPC, by which Serve's proxy and Ray's processes talk, would take `http_proxy` for other nodes and
+        # for this machine. An empty value means no proxy.
+        "grpc_proxy": "",
         **loopback.ENVIRONMENT,
         # Ray would run gateways, controller and engines at 15: what else works on this machine would get
         # thirty times their share of it.

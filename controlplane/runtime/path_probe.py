@@ -16,7 +16,6 @@ from typing import Any
 import httpx
 
 from controlplane import errors
-from controlplane.settings import Settings
 from profiler.request_path import Burst
 from workers.messages import ERROR_EVENT
 
@@ -38,13 +37,6 @@ class Probe:
     marker: str
     api_key: str
     max_tokens: int
-
-
-def proxy_url(settings: Settings) -> str:
-    """As it is reached from a node with a proxy."""
-    everywhere = settings.http_host in ("0.0.0.0", "::", "")
-    host = "127.0.0.1" if everywhere else settings.http_host
-    return f"http://[{host}]:{settings.http_port}" if ":" in host else f"http://{host}:{settings.http_port}"
 
 
 def probe(given: Probe) -> list[Burst]:

@@ -143,7 +143,7 @@ class _Ended(BaseException):
 
 def _run(settings: Settings) -> None:
     def watch() -> Watch:
-        return Watch(local.head_processes(settings), local.url_of(settings))
+        return Watch(local.head_processes(settings), settings.local_url)
 
     def wanted() -> bool:
         return supervisor_process.is_this_one(settings)

@@ -29,6 +29,7 @@ CLIENTS = {
     *(
         "controlplane",
         "controlplane.errors",
+        "controlplane.api_keys",
         "controlplane.cli",
         "controlplane.client",
         "controlplane.management",

@@ -289,6 +289,9 @@ applications:
 # Over gRPC the proxy pings gateways, and notices one that hangs (controlplane/runtime/gateway_pings.py).
 - name: RAY_SERVE_PROXY_USE_GRPC
   value: "1"
+# gRPC would take http_proxy of extraEnv for other Pods; an empty value is its word for no proxy.
+- name: grpc_proxy
+  value: ""
 # So many calls the GCS remembers, by default ten times as many: 3 KB each, until it is full.
 - name: RAY_task_events_max_num_task_in_gcs
   value: "10000"

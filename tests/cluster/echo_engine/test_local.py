@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -111,11 +112,31 @@ def ostinato(environment: dict[str, str], command: str, expected: int = 0) -> st
     return done.stdout + done.stderr
 
 
-def test_it_starts_and_ends_where_no_program_is_called_ray(bare: dict[str, str]) -> None:
+@pytest.fixture
+def mute_proxy() -> Iterator[str]:
+    """A proxy that takes connections and answers nothing, as one that drops what is for loopback."""
+    with socket.create_server(("127.0.0.1", 0), backlog=128) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_it_starts_and_ends_without_a_program_ray_behind_a_proxy_on_ipv6(
+    bare: dict[str, str], mute_proxy: str
+) -> None:
+    bare |= dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), mute_proxy)
+    bare |= {"OSTINATO_HTTP_HOST": "::1"}
     assert shutil.which("ray", path=bare["PATH"]) is None
     assert "there is none" in ostinato(bare, "up --dashboard-port 8265", ExitCode.USAGE)
-    assert "Ray dashboard none" in ostinato(bare, "up")
+    assert "did you mean OSTINATO_HTTP_HOST" in ostinato(
+        bare | {"OSTINATO_HTP_HOST": "::1"}, "up", ExitCode.FAILED
+    )
+    said = ostinato(bare, "up")
+    assert "Ray dashboard none" in said
+    assert "no_proxy=::1" in said
     assert "started without a dashboard" in ostinato(bare, "dashboard", ExitCode.FAILED)
-    url = f"http://127.0.0.1:{bare['OSTINATO_HTTP_PORT']}"
+    url = f"http://[::1]:{bare['OSTINATO_HTTP_PORT']}"
     assert httpx.get(f"{url}/readyz", timeout=600, trust_env=False).status_code == 200
+    assert "no models" in ostinato(bare, f"--url {url} status").lower()
+    other = ostinato(bare | {"OSTINATO_MAX_MODEL_LEN": "512"}, "up", ExitCode.FAILED)
+    assert "OSTINATO_MAX_MODEL_LEN is '2048' there, '512' was asked" in other
+    assert "already running" in ostinato(bare, "up")
     assert "ended" in ostinato(bare, "down")

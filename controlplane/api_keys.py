@@ -1,0 +1,16 @@
+"""What an API key may consist of, for clients and installations alike."""
+
+from __future__ import annotations
+
+import re
+
+# A header's value: visible ASCII, spaces only within. A newline at the end of a file is the usual mistake.
+SENDABLE = re.compile(r"[!-~]([ -~]*[!-~])?")
+UNSENDABLE = (
+    "the API key has a line break, a space at an end or a character outside ASCII, which no client can send"
+    " in a header; take those out (of a file: `export OSTINATO_API_KEY=$(cat FILE)`)"
+)
+
+
+def is_sendable(key: str) -> bool:
+    return SENDABLE.fullmatch(key) is not None

@@ -1,0 +1,128 @@
+"""What `ostinato up` checks first: names of variables, the home, the settings of a cluster that runs.
+
+Each refusal says what was expected, what came and what to do.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import re
+import tempfile
+from collections.abc import Iterable, Mapping
+
+from controlplane import errors
+from controlplane.settings import Settings
+
+PREFIX = "OSTINATO_"
+# Variables that are no settings: of clients, of one process, or of tests of the kernels.
+OTHERS = frozenset(
+    PREFIX + name
+    for name in (
+        "URL",
+        "CLUSTER",
+        "COMPILED_DIR",
+        "DISTINCT_LAYERS",
+        "GROUP",
+        "MEASURING_GATE",
+        "MEASURING_VARIANTS",
+        "SPARSE_TENSOR_CORES",
+        "SVD_TENSOR_CORES",
+        "VARIANT_BUS",
+    )
+)
+# Kubernetes sets these in Pods beside a Service whose name begins with ostinato.
+SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT)(_|$)|_PORT_\d+_(TCP|UDP)(_|$)")
+# Settings that are shown by their digest alone.
+SECRETS = ("api_key", "store_url")
+
+
+def setting_names() -> frozenset[str]:
+    return frozenset(PREFIX + name.upper() for name in Settings.model_fields)
+
+
+def unknown_variables(environment: Iterable[str]) -> dict[str, str]:
+    """Variables with our prefix that nothing reads, each with the setting of the nearest name ("": none)."""
+    names = set(environment)
+    known = setting_names() | OTHERS
+    links = {name for name in names if SERVICE_LINK.search(name)}
+    links |= {name for name in names if name.endswith("_PORT") and f"{name[:-5]}_SERVICE_HOST" in names}
+    unknown = sorted(name for name in names - known - links if name.startswith(PREFIX))
+    return {name: _nearest(name) for name in unknown}
+
+
+def _nearest(name: str) -> str:
+    words = [each.removeprefix(PREFIX) for each in setting_names()]
+    near = difflib.get_close_matches(name.removeprefix(PREFIX), sorted(words), n=1, cutoff=0.75)
+    return f"{PREFIX}{near[0]}" if near else ""
+
+
+def describe_unknown(found: Mapping[str, str]) -> str:
+    """One sentence for the variables that `unknown_variables` found."""
+    said = [
+        f"{name} is no setting" + (f"; did you mean {near}?" if near else "") for name, near in found.items()
+    ]
+    return ". ".join(said) + " (docs/operating.md lists the settings; unset what is not one)"
+
+
+def require_known_variables(environment: Iterable[str]) -> None:
+    """Errors: InvalidRequest for a misspelt name, which would otherwise change nothing."""
+    if found := unknown_variables(environment):
+        raise errors.InvalidRequest(describe_unknown(found))
+
+
+def require_home(settings: Settings) -> None:
+    """Make the home, and write a byte there. Errors: Unavailable."""
+    try:
+        settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryFile(dir=settings.home) as file:
+            file.write(b"x")
+            file.flush()
+    except OSError as e:
+        raise errors.Unavailable(
+            f"the home {settings.home} cannot be written ({e.strerror}); choose another folder with"
+            " OSTINATO_HOME or --home, or change its owner or permissions"
+        ) from e
+
+
+def require_same_settings(asked: Settings, running: Mapping[str, str]) -> None:
+    """Errors: InvalidRequest when a cluster runs with other settings, which `up` would leave as they are.
+
+    `running`: the environment of one of its processes. A setting that it lacks is one of a newer version.
+    """
+    differing = [
+        f"{name} is {_shown(name, running[name])} there, {_shown(name, value)} was asked"
+        for name, value in asked.as_env().items()
+        if name in running and running[name] != value
+    ]
+    if differing:
+        raise errors.InvalidRequest(
+            f"a cluster of {asked.home} runs with other settings: {'; '.join(differing)}. Run `ostinato"
+            " down`, then `ostinato up`, or ask with the settings that it has"
+        )
+
+
+def _shown(name: str, value: str) -> str:
+    if name.removeprefix(PREFIX).lower() in SECRETS and value:
+        return f"(secret, sha256 {hashlib.sha256(value.encode()).hexdigest()[:8]})"
+    return repr(value)
+
+
+def without_proxies(environment: Mapping[str, str]) -> dict[str, str]:
+    """`no_proxy` as given, and this machine: the cluster's processes ask each other without a proxy."""
+    local = ("127.0.0.1", "localhost", "::1")
+    given = environment.get("no_proxy") or environment.get("NO_PROXY") or ""
+    listed = [part.strip() for part in given.split(",") if part.strip()]
+    names = ",".join([*listed, *(name for name in local if name not in listed)])
+    return {"no_proxy": names, "NO_PROXY": names}
+
+
+def proxy_hint(environment: Mapping[str, str], url: str) -> str:
+    """What a client on this machine must set to reach the API past a proxy; empty: nothing."""
+    lower = {name.lower(): value for name, value in environment.items()}
+    asked = lower.get("http_proxy") or lower.get("all_proxy")
+    excepted = {part.strip() for part in lower.get("no_proxy", "").split(",")}
+    host = re.sub(r"^https?://\[?|\]?:\d+$", "", url)
+    if not asked or excepted & {host, "*"}:
+        return ""
+    return f"http_proxy is set: clients on this machine need no_proxy={host}, too"
