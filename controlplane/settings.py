@@ -9,6 +9,7 @@ from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from controlplane.api_keys import UNSENDABLE, is_sendable
+from controlplane.template_arguments import template_arguments_of
 from placement.types import CostMeasure
 from workers.addresses import Ports
 
@@ -190,6 +191,11 @@ class Settings(BaseSettings):
     max_grammar_bytes: int = Field(
         default=MAX_GRAMMAR_BYTES, ge=64, description="Of a schema or grammar that one answer is to follow."
     )
+    template_arguments: str = Field(
+        default="",
+        description="Variables of your chat templates that requests may set, by comma, beside those of known "
+        "models.",
+    )
     max_prompt_logprobs: int = Field(
         default=MAX_PROMPT_LOGPROBS,
         ge=1,
@@ -257,6 +263,12 @@ class Settings(BaseSettings):
     @classmethod
     def _readable(cls, value: str) -> str:
         gpus_of(value, "")
+        return value
+
+    @field_validator("template_arguments")
+    @classmethod
+    def _only_of_templates(cls, value: str) -> str:
+        template_arguments_of(value)
         return value
 
     @field_validator("metrics_ports")

@@ -27,6 +27,7 @@ from controlplane.gateway.metrics import UNKNOWN
 from controlplane.gateway.rate_book import Charge
 from controlplane.settings import WRITE_TIMEOUT_S
 from controlplane.traffic.attainment import Outcome, attained
+from controlplane.traffic.request_fields import CHAT, check_fields
 from controlplane.traffic.request_terms import (
     NO_TERMS,
     Headers,
@@ -42,14 +43,13 @@ from workers.messages import ERROR_EVENT, EngineCall, EngineHead, EngineReply
 
 log = logging.getLogger(__name__)
 
-CHAT = "/v1/chat/completions"
-COMPLETIONS = "/v1/completions"
 # A half of a surrogate pair that may stand alone: first ones, last ones, any that is coded, and what only
 # looks like one, behind a backslash.
 _SURROGATE = re.compile(
     rb"\\u[dD][89abAB]..(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F]|\xed[\xa0-\xbf]|\\\\u[dD]"
 )
 _MAX_SALT = 128  # characters that vLLM takes
+_NO_SALT = frozenset("@/\\\0")  # and that it does not, for they mean something to stores of KV blocks
 CLIENT_GONE = "client_disconnected"
 # What ends a request that no engine worked at, or in vain: it costs no tokens.
 _IN_VAIN = (
@@ -111,9 +111,10 @@ def engine_call(
 
     `raw` is what `body` was read from, which is sent as it came where it needs no change but additions.
 
-    Errors: InvalidRequest for an answer longer than the deployment's maxOutputLength, and for what is beyond
-    `bounds`.
+    Errors: InvalidRequest for a field that the engine may not be sent, an answer longer than the deployment's
+    maxOutputLength, and for what is beyond `bounds`.
     """
+    check_fields(path, body, bounds.template_arguments)
     check(body, len(raw), bounds)
     changes: dict[str, str | int] = {**_bounded(path, body, route.max_output_tokens)}
     if body["model"] != route.model:
@@ -135,9 +136,10 @@ def _salt(route: Route, salt: str) -> str | None:
 
 
 def _with_salt(own: str, given: object) -> str:
-    """A client's salt that is too long beside ours is sent as its hash."""
+    """A client's salt that is too long beside ours, or not as vLLM takes it, is sent as its hash."""
     text = f"{own}:{given or ''}"
-    return text if len(text) <= _MAX_SALT else f"{own}:{sha256(text.encode(errors='replace')).hexdigest()}"
+    is_taken = len(text) <= _MAX_SALT and _NO_SALT.isdisjoint(text)
+    return text if is_taken else f"{own}:{sha256(text.encode(errors='replace')).hexdigest()}"
 
 
 def _with_more(raw: bytes, body: dict[str, Any], more: dict[str, str | int]) -> bytes | None:
@@ -249,12 +251,12 @@ async def answer(
         name = body["model"]
         route = services.routes.known(name, tenant) or await services.routes.resolve(name, tenant)
         watch.routed(route)
-        tokens = estimated_tokens(len(raw), body, route.max_output_tokens)
+        bounds, salt = services.request_bounds, tenant.cache_salt
+        call = engine_call(path, body, route, raw, watch.counted, bounds, salt=salt)
+        tokens = estimated_tokens(path, len(raw), body, route.max_output_tokens)
         prompt = estimated_prompt(len(raw))
         watch.terms = request_terms(headers, body, route.targets, tenant, tokens, prompt)
         watch.streams = body.get("stream") is True
-        bounds, salt = services.request_bounds, tenant.cache_salt
-        call = engine_call(path, body, route, raw, watch.counted, bounds, salt=salt)
         watch.charge(tenant)
         if watch.streams:
             return await _streamed(services, route, call, watch)

@@ -18,11 +18,12 @@ from controlplane.api.error_handlers import respond, unexpected
 from controlplane.api.middleware import body_too_slow, tenant_of
 from controlplane.api.services import Services
 from controlplane.api.time_limit import TimeLimit
+from controlplane.traffic.request_fields import FIELDS
 from workers.asgi import DIRECT, DirectRequest
 
 log = logging.getLogger(__name__)
 
-PATHS = frozenset({inference.CHAT, inference.COMPLETIONS})
+PATHS = frozenset(FIELDS)
 # The key in a scope under which an answer's id is, a header.
 _ID = "ostinato.request_id"
 

@@ -9,16 +9,14 @@ from typing import Any
 
 from controlplane import errors
 from controlplane.settings import MAX_GRAMMAR_BYTES, MAX_PROMPT_LOGPROBS, MAX_SEQUENCES, MAX_WORDS
+from controlplane.template_arguments import TEMPLATE_ARGUMENTS
 from controlplane.traffic.request_terms import choices_of, estimated_prompt, prompts_of, sequences_of
 
 LENGTHS = ("max_completion_tokens", "max_tokens")
 # An engine goes through each of these again and again: for every token, or for every word of its vocabulary.
-LISTS = ("stop", "stop_token_ids", "bad_words", "allowed_token_ids", "logit_bias")
+LISTS = ("stop", "stop_token_ids", "bad_words", "allowed_token_ids", "logit_bias", "logprob_token_ids")
 # What an engine compiles, with some work for every word of its vocabulary.
-GRAMMARS = (
-    *("response_format", "structured_outputs", "structural_tag"),
-    *("guided_json", "guided_regex", "guided_grammar", "guided_choice"),
-)
+GRAMMARS = ("response_format", "structured_outputs")
 DEEPEST = 32  # levels of a grammar; schemas that people write have at most ten
 _FREE_CHOICES = (None, "auto", "none")  # of tools: nothing is compiled for them
 
@@ -26,19 +24,24 @@ _FREE_CHOICES = (None, "auto", "none")  # of tools: nothing is compiled for them
 @dataclass(frozen=True)
 class Bounds:
     """`sequences` are answers of one request, `words` entries of a list of words, `grammar_bytes` those of
-    all that it wants compiled, `prompt_logprobs` the tokens of its prompts times what it wants of each."""
+    all that it wants compiled, `prompt_logprobs` the tokens of its prompts times what it wants of each.
+    `template_arguments`: what it may tell a chat template."""
 
     sequences: int = MAX_SEQUENCES
     words: int = MAX_WORDS
     grammar_bytes: int = MAX_GRAMMAR_BYTES
     prompt_logprobs: int = MAX_PROMPT_LOGPROBS
+    template_arguments: frozenset[str] = TEMPLATE_ARGUMENTS
 
 
 DEFAULTS = Bounds()
 
 
 def check(body: Mapping[str, Any], body_bytes: int, bounds: Bounds) -> None:
-    """`body_bytes`: as it came. Errors: InvalidRequest, with the field's name and what may be asked for."""
+    """`body` has passed `check_fields`, and had so many bytes as it came.
+
+    Errors: InvalidRequest, with the field's name and what may be asked for.
+    """
     _check_sequences(body, bounds.sequences)
     _check_lists(body, bounds.words)
     _check_grammars(body, bounds.grammar_bytes)
@@ -48,12 +51,10 @@ def check(body: Mapping[str, Any], body_bytes: int, bounds: Bounds) -> None:
 def has_length(body: Mapping[str, Any], max_tokens: int) -> bool:
     """Whether the body says how long an answer may be at most.
 
-    Errors: InvalidRequest where that is more than `max_tokens`, or no integer.
+    Errors: InvalidRequest where that is more than `max_tokens`.
     """
     requested = [(name, body[name]) for name in LENGTHS if body.get(name) is not None]
     for name, value in requested:
-        if type(value) is not int:
-            raise errors.InvalidRequest(f"{name}: expected an integer, got {value!r:.200}", param=name)
         if value > max_tokens:
             raise errors.InvalidRequest(
                 f"{name} is {value}, but '{body['model']}' was deployed for answers of at most "
@@ -65,8 +66,6 @@ def has_length(body: Mapping[str, Any], max_tokens: int) -> bool:
 
 def _check_sequences(body: Mapping[str, Any], most: int) -> None:
     """An engine runs each answer as a sequence of its own: one request must not take all its places."""
-    if body.get("n") is not None and type(body["n"]) is not int:
-        raise errors.InvalidRequest(f"n: expected an integer, got {body['n']!r:.200}", param="n")
     if (asked := sequences_of(body)) > most:
         raise errors.InvalidRequest(
             f"{asked} answers were asked for (`n` of each prompt); one request may ask for at most {most}"
@@ -127,19 +126,10 @@ def _wanted_of_prompts(body: Mapping[str, Any]) -> tuple[str, int | None]:
     """The field that says how many of each token, and how many; None: none. As vLLM reads it: with `echo` a
     completion's `logprobs` are the prompt's, too, and of messages `top_logprobs`, which are 0 by default."""
     if body.get("prompt_logprobs") is not None or not body.get("echo"):
-        return "prompt_logprobs", _count(body.get("prompt_logprobs"))
+        return "prompt_logprobs", body.get("prompt_logprobs")
     if "messages" in body:
-        return "top_logprobs", max(_count(body.get(name)) or 0 for name in ("top_logprobs", "logprobs"))
-    return "logprobs", _count(body.get("logprobs"))
-
-
-def _count(value: Any) -> int | None:
-    """None: vLLM takes it for no count, or refuses it."""
-    try:
-        count = int(float(value))
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return count if count >= 0 else None
+        return "top_logprobs", body.get("top_logprobs") or 0
+    return "logprobs", body.get("logprobs")
 
 
 def _prompt_tokens(body: Mapping[str, Any], body_bytes: int) -> int:

@@ -25,6 +25,7 @@ from controlplane.settings import Settings
 from controlplane.state.records import Asker
 from controlplane.state.repository import Repository, State
 from controlplane.state.transactions import Context
+from controlplane.template_arguments import template_arguments_of
 from controlplane.traffic.request_terms import RequestTerms
 from controlplane.traffic.tenants import INSTALLATION, Caller
 from placement.types import Inventory
@@ -89,7 +90,13 @@ class Services:
     def request_bounds(self) -> Bounds:
         """Of a request for a model."""
         of = self.settings
-        return Bounds(of.sequences_of_a_request, of.max_words, of.max_grammar_bytes, of.max_prompt_logprobs)
+        return Bounds(
+            of.sequences_of_a_request,
+            of.max_words,
+            of.max_grammar_bytes,
+            of.max_prompt_logprobs,
+            template_arguments_of(of.template_arguments),
+        )
 
     async def read(self) -> State:
         return await self.repository.read_async()

@@ -13,6 +13,7 @@ from typing import Any
 from controlplane import errors
 from controlplane.state.records import ServingTargets
 from controlplane.state.terms import MAX_TARGET_MS, LatePolicy, Priority
+from controlplane.traffic.request_fields import output_limit
 from controlplane.traffic.tenants import DEFAULT, Tenant
 
 PREFIX = b"x-ostinato-"
@@ -115,13 +116,11 @@ def request_terms(
     )
 
 
-def estimated_tokens(body_bytes: int, body: Mapping[str, Any], max_output_tokens: int) -> int:
-    """Of the prompt, by its bytes, and of the longest answers that are asked for."""
-    limit = max_output_tokens
-    for value in (body.get("max_completion_tokens"), body.get("max_tokens")):
-        if type(value) is int:
-            limit = value
-            break
+def estimated_tokens(path: str, body_bytes: int, body: Mapping[str, Any], max_output_tokens: int) -> int:
+    """Of the prompt, by its bytes, and of the longest answers that are asked for: by the field that the
+    engine reads on this path."""
+    said = output_limit(path, body)
+    limit = max_output_tokens if said is None else said
     return estimated_prompt(body_bytes) + sequences_of(body) * max(0, limit)
 
 

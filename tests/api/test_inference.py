@@ -128,10 +128,10 @@ def test_models(standing: Installation) -> None:
 
 
 def test_what_the_engine_is_told(standing: Installation) -> None:
-    standing.chat("x", "v1", temperature=0, unheard_of={"a": 1}, cache_salt="mine")
+    standing.chat("x", "v1", temperature=0, top_k=5, cache_salt="mine")
     told = standing.cluster.scripted("base").calls[-1]
     assert (told["model"], told["max_completion_tokens"]) == ("v1", 32)
-    assert told["unheard_of"] == {"a": 1}
+    assert told["top_k"] == 5
     assert told["cache_salt"].endswith(":mine")
     standing.chat("x", "base")
     assert "cache_salt" not in standing.cluster.scripted("base").calls[-1]

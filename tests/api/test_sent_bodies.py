@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane import errors
-from controlplane.api.inference import CHAT, COMPLETIONS, engine_call, parse_body
+from controlplane.api.inference import engine_call, parse_body
+from controlplane.traffic.request_fields import CHAT, COMPLETIONS
 from controlplane.traffic.route_table import Route
 from workers.messages import VariantRef
 

@@ -17,6 +17,7 @@ from controlplane.state.records import Deployment, Phase, ServingTargets
 from controlplane.state.repository import Put
 from controlplane.state.terms import LatePolicy, Priority
 from controlplane.state.transactions import Context
+from controlplane.traffic.request_fields import CHAT, COMPLETIONS
 from controlplane.traffic.request_terms import (
     HEADERS,
     NO_TERMS,
@@ -174,7 +175,15 @@ def test_when_a_request_is_dropped(
     ],
 )
 def test_what_a_request_is_expected_to_cost(size: int, body: dict[str, Any], tokens: int) -> None:
-    assert estimated_tokens(size, body, 32) == tokens
+    assert estimated_tokens(CHAT, size, body, 32) == tokens
+
+
+def test_it_is_expected_to_cost_what_the_engine_reads() -> None:
+    """vLLM's completions know no `max_completion_tokens`."""
+    body = {"max_completion_tokens": 0, "max_tokens": 1000}
+    assert estimated_tokens(COMPLETIONS, 400, body, 2048) == 1100
+    assert estimated_tokens(CHAT, 400, body, 2048) == 100
+    assert estimated_tokens(COMPLETIONS, 400, {"max_completion_tokens": 5}, 2048) == 2148
 
 
 _names = st.sampled_from([name.encode() for name in HEADERS]) | st.binary(max_size=30)

@@ -28,11 +28,12 @@ from random_adapters import RandomLora
 from controlplane import errors
 from controlplane.api import inference
 from controlplane.gateway.engine_errors import from_engine, from_engine_event
+from controlplane.traffic.request_fields import CHAT, COMPLETIONS
 from controlplane.traffic.route_table import Route
 from workers.messages import ERROR_EVENT, EngineCall, EngineConfig, EngineReply, VariantRef
 from workers.server.worker import Worker
 
-PATHS = (inference.COMPLETIONS, inference.CHAT)
+PATHS = (COMPLETIONS, CHAT)
 LAYERS, ROWS, MAX_MODEL_LEN, MAX_OUTPUT = 2, 8, 256, 32
 WAIT_S = 120.0  # the machine may be busy
 GOOD_EVERY = 50  # requests: a good one must have its answer beside them

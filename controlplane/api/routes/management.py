@@ -34,6 +34,7 @@ from controlplane.management.schemas.status import DeviceView, EngineView, Statu
 from controlplane.state import queries
 from controlplane.state.repository import State
 from controlplane.state.worker_groups import host_of
+from controlplane.traffic.request_fields import CHAT, COMPLETIONS
 from controlplane.traffic.request_terms import (
     Headers,
     RequestTerms,
@@ -214,7 +215,7 @@ async def infer(
         route = await services.routes.resolve(body.model, tenant)
         watch.routed(route)
         asked = {"max_tokens": body.maxOutputLength}
-        tokens = estimated_tokens(len(body.inputText), asked, route.max_output_tokens)
+        tokens = estimated_tokens(CHAT, len(body.inputText), asked, route.max_output_tokens)
         prompt = estimated_prompt(len(body.inputText))
         watch.terms = request_terms(headers, {}, route.targets, tenant, tokens, prompt)
         watch.charge(tenant)
@@ -253,13 +254,13 @@ async def _answer(
 
 def _chat_call(route: Route, body: InferenceModelRequest, tenant: Tenant) -> EngineCall:
     sent = {**_options(body), "messages": [{"role": "user", "content": body.inputText}]}
-    return inference.engine_call(inference.CHAT, sent, route, salt=tenant.cache_salt)
+    return inference.engine_call(CHAT, sent, route, salt=tenant.cache_salt)
 
 
 def _raw_call(route: Route, body: InferenceModelRequest, tenant: Tenant) -> EngineCall:
     """The engine's own limit of a completion would be a few tokens."""
     sent = {"max_tokens": route.max_output_tokens, **_options(body), "prompt": body.inputText}
-    return inference.engine_call(inference.COMPLETIONS, sent, route, salt=tenant.cache_salt)
+    return inference.engine_call(COMPLETIONS, sent, route, salt=tenant.cache_salt)
 
 
 def _options(body: InferenceModelRequest) -> dict[str, Any]:

