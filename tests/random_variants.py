@@ -17,6 +17,7 @@ import random_adapters
 import torch
 from random_adapters import ATTENTION, MLP, RandomLora
 from safetensors.torch import load_file, save_file
+from tiny_tokenizers import ONE_WORD
 
 from profiler.variants.modules import EMBEDDING, HEAD
 from profiler.variants.types import SVD_GROUP, VariantKind
@@ -239,7 +240,7 @@ def write_tiny_base(folder: Path, seed: int = 0, *, shards: int = 1, **config: A
     tensors = _tiny_weights(settings, torch.Generator().manual_seed(seed))
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(settings))
-    (folder / "tokenizer.json").write_text("{}")
+    (folder / "tokenizer.json").write_text(ONE_WORD)
     if shards == 1:
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
         return folder

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tiny_tokenizers import ONE_WORD
+
 SIZES: dict[str, Any] = {
     "num_hidden_layers": 3,
     "hidden_size": 16,
@@ -74,7 +76,7 @@ class Tiny:
         model = getattr(transformers, self.architecture)(self.make_config(**changes))
         with contextlib.redirect_stderr(io.StringIO()):
             model.save_pretrained(folder)
-        (folder / "tokenizer.json").write_text("{}")
+        (folder / "tokenizer.json").write_text(ONE_WORD)
         return folder
 
 

@@ -18,6 +18,7 @@ from controlplane.state.records import Model, Phase
 from profiler.checkpoint import read_model
 from profiler.errors import AdapterError, CheckpointError
 from profiler.files import is_file, read_json, shown
+from profiler.tokenizer_file import named, read_tokenizer
 from profiler.variants.delta import DELTA
 from profiler.variants.held import held_bytes
 from profiler.variants.modules import require_adaptable
@@ -106,6 +107,9 @@ def _base(model: Model, limits: Limits, convert: Convert) -> Model:
         folder = sources.require_folder(source, limits.roots, "source")
     spec = read_model(folder)
     reason = f"{spec.architecture}, {spec.num_layers} layers, {spec.weight_bytes / 2**20:.0f} MiB of weights"
+    tokenizer = read_tokenizer(folder)
+    if tokenizer is not None and (beyond := tokenizer.beyond(spec.vocab_size)):
+        reason += f"; no row for {named(beyond)} of its tokenizer: requests with them are refused"
     return replace(model, phase=Phase.READY, path=str(folder), spec=spec, reason=reason)
 
 

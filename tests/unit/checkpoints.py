@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
+from tiny_tokenizers import ONE_WORD
 
 from profiler.variants.types import Manifest
 from profiler.variants.verifying import check_finite, read_file, tensors_of
@@ -94,7 +95,7 @@ def write_model(
     cfg = cfg or config()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(cfg))
-    (folder / "tokenizer.json").write_text("{}")
+    (folder / "tokenizer.json").write_text(ONE_WORD)
     save_file(zeros(tensors(cfg, **kinds)) if weights is None else weights, folder / "model.safetensors")
     return folder
 

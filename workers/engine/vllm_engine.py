@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -29,6 +30,7 @@ from workers.group.vllm_arguments import engine_arguments
 from workers.group.vllm_entrypoints import entrypoints
 from workers.imports import quick_children, uncollected
 from workers.messages import EngineConfig, EngineResidency, RankReport, VariantRef
+from workers.tokenizer_loading import served_folder
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +85,11 @@ class VllmEngine:
     async def _start(cls, config: EngineConfig, launch: Launch) -> VllmEngine:
         with uncollected():
             vllm = entrypoints()
-        args = vllm["parse"](engine_arguments(config, launch.network_arguments()))
+        arguments = engine_arguments(config, launch.network_arguments())
+        tokenizer = await asyncio.to_thread(
+            served_folder, Path(config.model_path), launch.scratch("tokenizer")
+        )
+        args = vllm["parse"]([*arguments, "--tokenizer", str(tokenizer)])
         observer, engine_args = StepObserver(), vllm["AsyncEngineArgs"].from_cli_args(args)
         with quick_children():
             llm = vllm["AsyncLLM"].from_engine_args(engine_args, stat_loggers=stat_loggers(observer))

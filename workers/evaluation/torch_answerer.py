@@ -10,6 +10,7 @@ import torch
 
 from profiler.evaluation.types import Distribution, Pair, Scored, Settings
 from workers.evaluation.encoding import EncodedPair, Encoder, batches, padded
+from workers.tokenizer_loading import load_tokenizer
 
 TOP = 20  # as many as an engine tells by default
 _LOGIT_BYTES = {"cuda": 8 << 30, "cpu": 512 << 20}  # of a batch's logits, in the model's type and in float32
@@ -37,13 +38,12 @@ class TorchAnswerer:
     ) -> TorchAnswerer:
         """The checkpoint in `folder`. By default on a GPU in its own type, else in float32, which CPUs are
         faster with. Errors: OSError or ValueError of transformers for a folder that it cannot read."""
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoModelForCausalLM
 
         where = device or ("cuda" if torch.cuda.is_available() else "cpu")
         kind = dtype or (torch.float32 if where == "cpu" else "auto")
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=kind, local_files_only=True)
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        return cls(model.to(where), tokenizer, top=top)
+        return cls(model.to(where), load_tokenizer(folder), top=top)
 
     @torch.inference_mode()
     def generate(self, prompts: Sequence[str], settings: Settings) -> list[str]:

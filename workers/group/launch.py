@@ -58,6 +58,12 @@ class Launch:
         """Where the engine's scheduler listens; known once it has begun."""
         return os.environ[ADDRESS_VARIABLE]
 
+    def scratch(self, name: str) -> Path:
+        """A path for files of this launch, which go with it; known once it has begun."""
+        if self._journals is None:
+            raise RuntimeError("the launch was asked for its files before it began")
+        return self._journals / name
+
     def begin(self) -> None:
         """Set this process's environment for the ranks it is to start. Raises LaunchError."""
         _check_links(self._config)

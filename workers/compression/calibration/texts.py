@@ -15,6 +15,7 @@ from profiler.errors import CheckpointError
 from profiler.files import read_json
 from workers.compression.calibration.text_files import Document, read_documents
 from workers.compression.recipe import ROWS, TOKENS
+from workers.tokenizer_loading import load_tokenizer
 
 CHARACTERS_PER_TOKEN = 4
 BUNDLED = Path(__file__).with_name("default.txt")
@@ -86,15 +87,7 @@ def _warnings(rows: Sequence[torch.Tensor], source: str, widest: int, asked: int
 
 
 def _tokenizer(folder: Path) -> Any:
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # tokenizers raises no narrower one
-        raise CheckpointError(
-            f"expected a tokenizer in {folder} to read the calibration texts with, got: {str(error)[:300]}; "
-            "copy tokenizer.json and tokenizer_config.json of the model there"
-        ) from error
+    tokenizer = load_tokenizer(folder)
     tokenizer.model_max_length = 10**30  # rows are cut here; it need not warn of long texts
     return tokenizer
 

@@ -1,0 +1,6 @@
+"""Tokenizers small enough to be written into any test's folder."""
+
+from __future__ import annotations
+
+# A tokenizer.json of one word, for folders whose texts nobody reads.
+ONE_WORD = '{"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}'
