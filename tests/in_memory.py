@@ -196,6 +196,7 @@ class InMemoryCluster:
         self.converting = asyncio.Event()
         self.bundled: Path | None = None
         self.launches: list[str] = []
+        self.looks = 0
         self.node_ids: dict[str, str] = {}  # Ray's, of nodes that were restarted
         self.requests: dict[str, int] | None = {}  # under way, as gateways would say
         self.heard = NO_TERMS  # of the last request
@@ -212,10 +213,17 @@ class InMemoryCluster:
         self.engines.pop(group, None)
 
     async def observe(self) -> dict[str, EngineView]:
+        self.looks += 1
         for host, engine in list(self.engines.items()):
             if engine.view.status is EngineStatus.STARTING and host not in self.held:
                 await self._start(host, engine)
-        return {host: engine.view for host, engine in self.engines.items()}
+        return {
+            host: replace(engine.view, installation=engine.config.installation)
+            for host, engine in self.engines.items()
+        }
+
+    def installations(self) -> set[str]:
+        return {engine.config.installation for engine in list(self.engines.values())}
 
     async def _start(self, host: str, engine: Engine) -> None:
         if host_of(host) in self.broken:

@@ -39,7 +39,8 @@ class EngineConfig:
     how many may run at once to begin with (DeltaZip's N); 0: as many as there are slots. A step takes at
     most `max_batched_tokens`. `quantization` is that of the hidden layers (`profiler.quantization`). Models
     and variants are read from folders below `roots`; none: from anywhere. A step of the echo engine takes
-    `echo_tpot_s`. With `merged_slot` each rank has room for a copy of its weights beside the variants.
+    `echo_tpot_s`. With `merged_slot` each rank has room for a copy of its weights beside the variants. It was
+    launched by `installation`.
     """
 
     engine: str
@@ -63,6 +64,7 @@ class EngineConfig:
     roots: tuple[str, ...] = ()
     echo_tpot_s: float = 0.0
     merged_slot: bool = False
+    installation: str = ""
 
     @property
     def group_name(self) -> str:

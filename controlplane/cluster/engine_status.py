@@ -19,3 +19,4 @@ class EngineView:
     status: EngineStatus
     message: str = ""
     replicas: int = 0
+    installation: str = ""  # that it was launched by; older engines do not say

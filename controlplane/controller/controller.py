@@ -72,6 +72,7 @@ from controlplane.planning.retrying import RetryLimits
 from controlplane.profiling import request_paths
 from controlplane.repeated_lines import REPEATED, Rarely
 from controlplane.settings import Settings
+from controlplane.state.installation import require_theirs
 from controlplane.state.operations import End, advance, open_operation
 from controlplane.state.queries import require_host_bytes
 from controlplane.state.records import Model, Operation, OperationKind, Phase
@@ -121,6 +122,7 @@ class Controller:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._failures: Counter[str] = Counter()  # in a row, by key of what is still to be done
         self._engines: dict[str, EngineView] = {}
+        self._identity = ""  # the store's, once an engine was seen that has one
         self._profiles = ProfileActions(settings, repository, runtime, self._note, self._conclude)
         self._compressing = CompressActions(settings, repository, runtime, self._note, self._conclude)
         self._demand = DemandBook(settings.concurrency)
@@ -187,6 +189,7 @@ class Controller:
         """Look once, and start what is to be done."""
         busy = frozenset(self._tasks)  # before looking: what ends meanwhile may not be seen yet
         engines = await self._runtime.observe()
+        await self._require_own(engines)
         nodes = await self._runtime.nodes(wait=False)
         state = await self._repository.read_async()
         now_s, deployments = time.time(), [versioned.record for versioned in state.deployments.values()]
@@ -204,6 +207,14 @@ class Controller:
         self._forget_failures({*busy, *self._tasks, *(action.key for action in actions)})
         for action in actions:
             self._tasks[action.key] = asyncio.create_task(self._carry_out(action))
+
+    async def _require_own(self, engines: Mapping[str, EngineView]) -> None:
+        """Errors: NotOwn, where engines run that were launched from another store."""
+        running = {e.installation for e in engines.values() if e.status is not EngineStatus.DELETING}
+        if running - {self._identity, ""}:
+            self._identity = await asyncio.to_thread(self._repository.installation)
+            if self._identity:
+                require_theirs(self._identity, False, running)
 
     async def settle(self) -> None:
         """Wait for all actions that run now."""

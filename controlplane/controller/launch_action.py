@@ -244,6 +244,7 @@ class LaunchAction:
         config = engine_config.engine_config(
             model, placement, self._settings, variants, limit, group=group_id
         )
+        config = replace(config, installation=self._repository.installation())
         excess = memory_feedback.applied(state.profiles, model, placement, usable, self._settings)
         now_s, ids = time.time(), ray_ids(nodes)
         begun = Put(mark_starting(deployment, group, placement, excess, now_s, ids), versioned.version)

@@ -21,7 +21,7 @@ from pathlib import Path
 from controlplane.controller.controller import Controller
 from controlplane.errors import Unavailable
 from controlplane.repeated_lines import REPEATED, Rarely
-from controlplane.state.base import Changes, Entry, Lease, Snapshot, StateStore, Write
+from controlplane.state.base import Changes, Entry, Lease, Require, Snapshot, StateStore, Write
 
 log = logging.getLogger(__name__)
 log.addFilter(Rarely())
@@ -58,7 +58,7 @@ class LeasedStore:
     def pages(self, kind: str) -> Iterator[Mapping[str, Entry]]:
         return self._held().pages(kind)
 
-    def commit(self, writes: Sequence[Write], lease: Lease | None = None) -> int:
+    def commit(self, writes: Sequence[Write | Require], lease: Lease | None = None) -> int:
         return self._held().commit(writes, lease or self._lease)
 
     def take_lease(self, name: str, holder: str, seconds: float, gone: str | None = None) -> Lease:

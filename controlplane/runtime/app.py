@@ -42,6 +42,7 @@ with uncollected():
     from controlplane.runtime.proxy_calls import follow_proxies
     from controlplane.runtime.replica_http import answer_first
     from controlplane.runtime.replica_logs import log_at_once
+    from controlplane.runtime.serve import installations
     from controlplane.runtime.serve_news import keep_asking
     from controlplane.runtime.step_models import StepModelBook
     from controlplane.runtime.unsent import bound_answers
@@ -61,7 +62,7 @@ _ANSWERING = RequestRouterConfig(request_router_class=AnsweringGateways)
 @cache
 def _repository() -> Repository:
     """The gateway's, as all below: one in a process."""
-    return Repository(open_store_at_start(Settings().resolved_store_url))
+    return Repository(open_store_at_start(Settings().resolved_store_url, installations))
 
 
 @cache
@@ -175,7 +176,7 @@ class ControllerReplica:
         cluster = RayCluster(settings, starts_agents=True)
         metrics = ControllerMetrics()
         leadership = Leadership(
-            open_store_at_start(settings.resolved_store_url),
+            open_store_at_start(settings.resolved_store_url, installations),
             lambda store: Controller(settings, Repository(store), cluster, metrics),
             metrics.leads.set,
         )

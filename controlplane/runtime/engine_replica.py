@@ -21,6 +21,7 @@ from workers.messages import EngineConfig
 from workers.server.worker import Worker
 
 ENGINE = "Engine"
+INSTALLATION = "installation"
 
 # Serve retries a constructor 20 times by default; a model that cannot start should say so soon.
 START_ATTEMPTS = 2
@@ -54,6 +55,9 @@ class EngineReplica(Worker):
             raise
         await self.open_door(worker_host)
 
+    def reconfigure(self, user_config: Mapping[str, str]) -> None:
+        """Serve asks for it where there is a `user_config`, which says nothing to the engine."""
+
     async def __del__(self) -> None:
         """Serve awaits it when it stops a replica; requests that run then may end."""
         await self.close()
@@ -74,6 +78,7 @@ def engine_application(
         graceful_shutdown_timeout_s=20,
         logging_config=LoggingConfig(enable_access_log=False),  # the gateway logs and counts requests
         ray_actor_options=_actor_options(config, settings, node_ids.get(config.ranks[0].node)),
+        user_config={INSTALLATION: config.installation},  # Serve tells it of each engine
     )
     metrics = (settings.metrics_host, settings.metrics_port_range)
     return deployment.bind(config, *metrics, settings.worker_host, dict(node_ids))

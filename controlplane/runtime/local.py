@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import httpx
@@ -30,6 +30,8 @@ from controlplane import errors
 from controlplane.gateway.tenants_file import tenants_of
 from controlplane.runtime import loopback, serve_news, start_checks, supervision, supervisor_process
 from controlplane.settings import Settings
+from controlplane.state.installation import Missing, identity_of
+from controlplane.state.stores import open_store
 from workers.engine import torch_check
 
 Progress = Callable[[str], None]
@@ -50,7 +52,8 @@ RAY = (sys.executable, "-u", "-m", "ray.scripts.scripts")
 
 @dataclass(frozen=True)
 class LocalCluster:
-    """A running local cluster: where its API and dashboard answer ("": it has no dashboard)."""
+    """A running local cluster: where its API and dashboard answer ("": it has no dashboard), and the identity
+    of its state store."""
 
     home: str
     url: str
@@ -58,6 +61,7 @@ class LocalCluster:
     ray_address: str
     temp_dir: str
     mark: str
+    installation: str = ""
 
 
 def up(
@@ -81,7 +85,9 @@ def up(
 
 def start_again(settings: Settings, progress: Progress) -> None:
     """What the supervisor does when the head died: end what is left of it, and start it anew, at the same
-    ports if they are free. Errors: Unavailable."""
+    ports if they are free. Errors: Unavailable, also where its state is not what it was: nobody who could say
+    that this is meant is there."""
+    _require_same_state(settings)
     end_leftovers(settings, progress, kindly_s=WITHOUT_HEAD_S)
     _require_free_port(settings.http_host, settings.http_port)
     _start(settings, progress, _describe_again(settings))
@@ -107,12 +113,32 @@ def _start(settings: Settings, progress: Progress, cluster: LocalCluster) -> Loc
     except BaseException:
         end_leftovers(settings, progress)
         raise
+    cluster = replace(cluster, installation=_installation(settings))
     _file(settings).write_text(json.dumps(asdict(cluster), indent=1))
     dashboard = cluster.dashboard_url or "none"
     progress(f"ready: {cluster.url}  (API docs {cluster.url}/docs, Ray dashboard {dashboard})")
     if hint := start_checks.proxy_hint(os.environ, cluster.url):
         progress(hint)
     return cluster
+
+
+def _installation(settings: Settings) -> str:
+    """The identity of its store; empty: there is none."""
+    try:
+        with contextlib.closing(open_store(settings.resolved_store_url, must_exist=True)) as store:
+            return identity_of(store)
+    except Missing:
+        return ""
+
+
+def _require_same_state(settings: Settings) -> None:
+    last = _last(settings)
+    if last is not None and last.installation and _installation(settings) != last.installation:
+        raise errors.Unavailable(
+            f"the state of this cluster (installation {last.installation}) is not in its store any more; "
+            "bring it back, and it is started again; or begin with what is there, by `ostinato down` and "
+            "`ostinato up`"
+        )
 
 
 def find(settings: Settings) -> LocalCluster | None:

@@ -19,7 +19,7 @@ from ray.serve.handle import DeploymentHandle
 from controlplane import errors
 from controlplane.cluster.engine_status import EngineStatus, EngineView
 from controlplane.gateway.engine_errors import refused
-from controlplane.runtime.engine_replica import ENGINE
+from controlplane.runtime.engine_replica import ENGINE, INSTALLATION
 
 log = logging.getLogger(__name__)
 
@@ -77,10 +77,22 @@ def engine_views(seen: Mapping[str, Application]) -> dict[str, EngineView]:
 def engine_view(app: Application) -> EngineView:
     deployment = app["deployments"].get(ENGINE)
     replicas = sum(r["state"] == "RUNNING" for r in deployment["replicas"]) if deployment else 0
+    installation = _installation(deployment) if deployment else ""
     if deployment and not replicas and _gave_up(app, deployment):
-        return EngineView(EngineStatus.FAILED, deployment["message"], replicas)
+        return EngineView(EngineStatus.FAILED, deployment["message"], replicas, installation)
     message = app["message"] or (deployment["message"] if deployment else "")
-    return EngineView(_STATUS.get(app["status"], EngineStatus.STARTING), message, replicas)
+    return EngineView(_STATUS.get(app["status"], EngineStatus.STARTING), message, replicas, installation)
+
+
+def installations() -> set[str]:
+    """What engines were told of their installation when they were launched. Blocking."""
+    views = engine_views(applications()).values()
+    return {view.installation for view in views if view.status is not EngineStatus.DELETING}
+
+
+def _installation(deployment: Mapping[str, Any]) -> str:
+    told = deployment.get("deployment_config", {}).get("user_config") or {}
+    return str(told.get(INSTALLATION, ""))
 
 
 def _gave_up(app: Application, deployment: Mapping[str, Any]) -> bool:

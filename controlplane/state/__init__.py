@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from controlplane.state.base import Changes, Entry, Fenced, Lease, Snapshot, StateStore, Write
+from controlplane.state.base import Changes, Entry, Fenced, Lease, Require, Snapshot, StateStore, Write
 
-__all__ = ["Changes", "Entry", "Fenced", "Lease", "Snapshot", "StateStore", "Write"]
+__all__ = ["Changes", "Entry", "Fenced", "Lease", "Require", "Snapshot", "StateStore", "Write"]

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from controlplane.errors import StaleWrite
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -50,6 +52,15 @@ class Write:
 
 
 @dataclass(frozen=True)
+class Require:
+    """Part of a commit: an entry has this value, and stays as it is. Else nothing is written."""
+
+    kind: str
+    key: str
+    value: str
+
+
+@dataclass(frozen=True)
 class Lease:
     """Who holds the right called `name`. No two holders of it ever had the same epoch."""
 
@@ -63,6 +74,13 @@ class Fenced(Exception):
 
     def __init__(self, lease: Lease) -> None:
         super().__init__(f"the lease '{lease.name}' is not {lease.holder}'s any more (epoch {lease.epoch})")
+
+
+def not_as_required(required: Require) -> StaleWrite:
+    return StaleWrite(
+        f"{required.kind} {required.key!r} is not what this commit requires; read it again",
+        details={"kind": required.kind, "key": required.key},
+    )
 
 
 class StateStore(Protocol):
@@ -87,7 +105,7 @@ class StateStore(Protocol):
         what is written meanwhile may be in none, one or several of them."""
         ...
 
-    def commit(self, writes: Sequence[Write], lease: Lease | None = None) -> int:
+    def commit(self, writes: Sequence[Write | Require], lease: Lease | None = None) -> int:
         """Apply all writes or none; returns the new revision. An empty sequence changes nothing.
 
         Errors: `Fenced` when `lease` is another's by now (nothing is written).

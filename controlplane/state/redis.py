@@ -32,7 +32,7 @@ from redis.exceptions import (
 from redis.retry import Retry
 
 from controlplane.errors import InvalidRequest, StaleWrite, Unavailable
-from controlplane.state.base import Changes, Entry, Fenced, Lease, Snapshot, Write
+from controlplane.state.base import Changes, Entry, Fenced, Lease, Require, Snapshot, Write, not_as_required
 from controlplane.state.redis_scripts import CHANGES, COMMIT, RELEASE_LEASE, SNAPSHOT, TAKE_LEASE
 
 DEFAULT_PREFIX = "ostinato"
@@ -121,7 +121,7 @@ class RedisStore:
             is_first = False
             yield {key: _entry(value) for key, value in stored.items()}
 
-    def commit(self, writes: Sequence[Write], lease: Lease | None = None) -> int:
+    def commit(self, writes: Sequence[Write | Require], lease: Lease | None = None) -> int:
         """Apply all writes or none; returns the new revision.
 
         Expectations are about the state before the commit, also where two writes name one entry.
@@ -323,12 +323,16 @@ def _entry(stored: str) -> Entry:
     return Entry(value, int(version))
 
 
-def _arguments(write: Write, place: int) -> tuple[int | str, ...]:
+def _arguments(write: Write | Require, place: int) -> tuple[int | str, ...]:
+    if isinstance(write, Require):
+        return (place, write.key, "", "2", write.value)
     expected = "" if write.expected_version is None else str(write.expected_version)
     return (place, write.key, expected, "0" if write.value is None else "1", write.value or "")
 
 
-def _stale(write: Write, version: int) -> StaleWrite:
+def _stale(write: Write | Require, version: int) -> StaleWrite:
+    if isinstance(write, Require):
+        return not_as_required(write)
     return StaleWrite(
         f"{write.kind} {write.key!r} is at version {version}, expected {write.expected_version} "
         "(0: absent): somebody else changed it, read it again",

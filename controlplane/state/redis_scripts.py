@@ -8,7 +8,8 @@ from __future__ import annotations
 
 # KEYS: the revision, the log, the changes, the lease, then one hash per kind. ARGV: holder ("" for no lease)
 # and epoch, the size of an epoch of revisions, how many changes are kept; then five per write: the hash's
-# place in KEYS, the key, the expected version ("" for any), "1" to set or "0" to delete, the value.
+# place in KEYS, the key, the expected version ("" for any), "1" to set, "0" to delete or "2" to require the
+# value, the value.
 # Answers {1, 0, revision}, {0, number of the stale write, its version} or {-1, 0, 0} when fenced.
 COMMIT = """
 if ARGV[1] ~= '' then
@@ -21,6 +22,9 @@ for i = 5, #ARGV, 5 do
   local stored = redis.call('HGET', KEYS[tonumber(ARGV[i])], ARGV[i + 1])
   local version = stored and string.match(stored, '^(%d+):') or '0'
   if ARGV[i + 2] ~= '' and ARGV[i + 2] ~= version then
+    return {0, (i - 5) / 5, version}
+  end
+  if ARGV[i + 3] == '2' and (not stored or string.match(stored, '^%d+:(.*)$') ~= ARGV[i + 4]) then
     return {0, (i - 5) / 5, version}
   end
 end
@@ -48,10 +52,12 @@ for i = 5, #ARGV, 5 do
   local hash = KEYS[tonumber(ARGV[i])]
   if ARGV[i + 3] == '1' then
     redis.call('HSET', hash, ARGV[i + 1], revision .. ':' .. ARGV[i + 4])
-  else
+  elseif ARGV[i + 3] == '0' then
     redis.call('HDEL', hash, ARGV[i + 1])
   end
-  redis.call('ZADD', KEYS[3], revision, string.match(hash, ':entries:(.*)$') .. ':' .. ARGV[i + 1])
+  if ARGV[i + 3] ~= '2' then
+    redis.call('ZADD', KEYS[3], revision, string.match(hash, ':entries:(.*)$') .. ':' .. ARGV[i + 1])
+  end
 end
 local surplus = redis.call('ZCARD', KEYS[3]) - tonumber(ARGV[4])
 if surplus > 0 then

@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 from controlplane.errors import Unavailable
 from controlplane.state.base import Changes, Entry, StateStore, Write
 from controlplane.state.collector import MANY, LeftAlone, paused
+from controlplane.state.installation import identity_of
 from controlplane.state.records import (
     KINDS,
     Deployment,
@@ -112,6 +113,10 @@ class Repository:
 
     def revision(self) -> int:
         return self._store.revision()
+
+    def installation(self) -> str:
+        """The identity of the store's installation; empty: it has none."""
+        return identity_of(self._store)
 
     def read(self) -> State:
         """What a `State` has, consistently. Entries that do not decode are left out and reported once."""

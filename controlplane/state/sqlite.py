@@ -13,9 +13,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
+from urllib.parse import quote
 
 from controlplane.errors import StaleWrite, Unavailable
-from controlplane.state.base import Changes, Entry, Fenced, Lease, Snapshot, Write
+from controlplane.state.base import Changes, Entry, Fenced, Lease, Require, Snapshot, Write, not_as_required
 
 SCHEMA_VERSION = 1
 # Deletions are known for so many revisions; who is further behind reads everything.
@@ -41,6 +42,16 @@ _SCHEMA = (
 )
 
 
+BESIDE = ("-wal", "-shm")
+FileId = tuple[int, int]  # device and inode
+
+
+class _Connection(sqlite3.Connection):
+    """`beside`: the -wal and -shm that it uses; None: it has used none yet."""
+
+    beside: tuple[FileId, ...] | None = None
+
+
 # Held until a new file's descriptor is closed, so that no other thread has locks on it by then.
 _CREATING = threading.Lock()
 
@@ -48,16 +59,20 @@ _CREATING = threading.Lock()
 class SqliteStore:
     """A `StateStore` in the file at `path`, which is made when it is missing.
 
+    A file that was removed or replaced since it was opened is used no more: others do not see what is written
+    to it, and it is gone with the last process that has it open.
+
     Safe to share between threads: each call borrows a connection of its own. Not across fork().
 
     Errors: `Unavailable` when the file cannot be opened, is damaged or no database, was written by
-    newer software, or stays locked for longer than `busy_timeout_s`.
+    newer software, stays locked for longer than `busy_timeout_s`, was removed or replaced.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, busy_timeout_s: float = 10.0) -> None:
         self._path = Path(path)
+        self._file: FileId | None = None  # known once it is prepared
         self._busy_timeout_s = busy_timeout_s
-        self._idle: list[sqlite3.Connection] = []
+        self._idle: list[_Connection] = []
         self._closed = False
         self._pool_lock = threading.Lock()
         # SQLite's own wait is a poll without an order; a lock is fair enough and wakes at once.
@@ -65,6 +80,7 @@ class SqliteStore:
         self._create_file()
         try:
             self._prepare()
+            self._file = _file_id(self._path)
         except BaseException:
             self.close()
             raise
@@ -107,7 +123,7 @@ class SqliteStore:
             yield {key: Entry(value, version) for key, value, version in found}
             after, last = ">", found[-1][0]
 
-    def commit(self, writes: Sequence[Write], lease: Lease | None = None) -> int:
+    def commit(self, writes: Sequence[Write | Require], lease: Lease | None = None) -> int:
         """Apply all writes or none; returns the new revision, after it is on disk.
 
         Expectations are about the state before the commit, also where two writes name one entry.
@@ -213,7 +229,8 @@ class SqliteStore:
             )
 
     @contextmanager
-    def _transaction(self, begin: str) -> Iterator[sqlite3.Connection]:
+    def _transaction(self, begin: str) -> Iterator[_Connection]:
+        """What it did or read counts if the file is still the one under its name afterwards."""
         with self._connection() as db:
             db.execute(begin)
             try:
@@ -225,12 +242,14 @@ class SqliteStore:
                 raise
 
     @contextmanager
-    def _connection(self) -> Iterator[sqlite3.Connection]:
+    def _connection(self) -> Iterator[_Connection]:
         """Borrow a connection; one that had an SQLite error is not used again."""
-        db: sqlite3.Connection | None = None
+        db: _Connection | None = None
         try:
             db = self._borrow()
+            self._require_unmoved(db)
             yield db
+            self._note_files(db)
         except sqlite3.Error as error:
             if db is not None:
                 db.close()
@@ -242,14 +261,46 @@ class SqliteStore:
         else:
             self._give_back(db)
 
-    def _borrow(self) -> sqlite3.Connection:
+    def _require_unmoved(self, db: _Connection) -> None:
+        """While a connection is open, no other process of SQLite's removes any of the three files."""
+        beside = self._beside()
+        if self._is_moved() or (db.beside is not None and db.beside != beside):
+            raise self._moved()
+
+    def _note_files(self, db: _Connection) -> None:
+        """After a use, which made the two if they were missing."""
+        self._require_unmoved(db)
+        if db.beside is None and len(beside := self._beside()) == len(BESIDE):
+            db.beside = beside
+
+    def _beside(self) -> tuple[FileId, ...]:
+        return tuple(filter(None, (_file_id(f"{self._path}{end}") for end in BESIDE)))
+
+    def _is_moved(self) -> bool:
+        return self._file is not None and _file_id(self._path) != self._file
+
+    def _moved(self) -> Unavailable:
+        return Unavailable(
+            f"the state file {self._path} (or its -wal or -shm) was removed or replaced while it was in use: "
+            "nothing is read from it or acknowledged any more, and engines go on. Put the three files back; "
+            "or end Ostinato (`ostinato down`), restore a backup there (or leave it away, to begin with "
+            "nothing), and start it again",
+            retry_after_s=5.0,
+        )
+
+    def _borrow(self) -> _Connection:
         with self._pool_lock:
             if self._closed:
                 raise Unavailable(f"the state file {self._path} was closed by this process")
             if self._idle:
                 return self._idle.pop()
-        db = sqlite3.connect(
-            self._path, timeout=self._busy_timeout_s, isolation_level=None, check_same_thread=False
+        db = sqlite3.connect(  # never made here: one that was removed stays away
+            f"file://{quote(str(self._path.absolute()))}?mode=rw",
+            uri=True,
+            timeout=self._busy_timeout_s,
+            isolation_level=None,
+            check_same_thread=False,
+            factory=_Connection,
         )
         try:
             db.execute("PRAGMA synchronous = FULL")
@@ -258,7 +309,7 @@ class SqliteStore:
             raise
         return db
 
-    def _give_back(self, db: sqlite3.Connection) -> None:
+    def _give_back(self, db: _Connection) -> None:
         with self._pool_lock:
             if not self._closed:
                 self._idle.append(db)
@@ -272,6 +323,8 @@ class SqliteStore:
         )
 
     def _unavailable(self, error: sqlite3.Error) -> Unavailable:
+        if self._is_moved():
+            return self._moved()
         if _is_busy(error):
             return Unavailable(
                 f"the state file {self._path} stayed locked for {self._busy_timeout_s:g} s; try again, and "
@@ -285,6 +338,15 @@ class SqliteStore:
             "that Ostinato's user may write to it",
             retry_after_s=5.0,
         )
+
+
+def _file_id(path: str | os.PathLike[str]) -> FileId | None:
+    """None: there is none. Never opened: closing a descriptor would drop this process's SQLite locks."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _code(error: sqlite3.Error) -> int:
@@ -336,13 +398,16 @@ def _boot() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-def _check(db: sqlite3.Connection, write: Write) -> None:
-    if write.expected_version is None:
+def _check(db: sqlite3.Connection, write: Write | Require) -> None:
+    if isinstance(write, Write) and write.expected_version is None:
         return
     where = (write.kind, write.key)
-    row = db.execute("SELECT version FROM entries WHERE kind = ? AND key = ?", where).fetchone()
-    version = row[0] if row else 0
-    if version != write.expected_version:
+    row = db.execute("SELECT value, version FROM entries WHERE kind = ? AND key = ?", where).fetchone()
+    value, version = row or (None, 0)
+    if isinstance(write, Require):
+        if value != write.value:
+            raise not_as_required(write)
+    elif version != write.expected_version:
         raise StaleWrite(
             f"{write.kind} {write.key!r} is at version {version}, expected {write.expected_version} "
             "(0: absent): somebody else changed it, read it again",
@@ -350,7 +415,9 @@ def _check(db: sqlite3.Connection, write: Write) -> None:
         )
 
 
-def _apply(db: sqlite3.Connection, write: Write, revision: int) -> None:
+def _apply(db: sqlite3.Connection, write: Write | Require, revision: int) -> None:
+    if isinstance(write, Require):
+        return
     if write.value is None:
         db.execute("DELETE FROM entries WHERE kind = ? AND key = ?", (write.kind, write.key))
     else:

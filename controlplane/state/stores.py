@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import time
+from collections.abc import Callable, Collection
+from functools import partial
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from controlplane.errors import InvalidRequest, Unavailable
 from controlplane.repeated_lines import REPEATED, Rarely
 from controlplane.state.base import StateStore
+from controlplane.state.installation import Missing, NotOwn, OwnStore
 from controlplane.state.sqlite import SqliteStore
 
 log = logging.getLogger(__name__)
@@ -23,31 +27,46 @@ _ACCEPTED = (
 )
 
 
-def open_store(url: str) -> StateStore:
-    """Open the store that `url` names.
+def open_store(url: str, must_exist: bool = False) -> StateStore:
+    """Open the store that `url` names. A SQLite file is made when it is missing, unless it `must_exist`.
 
     Errors: `InvalidRequest` for a URL that names no store; `Unavailable` when the store is there but
     cannot be used (damaged, from newer software, not answering).
     """
     scheme = url.partition("://")[0]
     if scheme == "sqlite":
-        return SqliteStore(_sqlite_path(url))
+        path = _sqlite_path(url)
+        if must_exist and not os.path.exists(path):
+            raise Missing(path)
+        return SqliteStore(path)
     if scheme in {"redis", "rediss", "unix"}:
         return _open_redis(url)
     # Only the scheme is repeated: the rest of a mistyped URL may hold a password.
     raise InvalidRequest(f"unknown state store {scheme.split(':')[0]!r}: expected {_ACCEPTED}", param="state")
 
 
-def open_store_at_start(url: str, wait_s: float = START_S) -> StateStore:
-    """As `open_store`, of a store that may still be starting: Serve gives up a replica that fails three
-    times.
+def own_store(url: str, running: Callable[[], Collection[str]]) -> OwnStore:
+    """The store that `url` names, as a process of its installation uses it, opened at its first use.
+    `running` gives the identities that the running engines were told."""
+    return OwnStore(partial(open_store, url), running)
+
+
+def open_store_at_start(
+    url: str, running: Callable[[], Collection[str]], wait_s: float = START_S
+) -> StateStore:
+    """As `own_store`, of a store that may still be starting: Serve gives up a replica that fails three
+    times. One that is not that of the running engines is asked again at each use.
 
     What waiting does not change (a damaged file, a wrong password) is an error at once.
     """
-    until_s = time.monotonic() + wait_s
+    until_s, store = time.monotonic() + wait_s, own_store(url, running)
     while True:
         try:
-            return open_store(url)
+            store.claim()
+            return store
+        except NotOwn as e:
+            log.error("%s", e)
+            return store
         except Unavailable as e:
             if e.retry_after_s is None or time.monotonic() > until_s:
                 raise

@@ -29,7 +29,7 @@ from controlplane.gateway.route_book import RouteBook
 from controlplane.gateway.tenants_book import TenantsBook
 from controlplane.settings import Settings
 from controlplane.state.repository import Repository
-from controlplane.state.stores import open_store
+from controlplane.state.stores import own_store
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Installation:
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
 
     def __post_init__(self) -> None:
-        self.store = open_store(self.settings.resolved_store_url)
+        self.store = own_store(self.settings.resolved_store_url, self.cluster.installations)
         self.repository = Repository(self.store)
         self.metrics = Metrics(self.registry)
         self.services = Services(

@@ -18,6 +18,10 @@ from controlplane.state.stores import open_store_at_start
 pytestmark = pytest.mark.slow  # a real Redis
 
 
+def no_engines() -> tuple[str, ...]:
+    return ()
+
+
 def test_a_store_that_starts_later_is_waited_for(
     start_redis: Callable[..., RedisServer], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -25,8 +29,8 @@ def test_a_store_that_starts_later_is_waited_for(
     server.kill()
     clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: server.start())
     monkeypatch.setattr(stores, "time", clock)  # it starts while it is waited for
-    store = open_store_at_start(server.url, wait_s=120)
-    assert store.revision() == 0
+    store = open_store_at_start(server.url, no_engines, wait_s=120)
+    assert store.revision() == 1, "its identity"
     assert "waiting for the state store" in caplog.text
     store.close()
 
@@ -35,7 +39,7 @@ def test_one_that_does_not_come_is_an_error_in_the_end(start_redis: Callable[...
     server = start_redis()
     server.kill()
     with pytest.raises(Unavailable, match="cannot be used"):
-        open_store_at_start(server.url, wait_s=0.1)
+        open_store_at_start(server.url, no_engines, wait_s=0.1)
 
 
 def test_a_wrong_password_is_told_at_once(start_redis: Callable[..., RedisServer]) -> None:
@@ -43,10 +47,10 @@ def test_a_wrong_password_is_told_at_once(start_redis: Callable[..., RedisServer
     with redis.Redis(port=server.port) as client:
         client.config_set("requirepass", "right")
     with pytest.raises(Unavailable, match="refused the state store's login"):
-        open_store_at_start(server.url.replace("redis://", "redis://:wrong@"))
+        open_store_at_start(server.url.replace("redis://", "redis://:wrong@"), no_engines)
 
 
 def test_a_damaged_file_is_told_at_once(tmp_path: Path) -> None:
     (tmp_path / "state.db").write_bytes(b"no database" * 1000)
     with pytest.raises(Unavailable):
-        open_store_at_start(f"sqlite://{tmp_path}/state.db")
+        open_store_at_start(f"sqlite://{tmp_path}/state.db", no_engines)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,6 +28,7 @@ from controlplane.runtime.supervision import (
     wait_s,
 )
 from controlplane.settings import Settings
+from controlplane.state.stores import own_store
 
 
 @pytest.mark.parametrize(
@@ -165,3 +168,22 @@ def test_as_many_gateways_as_were_asked_for(said: int, monkeypatch: pytest.Monke
     assert local.with_gateways(Settings(gateway_replicas=said), 64).gateway_replicas == said
     monkeypatch.setenv("OSTINATO_GATEWAY_REPLICAS", str(said))
     assert local.with_gateways(Settings(), 64).gateway_replicas == said
+
+
+def test_a_cluster_whose_state_was_lost_is_not_started_again_with_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor ended: there may be something left of it."""
+    monkeypatch.setattr(local, "end_leftovers", lambda *args, **options: pytest.fail("it was ended"))
+    settings = Settings(home=tmp_path)
+    cluster = local.LocalCluster(
+        str(tmp_path), "", "", "127.0.0.1:1", "", "", installation="0123456789abcdef"
+    )
+    (tmp_path / "cluster.json").write_text(json.dumps(asdict(cluster)))
+    own_store(settings.resolved_store_url, tuple).claim().close()
+    for _ in range(2):
+        with pytest.raises(
+            errors.Unavailable, match=r"installation 0123456789abcdef.* not in its store any more"
+        ):
+            local.start_again(settings, lambda line: None)
+        (tmp_path / "state.db").unlink(missing_ok=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from clusters import GIVE_UP_S, Cluster, name, until
+from clusters import GIVE_UP_S, Cluster, name, scrape, until
 from killing import BASE, ENGINE_ERRORS, MODELS, answers, assert_kept, report, strike
 from load import Load
 
@@ -57,6 +57,32 @@ def test_controller_killed(echo_cluster: Cluster, adapters: dict[str, Path]) -> 
     assert not load.errors()
     echo_cluster.http.delete("/models/spare").raise_for_status()
     assert_kept(echo_cluster, before)
+
+
+def test_a_controller_that_finds_no_state_stops_no_engine(echo_cluster: Cluster, tmp_path: Path) -> None:
+    """Serve tells it whose the engines are. Nothing is acknowledged until the state is back."""
+    before, engine = echo_cluster.records(), echo_cluster.replica(f"model-{BASE}", "Engine")
+    with Load(echo_cluster.url, MODELS, 4) as load:
+        for file in echo_cluster.home.glob("state.db*"):
+            file.rename(tmp_path / file.name)
+        (victim := _controller(echo_cluster)).kill()
+        until(partial(_replaced, echo_cluster, victim.pid), "a new one")
+        until(lambda: _leads(echo_cluster) == 0, "a controller that stands by")
+        refused = echo_cluster.http.post("/register_model", json={"model": "new", "source": "nowhere"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable")
+        assert not [*echo_cluster.home.glob("state.db*")], "no other state is made"
+        for file in tmp_path.iterdir():
+            file.rename(echo_cluster.home / file.name)
+        until(lambda: _leads(echo_cluster) == 1, "a controller that acts")
+    assert not load.errors()
+    assert echo_cluster.replica(f"model-{BASE}", "Engine").pid == engine.pid
+    assert_kept(echo_cluster, before)
+
+
+def _leads(cluster: Cluster) -> float:
+    found = cluster.http.get("/metrics/targets").json()
+    address = next(one["targets"][0] for one in found if one["labels"]["component"] == "controller")
+    return scrape(address, "ostinato_controller_leads")
 
 
 def _replaced(cluster: Cluster, pid: int) -> bool:
