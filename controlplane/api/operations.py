@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import replace
 
 from controlplane import errors
 from controlplane.api.services import Services, fresh_context
@@ -12,10 +13,18 @@ from controlplane.management import commands, ownership
 from controlplane.management.schemas.deploy import DeployModelRequest
 from controlplane.management.schemas.models import OperationView, RegisterModelRequest
 from controlplane.state import queries, transactions
-from controlplane.state.records import IdempotencyKey, Model, Operation, PastOperation, Phase
+from controlplane.state.records import (
+    Deployment,
+    IdempotencyKey,
+    Model,
+    Operation,
+    PastOperation,
+    Phase,
+    TenantChanges,
+)
 from controlplane.state.repository import Put, Repository, State, Versioned
 from controlplane.state.transactions import Context, Outcome
-from controlplane.traffic.tenants import Caller
+from controlplane.traffic.tenants import Caller, Tenant
 
 KEEP_ALIVE_S = 25.0  # proxies on the way take a stream for dead after 30 to 60 s
 MAX_WATCHERS = 5_000  # of a gateway: less than its places, which requests for models need as well
@@ -112,7 +121,11 @@ async def _submit(
             if isinstance(change, Put) and isinstance(change.record, Model):
                 ownership.require_free(caller.tenant, state, change.record.name)
         ownership.require_own_changes(caller.tenant, seen, outcome.changes)
-        return outcome
+        puts = [change.record for change in outcome.changes if isinstance(change, Put)]
+        deployments = [record for record in puts if isinstance(record, Deployment)]
+        ownership.require_engines(caller.tenant, seen, deployments)
+        turn = quota_turn(services.repository, caller.tenant, state)
+        return replace(outcome, changes=[*outcome.changes, *turn])
 
     def remember(outcome: Outcome) -> list[Put]:
         if own_key is None:
@@ -122,6 +135,19 @@ async def _submit(
     outcome = await asyncio.to_thread(transactions.submit, services.repository, once, remember)
     await asyncio.to_thread(services.audit.ends, outcome.changes)
     return outcome.operation
+
+
+def quota_turn(repository: Repository, tenant: Tenant, state: State) -> list[Put]:
+    """What a change of a tenant with quotas writes as well, so that two at once, perhaps of two gateways, are
+    decided one after the other. Errors: StaleWrite, when one was made since `state`."""
+    if not tenant.quota.is_of_records:
+        return []
+    last = repository.get(TenantChanges, tenant.name)
+    if last is None:
+        return [Put(TenantChanges(tenant.name, 1), 0)]
+    if last.version > state.revision:
+        raise errors.StaleWrite("this tenant changed something just now; try again")
+    return [Put(TenantChanges(tenant.name, last.record.number + 1), last.version)]
 
 
 def _own_key(caller: Caller, key: str) -> str:

@@ -21,7 +21,14 @@ from controlplane.traffic.tenants import (
     salt_of,
 )
 
-_QUOTAS = ("requestsPerMinute", "tokensPerMinute", "maxVariants", "maxHostBytes")
+_QUOTAS = (
+    "requestsPerMinute",
+    "tokensPerMinute",
+    "maxVariants",
+    "maxHostBytes",
+    "maxBases",
+    "maxEngines",
+)
 MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000.0  # sums of tokens by weight stay exact enough to compare
 _FIELDS = ("name", "keys", "role", "weight", "maxWaiting", "maxPriority", *_QUOTAS)
 _NAME = re.compile(TENANT_NAME)
@@ -89,15 +96,14 @@ def _tenant(where: str, entry: Any, secret: bytes) -> Tenant:
     if role not in list(Role):
         raise _unexpected(f"{where}.role", f"one of {', '.join(Role)}", role)
     quota = _quota(where, entry)
-    if role == Role.ADMIN and (quota.max_variants is not None or quota.max_host_bytes is not None):
+    if role == Role.ADMIN and quota.is_of_records:
         raise ValueError(f"{where}: what an admin registers is the installation's: leave the maxima out")
     salt = salt_of(name, secret)
     return Tenant(name, float(weight), most, Priority(priority), Role(role), quota, salt)
 
 
 def _quota(where: str, entry: dict[str, Any]) -> Quota:
-    requests, tokens, variants, host_bytes = (_count(where, entry, name) for name in _QUOTAS)
-    return Quota(requests, tokens, variants, host_bytes)
+    return Quota(*(_count(where, entry, name) for name in _QUOTAS))
 
 
 def _count(where: str, entry: dict[str, Any], name: str) -> int | None:

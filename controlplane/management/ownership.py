@@ -6,7 +6,7 @@ there. A variant of a tenant's base is the tenant's, so whoever sees a model see
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -90,12 +90,15 @@ def require_free(tenant: Tenant, state: State, name: str) -> None:
 
 
 def require_quota(tenant: Tenant, state: State, request: RegisterModelRequest) -> None:
-    """That one more variant is within what a tenant may have. Errors: QuotaExceeded.
+    """That one more base or variant is within what a tenant may have. Errors: QuotaExceeded.
 
     What the new one holds is not known yet: the controller looks again when it was read.
     """
     quota = tenant.quota
-    if tenant.is_admin or request.base is None:
+    if tenant.is_admin:
+        return
+    if request.base is None:
+        _require_bases(tenant, state)
         return
     own = sum(m.record.is_variant and m.record.tenant == tenant.name for m in state.models.values())
     if quota.max_variants is not None and own >= quota.max_variants:
@@ -107,3 +110,38 @@ def require_quota(tenant: Tenant, state: State, request: RegisterModelRequest) -
             f"the variants of tenant '{tenant.name}' may hold {quota.max_host_bytes} bytes and hold {held}; "
             "delete some first"
         )
+
+
+def _require_bases(tenant: Tenant, state: State) -> None:
+    bound = tenant.quota.max_bases
+    own = sum(not m.record.is_variant and m.record.tenant == tenant.name for m in state.models.values())
+    if bound is not None and own >= bound:
+        raise errors.QuotaExceeded(
+            f"tenant '{tenant.name}' may have {bound} bases and has {own}; delete one first"
+        )
+
+
+def require_engines(tenant: Tenant, state: State, changed: Iterable[Deployment]) -> None:
+    """That the deployments of a tenant's bases, with these `changed` ones, may not grow to more engines than
+    it may have. What is there already stays: a lowered quota refuses only what asks for more.
+
+    Errors: QuotaExceeded.
+    """
+    bound = tenant.quota.max_engines
+    if tenant.is_admin or bound is None:
+        return
+    bases = {name for name, m in state.models.items() if m.record.tenant == tenant.name}
+    before = {n: _engines(d.record) for n, d in state.deployments.items() if n in bases}
+    after = before | {d.model: _engines(d) for d in changed if d.model in bases}
+    wanted = sum(after.values())
+    if wanted > bound and wanted > sum(before.values()):
+        raise errors.QuotaExceeded(
+            f"the bases of tenant '{tenant.name}' may have {bound} engines in all, and this would let them "
+            f"have {wanted} (replicas.max of each, added up); undeploy one, or deploy with fewer replicas",
+            param="replicas",
+        )
+
+
+def _engines(deployment: Deployment) -> int:
+    """How many a deployment may grow to; a variant's has none of its own."""
+    return 0 if deployment.model != deployment.host else max(1, deployment.scaling.max_groups)

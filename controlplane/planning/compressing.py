@@ -1,5 +1,5 @@
-"""Which fine-tune is compressed next, where, with how much memory: one at a time on a node, of those that
-wait for the same devices the oldest first. Pure."""
+"""Which fine-tune is compressed next, where, with how much memory: one at a time on a node; of those that
+wait for the same devices one of each tenant before a second of any, the oldest first. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from pathlib import Path
 from controlplane import errors
 from controlplane.cluster import reservations
 from controlplane.settings import Settings
+from controlplane.state import fair_turns
 from controlplane.state.deltas import Delta
+from controlplane.state.fair_turns import Asked, Turn
 from controlplane.state.records import Model, Phase
 from controlplane.state.repository import State
 from placement.types import CPU, Device, DeviceKey, Inventory, key_of
@@ -96,12 +98,20 @@ def folder_of(model: Model, settings: Settings) -> Path:
 
 
 def waiting(state: State) -> Iterator[Model]:
-    """Models whose compressing has no place yet, the oldest first."""
+    """Models whose compressing has no place yet, in the order of their turns."""
+    having, turn_of = set(_holders(state)), _turns(state)
+    for name in sorted(turn_of, key=lambda name: turn_of[name]):
+        if reservations.compressing(name) not in having:
+            yield state.models[name].record
+
+
+def _turns(state: State) -> dict[str, Turn]:
+    """Of the models that are to be compressed, those that have begun included."""
     having = set(_holders(state))
-    models = sorted((m.record for m in state.models.values()), key=lambda m: (m.created_at_s, m.name))
-    for model in models:
-        if model.phase is Phase.COMPRESSING and reservations.compressing(model.name) not in having:
-            yield model
+    models = (m.record for m in state.models.values() if m.record.phase is Phase.COMPRESSING)
+    return fair_turns.turns(
+        Asked(m.tenant, m.name, m.created_at_s, reservations.compressing(m.name) in having) for m in models
+    )
 
 
 def needed_bytes(spec: ModelSpec, recipe: Recipe) -> int:
@@ -175,8 +185,9 @@ def _left(
 
 
 def _older(state: State, model: Model) -> Iterator[Model]:
-    mine = (model.created_at_s, model.name)
-    return (other for other in waiting(state) if (other.created_at_s, other.name) < mine)
+    """Those that wait and go before it."""
+    turn_of = _turns(state)
+    return (other for other in waiting(state) if turn_of[other.name] < turn_of[model.name])
 
 
 def _roomy(model: Model, seen: list[_Seen]) -> list[_Seen]:

@@ -7,6 +7,7 @@ controller that was killed continues where the records stand.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -14,6 +15,7 @@ from controlplane.cluster import reservations
 from controlplane.cluster.engine_status import EngineStatus, EngineView
 from controlplane.cluster.inventory import NodeState
 from controlplane.planning import autoscaling, path_measuring, rescheduling, retrying
+from controlplane.state import fair_turns
 from controlplane.state.operations import open_operation
 from controlplane.state.records import (
     Deployment,
@@ -367,11 +369,20 @@ def _leftovers(state: State, observed: Observed) -> Iterator[Action]:
 
 
 def old_operations(state: State) -> list[str]:
-    """Those that need not be kept any more, the oldest first."""
+    """Those that need not be kept any more, the oldest first. Of those that are kept each tenant has its
+    share: nobody's many push out another's few."""
     if len(state.operations) <= KEEP_OPERATIONS:
         return []
     ended = sorted((o.record.updated_at_s, o.record.id) for o in state.operations.values() if o.record.done)
-    return [name for _, name in ended[: max(0, len(ended) - KEEP_OPERATIONS)]]
+    tenants = {name: state.operations[name].record.tenant for _, name in ended}
+    counts = Counter(tenants.values())
+    surplus = counts - Counter(fair_turns.shares(counts, KEEP_OPERATIONS))
+    old = []
+    for _, name in ended:
+        if surplus[tenants[name]] > 0:
+            surplus[tenants[name]] -= 1
+            old.append(name)
+    return old
 
 
 def expired(record: IdempotencyKey | Operation, now_s: float) -> bool:

@@ -1,4 +1,5 @@
-"""Which profile is measured next: one at a time on a device, the oldest first. Pure.
+"""Which profile is measured next: one at a time on a device, of each tenant's one before a second of any, and
+the oldest first. Pure.
 
 A queued profile reserves no memory, so there is no deadlock: it waits for measurings, which end, and for
 engines, which wait for measurings only.
@@ -16,6 +17,8 @@ from controlplane.cluster import reservations
 from controlplane.profiling import job, progress
 from controlplane.profiling.job import ProfilingJob
 from controlplane.settings import Settings
+from controlplane.state import fair_turns
+from controlplane.state.fair_turns import Asked
 from controlplane.state.records import Model, Phase
 from controlplane.state.repository import State
 from controlplane.state.worker_groups import GroupPhase
@@ -124,23 +127,23 @@ def _elsewhere(inventory: Inventory, taken: Collection[DeviceKey]) -> Iterator[I
 
 
 def _before(state: State, key: str) -> list[str]:
-    """Profiles in the queue that were requested earlier than this one; the oldest first."""
-    requested = _requested_since(state)
-    mine = requested.get(key, math.inf), key
+    """Profiles in the queue whose turn is before that of this one, in their order."""
+    turn_of = fair_turns.turns(_asked(state))
+    mine = turn_of.get(key, (len(turn_of), math.inf, key))
     waiting = (
-        (since_s, other)
-        for other, since_s in requested.items()
+        turn
+        for other, turn in turn_of.items()
         if (profile := state.profiles.get(other)) and profile.record.phase is Phase.PENDING
     )
-    return [other for since_s, other in sorted(waiting) if (since_s, other) < mine]
+    return [turn[-1] for turn in sorted(waiting) if turn < mine]
 
 
-def _requested_since(state: State) -> dict[str, float]:
-    """Since when each profile has been waited for."""
-    since_s: dict[str, float] = {}
+def _asked(state: State) -> Iterator[Asked]:
+    """Who waits for which profile."""
     for key, op in progress.awaited(state):
-        since_s[key] = min(op.created_at_s, since_s.get(key, math.inf))
-    return since_s
+        profile = state.profiles.get(key)
+        begun = profile is not None and profile.record.phase is Phase.PROFILING
+        yield Asked(op.tenant, key, op.created_at_s, begun)
 
 
 def _waiting_engine(state: State) -> str:

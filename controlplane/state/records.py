@@ -44,6 +44,7 @@ __all__ = [
     "Reservation",
     "Scaling",
     "ServingTargets",
+    "TenantChanges",
     "dump",
     "key_of",
     "load",
@@ -407,11 +408,37 @@ class PastOperation:
     operation: Operation
 
 
+@dataclass(frozen=True)
+class TenantChanges:
+    """How often a tenant with quotas registered or deployed something. Each such commit raises it, so that of
+    two at once one decides anew, by what the other made."""
+
+    tenant: str
+    number: int = 0
+
+
 Record = (
-    Model | Deployment | Operation | IdempotencyKey | PastOperation | ModelProfile | NodeLedger | PathProfile
+    Model
+    | Deployment
+    | Operation
+    | IdempotencyKey
+    | PastOperation
+    | ModelProfile
+    | NodeLedger
+    | PathProfile
+    | TenantChanges
 )
 R = TypeVar(
-    "R", Model, Deployment, Operation, IdempotencyKey, PastOperation, ModelProfile, NodeLedger, PathProfile
+    "R",
+    Model,
+    Deployment,
+    Operation,
+    IdempotencyKey,
+    PastOperation,
+    ModelProfile,
+    NodeLedger,
+    PathProfile,
+    TenantChanges,
 )
 
 # To be raised with a change that older software would misread. It ignores fields that it does not know.
@@ -427,6 +454,7 @@ KINDS: dict[type[Any], str] = {
     ModelProfile: "profile",
     NodeLedger: "ledger",
     PathProfile: "path",
+    TenantChanges: "tenant_changes",
 }
 
 
@@ -444,7 +472,13 @@ def key_of(record: Record) -> str:
     match record:
         case Model(name=key) | Deployment(model=key) | Operation(id=key) | PastOperation(id=key):
             return key
-        case IdempotencyKey(key=key) | ModelProfile(key=key) | NodeLedger(node=key) | PathProfile(key=key):
+        case (
+            TenantChanges(tenant=key)
+            | IdempotencyKey(key=key)
+            | ModelProfile(key=key)
+            | NodeLedger(node=key)
+            | PathProfile(key=key)
+        ):
             return key
 
 

@@ -21,14 +21,23 @@ SHOWN_DIGITS = 8
 class Quota:
     """What a tenant may have; None: any.
 
-    Each gateway counts requests and tokens (of prompts and answers) for itself. `max_variants` may be
-    registered, with `max_host_bytes` in all.
+    Requests, and tokens of prompts and answers, are those of all gateways. `max_variants` may be registered,
+    with `max_host_bytes` in all, and `max_bases`; `max_engines` is what the deployments of its bases may grow
+    to, added up.
     """
 
     requests_per_minute: float | None = None
     tokens_per_minute: float | None = None
     max_variants: int | None = None
     max_host_bytes: int | None = None
+    max_bases: int | None = None
+    max_engines: int | None = None
+
+    @property
+    def is_of_records(self) -> bool:
+        """Whether what is registered and deployed is bounded."""
+        bounds = (self.max_variants, self.max_host_bytes, self.max_bases, self.max_engines)
+        return any(bound is not None for bound in bounds)
 
 
 NO_QUOTA = Quota()

@@ -156,3 +156,88 @@ def test_as_many_bytes_of_variants_as_a_tenant_may_have(
     refused = a.ask("POST", "/register_model", bodies[0] | {"model": "late"})
     assert code(refused) == (403, "quota_exceeded")
     assert made.register("of-the-installation", "base", folder="v2")["phase"] == "Ready"
+
+
+def test_as_many_bases_as_a_tenant_may_have(start: Start, tmp_path: Path) -> None:
+    made = tenants.started(start, tmp_path / "t", entry("a", "deployer", maxBases=1), entry("b", "deployer"))
+    a, b = As(made, "a"), As(made, "b")
+    assert b.register("of-b", base="", folder="base")["phase"] == "Ready"
+    assert a.register("one", base="", folder="base")["phase"] == "Ready"
+    body = {"model": "two", "source": str(made.files / "other")}
+    refused = a.ask("POST", "/register_model", body)
+    assert code(refused) == (403, "quota_exceeded")
+    assert "may have 1 bases and has 1" in refused.text
+    assert a.register("v", base="one")["phase"] == "Ready", "a variant is no base"
+    assert b.register("more-of-b", base="", folder="other")["phase"] == "Ready"
+
+
+def test_as_many_engines_as_a_tenant_may_have(start: Start, tmp_path: Path) -> None:
+    """Those that its bases may grow to, now and by a change."""
+    made = tenants.started(start, tmp_path / "t", entry("a", "deployer", maxEngines=2))
+    a = As(made, "a")
+    for name in ("base", "other"):
+        assert a.register(name, base="", folder=name)["phase"] == "Ready"
+
+    def deploy(name: str, **replicas: int) -> Any:
+        body = {"model": name, "maxOutputLength": 32, "replicas": replicas}
+        return a.ask("POST", "/deploy_model", body)
+
+    refused = deploy("base", min=30, max=30)
+    assert code(refused) == (403, "quota_exceeded")
+    assert "may have 2 engines in all, and this would let them have 30" in refused.text
+    assert code(deploy("base", max=3)) == (403, "quota_exceeded")
+    assert a.end(deploy("base", max=1))["phase"] == "Deployed"
+    where = "/deployments/base"
+    assert code(a.ask("PATCH", where, {"replicas": {"max": 3}})) == (403, "quota_exceeded")
+    assert a.ask("PATCH", where, {"replicas": {"max": 2}}).status_code == 200
+    assert code(deploy("other", min=0, max=1)) == (403, "quota_exceeded")
+    assert a.ask("PATCH", where, {"replicas": {"max": 1}}).status_code == 200
+    assert a.end(deploy("other", max=1))["phase"] == "Deployed"
+    assert made.http.patch(where, json={"replicas": {"max": 5}}).status_code == 200, (
+        "an admin's is not bounded"
+    )
+    assert a.ask("PATCH", where, {"replicas": {"max": 4}}).status_code == 200, "what is there may be lowered"
+
+
+@pytest.mark.parametrize("what", ["bases", "variants", "engines"])
+def test_of_two_gateways_at_once_one_decides_by_what_the_other_did(
+    start: Start, tmp_path: Path, what: str
+) -> None:
+    """Neither had seen the other's change when it decided first."""
+    quota = {"bases": {"maxBases": 1}, "variants": {"maxVariants": 1}, "engines": {"maxEngines": 1}}[what]
+    one = tenants.started(start, tmp_path / "t", entry("a", "deployer", **quota), entry("chief", "admin"))
+    here = As(one, "a")
+    if what != "bases":
+        for name in ("base", "other"):
+            # Two bases: a registration of a variant writes its base's record, which would be a conflict.
+            owner = As(one, "chief") if what == "variants" else here
+            assert owner.register(name, base="", folder=name)["phase"] == "Ready"
+    two = Installation(one.settings, one.files, one.cluster)
+    there = As(two, "a")
+    requests: dict[str, tuple[str, list[dict[str, Any]]]] = {
+        "bases": (
+            "/register_model",
+            [{"model": name, "source": str(one.files / name)} for name in ("base", "other")],
+        ),
+        "variants": (
+            "/register_model",
+            [
+                {"model": f"of-{name}", "base": name, "adapter": str(one.files / "v1")}
+                for name in ("base", "other")
+            ],
+        ),
+        "engines": ("/deploy_model", [{"model": name} for name in ("base", "other")]),
+    }
+    path, (mine, theirs) = requests[what]
+    answers: list[Any] = []
+    commit = one.repository.commit
+
+    def after_the_other(changes: Any) -> int:
+        if not answers:
+            answers.append(there.ask("POST", path, theirs))
+        return commit(changes)
+
+    with two.running(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(one.repository, "commit", after_the_other)
+        assert code(here.ask("POST", path, mine)) == (403, "quota_exceeded")
+    assert answers[0].status_code == 202

@@ -38,9 +38,10 @@ def test_tenants_by_their_keys() -> None:
 
 
 def test_roles_and_quotas() -> None:
-    quotas = {"requestsPerMinute": 1, "tokensPerMinute": 2, "maxVariants": 3, "maxHostBytes": 4}
+    names = ("requestsPerMinute", "tokensPerMinute", "maxVariants", "maxHostBytes", "maxBases", "maxEngines")
+    quotas = {name: number for number, name in enumerate(names, start=1)}
     tenant = tenants_from(of(role="deployer", **quotas)).of_key(b"one")
-    assert tenant == Tenant("a", role=Role.DEPLOYER, quota=Quota(1, 2, 3, 4))
+    assert tenant == Tenant("a", role=Role.DEPLOYER, quota=Quota(1, 2, 3, 4, 5, 6))
     for role in Role:
         found = tenants_from(of(role=role)).of_key(b"one")
         assert found is not None
@@ -87,6 +88,8 @@ def test_salts_are_one_for_each_tenant_and_secret() -> None:
         (of(maxVariants="2"), "maxVariants"),
         (of(maxHostBytes=True), "maxHostBytes"),
         (of(role="admin", maxVariants=1), "an admin"),
+        (of(role="admin", maxBases=1), "an admin"),
+        (of(role="admin", maxEngines=1), "an admin"),
         (of(keys=[]), "keys"),
         (of(keys=["secret"]), "64 lower-case"),
         (of(keys=[KEYS[0].upper()]), "64 lower-case"),

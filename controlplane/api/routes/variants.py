@@ -6,16 +6,17 @@ import asyncio
 import logging
 
 from controlplane import errors
+from controlplane.api.operations import quota_turn
 from controlplane.api.preview import require_room_anew
 from controlplane.api.services import Services
 from controlplane.management import commands
-from controlplane.management.ownership import not_own, require_change
+from controlplane.management.ownership import not_own, require_change, require_engines
 from controlplane.management.schemas.models import DeploymentView, TuneRequest
 from controlplane.management.schemas.residency import EngineResidencyView
 from controlplane.state import transactions
 from controlplane.state.operations import last_failure
 from controlplane.state.records import Deployment, OperationKind
-from controlplane.state.repository import State
+from controlplane.state.repository import Put, State
 from controlplane.traffic.tenants import Caller
 
 log = logging.getLogger(__name__)
@@ -90,8 +91,18 @@ async def tune(services: Services, name: str, request: TuneRequest, caller: Call
             deployment = commands.change_targets(deployment, request.targets)
         return deployment if limit is None else commands.limit_variants(deployment, limit)
 
+    def once() -> None:
+        state, present = services.repository.read(), services.repository.get(Deployment, name)
+        if present is None:
+            raise transactions.Superseded(name)
+        changed, turn = change(present.record), list[Put]()
+        if request.replicas is not None:
+            require_engines(caller.tenant, state, [changed])
+            turn = quota_turn(services.repository, caller.tenant, state)
+        services.repository.commit([Put(changed, present.version), *turn])
+
     try:
-        await asyncio.to_thread(transactions.edit, services.repository, Deployment, name, change)
+        await asyncio.to_thread(transactions.persist, once, f"the deployment '{name}'")
     except transactions.Superseded as e:
         raise errors.NotDeployed(f"'{name}' was undeployed meanwhile") from e
     if limit is not None:

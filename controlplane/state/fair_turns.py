@@ -1,0 +1,52 @@
+"""Whose turn it is where several tenants wait for the same: one of each before a second of any. Pure.
+
+So a tenant that asks for much waits for itself, and others wait for one of its things at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+K = TypeVar("K", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """`tenant` asked for `what` at `since_s`; `begun`: it is under way."""
+
+    tenant: str
+    what: str
+    since_s: float
+    begun: bool = False
+
+
+Turn = tuple[int, float, str]
+
+
+def turns(asked: Iterable[Asked]) -> dict[str, Turn]:
+    """By what was asked for: how many things of the same tenant go before it, then since when it is waited
+    for. The lowest is next. Of what several tenants ask for the best place counts."""
+    by_tenant: dict[str, list[Asked]] = {}
+    for one in asked:
+        by_tenant.setdefault(one.tenant, []).append(one)
+    found: dict[str, Turn] = {}
+    for theirs in by_tenant.values():
+        ordered = sorted(theirs, key=lambda a: (not a.begun, a.since_s, a.what))
+        first = dict.fromkeys(a.what for a in ordered)
+        since_s = {a.what: a.since_s for a in reversed(ordered)}
+        for place, what in enumerate(first):
+            turn = (place, since_s[what], what)
+            found[what] = min(turn, found.get(what, turn))
+    return found
+
+
+def shares(counts: Mapping[K, int], room: int) -> dict[K, int]:
+    """How much of `room` each gets of what it has: the same for all, and what one does not need goes to the
+    others."""
+    got: dict[K, int] = {}
+    for number, (key, count) in enumerate(sorted(counts.items(), key=lambda item: item[1])):
+        got[key] = min(count, max(0, room) // (len(counts) - number))
+        room -= got[key]
+    return got
