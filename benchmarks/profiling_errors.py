@@ -105,7 +105,8 @@ def _of_timing(name: str, calibration: Calibration, measured: Timing) -> Iterato
     found = predict(_ground(calibration, setting), _plan(setting), work)
     plan = _label(setting)
     yield Error(name, "TTFT", plan, point.batch, found.ttft_s, measured.ttft_s)
-    yield Error(name, "TPOT", plan, point.batch, found.tpot_s, measured.tpot_s)
+    step_s = found.step_s if measured.together else found.tpot_s
+    yield Error(name, "TPOT", plan, point.batch, step_s, measured.tpot_s)
 
 
 def _of_footprint(name: str, calibration: Calibration, measured: Footprint) -> Iterator[Error]:

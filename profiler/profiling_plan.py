@@ -3,7 +3,8 @@
 A fingerprint is as deep as the model, but holds only as many different layers as do not fit the device's
 caches (docs/profiler.md). On GPUs, these are measured: a second, shallower fingerprint, which shows what
 depends on depth; each TP that fits; one pipeline; an engine with synthetic variants for each kind, started as
-one is deployed for such variants; and each TP in every other quantization that the request names. The largest
+one is deployed for such variants, and one for all kinds; and each TP in every other quantization that the
+request names. The largest
 load takes a third of the whole time, so the shallow fingerprint and those with TP go without it. On a CPU a
 model is not split, and starting an engine is most of the cost: there is one fingerprint for each
 quantization, and the ratio of their bytes separates head and layers.
@@ -11,9 +12,10 @@ quantization, and the ratio of their bytes separates head and layers.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from profiler.measurements import Point, Setting, SyntheticVariant
 from profiler.plans import even_stages
@@ -38,6 +40,7 @@ CPU_PROCESS_BYTES = 1536 * MIB  # an engine's own process, with torch
 # Of a rank on H200s: CUDA context and captured graphs; and channels, of one that has others to talk to.
 GPU_RUNTIME_BYTES, GPU_COMPANY_BYTES = 1536 * MIB, 2048 * MIB
 MAX_TP = 8
+MAX_DISTINCT = 8  # variants of a kind that are made up to measure with
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,17 @@ def profiling_plan(spec: ModelSpec, reach: Reach) -> tuple[EngineRun, ...]:
             f"measuring needs {first / MIB:.0f} MiB on one device, and {reach.device_bytes / MIB:.0f} MiB "
             "may be used; free memory there, or raise OSTINATO_PROFILE_BYTES"
         )
-    return tuple(run for run in engine_runs if needed_bytes(spec, run, reach) <= reach.device_bytes)
+    fitted = (_fitted(spec, run, reach) if run.variants else run for run in engine_runs)
+    return tuple(run for run in fitted if needed_bytes(spec, run, reach) <= reach.device_bytes)
+
+
+def _fitted(spec: ModelSpec, run: EngineRun, reach: Reach) -> EngineRun:
+    """Without the loads of most variants and of most tokens, as far as there is no room for them."""
+    points = sorted(run.points, key=lambda point: (len(set(point.mix)), point.batch * point.input_tokens))
+    while len(points) > 1 and needed_bytes(spec, run, reach) > reach.device_bytes:
+        points = points[:-1]
+        run = replace(run, points=tuple(point for point in run.points if point in points))
+    return run
 
 
 def needed_bytes(spec: ModelSpec, run: EngineRun, reach: Reach) -> int:
@@ -142,10 +155,10 @@ def _engine_runs(spec: ModelSpec, reach: Reach) -> Iterator[EngineRun]:
     if reach.devices > 1 and layers > 1:
         pipeline = Setting(even_stages(layers, 2), batched_tokens=reach.batched_tokens)
         yield _engine_run(spec, reach, pipeline, points)
-    for kind, of_kind in mixed.items():
-        launched = tuple(one.value for one in launched_kinds({kind}))
+    for kinds, of_kinds in mixed.items():
+        launched = tuple(one.value for one in launched_kinds(kinds))
         setting = Setting((layers,), batched_tokens=reach.batched_tokens, launched=launched)
-        yield _engine_run(spec, reach, setting, of_kind)
+        yield _engine_run(spec, reach, setting, of_kinds)
     for tp in _degrees(spec, reach):
         yield from _in_quantizations(spec, reach, tp, points)
 
@@ -202,45 +215,90 @@ def _within(reach: Reach, batch: int, length: int, mix: tuple[SyntheticVariant, 
     return Point(batch, max(1, min(length, int((room - 1) / per_token))), mix)
 
 
-def _mixed_points(spec: ModelSpec, reach: Reach) -> dict[str, tuple[Point, ...]]:
-    """By kind of variant: one for a single request, one for several and several for several; of loads that
-    are also measured without. On a CPU, where they take long, only LoRA for a single request. On a GPU also
-    LoRA in the engines of other kinds: what it takes longer there is what their kernels take unused."""
+def _mixed_points(spec: ModelSpec, reach: Reach) -> dict[tuple[str, ...], tuple[Point, ...]]:
+    """By the kinds of variants that an engine is started for: of loads that are also measured without.
+
+    On a GPU each kind is measured in an engine of its own, with few requests and with as many as engines run,
+    that ask one variant, two and as many as there are slots for, and with prompts of several steps; beside it
+    LoRA, which shows what the kind's kernels take unused, and both together. Last all kinds in one engine. On
+    a CPU, where loads take long, LoRA for a single request and for most, other kinds for several.
+    """
     if not spec.adaptable:
         return {}
-    single, several = ((1, 32), (4, 64)) if reach.on_cpu else ((1, 128), (8, 128))
-    points, lora = dict[str, tuple[Point, ...]](), list[Point]()
-    for first, others in _synthetic_variants(spec, reach.max_lora_rank):
-        loads = [(single, (first,)), (several, (first,)), (several, others)]
-        if first.kind != VariantKind.LORA:
-            loads = loads[1:] if reach.on_cpu else loads
-        wanted = [_within(reach, batch, length, mix) for (batch, length), mix in loads]
-        if first.kind == VariantKind.LORA:
-            lora = [] if reach.on_cpu else wanted[1:2]
-            points[first.kind] = tuple(dict.fromkeys(wanted))
-        else:
-            points[first.kind] = tuple(dict.fromkeys([*wanted, *lora]))
+    kinds = dict(
+        _synthetic_variants(spec, reach.max_lora_rank, max(2, min(MAX_DISTINCT, reach.max_variants)))
+    )
+    if reach.on_cpu:
+        return {(kind,): _unique(_on_cpu(reach, kind, made)) for kind, made in kinds.items()}
+    lora = kinds.pop(VariantKind.LORA.value)
+    points: dict[tuple[str, ...], tuple[Point, ...]] = {
+        (VariantKind.LORA.value,): _unique(_of_kind(reach, lora))
+    }
+    for kind, made in kinds.items():
+        beside = [_within(reach, 8, 128, lora[:1]), *_of_mix(reach, [lora, made])]
+        points[kind,] = _unique([*_of_kind(reach, made), *beside])
+    if len(kinds) > 1:
+        points[tuple(kinds)] = _unique(_of_mix(reach, [lora, *kinds.values()]))
     return points
 
 
-def _synthetic_variants(
-    spec: ModelSpec, max_rank: int
-) -> Iterator[tuple[SyntheticVariant, tuple[SyntheticVariant, ...]]]:
-    """By kind one and several, where the model's widths allow them."""
-    widths = {linear.into for linear in adaptable_linears(spec).values()}
-    ranks = [max(1, max_rank // share) for share in (1, 2, 4, 1)]
-    lora = tuple(
-        SyntheticVariant(VariantKind.LORA.value, rank=rank, seed=seed) for seed, rank in enumerate(ranks)
+def _unique(points: Iterable[Point]) -> tuple[Point, ...]:
+    return tuple(dict.fromkeys(points))
+
+
+Made = tuple[SyntheticVariant, ...]
+
+
+def _on_cpu(reach: Reach, kind: str, made: Made) -> list[Point]:
+    several = _within(reach, 4, 64, made[:1]), _within(reach, 4, 64, made)
+    if kind != VariantKind.LORA:
+        return [*several]
+    return [_within(reach, 1, 32, made[:1]), *several, _within(reach, 16, 32, made)]
+
+
+def _of_kind(reach: Reach, made: Made) -> list[Point]:
+    one, two = made[:1], made[:2]
+    asked = [(1, 128, one), (8, 128, one), (8, 128, two), (8, 128, made)]
+    asked += [(batch, 128, mix) for batch in (32, 128) for mix in (one, made)]
+    asked += [(8, 1024, one), (8, 1024, made), (32, 1024, made)]
+    return [_within(reach, *each) for each in asked]
+
+
+def _of_mix(reach: Reach, kinds: Sequence[Made]) -> list[Point]:
+    """One of each kind, and several."""
+    few = tuple(made[0] for made in kinds)
+    many = tuple(
+        variant for together in zip(*(made[:2] for made in kinds), strict=True) for variant in together
     )
-    yield lora[0], lora
+    return [
+        _within(reach, *each) for each in ((8, 128, few), (32, 128, many), (128, 128, many), (8, 1024, few))
+    ]
+
+
+def _synthetic_variants(spec: ModelSpec, max_rank: int, count: int) -> Iterator[tuple[str, Made]]:
+    """So many of each kind, four of LoRA at least, where the model's widths allow them."""
+    widths = {linear.into for linear in adaptable_linears(spec).values()}
+    shares = itertools.cycle((1, 2, 4, 1))
+    yield (
+        VariantKind.LORA.value,
+        tuple(
+            SyntheticVariant(VariantKind.LORA.value, rank=max(1, max_rank // next(shares)), seed=seed)
+            for seed in range(max(4, count))
+        ),
+    )
     if all(width % 8 == 0 for width in widths):
-        sparse = tuple(
-            SyntheticVariant(VariantKind.SPARSE_DELTA.value, bits=4, seed=seed) for seed in range(2)
+        yield (
+            VariantKind.SPARSE_DELTA.value,
+            tuple(
+                SyntheticVariant(VariantKind.SPARSE_DELTA.value, bits=4, seed=seed) for seed in range(count)
+            ),
         )
-        yield sparse[0], sparse
     if all(width % 32 == 0 for width in widths):
-        boft = tuple(
-            SyntheticVariant(VariantKind.BOFT.value, factors=m, block_size=b, seed=m)
-            for m, b in ((1, 8), (2, 16))
+        shapes = itertools.cycle(((1, 8), (2, 16)))
+        yield (
+            VariantKind.BOFT.value,
+            tuple(
+                SyntheticVariant(VariantKind.BOFT.value, factors=m, block_size=b, seed=seed)
+                for seed, (m, b) in zip(range(1, count + 1), shapes, strict=False)
+            ),
         )
-        yield boft[0], boft

@@ -62,11 +62,13 @@ class RequestPath:
 @dataclass(frozen=True)
 class EngineTimes:
     """When the mean and the last of the first tokens come (seconds), of prompts that reach an idle engine
-    together, and what a step takes in which they decode."""
+    together, and what a step takes in which they decode. `held_s`: how much longer than such steps the mean
+    one's answer takes after its first token, while prompts of others are filled."""
 
     mean_s: float
     last_s: float
     step_s: float
+    held_s: float = 0.0
 
     def toward(self, other: EngineTimes, share: float) -> EngineTimes:
         def between(one: float, two: float) -> float:
@@ -76,24 +78,34 @@ class EngineTimes:
             between(self.mean_s, other.mean_s),
             between(self.last_s, other.last_s),
             between(self.step_s, other.step_s),
+            between(self.held_s, other.held_s),
         )
+
+
+@dataclass(frozen=True)
+class Served:
+    """The mean TTFT as a client sees it, seconds, and `EngineTimes.held_s` with what later arrivals add."""
+
+    ttft_s: float
+    held_s: float
 
 
 def served_s(
     path: RequestPath, batch: int, input_tokens: int, single: EngineTimes, whole: EngineTimes
-) -> float:
-    """The mean TTFT of `batch` requests that a client sends at once, if the engine alone takes `single` for
-    one of them and `whole` for all; in between it is taken for linear.
+) -> Served:
+    """What `batch` requests that a client sends at once see, if the engine alone takes `single` for one of
+    them and `whole` for all; in between it is taken for linear.
 
     An engine says what is in its next step when a step begins: who comes during a step waits for the one
     after it, too, in which those decode that were there.
     """
     path_s = path.alone_s + path.token_s * input_tokens
     if batch == 1:
-        return path_s + whole.mean_s
+        return Served(path_s + whole.mean_s, whole.held_s)
     apart_s = path.each_s * ONE_DIRECTION
     begin_s, takes_s = 0.0, single.last_s  # of the step that runs
     out_s, total_s, first = single.mean_s, single.mean_s, 1
+    held_s = 0.0  # of all requests together
     for _ in range(STEPS):
         if first >= batch:
             break
@@ -110,13 +122,16 @@ def served_s(
         # Their first tokens leave one after the other.
         out_s = max(out_s, begin_s + group.mean_s)
         total_s += count * out_s + apart_s * count * (count - 1) / 2
+        # Those that were there wait for the group's prompts, and within the group the first for the last.
+        held_s += first * max(0.0, group.last_s - single.step_s) + count * group.held_s
         out_s += apart_s * (count - 1)
         first += count
     else:
         total_s = 0.0  # a step is so short beside all that clients wait for the path alone, as below
+        held_s = batch * whole.held_s
     # No engine makes the path itself quicker; a quick one's work is done while others come.
     shown_s = max(0.0, single.mean_s - apart_s * (batch - 1))
-    return path_s + max(total_s / batch, path.each_s * (batch - 1) + shown_s)
+    return Served(path_s + max(total_s / batch, path.each_s * (batch - 1) + shown_s), held_s / batch)
 
 
 def fit(bursts: Sequence[Burst]) -> RequestPath:

@@ -61,7 +61,8 @@ def calibrate(spec: ModelSpec, measured: Iterable[Measurement]) -> Calibration:
         lost_pace=_lost_pace(calibration, pipelines),
     )
     mixed = [m for m in everything if isinstance(m, Timing) and m.point.mix]
-    return dataclasses.replace(calibration, variants=fit_variants(calibration, mixed, whole))
+    variants, together = fit_variants(calibration, mixed, whole)
+    return dataclasses.replace(calibration, variants=variants, together=together)
 
 
 def _times_of_all(
@@ -186,7 +187,7 @@ def _turn(calibration: Calibration, pipelines: Sequence[Timing]) -> tuple[float,
         stages = len(timing.setting.layers_per_stage)
         groups = len(split_prefill(_load(timing), calibration.batched_tokens, stages).groups)
         if timing.together and groups > 1:
-            several.append(_Turn(_predicted(calibration, timing).tpot_s / groups, timing.tpot_s / groups))
+            several.append(_Turn(_predicted(calibration, timing).step_s / groups, timing.tpot_s / groups))
     several.sort(key=lambda turn: turn.without_s)
     seen = [math.log(turn.seen_s) for turn in several]
     means = [math.exp(sum(seen[:n]) / n) for n in range(1, len(seen) + 1)]

@@ -50,21 +50,42 @@ class CutTimes:
 
 @dataclass(frozen=True)
 class VariantCost:
-    """Seconds that variants of a kind add to a layer, as `per_module_s m + per_pair_s p + pace w`: m kinds of
-    modules, p (module, distinct variant) pairs, and w seconds at the pace at which the base's own layer reads
-    and computes."""
+    """Seconds that variants of a kind add to a layer, as
+
+        per_module_s m + per_pair_s p + pace w + more_pace w' + per_tile_s t
+
+    m kinds of modules, p (module, distinct variant) pairs, w seconds at the pace at which the base's own
+    layer reads and computes, w' those of reading all variants but two, and t tiles of a variant's rows beyond
+    its first. `error`: root mean square of the fit's errors, relative to whole steps."""
 
     per_module_s: float = 0.0
     per_pair_s: float = 0.0
     pace: float = 1.0
+    more_pace: float = 0.0
+    per_tile_s: float = 0.0
+    error: float = 0.0
 
 
 @dataclass(frozen=True)
 class VariantCosts:
-    """Of one kind of variant, in steps that decode and in prefill steps."""
+    """Of one kind of variant, in steps that decode and in prefill steps. `widest`: the most requests of the
+    loads that were measured; `most`: the most distinct variants."""
 
     decode: VariantCost
     prefill: VariantCost
+    widest: int = 1
+    most: int = 1
+
+
+@dataclass(frozen=True)
+class KindsTogether:
+    """What several kinds take in one batch over the sum of what each takes, and how far loads were off that
+    (root mean square, relative to whole steps)."""
+
+    decode: float = 1.0
+    prefill: float = 1.0
+    decode_error: float = 0.0
+    prefill_error: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -73,7 +94,8 @@ class Calibration:
     flight takes of a step at least, and `turn_error` how far off that was (relative), or, where every stage
     seen hid it, `turn_most_s`: how long it may be. `lost_pace`: by quantization, which share of its pace a
     stage that fills prompts loses while later ones have its step before. A step takes at most
-    `batched_tokens`. `variants` has the kinds that were measured, by VariantKind's value."""
+    `batched_tokens`. `variants` has the kinds that were measured, by VariantKind's value, and `together` the
+    sets of kinds that were measured in one batch."""
 
     spec: ModelSpec
     batched_tokens: int
@@ -85,6 +107,7 @@ class Calibration:
     lost_pace: Mapping[str, float] = field(default_factory=dict)
     footprints: tuple[Footprint, ...] = field(default=())
     variants: Mapping[str, VariantCosts] = field(default_factory=dict)
+    together: Mapping[frozenset[str], KindsTogether] = field(default_factory=dict)
 
     def at(self, cut: Cut) -> CutTimes:
         """The times of a cut. Raises KeyError when it was not measured, and nothing near it was."""

@@ -11,19 +11,24 @@ so the slowest stage sets the pace under load, and only there does it matter how
 section 3.2 finds that it never matters: it looked at one group.) With several groups the host hides nothing
 of its own part, a `turn` for each. While prompts are filled, a stage but the last loses a share of its pace
 until the tokens of its step before have come.
+
+A client's TPOT is longer than that: whose prompt was filled early waits between its tokens for the prompts of
+others. Over all requests the time between first and last tokens is the number of those that have begun and
+not ended, summed over time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from profiler.physical.calibration import Calibration, Cut, CutTimes
+from profiler.physical.calibration import Calibration, Cut
 from profiler.physical.curves import StepTime
-from profiler.physical.prefill import PrefillSteps, split_prefill
+from profiler.physical.prefill import Prefill, PrefillSteps, split_prefill
 from profiler.types import Workload
 
 Floats = npt.NDArray[np.float64]
@@ -31,21 +36,26 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Latency:
-    """Seconds. `ttft_s` is the mean over the requests, `ttft_last_s` that of the last."""
+    """Seconds. `ttft_s` and `tpot_s` are the means over the requests, `ttft_last_s` is that of the last, and
+    `step_s` a token's time while no prompts are filled."""
 
     ttft_s: float
     ttft_last_s: float
     tpot_s: float
+    step_s: float
 
 
 @dataclass(frozen=True)
 class Latencies:
-    """As `Latency`, of many splits: each [splits]. `in_turns`: the host's turns decide what TPOT is.
-    `turns_most_s`: what they may take where none is known."""
+    """As `Latency`, of many splits: each [splits]. `last_step_s`: as `step_s`, a mean until the last request
+    ends. `in_turns`: the host's turns decide what a step takes. `turns_most_s`: what they may take where none
+    is known."""
 
     ttft_s: Floats
     ttft_last_s: Floats
     tpot_s: Floats
+    step_s: Floats
+    last_step_s: Floats
     in_turns: npt.NDArray[np.bool_]
     turns_most_s: float
 
@@ -56,24 +66,111 @@ def latency(
     """The latency of `workload.batch` requests that arrive at once at an idle engine. Raises KeyError
     (`at`)."""
     figures = latencies(calibration, cut, np.array([layers_per_stage]), workload)
-    return Latency(float(figures.ttft_s[0]), float(figures.ttft_last_s[0]), float(figures.tpot_s[0]))
+    each = figures.ttft_s, figures.ttft_last_s, figures.tpot_s, figures.step_s
+    return Latency(*(float(seconds[0]) for seconds in each))
+
+
+class AddedTime(Protocol):
+    """What variants add to each layer, seconds."""
+
+    def decode_s(self, sequences: float) -> float: ...
+
+    def prefill_s(self, step: PrefillSteps) -> float: ...
+
+
+class Nothing:
+    """Of a batch without variants."""
+
+    def decode_s(self, sequences: float) -> float:
+        return 0.0
+
+    def prefill_s(self, step: PrefillSteps) -> float:
+        return 0.0
+
+
+NOTHING = Nothing()
 
 
 def latencies(
-    calibration: Calibration, cut: Cut, splits: npt.NDArray[np.int_], workload: Workload
+    calibration: Calibration,
+    cut: Cut,
+    splits: npt.NDArray[np.int_],
+    workload: Workload,
+    variants: AddedTime = NOTHING,
 ) -> Latencies:
-    """`latency` of each of `splits`, [splits, stages] in layers. Raises KeyError."""
-    times, layers = calibration.at(cut), splits.T.astype(np.float64)
+    """`latency` of each of `splits`, [splits, stages] in layers, with `variants`. Raises KeyError."""
+    layers = splits.T.astype(np.float64)
     prefill = split_prefill(workload, calibration.batched_tokens, len(layers))
-    ends = _ends_s(calibration, cut, layers, workload.input_tokens, prefill.steps)
+    ends = _ends_s(calibration, cut, layers, workload.input_tokens, prefill.steps, variants)
     total = np.zeros(len(splits))
     for prefill_step, (mean, _) in zip(prefill.steps, ends, strict=True):
         total += prefill_step.requests * mean
-    decode_s = _decode_s(calibration, times, layers, workload, prefill.groups)
     turns = len(prefill.groups) if len(prefill.groups) > 1 else 0
     turns_s, most_s = turns * calibration.turn_s, turns * calibration.turn_most_s
-    tpot_s = np.maximum(decode_s, turns_s)
-    return Latencies(total / workload.batch, ends[-1][1], tpot_s, decode_s < turns_s, most_s)
+    decode_s, last_s = (
+        _decode_s(calibration, cut, layers, workload, groups, variants)
+        for groups in (prefill.groups, prefill.last_groups)
+    )
+    step_s = np.maximum(decode_s, turns_s)
+    return Latencies(
+        total / workload.batch,
+        ends[-1][1],
+        _seen_s(workload, prefill, [last for _, last in ends], step_s),
+        step_s,
+        np.maximum(last_s, turns_s),
+        decode_s < turns_s,
+        most_s,
+    )
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The mean TTFT and TPOT of a burst, seconds."""
+
+    ttft_s: float
+    tpot_s: float
+
+
+def seen_of_pass(workload: Workload, batched_tokens: int, pass_s: float, step_s: float) -> Seen:
+    """Where nothing is known but what one pass through all prompts takes: of each step of them as much as it
+    has of their tokens."""
+    prefill, at_s = split_prefill(workload, batched_tokens), 0.0
+    ends_s, total_s = [], 0.0
+    for step in prefill.steps:
+        taken_s = pass_s * step.tokens * step.count / (workload.batch * workload.input_tokens)
+        share = (step.count + 1) / (2 * step.count)  # the mean of several alike
+        total_s += step.requests * (at_s + share * taken_s)
+        at_s += taken_s
+        ends_s.append(np.array([at_s]))
+    seen_s = _seen_s(workload, prefill, ends_s, np.array([step_s]))
+    return Seen(total_s / workload.batch, float(seen_s[0]))
+
+
+def _seen_s(workload: Workload, prefill: Prefill, ends_s: Sequence[Floats], step_s: Floats) -> Floats:
+    """What clients see between two tokens, as a mean over all of them: all that pass while prompts are
+    filled, and then `step_s` for each that is left."""
+    tokens = workload.batch * (workload.output_tokens - 1)
+    if not tokens:
+        return step_s
+    waited_s, left, before_s = np.zeros_like(step_s), float(tokens), np.zeros_like(step_s)
+    for step, end_s in zip(prefill.steps, ends_s, strict=True):
+        waited_s += step.begun * (end_s - before_s)
+        left -= step.count * step.decoding
+        before_s = end_s
+    for sequences, end_s in zip(prefill.groups, _last_ends_s(prefill, ends_s), strict=True):
+        # Of these the next token was already on its way when the last prompt's ended.
+        waited_s -= sequences * np.minimum(step_s, ends_s[-1] - end_s)
+    seen_s: Floats = (waited_s + max(0.0, left) * step_s) / tokens
+    return seen_s
+
+
+def _last_ends_s(prefill: Prefill, ends_s: Sequence[Floats]) -> list[Floats]:
+    """When the last steps ended, as many as there are groups."""
+    found, before = list[Floats](), [np.zeros_like(ends_s[0]), *ends_s]
+    for step, began_s, end_s in zip(prefill.steps[::-1], before[-2::-1], ends_s[::-1], strict=True):
+        pace_s = (end_s - began_s) / step.count
+        found += [end_s - pace_s * back for back in range(min(step.count, len(prefill.groups) - len(found)))]
+    return found[::-1]
 
 
 def _ends_s(
@@ -82,6 +179,7 @@ def _ends_s(
     layers: Floats,
     input_tokens: int,
     prefill_steps: Sequence[PrefillSteps],
+    variants: AddedTime,
 ) -> list[tuple[Floats, Floats]]:
     """When each prefill step has passed all stages: of several alike the mean, and the last.
 
@@ -95,7 +193,7 @@ def _ends_s(
     for number, prefill_step in enumerate(prefill_steps):
         part = prefill_step.part(input_tokens, not number)
         first = _stages_s(layers, part.work, part.pairs, times.prefill)
-        first += layers * times.prefill.along_pair_s * part.along_pairs
+        first += layers * (times.prefill.along_pair_s * part.along_pairs + variants.prefill_s(prefill_step))
         first[-1] += times.prefill.along_s * part.along
         taken = first + layers * times.prefill.later_s * part.work
         each_s = _paced_s(taken, calibration.hop_s, lost, prefill_step.reporting)
@@ -133,10 +231,18 @@ def _lost_s(taken: Floats, until_s: Floats, share: float | Floats) -> Floats:
 
 
 def _decode_s(
-    calibration: Calibration, times: CutTimes, layers: Floats, workload: Workload, groups: Sequence[int]
+    calibration: Calibration,
+    cut: Cut,
+    layers: Floats,
+    workload: Workload,
+    groups: Sequence[float],
+    variants: AddedTime,
 ) -> Floats:
+    times = calibration.at(cut)
     context = workload.input_tokens + workload.output_tokens / 2
-    taken = np.array([_stages_s(layers, b, b * context, times.decode) for b in groups])
+    taken = np.array(
+        [_stages_s(layers, b, b * context, times.decode) + layers * variants.decode_s(b) for b in groups]
+    )
     one_after_the_other = taken.sum(axis=1).max(axis=0) + calibration.hop_s * (len(layers) - 1)
     slowest = taken.sum(axis=0)
     slowest[:-1] += sum(times.gap_s(b) for b in groups)  # the last one's is in what it has beside layers

@@ -24,7 +24,8 @@ MIN_ROOM = 1 / 16  # of a step, for prompts: no engine is set up to run more seq
 class PrefillSteps:
     """`count` prefill steps, alike: the tokens of each, the pairs of tokens that attend to each
     other, how many prompts they end together, and the sequences that decode along in each. `reporting`: which
-    share of the steps ends with tokens for somebody."""
+    share of the steps ends with tokens for somebody. `begun`: requests that have their first token and not
+    their last until such a step ends, as a mean."""
 
     tokens: float
     pairs: float
@@ -32,6 +33,7 @@ class PrefillSteps:
     decoding: float = 0.0
     count: int = 1
     reporting: float = 1.0
+    begun: float = 0.0
 
     def part(self, input_tokens: int, is_first: bool, weight: float = 1.0) -> Part:
         """Its steps, as the fit and predictions see them, where prompts have `input_tokens`."""
@@ -49,10 +51,12 @@ class PrefillSteps:
 @dataclass(frozen=True)
 class Prefill:
     """At most MAX_STEPS steps in the order they run (neighbours are taken together), and how many sequences
-    go on decoding in each group afterwards."""
+    go on decoding in each group afterwards. `last_groups`: how many that is as a mean until the last one
+    ends, for those that began first end first."""
 
     steps: tuple[PrefillSteps, ...]
-    groups: tuple[int, ...]
+    groups: tuple[float, ...]
+    last_groups: tuple[float, ...]
 
     @property
     def reporting(self) -> float:
@@ -68,24 +72,32 @@ def split_prefill(workload: Workload, batched_tokens: int, stages: int = 1) -> P
     each = math.ceil(len(steps) / (MAX_STEPS - len(rest)))
     together = [_together(steps[i : i + each]) for i in range(0, len(steps), each)]
     prefill_steps = (*together, *rest)
-    count = sum(prefill_step.count for prefill_step in prefill_steps)
-    return Prefill(prefill_steps, tuple(_groups(workload.batch, steps, count, stages)))
+    return Prefill(prefill_steps, *_groups(workload, steps, prefill_steps, stages))
+
+
+def step_tokens(workload: Workload, batched_tokens: int) -> frozenset[int]:
+    """Of the steps that fill prompts on one stage, those of requests that decode among them."""
+    return frozenset(int(step.tokens + step.decoding) for step in _followed(workload, batched_tokens, 1))
 
 
 def _followed(workload: Workload, batched_tokens: int, stages: int) -> list[PrefillSteps]:
     length, total = workload.input_tokens, workload.batch * workload.input_tokens
     steps, filled, decoding = list[PrefillSteps](), 0, [0.0] * stages
+    begun, last = 0.0, stages * (workload.output_tokens - 1)  # requests; steps from a first token to the last
     while filled < total and len(steps) < MAX_FOLLOWED:
-        turn, begun = len(steps) % stages, len(steps) - stages * workload.output_tokens
-        if begun >= 0:
-            decoding[turn] -= steps[begun].requests  # they have all of their tokens
+        turn, ended_with = len(steps) % stages, len(steps) - stages * workload.output_tokens
+        if ended_with >= 0:
+            decoding[turn] -= steps[ended_with].requests  # they have all of their tokens
         tokens = min(total - filled, _room(batched_tokens, decoding[turn]))
         ended = (filled + tokens) // length - filled // length
         pairs = _pairs(filled + tokens, length) - _pairs(filled, length)
         reporting = float(ended + decoding[turn] > 0)
-        steps.append(PrefillSteps(tokens, pairs, ended, decoding[turn], reporting=reporting))
+        steps.append(PrefillSteps(tokens, pairs, ended, decoding[turn], 1, reporting, begun))
         filled += tokens
         decoding[turn] += ended
+        begun += ended
+        if len(steps) > last:
+            begun -= steps[len(steps) - 1 - last].requests
     return steps
 
 
@@ -111,7 +123,15 @@ def _rest(
     length, total = workload.input_tokens, workload.batch * workload.input_tokens
     pairs = _pairs(total, length) - _pairs(total - left, length)
     reporting = min(1.0, requests / count + decoding)
-    return PrefillSteps(left / count, pairs / count, requests, decoding, count, reporting)
+    return PrefillSteps(
+        left / count,
+        pairs / count,
+        requests,
+        decoding,
+        count,
+        reporting,
+        min(workload.batch, decoding * stages),
+    )
 
 
 def _together(steps: Sequence[PrefillSteps]) -> PrefillSteps:
@@ -123,12 +143,33 @@ def _together(steps: Sequence[PrefillSteps]) -> PrefillSteps:
         sum(step.decoding for step in steps) / count,
         count,
         sum(step.reporting for step in steps) / count,
+        sum(step.begun for step in steps) / count,
     )
 
 
-def _groups(batch: int, steps: Sequence[PrefillSteps], count: int, stages: int) -> list[int]:
-    """Once there are more prefill steps than stages they even out."""
+def _groups(
+    workload: Workload, followed: Sequence[PrefillSteps], prefill: Sequence[PrefillSteps], stages: int
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """The groups after the last prompt, and their mean sizes. Once there are more prefill steps than stages
+    they even out."""
+    count = sum(step.count for step in prefill)
     if count <= stages:
-        return [int(step.requests) for step in steps if step.requests]
-    groups = min(stages, batch)
-    return [batch // groups + (group < batch % groups) for group in range(groups)]
+        ended = tuple(float(step.requests) for step in followed if step.requests)
+        return ended, ended
+    more = workload.output_tokens - 1
+    still = _still_decoding(prefill, stages * more)
+    groups = int(max(1.0, min(stages, still)))
+    left = workload.batch * more - sum(step.count * step.decoding for step in prefill)
+    mean = min(still, max(1.0, left / more)) if more else still
+    return (still / groups,) * groups, (mean / groups,) * groups
+
+
+def _still_decoding(prefill: Sequence[PrefillSteps], steps: int) -> float:
+    """Whose prompts ended in the last `steps` steps."""
+    still, left = 0.0, float(max(1, steps))
+    for step in reversed(prefill):
+        share = min(step.count, left) / step.count
+        still, left = still + share * step.requests, left - share * step.count
+        if left <= 0.0:
+            break
+    return max(1.0, still)

@@ -11,12 +11,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from profiler.physical.calibration import Calibration, Cut, VariantCost
+from profiler.physical.calibration import Calibration, Cut, KindsTogether, VariantCost, VariantCosts
+from profiler.physical.prefill import PrefillSteps
 from profiler.shards import active_shard_elements, layer_shard_bytes
 from profiler.types import ModelSpec, adaptable_linears
 from profiler.variants.types import ModuleFacts, VariantKind, VariantSpec
 
 SPARSE_SHARE = 0.5  # of a sparse delta's numbers are stored (2:4), and multiplied with
+TILE_ROWS = 16  # of one variant, that kernels take at once in steps that decode
+FEW = 2  # variants that kernels read beside one another in the time of their launches
 # Kinds that are not measured, and the kind whose launches stand for theirs.
 STANDS_FOR = {VariantKind.SVD_DELTA: VariantKind.LORA}
 
@@ -26,8 +29,8 @@ Rows = Sequence[tuple[VariantSpec, int]]  # members of a mix, and how many reque
 @dataclass(frozen=True)
 class KindLoad:
     """Of one hidden layer, unsharded, and the variants of one kind: for how many `modules` its kernels are
-    launched, how many (module, distinct variant) `pairs` there are, and the rest as in VariantLoad. Without
-    pairs its kernels find nothing to do."""
+    launched, how many (module, distinct variant) `pairs` there are, of how many `distinct` variants that how
+    many `rows` ask, and the rest as in VariantLoad. Without pairs its kernels find nothing to do."""
 
     kind: VariantKind
     modules: int
@@ -35,6 +38,8 @@ class KindLoad:
     distinct_bytes: int
     flops: float
     padded_flops: float
+    distinct: int = 1
+    rows: int = 1
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,7 @@ class VariantLoad:
     `rank_sum` and `rank_max` are of LoRA and low-rank deltas, over rows; `distinct_bytes` counts every
     variant once. `flops` is what one token of each row costs together, `padded_flops` the same with every
     low-rank row at the largest rank. `boft_blocks`: blocks of rotations that one token of each passes.
+    `batch` requests, those of the base among them, ask `members` of the mix.
     """
 
     rows: int = 0
@@ -51,6 +57,8 @@ class VariantLoad:
     rank_max: int = 0
     boft_blocks: int = 0
     kinds: tuple[KindLoad, ...] = ()
+    batch: int = 1
+    members: int = 1
 
     @property
     def distinct_bytes(self) -> int:
@@ -63,6 +71,28 @@ class VariantLoad:
     @property
     def padded_flops(self) -> float:
         return sum(kind.padded_flops for kind in self.kinds)
+
+    @property
+    def kind_names(self) -> frozenset[str]:
+        return frozenset(kind.kind.value for kind in self.kinds)
+
+    @property
+    def is_of_several(self) -> bool:
+        """Whether requests ask variants of several kinds."""
+        return sum(kind.pairs > 0 for kind in self.kinds) > 1
+
+
+@dataclass(frozen=True)
+class Share:
+    """The part of a batch that one step has: which share of its variants, how many tokens of each row (as a
+    mean over all), and which share of its rows. A batch that decodes whole: all of them, one token each."""
+
+    present: float = 1.0
+    tokens: float = 1.0
+    rows: float = 1.0
+
+
+WHOLE = Share()
 
 
 def variant_load(
@@ -100,6 +130,8 @@ def variant_load(
             )
             for kind in (*kinds, *unused)
         ),
+        batch=batch,
+        members=len(members),
     )
 
 
@@ -114,6 +146,22 @@ def _kind_load(spec: ModelSpec, kind: VariantKind, rows: Rows, widest: int, leas
         distinct_bytes=sum(facts.size_bytes for variant in distinct for facts in variant.modules.values()),
         flops=sum(count * _flops(spec, variant, None) for variant, count in rows),
         padded_flops=sum(count * _flops(spec, variant, widest) for variant, count in rows),
+        distinct=len(distinct),
+        rows=sum(count for _, count in rows),
+    )
+
+
+def decode_share(load: VariantLoad, sequences: float) -> Share:
+    """Of a step in which so many of the batch's requests decode."""
+    rows = min(1.0, sequences / load.batch)
+    return Share(min(1.0, sequences / load.members), rows, rows)
+
+
+def prefill_share(load: VariantLoad, step: PrefillSteps, input_tokens: int) -> Share:
+    """Of a step that fills prompts, beside the requests that decode in it."""
+    prompts = min(load.batch, step.tokens / input_tokens + (step.tokens % input_tokens > 0))
+    return Share(
+        min(1.0, (prompts + step.decoding) / load.members), (step.tokens + step.decoding) / load.batch, 0.0
     )
 
 
@@ -127,40 +175,73 @@ class VariantTime:
     is_measured: bool = True
 
 
-def decode_time(calibration: Calibration, cut: Cut, load: VariantLoad) -> VariantTime:
-    """Of a step in which each row decodes one token. Raises KeyError when the cut was not measured."""
-    return _time(calibration, cut, load, 1.0, prefill=False)
+def decode_time(
+    calibration: Calibration, cut: Cut, load: VariantLoad, sequences: float | None = None
+) -> VariantTime:
+    """Of a step in which each row decodes one token, or so many of them. Raises KeyError when the cut was not
+    measured."""
+    share = WHOLE if sequences is None else decode_share(load, sequences)
+    return _time(calibration, cut, load, share, prefill=False)
 
 
-def prefill_time(calibration: Calibration, cut: Cut, load: VariantLoad, tokens_per_row: float) -> VariantTime:
-    """Of a step that fills `tokens_per_row` tokens of each row's prompt. Raises KeyError."""
-    return _time(calibration, cut, load, tokens_per_row, prefill=True)
+def prefill_time(calibration: Calibration, cut: Cut, load: VariantLoad, share: Share) -> VariantTime:
+    """Of a step that fills prompts (`prefill_share`). Raises KeyError."""
+    return _time(calibration, cut, load, share, prefill=True)
 
 
 def _time(
-    calibration: Calibration, cut: Cut, load: VariantLoad, tokens: float, *, prefill: bool
+    calibration: Calibration, cut: Cut, load: VariantLoad, share: Share, *, prefill: bool
 ) -> VariantTime:
     added = padded = 0.0
     known = True
     for of_kind in load.kinds:
-        costs = calibration.variants.get(of_kind.kind) or calibration.variants.get(
-            STANDS_FOR.get(of_kind.kind, "")
-        )
+        costs = costs_of(calibration, of_kind.kind)
         cost = VariantCost() if costs is None else costs.prefill if prefill else costs.decode
         more = of_kind.padded_flops / of_kind.flops if of_kind.flops else 1.0
-        added += kind_s(calibration, cut, of_kind, cost, tokens)
-        padded += kind_s(calibration, cut, of_kind, cost, tokens, more)
+        added += kind_s(calibration, cut, of_kind, cost, share)
+        padded += kind_s(calibration, cut, of_kind, cost, share, more)
         known = known and costs is not None
-    return VariantTime(added, padded, known)
+    together = together_of(calibration, load)
+    factor = together.prefill if prefill else together.decode
+    return VariantTime(factor * added, factor * padded, known)
+
+
+def costs_of(calibration: Calibration, kind: VariantKind) -> VariantCosts | None:
+    return calibration.variants.get(kind) or calibration.variants.get(STANDS_FOR.get(kind, ""))
+
+
+def together_of(calibration: Calibration, load: VariantLoad) -> KindsTogether:
+    """Kinds that were not measured in one batch are taken to add up."""
+    known = calibration.together.get(load.kind_names) if load.is_of_several else None
+    return known or KindsTogether()
 
 
 def kind_s(
-    calibration: Calibration, cut: Cut, load: KindLoad, cost: VariantCost, tokens: float, padding: float = 1.0
+    calibration: Calibration,
+    cut: Cut,
+    load: KindLoad,
+    cost: VariantCost,
+    share: Share = WHOLE,
+    padding: float = 1.0,
 ) -> float:
     """What one kind adds to a layer, with `padding` times its operations."""
-    read_s, compute_s = work_s(calibration, cut, load, tokens)
-    launches_s = cost.per_module_s * load.modules + cost.per_pair_s * load.pairs
-    return launches_s + cost.pace * (read_s + compute_s * padding)
+    modules, pairs, work_s, more_s, tiles = parts_of(calibration, cut, load, share, padding)
+    launches_s = cost.per_module_s * modules + cost.per_pair_s * pairs
+    return launches_s + cost.pace * work_s + cost.more_pace * more_s + cost.per_tile_s * tiles
+
+
+def parts_of(
+    calibration: Calibration, cut: Cut, load: KindLoad, share: Share, padding: float = 1.0
+) -> tuple[float, float, float, float, float]:
+    """What `VariantCost` has figures for: modules, pairs, seconds of work, of reading all but FEW variants,
+    and tiles beyond each variant's first."""
+    read_s, compute_s = work_s(calibration, cut, load, share.tokens)
+    read_s *= share.present
+    pairs = load.pairs * share.present
+    distinct = load.distinct * share.present
+    more_s = read_s * max(0.0, 1.0 - FEW / distinct) if distinct else 0.0
+    tiles = max(0.0, load.rows * share.rows / (TILE_ROWS * distinct) - 1.0) if distinct else 0.0
+    return load.modules, pairs, read_s + compute_s * padding, more_s, pairs * tiles
 
 
 def work_s(calibration: Calibration, cut: Cut, load: KindLoad, tokens: float) -> tuple[float, float]:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from profiler.physical.variants import VariantTime
 from profiler.types import Interval
 
 Floats = npt.NDArray[np.float64]
@@ -27,7 +26,9 @@ PER_STAGE = 0.03  # of a pipeline
 ELSEWHERE = 0.30  # scaled from another kind of device than the one that was measured
 OTHER_QUANTIZATION = 0.30  # scaled from another quantization of the layers than the one that was measured
 ROUGH_FACTOR = 3.0  # a roofline knows no launches and no caches
-VARIANTS = 0.4  # of what variants add, where they were measured; assumed, for they are in a few loads only
+# Of what variants add, where they were measured, and for each doubling of requests or variants beyond;
+# assumed, for they are in a few loads only.
+VARIANTS, VARIANTS_PER_DOUBLING = 0.25, 0.25
 # Of what is not weights or KV cache; `PLACED`: where ranks of other quantizations were in such a place.
 MEASURED_MEMORY, PLACED_MEMORY, ALLOWED_MEMORY = 0.10, 0.20, 0.60
 
@@ -50,20 +51,23 @@ class Ranges:
         """With ends that are at least this high."""
         return Ranges(self.value, self.low, np.maximum(self.high, high))
 
+    def ordered(self) -> Ranges:
+        """With values that are not negative, and ends on either side of them."""
+        value = np.maximum(self.value, 0.0)
+        return Ranges(value, np.clip(self.low, 0.0, value), np.maximum(self.high, value))
+
     def intervals(self) -> list[Interval]:
         return list(map(Interval, self.value.tolist(), self.low.tolist(), self.high.tolist()))
 
 
-def widened(
-    values_s: Floats, variants: VariantTime, layers: int, scale: float, shares: Sequence[float | Floats]
-) -> Ranges:
-    """`shares` of a figure: of all alike, or of each. Where variants were not measured they may be hidden
-    behind the base's own work, and may take twice what they do when kernels pad them."""
+def widened(figures: Sequence[Floats], scale: float, shares: Sequence[float | Floats]) -> Ranges:
+    """Of `figures` without variants, as expected with them, and with the least and the most that they may
+    add. `shares` of a figure: of all alike, or of each. `scale` is of what has no variants."""
     share = NINE_IN_TEN * np.sqrt(sum(np.square(error) for error in shares))
-    alone, added, padded = values_s * scale, layers * variants.added_s, layers * variants.padded_s
-    least, most = (1 - VARIANTS, 1 + VARIANTS) if variants.is_measured else (0.0, 2.0)
-    low = (alone + least * added) / (1 + share)
-    return Ranges(alone + added, low, (alone + most * max(added, padded)) * (1 + share))
+    alone, expected, least, most = figures
+    own = scale * alone
+    value, low, high = (own + with_variants - alone for with_variants in (expected, least, most))
+    return Ranges(value, low / (1 + share), high * (1 + share))
 
 
 def stretch(widest: float, work: float) -> float:

@@ -123,6 +123,8 @@ def _prediction(
     return Prediction(
         ttft_s=times.ttft,
         tpot_s=times.tpot,
+        ttft_last_s=times.ttft_last,
+        step_s=times.step,
         latency_s=times.latency,
         tokens_per_s=inverse(workload.batch * workload.output_tokens, times.latency),
         ranks=ranks,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from profiler.predicting.intervals import inverse
 from profiler.predicting.types import Prediction
-from profiler.request_path import EngineTimes, RequestPath, served_s
+from profiler.request_path import EngineTimes, RequestPath, Served, served_s
 from profiler.types import Interval, Workload
 
 
@@ -19,21 +19,28 @@ def served(path: RequestPath, load: Workload, single: Prediction, whole: Predict
     engine, path_s = whole.ttft_s, path.mean_s(load.batch, load.input_tokens)
     of_path = Interval(path_s, path_s * path.low, path_s * path.high)
 
-    def seen(share: float, times: Callable[[Prediction, Workload], EngineTimes]) -> float:
-        scaled = path.times(share)
-        return served_s(scaled, load.batch, load.input_tokens, times(single, load), times(whole, load))
+    def seen(share: float, end: End) -> Served:
+        return served_s(
+            path.times(share),
+            load.batch,
+            load.input_tokens,
+            _times(single, load, end),
+            _times(whole, load, end),
+        )
 
+    value, low, high = seen(1.0, _value), seen(path.low, _low), seen(path.high, _high)
     alone_s = path.mean_s(1, load.input_tokens)
     ttft = Interval(
-        seen(1.0, _value),
-        min(seen(path.low, _low), engine.low + alone_s * path.low),
-        max(seen(path.high, _high), engine.high + alone_s * path.high),
+        value.ttft_s,
+        min(low.ttft_s, engine.low + alone_s * path.low),
+        max(high.ttft_s, engine.high + alone_s * path.high),
     )
     more = Interval(ttft.value - engine.value, ttft.low - engine.low, ttft.high - engine.high)
     latency = _sum(whole.latency_s, more)
     return dataclasses.replace(
         whole,
         ttft_s=ttft,
+        tpot_s=_tpot(whole, load, value, low, high),
         latency_s=latency,
         tokens_per_s=inverse(load.batch * load.output_tokens, latency),
         engine_ttft_s=engine,
@@ -41,22 +48,40 @@ def served(path: RequestPath, load: Workload, single: Prediction, whole: Predict
     )
 
 
-def _value(alone: Prediction, load: Workload) -> EngineTimes:
-    return _times(alone.ttft_s.value, alone.latency_s.value, alone.tpot_s.value, load)
-
-
-def _low(alone: Prediction, load: Workload) -> EngineTimes:
-    return _times(alone.ttft_s.low, alone.latency_s.low, alone.tpot_s.low, load)
-
-
-def _high(alone: Prediction, load: Workload) -> EngineTimes:
-    return _times(alone.ttft_s.high, alone.latency_s.high, alone.tpot_s.high, load)
-
-
-def _times(ttft_s: float, latency_s: float, tpot_s: float, load: Workload) -> EngineTimes:
-    """The last request's first token is what is left of the latency without the tokens after it."""
+def _tpot(whole: Prediction, load: Workload, value: Served, low: Served, high: Served) -> Interval:
+    """Between its tokens a request waits for the prompts that came later."""
     more = load.output_tokens - 1
-    return EngineTimes(ttft_s, max(ttft_s, latency_s - tpot_s * more), tpot_s if more else 0.0)
+    if not more:
+        return whole.tpot_s
+    tpot, step = whole.tpot_s, whole.step_s
+    seen_s = step.value + value.held_s / more
+    return Interval(
+        seen_s,
+        min(seen_s, tpot.low, step.low + low.held_s / more),
+        max(seen_s, tpot.high, step.high + high.held_s / more),
+    )
+
+
+End = Callable[[Interval], float]
+
+
+def _value(interval: Interval) -> float:
+    return interval.value
+
+
+def _low(interval: Interval) -> float:
+    return interval.low
+
+
+def _high(interval: Interval) -> float:
+    return interval.high
+
+
+def _times(alone: Prediction, load: Workload, end: End) -> EngineTimes:
+    more = load.output_tokens - 1
+    ttft_s, step_s = end(alone.ttft_s), end(alone.step_s) if more else 0.0
+    held_s = (end(alone.tpot_s) - step_s) * more if more else 0.0
+    return EngineTimes(ttft_s, max(ttft_s, end(alone.ttft_last_s)), step_s, held_s)
 
 
 def _sum(one: Interval, other: Interval) -> Interval:

@@ -6,14 +6,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from profiler.physical.calibration import Calibration, Cut
-from profiler.physical.pipeline import latencies
-from profiler.physical.variants import VariantLoad, decode_time, prefill_time
+from profiler.physical.pipeline import Latencies, latencies, seen_of_pass
+from profiler.physical.variants import VariantLoad
 from profiler.predicting.intervals import (
     ELSEWHERE,
     LAUNCH_S,
@@ -29,14 +29,20 @@ from profiler.predicting.intervals import (
 )
 from profiler.predicting.stages import nearest, prompt_pass, scale, token_pass
 from profiler.predicting.types import Ground
+from profiler.predicting.variants import errors_of, variants_s
 from profiler.roofline import estimate
 from profiler.types import Basis, Interval, Plan, Workload
 
 
 @dataclass(frozen=True)
 class Times:
+    """`ttft` and `tpot` are means over the requests, `ttft_last` is that of the last. `step`: between a
+    request's tokens while no prompts are filled."""
+
     ttft: Interval
+    ttft_last: Interval
     tpot: Interval
+    step: Interval
     latency: Interval
     basis: Basis
     notes: tuple[str, ...]
@@ -72,11 +78,16 @@ def _alike(plan: Plan) -> _Alike:
 
 
 def _rough(ground: Ground, plan: Plan, workload: Workload) -> Times:
-    """The roofline counts adapters by the plan's slots, and knows no other kinds of variants."""
+    """The roofline counts adapters by the plan's slots, and knows no other kinds of variants. It fills all
+    prompts in one pass: a step that takes a part of them is taken for as long a part of that."""
     rough = estimate(ground.spec, plan, ground.rates, workload, 1.0)
+    seen = seen_of_pass(workload, plan.batched_tokens, rough.ttft_s, rough.tpot_s)
+    last, step = roughly(rough.ttft_s), roughly(rough.tpot_s)
     return Times(
-        roughly(rough.ttft_s),
-        roughly(rough.tpot_s),
+        roughly(seen.ttft_s),
+        last,
+        roughly(seen.tpot_s),
+        step,
         roughly(rough.latency_s(workload.output_tokens)),
         Basis.ROUGH,
         ("no profile of this architecture on this device: a roofline, rough by its nature",),
@@ -94,35 +105,58 @@ def _physical(
         tp, run = 1, np.full((len(splits), 1), layers)
     wanted = Cut(tp, how.quantization)
     cut = nearest(calibration, wanted)
-    figures = latencies(calibration, cut, run, workload)
+    alone = latencies(calibration, cut, run, workload)
+    with_variants = [
+        latencies(calibration, cut, run, workload, variants)
+        for variants in variants_s(calibration, cut, load, workload)
+    ]
+    figures = [alone, *(with_variants or [alone] * 3)]
     hops_s = calibration.hop_s * (how.stages - run.shape[1])
-    slower = tuple(scale(ground, wanted, cut, work) for work in (prompt_pass(workload), token_pass(workload)))
+    prefill_scale, decode_scale = (
+        scale(ground, wanted, cut, work) for work in (prompt_pass(workload), token_pass(workload))
+    )
     times = calibration.at(cut)
     elsewhere = PER_DOUBLING * (abs(math.log2(tp / cut.tensor_parallel)) + math.log2(ground.shared))
     elsewhere += PER_STAGE * (run.shape[1] - 1) + (0.0 if ground.measured is None else ELSEWHERE)
     elsewhere += 0.0 if cut.quantization == how.quantization else OTHER_QUANTIZATION
     wider = stretch(times.decode.widest, workload.batch)
-    step = decode_time(calibration, cut, load)
-    turns = calibration.turn_error * figures.in_turns.astype(np.float64)
-    tpot = widened(
-        figures.tpot_s + hops_s, step, layers, slower[1], (times.decode.error, NOISE, wider, elsewhere, turns)
-    ).up_to(figures.turns_most_s)
+    turns = calibration.turn_error * alone.in_turns.astype(np.float64)
+    unsure = errors_of(calibration, load)
+    decode_shares = (times.decode.error, NOISE, wider, elsewhere, turns, unsure.decode)
     tokens = min(how.batched_tokens, workload.batch * workload.input_tokens)
-    prefill = prefill_time(calibration, cut, load, workload.input_tokens)
-    shares = (times.prefill.error, NOISE, stretch(times.prefill.widest, tokens), elsewhere)
+    prefill_shares = (
+        times.prefill.error,
+        NOISE,
+        stretch(times.prefill.widest, tokens),
+        elsewhere,
+        unsure.prefill,
+    )
 
-    def first_tokens(seconds: Floats) -> Ranges:
-        launches = LAUNCH_S * layers / seconds
-        return widened(seconds + hops_s, prefill, layers, slower[0], (*shares, launches))
+    def decoding(of: Callable[[Latencies], Floats]) -> Ranges:
+        return widened([of(each) + hops_s for each in figures], decode_scale, decode_shares).up_to(
+            alone.turns_most_s
+        )
 
-    ttft, last = first_tokens(figures.ttft_s), first_tokens(figures.ttft_last_s)
-    notes = _notes(cut, how, ground, load, step.is_measured)
-    return _together(ttft, tpot, last.plus(tpot, workload.output_tokens - 1), notes)
+    def first_tokens(of: Callable[[Latencies], Floats]) -> Ranges:
+        launches = LAUNCH_S * layers / of(alone)
+        return widened([of(each) + hops_s for each in figures], prefill_scale, (*prefill_shares, launches))
 
-
-def _together(ttft: Ranges, tpot: Ranges, latency: Ranges, notes: tuple[str, ...]) -> list[Times]:
-    every = zip(ttft.intervals(), tpot.intervals(), latency.intervals(), strict=True)
-    return [Times(*three, Basis.PROFILE, notes) for three in every]
+    step, last_step = decoding(lambda found: found.step_s), decoding(lambda found: found.last_step_s)
+    prompts = widened(
+        [found.tpot_s - found.step_s for found in figures], prefill_scale, prefill_shares
+    )  # of others, between a request's tokens
+    ttft, last = first_tokens(lambda found: found.ttft_s), first_tokens(lambda found: found.ttft_last_s)
+    latency = last.plus(last_step, workload.output_tokens - 1)
+    notes = _notes(cut, how, ground, load, unsure.is_measured)
+    found = zip(
+        ttft.intervals(),
+        last.intervals(),
+        step.plus(prompts, 1).ordered().intervals(),
+        step.intervals(),
+        latency.intervals(),
+        strict=True,
+    )
+    return [Times(*five, Basis.PROFILE, notes) for five in found]
 
 
 def _notes(

@@ -51,15 +51,19 @@ class RankCost:
 class Prediction:
     """`workload.batch` requests that arrive at once at an idle engine. Seconds; tokens are output tokens.
 
-    `ttft_s` is the mean over them, `latency_s` until the last ends. Both are as clients see them where the
-    request path was measured: `path_s` is then what that takes, and `engine_ttft_s` what the engine
-    takes of prompts that reach it together; of one request `ttft_s` is their sum. Else they are the engine's.
-    `kv_capacity_tokens` is what the devices' free memory can hold beside the rest, `concurrency` how many
-    such requests that is; None where free memory is not known. `notes` say what was not measured.
+    `ttft_s` and `tpot_s` are the means over them, `latency_s` is until the last ends: what clients see, who
+    wait between their tokens for the prompts of others. `step_s` is a token's time while no prompts are
+    filled, and `ttft_last_s` the last request's first token, both the engine's. Where the request path was
+    measured it is in `ttft_s`, `tpot_s` and `latency_s`: `path_s` is then what that takes, and
+    `engine_ttft_s` what the engine takes of prompts that reach it together; of one request `ttft_s` is their
+    sum. `kv_capacity_tokens` is what the devices' free memory can hold beside the rest, `concurrency` how
+    many such requests that is; None where free memory is not known. `notes` say what was not measured.
     """
 
     ttft_s: Interval
     tpot_s: Interval
+    ttft_last_s: Interval
+    step_s: Interval
     latency_s: Interval
     tokens_per_s: Interval
     ranks: tuple[RankCost, ...]

@@ -7,6 +7,7 @@ So the predictor is asked once for each of some loads, and the router reads betw
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -99,10 +100,10 @@ def sampled_part(ground: Ground, plan: Plan, variant: VariantSpec) -> Added:
     if ground.calibration is None:
         return _read(ground, plan, variant)
     alike = dataclasses.replace(variant)
-    one = _tpot_s(ground, plan, 1, SHORT, (variant,)) - _tpot_s(ground, plan, 1, SHORT)
-    base_s = _tpot_s(ground, plan, 2, SHORT)
-    same = _tpot_s(ground, plan, 2, SHORT, (variant, variant)) - base_s
-    apart = _tpot_s(ground, plan, 2, SHORT, (variant, alike)) - base_s
+    one = _step_s(ground, plan, 1, SHORT, (variant,)) - _step_s(ground, plan, 1, SHORT)
+    base_s = _step_s(ground, plan, 2, SHORT)
+    same = _step_s(ground, plan, 2, SHORT, (variant, variant)) - base_s
+    apart = _step_s(ground, plan, 2, SHORT, (variant, alike)) - base_s
     row_s, variant_s = max(0.0, same - one), max(0.0, apart - same)
     tokens = _up_to(ground, PROMPT_TOKENS)
     longer_s = _ttft_s(ground, plan, tokens, (variant,)) - _ttft_s(ground, plan, tokens)
@@ -121,10 +122,17 @@ def _decode(ground: Ground, plan: Plan) -> tuple[npt.NDArray[np.float64], float]
     in
     tokens: its slope is that of the largest load, where it weighs most against rounding."""
     longest = _up_to(ground, LONG)
-    short, long = (np.array([_tpot_s(ground, plan, rows, n) for rows in ROWS]) for n in (SHORT, longest))
-    context_s = max(0.0, float(long[-1] - short[-1]) / (ROWS[-1] * max(1, longest - SHORT)))
+    short, long = (np.array([_step_s(ground, plan, rows, n) for rows in ROWS]) for n in (SHORT, longest))
+    cached, most = (
+        [
+            load.input_tokens + load.output_tokens / 2
+            for load in (_load(ground, plan, rows, n) for rows in ROWS)
+        ]
+        for n in (SHORT, longest)
+    )
+    context_s = max(0.0, float(long[-1] - short[-1]) / (ROWS[-1] * max(1.0, most[-1] - cached[-1])))
     rows = np.array(ROWS)
-    bare = np.maximum.accumulate(short - context_s * rows * (SHORT + OUTPUT / 2))
+    bare = np.maximum.accumulate(short - context_s * rows * np.array(cached))
     curve = np.interp(np.arange(MAX_ROWS + 1), rows, np.maximum(bare, 1e-9))
     curve[0] = curve[1]
     return curve, context_s
@@ -149,8 +157,15 @@ def _up_to(ground: Ground, tokens: int) -> int:
     return min(tokens, ground.spec.max_position - OUTPUT)
 
 
-def _tpot_s(ground: Ground, plan: Plan, rows: int, tokens: int, mix: Mix = ()) -> float:
-    return predict(_engine(ground), plan, Workload(rows, tokens, OUTPUT), mix).tpot_s.value
+def _step_s(ground: Ground, plan: Plan, rows: int, tokens: int, mix: Mix = ()) -> float:
+    return predict(_engine(ground), plan, _load(ground, plan, rows, tokens), mix).step_s.value
+
+
+def _load(ground: Ground, plan: Plan, rows: int, tokens: int) -> Workload:
+    """With answers so long that all decode together once the last prompt is filled."""
+    steps = math.ceil(rows * tokens / max(1, plan.batched_tokens - rows))
+    longest = max(OUTPUT, ground.spec.max_position - tokens)
+    return Workload(rows, tokens, min(longest, OUTPUT if steps == 1 else OUTPUT + 2 * steps))
 
 
 def _ttft_s(ground: Ground, plan: Plan, tokens: int, mix: Mix = ()) -> float:

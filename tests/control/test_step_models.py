@@ -103,7 +103,7 @@ FOUND = models_of(state_of(group(0, placed(ONE, GPUS[0])), group(1, placed(TWO, 
 def test_decoding_takes_what_the_predictor_says(of: tuple[str, Plan], rows: int, tokens: int) -> None:
     group_id, p = of
     model = FOUND.models[FOUND.model_of_group[group_id]]
-    expected = predict(ground(p), p, Workload(rows, tokens, 64)).tpot_s.value
+    expected = predict(ground(p), p, Workload(rows, tokens, 64)).step_s.value
     found = steps.decode_step_s(model, batch(FOUND.variants[0], [0] * rows, tokens + 32))
     assert found == pytest.approx(expected, rel=0.03)
 
@@ -114,7 +114,7 @@ def test_a_mix_takes_what_the_predictor_says(uids: list[int]) -> None:
     specs = {0: None, 70: VARIANTS[0].variant_spec, 30: VARIANTS[1].variant_spec}
     number, rows = FOUND.model_of_group["b"], {0: 0, **FOUND.variant_rows}
     mix = [specs[uid] for uid in uids]
-    expected = predict(ground(ONE), ONE, Workload(len(uids), 100, 20), mix).tpot_s.value
+    expected = predict(ground(ONE), ONE, Workload(len(uids), 100, 20), mix).step_s.value
     made = batch(FOUND.variants[number], [rows[uid] for uid in uids], 110)
     assert steps.decode_step_s(FOUND.models[number], made) == pytest.approx(expected, rel=0.03)
 

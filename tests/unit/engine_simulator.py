@@ -12,6 +12,20 @@ from workers.measuring.timing import Arrivals, timing
 
 
 @dataclass(frozen=True)
+class Kernel:
+    """What a variant takes of a layer: its kind's kernels are launched once for all variants of the kind, and
+    take no less than `floor_s` to read them; each distinct variant is read once, and each token computed
+    with."""
+
+    kind: str
+    read_bytes: float
+    token_flops: float
+    launch_s: float = 0.0
+    floor_s: float = 0.0
+    slower: float = 1.0  # computing, than the base's
+
+
+@dataclass(frozen=True)
 class Machine:
     """A layer takes the longer of moving its weights and computing, and a fixed time; so does the head."""
 
@@ -27,11 +41,30 @@ class Machine:
     lost_pace: float = 0.0  # of its pace a stage that fills prompts loses until the batch before has landed
     cut_s: float = 15e-6  # all-reduces of a layer, for each doubling of TP
     busy: float = 1.0  # how much longer computing takes after the first step: a GPU lowers its clock
+    mix: tuple[Kernel | None, ...] = ()  # asked by requests in turn
+    launched: tuple[
+        tuple[str, float], ...
+    ] = ()  # kinds whose kernels any batch with variants launches; seconds
 
     def layer_s(self, tokens: int, pairs: float, tp: int, is_busy: bool = False) -> float:
         move, compute = self.layer_bytes / self.bandwidth, self.layer_bytes * tokens / self.flops
         compute *= self.busy if is_busy else 1.0
         return max(move, compute) / tp + self.launch_s + self.cut_s * math.log2(tp) + pairs * self.pair_s / tp
+
+    def variants_s(self, parts: Sequence[tuple[Request, int, int]], tp: int) -> float:
+        """Of a layer, in a step of these requests."""
+        asked = [(self.mix[r.number % len(self.mix)], tokens) for r, tokens, _ in parts] if self.mix else []
+        kernels = {id(kernel): kernel for kernel, _ in asked if kernel is not None}
+        if not kernels:
+            return 0.0
+        launches = dict(self.launched) | {kernel.kind: kernel.launch_s for kernel in kernels.values()}
+        total = sum(launches.values())
+        for kind in launches:
+            own = [kernel for kernel in kernels.values() if kernel.kind == kind]
+            floor_s = max((kernel.floor_s for kernel in own), default=0.0)
+            total += max(floor_s, sum(kernel.read_bytes for kernel in own) / self.bandwidth / tp)
+        computed = sum(k.token_flops * k.slower * tokens for k, tokens in asked if k is not None)
+        return total + computed / self.flops / tp
 
     def gap_s(self, batch: Batch) -> float:
         """Between two steps of a stage that ends nobody's; of steps that decode."""
@@ -73,7 +106,8 @@ class Batch:
         tokens = sum(count for _, count, _ in self.parts)
         pairs = sum(n * (before + (n - 1) / 2 + (n > 1)) for _, n, before in self.parts)
         rest = machine.rest_s(len(self.parts), tp) if last else 0.0
-        return layers * machine.layer_s(tokens, pairs, tp, not self.is_first) + rest
+        layer_s = machine.layer_s(tokens, pairs, tp, not self.is_first) + machine.variants_s(self.parts, tp)
+        return layers * layer_s + rest
 
 
 def simulate(
@@ -160,3 +194,22 @@ def measured(
     run = simulate(machine, setting.layers_per_stage, setting.tensor_parallel, point, output, batched_tokens)
     slower = Arrivals(tuple(tuple(t * noise for t in times) for times in run.tokens))
     return timing(setting, point, output, [slower], ())
+
+
+@dataclass(frozen=True)
+class ClientSees:
+    """Means over the requests of a burst, seconds; `latency_s` until the last one ends."""
+
+    ttft_s: float
+    tpot_s: float
+    latency_s: float
+
+    @classmethod
+    def of(cls, tokens: Sequence[Sequence[float]]) -> ClientSees:
+        """`tokens`: when each token of each request came."""
+        gaps = [(times[-1] - times[0]) / (len(times) - 1) for times in tokens if len(times) > 1]
+        return cls(
+            sum(times[0] for times in tokens) / len(tokens),
+            sum(gaps) / len(gaps) if gaps else 0.0,
+            max(times[-1] for times in tokens),
+        )

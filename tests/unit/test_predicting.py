@@ -9,23 +9,20 @@ import time
 from dataclasses import replace
 
 import pytest
-from engine_simulator import measured
+from engine_simulator import ClientSees, measured, simulate
 from hypothesis import given
 from hypothesis import strategies as st
 from known_models import LLAMA_7B
-from simulated_profile import BUDGET, CALIBRATION, MACHINE, MIB, OUT, RATES, ground, measurements, plan
+from simulated_profile import BUDGET, CALIBRATION, MACHINE, MIB, OUT, RATES, ground, plan
 
 from profiler.errors import PlanError
-from profiler.measurements import Point, Setting, SyntheticVariant, Timing
-from profiler.physical.calibrating import calibrate
+from profiler.measurements import Point, Setting
 from profiler.physical.calibration import Cut
-from profiler.physical.variants import decode_time, prefill_time, variant_load, work_s
+from profiler.physical.variants import decode_time, variant_load
 from profiler.plans import even_stages
 from profiler.predicting.predict import Ground, Prediction, predict, predict_all
-from profiler.profiling_plan import Reach, profiling_plan
 from profiler.roofline import estimate, merged_slot_bytes, variant_bytes
-from profiler.types import Basis, Interval, ModelSpec, Plan, Workload
-from profiler.variants.synthetic import synthetic_spec
+from profiler.types import Basis, Interval, Plan, Workload
 from profiler.variants.types import ModuleFacts, VariantKind, VariantSpec
 
 
@@ -37,10 +34,12 @@ def test_intervals_hold_what_the_simulated_engine_takes(
 ) -> None:
     p = plan(tp, layers)
     found = predict(ground(p), p, Workload(batch, length, OUT))
-    truth = measured(MACHINE, Setting(layers, tp), Point(batch, length), OUT, BUDGET)
+    point = Point(batch, length)
+    truth = measured(MACHINE, Setting(layers, tp), point, OUT, BUDGET)
     assert found.basis is Basis.PROFILE
     assert found.ttft_s.holds(truth.ttft_s)
-    assert found.tpot_s.holds(truth.tpot_s)
+    assert found.step_s.holds(truth.tpot_s)
+    assert found.tpot_s.holds(ClientSees.of(simulate(MACHINE, layers, tp, point, OUT, BUDGET).tokens).tpot_s)
     assert found.latency_s.holds(truth.latency_s)
     assert found.tokens_per_s.holds(batch * OUT / truth.latency_s)
     assert found.tpot_s.high / found.tpot_s.low < 1.4  # certain enough to be of use
@@ -171,108 +170,6 @@ def test_reading_a_variant_as_large_as_the_layer_takes_as_long_as_the_layer() ->
     added = decode_time(CALIBRATION, Cut(1), variant_load(spec, [whole], 1)).added_s
     layer = CALIBRATION.at(Cut(1)).decode.layers_s(1, 1, 0)
     assert added == pytest.approx(layer, rel=0.05)
-
-
-# --- variants that were measured --------------------------------------------------------------------
-
-# By kind, how long its launches take for a module. They are there in every batch of an engine for that kind.
-PER_MODULE_S = {"lora": 1.5e-6, "sparse_delta": 3e-6, "boft": 9e-6}
-PER_PAIR_S, PACE = 4e-6, 2.5
-REACH = Reach(False, 1, 80 << 30, 4096, 128, BUDGET)
-
-
-def added_s(
-    spec: ModelSpec,
-    mix: list[VariantSpec | None],
-    batch: int,
-    tokens: float,
-    launched: tuple[str, ...] = (),
-) -> float:
-    """Of one layer: launches as above for all of its seven modules, and work at a multiple of the base's
-    pace."""
-    (kind,) = variant_load(spec, mix, batch).kinds
-    return (
-        sum(7 * PER_MODULE_S[one] for one in {kind.kind.value, *launched})
-        + PER_PAIR_S * kind.pairs
-        + PACE * sum(work_s(CALIBRATION, Cut(1), kind, tokens))
-    )
-
-
-def mixed_measurements() -> list[Timing]:
-    mixed = [(run.setting, p) for run in profiling_plan(LLAMA_7B, REACH) for p in run.points if p.mix]
-    found = []
-    for setting, point in mixed:
-        mix = [synthetic_spec(LLAMA_7B, one) for one in point.mix]
-        alone = measured(
-            MACHINE, Setting((32,), batched_tokens=BUDGET), Point(point.batch, point.input_tokens), 32, BUDGET
-        )
-        fill = 32 * added_s(LLAMA_7B, list(mix), point.batch, point.input_tokens, setting.launched)
-        step = 32 * added_s(LLAMA_7B, list(mix), point.batch, 1, setting.launched)
-        found.append(
-            replace(
-                alone,
-                setting=setting,
-                point=point,
-                ttft_s=alone.ttft_s + fill,
-                ttft_last_s=alone.ttft_last_s + fill,
-                tpot_s=alone.tpot_s + step,
-            )
-        )
-    return found
-
-
-MIXED_MEASURED = mixed_measurements()
-MIXED = calibrate(LLAMA_7B, [*measurements(), *MIXED_MEASURED])
-
-
-@pytest.mark.parametrize("kind", ["lora", "sparse_delta", "boft"])
-@pytest.mark.parametrize(("batch", "distinct"), [(1, 1), (4, 3), (16, 5)])
-def test_what_variants_take_is_learnt(kind: str, batch: int, distinct: int) -> None:
-    """Of another number of variants and another batch than were measured."""
-    facts = {"lora": {"rank": 12}, "sparse_delta": {"bits": 4}, "boft": {"factors": 1, "block_size": 8}}[kind]
-    mix = [synthetic_spec(LLAMA_7B, SyntheticVariant(kind, seed=seed, **facts)) for seed in range(distinct)]
-    load = variant_load(LLAMA_7B, mix, batch)
-    expected = added_s(LLAMA_7B, list(mix), batch, 1)
-    assert decode_time(MIXED, Cut(1), load).added_s == pytest.approx(expected, rel=0.15)
-    expected = added_s(LLAMA_7B, list(mix), batch, 100)
-    assert prefill_time(MIXED, Cut(1), load, 100).added_s == pytest.approx(expected, rel=0.15)
-
-
-@pytest.mark.parametrize(
-    "launched", [("lora",), ("lora", "sparse_delta"), ("lora", "boft"), ("lora", "sparse_delta", "boft")]
-)
-def test_kernels_that_find_nothing_to_do_count_where_the_engine_launches_them(
-    launched: tuple[str, ...],
-) -> None:
-    """Also those of two kinds that were never measured in one engine."""
-    mix = [synthetic_spec(LLAMA_7B, SyntheticVariant("lora", rank=16, seed=seed)) for seed in range(2)]
-    expected = added_s(LLAMA_7B, list(mix), 8, 1, launched)
-    found = decode_time(MIXED, Cut(1), variant_load(LLAMA_7B, mix, 8, launched)).added_s
-    assert found == pytest.approx(expected, rel=0.15)
-
-
-def test_a_batch_of_the_base_alone_launches_no_kernels_of_variants() -> None:
-    assert not variant_load(LLAMA_7B, [None], 8, ("lora", "boft")).kinds
-
-
-def test_a_kind_whose_engine_was_not_measured_is_not_invented() -> None:
-    """Of a profile that was cut off before LoRA's engine: what BOFT's took is both kinds'."""
-    found = [*measurements(), *(t for t in MIXED_MEASURED if t.setting.launched == ("lora", "boft"))]
-    assert calibrate(LLAMA_7B, found).variants == {}
-
-
-def test_measured_variants_are_surer() -> None:
-    load = Workload(8, 128, OUT)
-    known = predict(replace(ground(plan()), calibration=MIXED), plan(), load, [LARGE, SMALL])
-    unknown = predict(ground(plan()), plan(), load, [LARGE, SMALL])
-    assert not any("variants" in note for note in known.notes)
-    assert any("variants" in note for note in unknown.notes)
-    alone = predict(ground(plan()), plan(), load)
-    assert known.tpot_s.low > alone.tpot_s.low
-
-
-def test_variants_in_a_profile_do_not_change_what_the_base_takes() -> None:
-    assert MIXED.times == CALIBRATION.times
 
 
 # --- nonsense ---------------------------------------------------------------------------------------

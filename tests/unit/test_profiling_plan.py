@@ -45,12 +45,43 @@ def test_gpus_measure_each_kind_of_variant_in_an_engine_that_is_started_for_it()
         ("lora",),
         ("lora", "sparse_delta"),
         ("lora", "boft"),
+        ("lora", "boft", "sparse_delta"),
     ]
     assert {run.slots for run in runs} == {6}
-    lora, *others = runs
+    lora, *others, _all_kinds = runs
     for run in others:  # a LoRA there shows what kernels take that find nothing to do
         assert {one.kind for one in run.variants} == set(run.setting.launched)
         assert set(lora.points) & set(run.points)
+
+
+def test_variants_are_asked_by_few_requests_and_by_as_many_as_an_engine_runs() -> None:
+    """One of a kind and as many as there are slots; of kinds that serve together also both; with prompts that
+    take several steps. Each load is also measured without."""
+    runs = profiling_plan(LLAMA_7B, replace(GPUS, max_variants=6))
+    alone = {(run.setting.layers, point) for run in runs if not run.variants for point in run.points}
+    for run in runs:
+        for point in run.points:
+            if point.mix:
+                assert (run.setting.layers, Point(point.batch, point.input_tokens)) in alone
+    for run in (run for run in runs if run.variants):
+        kinds = set(run.setting.launched) if len(run.setting.launched) != 2 else {run.setting.launched[1]}
+        asked = [p for p in run.points if {one.kind for one in p.mix} == kinds]
+        assert {8, 32, 64} <= {p.batch for p in asked}
+        assert {128, 1024} <= {p.input_tokens for p in asked}
+        if len(kinds) == 1:
+            assert {1, 6} <= {len(set(p.mix)) for p in asked if p.batch == 64}
+        if len(run.setting.launched) > 1:
+            assert any({one.kind for one in p.mix} == set(run.setting.launched) for p in run.points)
+
+
+def test_where_there_is_little_room_a_kind_is_measured_by_fewer_loads() -> None:
+    def loads(gib: float) -> dict[tuple[str, ...], int]:
+        reach = replace(GPUS, batched_tokens=2048, device_bytes=int(gib * GIB), max_variants=8)
+        return {r.setting.launched: len(r.points) for r in profiling_plan(LLAMA_7B, reach) if r.variants}
+
+    roomy, narrow = loads(20), loads(5.3)
+    assert 4 < narrow["lora", "sparse_delta"] < roomy["lora", "sparse_delta"]
+    assert narrow["lora",] == roomy["lora",]
 
 
 def test_a_cpu_launches_what_a_batch_needs_and_so_needs_one_engine() -> None:

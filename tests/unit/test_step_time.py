@@ -42,7 +42,7 @@ BASE.kind = -1
 @pytest.mark.parametrize("rows", [1, 3, 10, 32, 100, 256])
 @pytest.mark.parametrize("tokens", [32, 300, 1000])
 def test_the_base_takes_what_the_predictor_says(rows: int, tokens: int) -> None:
-    expected = predict(GROUND, PLAN, Workload(rows, tokens, 64)).tpot_s.value
+    expected = predict(GROUND, PLAN, Workload(rows, tokens, 64)).step_s.value
     made = batch(BASE, [0] * rows, tokens + 32)
     assert steps.decode_step_s(MODEL[0], made[0]) == pytest.approx(expected, rel=0.03)
 
@@ -59,7 +59,7 @@ def test_a_mix_of_adapters_takes_what_the_predictor_says(rank: int, rows: int) -
     model = MODEL.copy().view(np.recarray)
     variants = add_variants(model, GROUND, PLAN, specs, 10e9)
     mix = [None, *specs]
-    expected = predict(GROUND, PLAN, Workload(rows, 100, 20), mix).tpot_s.value
+    expected = predict(GROUND, PLAN, Workload(rows, 100, 20), mix).step_s.value
     made = batch(variants, [i % 3 for i in range(rows)], 110)
     assert steps.decode_step_s(model[0], made[0]) == pytest.approx(expected, rel=0.03)
 
@@ -201,6 +201,6 @@ def test_measured_launches_of_kinds_are_told_apart() -> None:
     ]
     model = step_model(launching, PLAN, max_rows=256, slots=8)
     variants = add_variants(model, launching, PLAN, specs, 10e9)
-    expected = predict(launching, PLAN, Workload(6, 100, 20), [None, *specs]).tpot_s.value
+    expected = predict(launching, PLAN, Workload(6, 100, 20), [None, *specs]).step_s.value
     made = batch(variants, [0, 1, 2] * 2, 110)
     assert steps.decode_step_s(model[0], made[0]) == pytest.approx(expected, rel=0.03)

@@ -8,9 +8,12 @@ last, is for those who look at processes.
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +29,12 @@ from profiler.measurements import (
 )
 from workers.group import processes
 from workers.measuring import engine, synthetic_variants
-from workers.measuring.engine_run_job import Job
+from workers.measuring.engine_run_job import Job, tokens_of
 from workers.measuring.timing import run, timing, warm_up_tokens
 
 QUICK_S, QUICK_REPEATS = 1.5, 9  # a load that is over so soon is noisy, and cheap to repeat
-MIX_WARM_UP_TOKENS, MIX_TOKENS = 2, 7  # where there are variants: they may take many times longer
+MIX_WARM_UP_TOKENS = 2
+MIX_REPEATS = 2  # on a GPU; on a CPU each takes long
 
 
 def measure(job: Job) -> None:
@@ -69,40 +73,43 @@ def requested(job: Job) -> dict[SyntheticVariant, Any]:
 
     base = synthetic_variants.write_weightless(job.folder, job.dtype)
     layers = job.distinct_layers or job.setting.layers
-    requests = {}
+    requests, written = {}, dict[SyntheticVariant, Path]()
     for number, variant in enumerate(job.variants, 1):
-        folder = synthetic_variants.write(variant, base, layers, job.folder / f"variant-{number}")
+        folder, alike = job.folder / f"variant-{number}", replace(variant, seed=0)
+        if alike in written:
+            # What a variant holds does not matter, but that it is another one: coding a delta takes seconds.
+            shutil.copytree(written[alike], folder, copy_function=os.link)
+        else:
+            written[alike] = synthetic_variants.write(variant, base, layers, folder)
         requests[variant] = LoRARequest(folder.name, number, str(folder))
     return requests
 
 
 def measure_point(llm: Any, job: Job, point: Point, variants: Mapping[SyntheticVariant, Any]) -> Timing:
-    """All decode together for about `job.output_tokens` steps: the first also while the others are filled.
-
-    The device is watched while it warms up: events between its kernels would take the others time.
-    """
+    """The device is watched while it warms up: events between its kernels would take the others time."""
     began = time.monotonic()
-    prefill_steps = job.setting.prefill_steps(point.batch, point.input_tokens)
+    prefill_steps, tokens = job.setting.prefill_steps(point.batch, point.input_tokens), tokens_of(job, point)
+    repeats, quick_s = job.repeats, QUICK_S
+    warm_up = warm_up_tokens(prefill_steps, tokens)
     if point.mix:
-        warm_up, tokens, repeats = MIX_WARM_UP_TOKENS, min(MIX_TOKENS, job.output_tokens), 1
-    else:
-        tokens, repeats = job.output_tokens + prefill_steps - 1, job.repeats
-        warm_up = warm_up_tokens(prefill_steps, tokens)
+        warm_up, quick_s = MIX_WARM_UP_TOKENS, 0.0
+        repeats = 1 if job.device_kind == "cpu" else min(MIX_REPEATS, job.repeats)
     llm.collective_rpc("probe_begin")
     run(llm, point, warm_up, 0, variants)
     steps = llm.collective_rpc("probe_end")
     runs = [run(llm, point, tokens, 1, variants)]
-    while is_repeated(len(runs), repeats, time.monotonic() - began, job.point_seconds):
+    while is_repeated(len(runs), repeats, time.monotonic() - began, job.point_seconds, quick_s):
         runs.append(run(llm, point, tokens, len(runs) + 1, variants))
     on_device = tuple(steps) if all(steps) else ()
     return timing(job.setting, point, tokens, runs, on_device, time.monotonic() - began)
 
 
-def is_repeated(done: int, repeats: int, taken_s: float, limit_s: float) -> bool:
-    """Whether a load that was run `done` times is run once more."""
+def is_repeated(done: int, repeats: int, taken_s: float, limit_s: float, quick_s: float = QUICK_S) -> bool:
+    """Whether a load that was run `done` times is run once more. One that is over within `quick_s` is run
+    more often than `repeats`."""
     if done < repeats:
         return taken_s < limit_s
-    return repeats > 1 and done < QUICK_REPEATS and taken_s < min(QUICK_S, limit_s)
+    return repeats > 1 and done < QUICK_REPEATS and taken_s < min(quick_s, limit_s)
 
 
 def describe(timing: Timing) -> str:

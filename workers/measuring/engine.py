@@ -8,14 +8,16 @@ from typing import Any
 from profiler.architectures.registry import describe
 from profiler.checkpoint import CONFIG_DTYPES, spec_of
 from profiler.files import read_json
+from profiler.physical.prefill import step_tokens
 from profiler.quantization import UNCOMPRESSED, engine_name
+from profiler.types import Workload
 from profiler.variants.synthetic import stored_bytes
 from workers.bus.client import new_address
 from workers.group.cuda_graphs import compilation, graph_sizes, sizes_for
 from workers.group.vllm_arguments import SCHEDULER, slot_rank
 from workers.imports import quick_children, uncollected
 from workers.measuring import layer_sharing, start_barrier
-from workers.measuring.engine_run_job import VARIANTS_VARIABLE, Job
+from workers.measuring.engine_run_job import VARIANTS_VARIABLE, Job, tokens_of
 from workers.variant_config import ADDRESS_VARIABLE, VariantConfig
 from workers.vllm_environment import cache_apart, set_environment
 
@@ -72,11 +74,14 @@ def options(job: Job) -> dict[str, Any]:
 
 def graph_sizes_of(job: Job) -> list[int]:
     """Tokens of the steps whose graphs the job's loads run in: the others take 10 s to capture where there
-    are variants. All of them, if prompts are filled beside requests that decode."""
+    are variants."""
     points, most = job.points, job.setting.batched_tokens
     sizes = graph_sizes(max(point.batch for point in points), most)
-    filled = [point.batch * point.input_tokens for point in points]
-    return sizes_for([*filled, *(p.batch for p in points)], sizes) if max(filled) <= most else sizes
+    steps = {point.batch for point in points}
+    for point in points:
+        load = Workload(point.batch, point.input_tokens, tokens_of(job, point))
+        steps |= step_tokens(load, most)
+    return sizes_for(steps, sizes)
 
 
 def variant_options(job: Job) -> dict[str, Any]:

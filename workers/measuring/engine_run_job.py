@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from profiler.measurements import Point, Setting, SyntheticVariant
 
+MIX_TOKENS = 7  # of an answer, where variants are asked of a CPU: they may take many times longer
 VARIANTS_VARIABLE = "OSTINATO_MEASURING_VARIANTS"  # tells an engine's ranks that there are some
 
 
@@ -43,3 +44,11 @@ class Job(BaseModel):
     def variants(self) -> tuple[SyntheticVariant, ...]:
         """Every variant that a point names. If there are any, the engine is started with variants."""
         return tuple(dict.fromkeys(variant for point in self.points for variant in point.mix))
+
+
+def tokens_of(job: Job, point: Point) -> int:
+    """Of each answer: all decode together for about `job.output_tokens` steps, the first also while the
+    others are filled."""
+    if point.mix and job.device_kind == "cpu":
+        return min(MIX_TOKENS, job.output_tokens)
+    return job.output_tokens + job.setting.prefill_steps(point.batch, point.input_tokens) - 1

@@ -51,6 +51,12 @@ def run(
 
     `variants` are vLLM's requests for the members of the point's mix.
     """
+    asked = [variants[member] for member in point.mix] if variants and point.mix else [None]
+    return burst(llm, [asked[n % len(asked)] for n in range(point.batch)], point.input_tokens, tokens, seed)
+
+
+def burst(llm: Any, variants: Sequence[Any], input_tokens: int, tokens: int, seed: int) -> Arrivals:
+    """As `run`, a request for each of `variants`: vLLM's request for one, or None for the base."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -64,11 +70,10 @@ def run(
     )
     times: dict[str, list[float]] = {}
     with _held(engine.engine_core):
-        for number in range(point.batch):
+        for number, variant in enumerate(variants):
             name = f"{seed}-{number}"
             times[name] = []
-            prompt = {"prompt_token_ids": prompt_of(point.input_tokens, seed * 1009 + number)}
-            variant = variants[point.mix[number % len(point.mix)]] if variants and point.mix else None
+            prompt = {"prompt_token_ids": prompt_of(input_tokens, seed * 1009 + number)}
             engine.add_request(name, prompt, sampling, lora_request=variant)
         start = time.perf_counter()
     while engine.has_unfinished_requests():
