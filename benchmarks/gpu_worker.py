@@ -20,7 +20,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,30 +108,31 @@ def write_tokenizer(path: Path, words: int) -> None:
     made.save(str(path))
 
 
-def write_adapter(folder: Path, seed: int, size: Size) -> Path:
-    """A random LoRA on q, k, v and o, as PEFT writes it."""
+def write_adapter(
+    folder: Path, seed: int, size: Size, rank: int = RANK, modules: Collection[str] = ADAPTED
+) -> Path:
+    """A random LoRA on some modules, q, k, v and o if left out, as PEFT writes it."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
     tensors = {}
     shapes = gpu_engine.linear_shapes(size.shape)
     for layer in range(size.shape["num_hidden_layers"]):
-        for module in (f"self_attn.{name}" for name in ADAPTED):
-            out, inner = shapes[module]
+        for module, (out, inner) in shapes.items():
+            if module.split(".")[1] not in modules:
+                continue
             name = f"base_model.model.model.layers.{layer}.{module}"
-            tensors[f"{name}.lora_A.weight"] = (rng.standard_normal((RANK, inner)) / inner**0.5).astype(
-                np.float16
-            )
-            tensors[f"{name}.lora_B.weight"] = (
-                size.adapters_deviation * rng.standard_normal((out, RANK))
-            ).astype(np.float16)
+            a = rng.standard_normal((rank, inner), np.float32) / inner**0.5
+            b = size.adapters_deviation * rng.standard_normal((out, rank), np.float32)
+            tensors[f"{name}.lora_A.weight"] = a.astype(np.float16)
+            tensors[f"{name}.lora_B.weight"] = b.astype(np.float16)
     save_file(tensors, folder / "adapter_model.safetensors")
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "r": RANK,
-        "lora_alpha": RANK,
+        "r": rank,
+        "lora_alpha": rank,
         "bias": "none",
-        "target_modules": list(ADAPTED),
+        "target_modules": list(modules),
         "base_model_name_or_path": BASE,
     }
     (folder / "adapter_config.json").write_text(json.dumps(config))

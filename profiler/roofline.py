@@ -57,6 +57,7 @@ RUNTIME_BYTES = 256 * MIB  # CUDA context
 MERGING_BYTES = (
     20 * MIB
 )  # workers/variants/merged_slot.py: an embedding from host memory goes through so many
+MOVED_AT_ONCE_BYTES = 2 * MIB  # workers/variants/device.py: of a variant that moves a short way
 LOGITS_ROWS = 256  # sequences whose logits are held at once, in float32
 
 
@@ -148,7 +149,10 @@ def has_merged_slot(plan: Plan) -> bool:
 
 
 def variant_lines(spec: ModelSpec, plan: Plan) -> tuple[tuple[int, int], ...]:
-    """Bytes beside and in each layer of what LoRA adapters take, and of what deltas do; the larger counts."""
+    """Bytes beside and in each layer, of lines of which the largest counts: the plan's room for its base's
+    variants; of plans without one LoRA adapters in all slots, or deltas as older records have them."""
+    if plan.room:
+        return dict(plan.room)[plan.tensor_parallel]
     shards = spec.num_layers * plan.tensor_parallel
     lora = plan.max_variants * lora_slot_bytes(spec, plan)
     sharded, whole = plan.uncoded_bytes

@@ -150,13 +150,16 @@ class Plan:
     `layers_per_stage` has one entry per pipeline stage; its sum is the model's number of layers.
     Ranks are numbered stage by stage: rank = stage * tensor_parallel + tp_rank.
 
-    At most `max_variants` variants run in one batch. Each rank sets memory aside for that many LoRA
-    adapters of `max_lora_rank`, or for variants of other kinds, whichever is more: `delta_bytes` in the
-    hidden layers, which TP shards; `whole_bytes` there, too, which each rank holds whole (BOFT's rotations);
-    and `full_bytes` (tensors that replace the base's). `uncoded` has, for each TP whose cuts need it, what
-    low-rank deltas take besides: (TP, bytes that TP shards, bytes that each rank holds whole). A step of the
-    engine takes at most `batched_tokens` tokens; longer prompts are filled in several. With `merged_slot`
-    each rank keeps a copy of its weights.
+    At most `max_variants` variants run in one batch. `room` is what each rank sets aside for the variants of
+    the base together: for each TP, lines of (bytes beside the layers, bytes of each layer of the rank's
+    stage), of which the largest counts. A step of the engine takes at most `batched_tokens` tokens; longer
+    prompts are filled in several. With `merged_slot` each rank keeps a copy of its weights.
+
+    Plans without `room`, which are those of older records, have memory for `max_variants` LoRA adapters of
+    `max_lora_rank`, or for variants of other kinds, whichever is more: `delta_bytes` in the hidden layers,
+    which TP shards; `whole_bytes` there, too, which each rank holds whole (BOFT's rotations); and
+    `full_bytes` (tensors that replace the base's). `uncoded` has, for each TP whose cuts need it, what
+    low-rank deltas take besides: (TP, bytes that TP shards, bytes that each rank holds whole).
     """
 
     tensor_parallel: int
@@ -172,6 +175,7 @@ class Plan:
     whole_bytes: int = 0
     merged_slot: bool = False
     uncoded: tuple[tuple[int, int, int], ...] = ()
+    room: tuple[tuple[int, tuple[tuple[int, int], ...]], ...] = ()
 
     @property
     def uncoded_bytes(self) -> tuple[int, int]:

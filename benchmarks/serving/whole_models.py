@@ -45,7 +45,7 @@ class HostModel:
     memory: torch.Tensor
 
     @property
-    def size_bytes(self) -> int:
+    def device_bytes(self) -> int:
         return self.memory.numel()
 
 
@@ -98,6 +98,10 @@ class WholeModels:
     def holds(self, uid: int) -> bool:
         with self._lock:
             return self._fitting is None or uid in self._in_host
+
+    @property
+    def capacity_bytes(self) -> int:
+        return self._bytes * len(self._slots)
 
     def streams(self, uid: int) -> bool:
         return False  # a step needs all of it

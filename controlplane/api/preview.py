@@ -11,6 +11,7 @@ from controlplane.management.commands import deploy_model
 from controlplane.management.schemas.deploy import DeployModelRequest
 from controlplane.planning import placement_decision, rebalancing, reclaimable_memory
 from controlplane.planning.reclaimable_memory import FreeMemory, Place
+from controlplane.planning.variant_room import AtOnce, at_once_in
 from controlplane.profiling import queue
 from controlplane.profiling.calibrations import measurements_of
 from controlplane.settings import Settings
@@ -28,7 +29,7 @@ class Preview:
     """`running` says that `host` is deployed already, or being deployed.
 
     `placement` is that of the first group, None until it is decided. `waits` names the measuring that the
-    deployment would wait for.
+    deployment would wait for. `at_once`: how many of the host's variants run at once in it.
     """
 
     model: str
@@ -36,6 +37,7 @@ class Preview:
     running: bool
     placement: Placement | None
     waits: str = ""
+    at_once: AtOnce | None = None
 
 
 def preview(
@@ -45,14 +47,19 @@ def preview(
     made = [c.record for c in deploy_model(state, request, ctx).changes if isinstance(c, Put)]
     wanted = {record.model: record for record in made if isinstance(record, Deployment)}
     host = wanted[request.model].host
+    counted = partial(
+        at_once_in, base=find_model(state, host), variants=state.variants_of(host), settings=settings
+    )
     if host in state.deployments:
-        return Preview(request.model, host, True, state.deployments[host].record.placement)
+        running = state.deployments[host].record.placement
+        return Preview(request.model, host, True, running, at_once=counted(running))
     seen = reclaimable_memory.free_memory(inventory, state.ledgers, settings.headroom, exclude=host)
     present = [d.record for d in state.deployments.values()]
     places = _places(state, wanted[host], present, seen, settings)
     victims = sorted({key for place in places for key in place.victims})
     waits = queue.waiting_reason(state, victims) if victims else ""
-    return Preview(request.model, host, False, places[0].placement, waits)
+    first = places[0].placement
+    return Preview(request.model, host, False, first, waits, counted(first))
 
 
 def require_room_anew(state: State, inventory: Inventory, settings: Settings, renewed: Deployment) -> None:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from controlplane.cli.output import size
 from controlplane.management.schemas.models import DeploymentView
-from controlplane.management.schemas.placement import ChoiceView, GroupView, PlanView, RankView
+from controlplane.management.schemas.placement import (
+    ChoiceView,
+    GroupView,
+    PlanView,
+    RankView,
+    VariantsAtOnceView,
+)
 
 
 def deployment_facts(d: DeploymentView) -> list[tuple[str, str]]:
@@ -15,6 +21,7 @@ def deployment_facts(d: DeploymentView) -> list[tuple[str, str]]:
         ("Intent", _intent(d)),
         ("Targets", target_facts(d)),
         *([] if plan is None else plan_facts(plan)),
+        ("Variants at once", variants_at_once(d.variantsAtOnce)),
         ("Replicas", _replicas(d)),
         *[(group.name, _group(group)) for group in d.groups if len(d.groups) > 1 or group.reason],
         ("At once", f"{d.maxActiveVariants} variants, by `ostinato tune`" if d.maxActiveVariants else ""),
@@ -49,6 +56,18 @@ def target_facts(d: DeploymentView) -> str:
         f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
         for name, value in given.items()
     )
+
+
+def variants_at_once(seen: VariantsAtOnceView | None) -> str:
+    """How many of the registered variants run at once; empty where there are none."""
+    if seen is None or not seen.registered:
+        return ""
+    if seen.atOnce == seen.registered:
+        return f"all {seen.registered} registered" if seen.registered > 1 else "the one registered"
+    without = (
+        f", and {', '.join(seen.tooLarge)} not at all: too large for its memory" if seen.tooLarge else ""
+    )
+    return f"any {seen.atOnce} of {seen.registered} registered{without}"
 
 
 def plan_facts(plan: PlanView) -> list[tuple[str, str]]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from controlplane.cli.deployment_facts import deployment_facts, plan_facts
+from controlplane.cli.deployment_facts import deployment_facts, plan_facts, variants_at_once
 from controlplane.cli.failures import require_success
 from controlplane.cli.output import print_facts, print_json, print_text
 from controlplane.cli.session import Json, NoWait, session
@@ -162,7 +162,8 @@ def _show_preview(preview: PreviewView, as_json: bool) -> None:
         print_text(f"'{preview.host}' would be deployed so; nothing was done")
     if preview.waits:
         print_text(f"first, it {preview.waits}")
-    print_facts([] if preview.plan is None else plan_facts(preview.plan))
+    at_once = [("Variants at once", variants_at_once(preview.variantsAtOnce))]
+    print_facts([*([] if preview.plan is None else plan_facts(preview.plan)), *at_once])
 
 
 def undeploy(ctx: typer.Context, model: Name, no_wait: NoWait = False, json: Json = False) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from controlplane.cli.deployment_facts import variants_at_once
 from controlplane.cli.failures import require_success
 from controlplane.cli.output import (
     print_facts,
@@ -189,6 +190,8 @@ def _facts(e: EstimateView) -> Iterator[tuple[str, str]]:
         v = e.variantLoad
         ranks = f"ranks add up to {v.rankSum}, at most {v.rankMax}" if v.rankMax else "no low ranks"
         yield "Variants", f"in {v.requests} of {e.batch} requests; {ranks}"
+    if at_once := variants_at_once(e.variantsAtOnce):
+        yield "Variants at once", at_once
     if e.kvCapacityTokens is not None:
         yield "KV cache", f"room for {e.kvCapacityTokens} tokens, {e.concurrency} such requests at once"
     for note in e.notes:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from controlplane import __version__
-from controlplane.cli.deployment_facts import deployment_facts, plan_shape
+from controlplane.cli.deployment_facts import deployment_facts, plan_shape, variants_at_once
 from controlplane.cli.output import print_facts, print_json, print_table, print_text, size
 from controlplane.cli.residency import print_residency
 from controlplane.cli.session import Json, Session, session
@@ -92,7 +92,9 @@ def _plans(d: DeploymentView) -> list[PlanView]:
 
 
 def _plan(d: DeploymentView) -> str:
-    return "; ".join(dict.fromkeys(plan_shape(plan) for plan in _plans(d)))
+    shapes = dict.fromkeys(plan_shape(plan) for plan in _plans(d))
+    at_once = variants_at_once(d.variantsAtOnce) if d.model == d.host else ""
+    return "; ".join([*shapes, *([f"variants at once: {at_once}"] if at_once else [])])
 
 
 def _devices_of(d: DeploymentView) -> str:

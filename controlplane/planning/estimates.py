@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from controlplane import errors
 from controlplane.planning.engine_config import kinds_served
 from controlplane.planning.placement_decision import with_room_for_variants
+from controlplane.planning.variant_room import AtOnce, at_once
 from controlplane.profiling import request_paths
 from controlplane.profiling.calibrations import calibration_for
 from controlplane.profiling.keys import (
@@ -76,6 +77,7 @@ class Answer:
     load: Load
     prediction: Prediction
     pareto: bool | None = None
+    at_once: AtOnce | None = None
 
     @property
     def memory_bytes(self) -> float:
@@ -143,7 +145,8 @@ class _Question:
                 here = _apart(here, plan, self.inventory)
             cost = predict(here, plan, work, self.mix)
             noted = dataclasses.replace(cost, notes=tuple(filter(None, (*cost.notes, self.path_note))))
-            return Answer(self.base.name, plan, self.load, noted)
+            fitting = at_once(plan, self.spec, self.variants)
+            return Answer(self.base.name, plan, self.load, noted, at_once=fitting)
         except PlanError as e:
             raise _refusal(e) from e
 

@@ -7,11 +7,11 @@ answer means. `engine_config` makes what is launched of the placement.
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from controlplane.planning import infeasibility
+from controlplane.planning.variant_room import Room, rooms
 from controlplane.profiling import memory_feedback
 from controlplane.profiling.calibrations import NO_MEASUREMENTS, ClusterMeasurements, Profiles
 from controlplane.profiling.keys import engine_dtype, overheads, served_spec, spec_of
@@ -26,7 +26,7 @@ from placement.solver.from_inventory import clusters_of, type_name
 from placement.solver.from_spec import figures_by_quantization
 from placement.solver.layout import resident
 from placement.solver.outcome import NotPlaced, Outcome
-from placement.solver.plan import Estimator
+from placement.solver.policies.base import EstimatorFor
 from placement.solver.policies.joint import Joint
 from placement.solver.profiled import Knowledge, Measured, Profiled
 from placement.solver.request import Request
@@ -44,15 +44,11 @@ from placement.types import (
 from profiler.plans import quantization_names
 from profiler.quantization import UNCOMPRESSED, accuracy_of
 from profiler.types import ModelSpec
-from profiler.variants.held import uncoded_bytes
-from profiler.variants.modules import EMBEDDING
-from profiler.variants.types import HeldBytes, VariantKind, VariantSpec
+from profiler.variants.types import VariantKind
 
 # Without an expected load, latency is that of one request with a prompt this long (MaverIQ: batch 1 too).
 JUDGED_INPUT_TOKENS = 128
 MAX_PARALLEL = 8  # TP and PP, unless the request names more
-# What alignment in an engine's memory adds to a variant's bytes, generously.
-PACKING = 1.05
 
 POLICY = Joint()
 
@@ -100,7 +96,12 @@ def decide(
 def _eased(question: Question, outcome: Outcome, max_factor: float | None) -> Placement | None:
     if isinstance(outcome, Placement):
         return None
-    placement = eased(question.cluster, question.request, outcome, POLICY, question.estimator, max_factor)
+    refusal = outcome
+
+    def find(estimator: EstimatorFor) -> Placement | None:
+        return eased(question.cluster, question.request, refusal, POLICY, estimator, max_factor)
+
+    placement = question.with_most_room(find)
     return placement and question.noted(placement)
 
 
@@ -132,17 +133,35 @@ def _nearest(missed: Sequence[NotPlaced]) -> NotPlaced:
 
 @dataclass(frozen=True)
 class Question:
-    """What is to be placed on which devices, and what is known of the model there. `left_out` are
-    quantizations of it that are not looked at."""
+    """What is to be placed on which devices, and what is known of the model there. `rooms`: what may be set
+    aside for variants, the most first. `left_out` are quantizations of it that are not looked at."""
 
     cluster: Cluster
     request: Request
     known: Knowledge
+    rooms: tuple[Room, ...]
     left_out: tuple[str, ...] = ()
 
     def answer(self) -> Outcome:
-        outcome = decide_on(self.cluster, self.request, POLICY, self.estimator)
-        return self.noted(outcome) if isinstance(outcome, Placement) else outcome
+        """With room for as many variants as the devices have memory for."""
+        placement = self.with_most_room(lambda made: POLICY.find(self.cluster, self.request, made))
+        if placement is not None:
+            return self.noted(placement)
+        return decide_on(self.cluster, self.request, POLICY, self._estimator(self.rooms[-1]))
+
+    def with_most_room(self, find: Callable[[EstimatorFor], Placement | None]) -> Placement | None:
+        """What is found with the most room for variants with which anything is."""
+        if (found := find(self._estimator(self.rooms[0]))) is not None or len(self.rooms) == 1:
+            return found
+        refused, placed = 0, len(self.rooms) - 1
+        found = find(self._estimator(self.rooms[placed]))
+        while found is not None and placed - refused > 1:
+            middle = (refused + placed) // 2
+            if (more := find(self._estimator(self.rooms[middle]))) is None:
+                refused = middle
+            else:
+                found, placed = more, middle
+        return found
 
     def noted(self, placement: Placement) -> Placement:
         notes = (
@@ -153,8 +172,10 @@ class Question:
             placement, choice=dataclasses.replace(placement.choice, notes=(*placement.choice.notes, *notes))
         )
 
-    def estimator(self, cluster: Cluster, request: Request) -> Estimator:
-        return Profiled(cluster, request, self.known)
+    def _estimator(self, room: Room) -> EstimatorFor:
+        plan = dataclasses.replace(self.known.plan, room=room)
+        known = dataclasses.replace(self.known, plan=plan)
+        return lambda cluster, request: Profiled(cluster, request, known)
 
 
 def _question(
@@ -179,12 +200,14 @@ def _question(
     quantizations = _tried(every, cluster, measured)
     request = _request(model, deployment, spec, quantizations, context, settings)
     plan = Plan(1, (spec.num_layers,), UNCOMPRESSED, context, request.kv_tokens, 0, 0)
-    room = with_room_for_variants(plan, spec, settings, variants)
-    knowledge = Knowledge(spec, room, measured, overheads(settings, cluster.types[0].kind), known.path)
+    possible = rooms(variants, spec, settings)
+    with_room = with_room_for_variants(plan, spec, settings, variants, possible[0])
+    knowledge = Knowledge(spec, with_room, measured, overheads(settings, cluster.types[0].kind), known.path)
     return Question(
         cluster,
         request,
         knowledge,
+        possible,
         tuple(quantization for quantization in every if quantization not in quantizations),
     )
 
@@ -316,18 +339,15 @@ def _residents(others: Iterable[Deployment]) -> dict[DeviceKey, list[Resident]]:
 
 
 def with_room_for_variants(
-    plan: Plan, spec: ModelSpec, settings: Settings, variants: Sequence[Model]
+    plan: Plan, spec: ModelSpec, settings: Settings, variants: Sequence[Model], room: Room | None = None
 ) -> Plan:
-    """The plan with slots as engines of this installation have them, for the base's `variants`."""
-    demand = variant_demand(variants, settings.max_variants, spec)
+    """The plan with slots as engines of this installation have them, for the base's `variants`. `room`: one
+    of `rooms`; None: the largest."""
     return dataclasses.replace(
         plan,
         max_variants=settings.max_variants if spec.adaptable else 0,
         max_lora_rank=settings.max_lora_rank if spec.adaptable else 0,
-        delta_bytes=demand.sharded,
-        whole_bytes=demand.whole,
-        full_bytes=demand.full,
-        uncoded=tuple(_uncoded(variants, settings.max_variants, spec)),
+        room=rooms(variants, spec, settings)[0] if room is None else room,
         batched_tokens=settings.batched_tokens,
         merged_slot=settings.merged_slot and _has_merged_slot(spec, variants),
     )
@@ -337,53 +357,3 @@ def _has_merged_slot(spec: ModelSpec, variants: Iterable[Model]) -> bool:
     """Sparse deltas are merged into weights of 16 bits; engines on CPUs have 32 unless they are told."""
     kinds = {v.variant_spec.kind for v in variants if v.variant_spec}
     return VariantKind.SPARSE_DELTA in kinds and spec.dtype_bytes == 2
-
-
-@dataclasses.dataclass(frozen=True)
-class Demand:
-    """Bytes of variants: in hidden layers `sharded` over TP ranks or `whole` on each, and `full` tensors."""
-
-    sharded: int
-    whole: int
-    full: int
-
-
-def variant_demand(variants: Sequence[Model], slots: int, base: ModelSpec) -> Demand:
-    """What the `slots` largest variants other than LoRA take on the devices of an engine of this base."""
-    specs = [v.variant_spec for v in variants if v.variant_spec and v.variant_spec.kind != VariantKind.LORA]
-    each = [_demand(spec, base) for spec in specs]
-
-    def largest(sizes: Iterable[int]) -> int:
-        return int(sum(sorted(sizes, reverse=True)[:slots]) * PACKING)
-
-    return Demand(
-        largest(d.sharded for d in each), largest(d.whole for d in each), largest(d.full for d in each)
-    )
-
-
-def _uncoded(variants: Sequence[Model], slots: int, base: ModelSpec) -> Iterator[tuple[int, int, int]]:
-    """As `Plan.uncoded` has it, of the `slots` deltas that take the most."""
-    specs = [v.variant_spec for v in variants if v.variant_spec]
-    for tp in (tp for tp in range(2, base.num_heads + 1) if base.num_heads % tp == 0):
-        each = sorted((uncoded_bytes(spec, base, tp) for spec in specs), key=sum, reverse=True)[:slots]
-        sharded, whole = (int(PACKING * sum(sizes)) for sizes in zip(*each, strict=True)) if each else (0, 0)
-        if sharded:
-            yield tp, sharded, whole
-
-
-def _demand(spec: VariantSpec, base: ModelSpec) -> Demand:
-    """As stored, where an older record does not say what an engine holds."""
-    held = spec.held
-    if held is None:
-        return Demand(spec.weight_bytes - spec.full_bytes, 0, spec.full_bytes)
-    full = base.dtype_bytes * held.full_values + held.embedding_bytes + held.head_bytes
-    whole = base.dtype_bytes * held.layer_values + held.whole_bytes
-    return Demand(held.layer_bytes - held.whole_bytes, whole, full - _staying_bytes(spec, held, base))
-
-
-def _staying_bytes(spec: VariantSpec, held: HeldBytes, base: ModelSpec) -> int:
-    """Of an embedding that stays in host memory: one that is not the variant's head, too."""
-    if not spec.replaces_embedding or (base.tied and not spec.replaces_head):
-        return 0
-    whole = base.dtype_bytes * math.prod(base.other_shapes.get(EMBEDDING, (0,)))
-    return held.embedding_bytes or whole

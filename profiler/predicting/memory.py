@@ -43,6 +43,7 @@ class Memory:
             plan.full_bytes,
             plan.whole_bytes,
             plan.uncoded_bytes,
+            plan.room,
             plan.merged_slot,
         )
         costs: list[RankCost] = []

@@ -11,7 +11,7 @@ from benchmarks import rehearsing
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks"
-STARTING_AN_ENGINE = {"fuzzing.bodies", "gpu_worker"}
+STARTING_AN_ENGINE = {"fuzzing.bodies", "gpu_worker", "unequal_variants"}
 # Those that start processes, or take longer than a second or two; and those that want an engine.
 SLOW = {
     "compression.quality",

@@ -217,6 +217,7 @@ class _Variants:
             match message.get("did") or message.get("ask"):
                 case "hello":
                     self._ranks[message["rank"]] = sender
+                    self._residency.has_room(message["rank"], message["capacity"])
                 case "prepare":
                     self._residency.prepare(message["uid"], message["path"])
                     self._askers.append((sender, message["id"], message["uid"]))

@@ -2,9 +2,11 @@
 
 The scheduler decides slots for all ranks alike; ranks report what they have done. A variant may run
 once every rank has it in its slot, or on its way there so that steps wait on the device for what they read;
-such a rank may still report that it has failed. A slot is taken from the variant that was used longest ago
-among those no batch in flight uses. Every order to the ranks has a number, which their reports repeat: a
-report of anything but the newest order about a variant says nothing about what is there now.
+such a rank may still report that it has failed. Where there is no free slot, or too little memory, variants
+that no batch in flight uses leave their slots: which ones, `eviction` says. On a rank's device a variant has
+room if the free bytes are enough together, for the rank moves variants. Every order to the ranks has a
+number, which their reports repeat: a report of anything but the newest order about a variant says nothing
+about what is there now.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from profiler.compiled import records
+from workers.scheduling.eviction import Idle, victims
 from workers.scheduling.policy import ABSENT, LOADING, NO_MEMORY, READY
-from workers.scheduling.slots import EMPTY, SLOT, least_used, slot_for
+from workers.scheduling.slots import EMPTY, SLOT, slot_for
 
 PLACE, PREPARE, CLEAR, FORGET = "place", "prepare", "clear", "forget"
 PLACED, PREPARED, NO_ROOM, FAILED = "placed", "prepared", "no_room", "failed"
@@ -25,12 +28,14 @@ PLACED, PREPARED, NO_ROOM, FAILED = "placed", "prepared", "no_room", "failed"
 
 @dataclass
 class Variant:
-    """`device` maps a rank to the bytes it holds in the slot; `slot` is the one it was given."""
+    """`device` maps a rank to the bytes it holds in the slot, `needs` to those that it takes there, once that
+    is known; `slot` is the one it was given."""
 
     uid: int
     path: str
     slot: int | None = None
     device: dict[int, int] = field(default_factory=dict)
+    needs: dict[int, int] = field(default_factory=dict)
     placing: int = 0  # the newest order to place it
     unplaced: set[int] = field(default_factory=set)  # ranks that have not answered that order
     preparing: int = 0
@@ -38,7 +43,7 @@ class Variant:
     reading: set[int] = field(default_factory=set)  # ranks that have not answered that order, either way
     error: str = ""
     fault: str = ""  # what kind of failure the error is (`faults.Fault`)
-    no_memory: bool = False  # some rank had no room for it in its slot
+    no_memory: bool = False  # some rank has no room for it
     ahead: bool = False  # it was read ahead since it was last placed
     streams: bool = False  # from host memory it may run as soon as its copy has begun
 
@@ -63,6 +68,7 @@ class Residency:
         self._slots = records(SLOT, slots).view(np.ndarray)
         self._slots["variant"] = EMPTY
         slot_for(self._slots)  # compiled, or read from the cache, before the first request
+        self._capacity: dict[int, int] = {}  # by rank: bytes for the variants in slots together
         self._host: dict[int, dict[int, int]] = {}  # by rank: bytes by uid
         self._staying: dict[int, dict[int, int]] = {}  # the same, of what is in a slot and not in `_host`
         self._failing: set[int] = set()
@@ -78,11 +84,13 @@ class Residency:
     def readiness(self, uid: int) -> int:
         """READY, LOADING, ABSENT or NO_MEMORY."""
         variant = self._variants.get(uid)
-        if variant is None or variant.slot is None:
+        if variant is None:
             return ABSENT
-        if len(variant.device) == len(self._ranks):
+        if variant.slot is not None and len(variant.device) == len(self._ranks):
             return READY
-        return NO_MEMORY if variant.no_memory else LOADING
+        if variant.no_memory:
+            return NO_MEMORY
+        return ABSENT if variant.slot is None else LOADING
 
     def soon(self, uid: int) -> bool:
         """Whether the ranks will say in an instant that it may run: it is on its way to a slot from the host
@@ -125,22 +133,19 @@ class Residency:
         self._slots["used"][slot] = self._clock
 
     def load(self, uid: int, path: str, busy: frozenset[int]) -> bool:
-        """Have a variant in a slot, with room in every rank's memory; taken, if need be, from one
-        that is not `busy`. False while there is none to take it from."""
+        """Have a variant in a slot, with room in every rank's memory; others leave for it if need be, which
+        are not `busy`. False while there are not enough of these."""
         variant = self._variant(uid, path)
-        slot = variant.slot
-        if slot is None:
-            slot = self._free_slot(busy)
-            if slot is None:
-                return False
-            variant.slot, self._in_slot[slot] = slot, uid
-            self._slots["variant"][slot] = uid
-        elif variant.unplaced or not variant.no_memory:
+        if variant.slot is not None and (variant.unplaced or not variant.no_memory):
             return True  # on its way, or there
-        elif not self._make_room(busy, keep=uid):
+        if variant.slot is not None:
+            return self._make_room(variant, busy) and self._place(variant, variant.slot)
+        slot = self._slot_with_room(variant, busy)
+        if slot is None:
             return False
-        self._place(variant, slot)
-        return True
+        variant.slot, variant.no_memory, self._in_slot[slot] = slot, False, uid
+        self._slots["variant"][slot] = uid
+        return self._place(variant, slot)
 
     def prepare(self, uid: int, path: str) -> None:
         """Have the ranks read and check a variant that is asked for. Starts anew after an error."""
@@ -216,15 +221,21 @@ class Residency:
 
     # --- what the ranks report -----------------------------------------------------------------
 
+    def has_room(self, rank: int, capacity_bytes: int) -> None:
+        """What a rank has for the variants in slots together."""
+        self._capacity[rank] = capacity_bytes
+
     def reported(self, rank: int, message: Mapping[str, Any]) -> None:
-        """What became of a PREPARE or PLACE on a rank; `host` tells all it holds in host memory, `staying`
-        what is there of variants that are in slots alone."""
+        """What became of a PREPARE or PLACE on a rank, and how many bytes the variant takes on its device;
+        `host` tells all it holds in host memory, `staying` what is there of variants in slots alone."""
         self._host[rank] = {int(uid): size for uid, size in message["host"].items()}
         self._staying[rank] = {int(uid): size for uid, size in message.get("staying", {}).items()}
+        variant = self._variants.get(message["uid"])
+        if variant is not None and "bytes" in message:
+            variant.needs[rank] = message["bytes"]
         if message.get("order") == self._ahead.order:
             self._ahead.ranks.discard(rank)
             return
-        variant = self._variants.get(message["uid"])
         if variant is None:
             return
         if message.get("slot") is None:
@@ -274,29 +285,55 @@ class Residency:
 
     # --- slots ---------------------------------------------------------------------------------
 
-    def _free_slot(self, busy: frozenset[int]) -> int | None:
-        """One that is free, or is made so."""
-        self._mark(busy)
-        slot = slot_for(self._slots)
-        if slot == EMPTY:
+    def _slot_with_room(self, variant: Variant, busy: frozenset[int]) -> int | None:
+        """A slot for it, free or made so, and room in every rank's memory; None while there is none."""
+        lacking = self._lacking(variant)
+        free = len(self._in_slot) < self.slots
+        leaving = victims(self._idle(busy), lacking, 0 if free else 1)
+        if leaving is None:
+            variant.no_memory = bool(lacking)
             return None
-        if slot in self._in_slot:
-            self._leave(self._variants[self._in_slot[slot]])
-        return slot
+        in_host = self._in_host(variant.uid)
+        slot = None if free else self._variants[leaving[0]].slot
+        for uid in leaving:
+            if self._variants[uid].slot == slot and in_host:
+                self._leave(self._variants[uid])  # what takes the slot at once has the memory, too
+            else:
+                self._clear(self._variants[uid])
+        self._mark(busy)
+        return slot_for(self._slots) if slot is None else slot
 
-    def _make_room(self, busy: frozenset[int], keep: int) -> bool:
-        """Clear the slot used longest ago, other than `keep`'s; False when none may be cleared."""
-        self._mark(busy | {keep})
-        slot = least_used(self._slots)
-        if slot == EMPTY:
-            return False
-        self._clear(self._variants[self._in_slot[slot]])
-        return True
+    def _make_room(self, variant: Variant, busy: frozenset[int]) -> bool:
+        """For one that has a slot, and has met a rank without room; False while none may leave for it."""
+        leaving = victims(self._idle(busy | {variant.uid}), self._lacking(variant), self._unknown(variant))
+        for uid in leaving or ():
+            self._clear(self._variants[uid])
+        return leaving is not None
+
+    def _unknown(self, variant: Variant) -> int:
+        """1 where it is not known how much is lacking: then one leaves at a time."""
+        return int(not self._capacity or self._ranks != variant.needs.keys())
+
+    def _lacking(self, variant: Variant) -> dict[int, int]:
+        """Bytes that it lacks on ranks, beside all others in slots."""
+        others = [v for v in self._variants.values() if v.slot is not None and v is not variant]
+        lacking = {
+            rank: size + sum(v.needs.get(rank, 0) for v in others) - self._capacity[rank]
+            for rank, size in variant.needs.items()
+            if rank in self._capacity
+        }
+        return {rank: size for rank, size in lacking.items() if size > 0}
+
+    def _idle(self, busy: frozenset[int]) -> list[Idle]:
+        """Those in slots that may leave, the one first that was used longest ago."""
+        slots = sorted(self._in_slot, key=lambda slot: int(self._slots["used"][slot]))
+        uids = [self._in_slot[slot] for slot in slots if self._in_slot[slot] not in busy]
+        return [Idle(uid, self._variants[uid].needs) for uid in uids]
 
     def _mark(self, busy: frozenset[int]) -> None:
         self._slots["busy"] = [self._in_slot.get(slot) in busy for slot in range(self.slots)]
 
-    def _place(self, variant: Variant, slot: int) -> None:
+    def _place(self, variant: Variant, slot: int) -> bool:
         self._use(slot)
         variant.error, variant.ahead = "", False
         self.forgive(variant.uid)
@@ -304,6 +341,7 @@ class Residency:
         variant.unplaced = set(self._ranks)
         order = {"do": PLACE, "uid": variant.uid, "path": variant.path, "slot": slot}
         variant.placing = self._order(order)
+        return True
 
     def _clear(self, variant: Variant) -> None:
         """Its slot is emptied: other ranks may hold it there although one has failed."""

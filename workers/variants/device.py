@@ -6,7 +6,8 @@ Nothing here changes its address while the engine lives, so captured CUDA graphs
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -16,9 +17,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from profiler.roofline import MOVED_AT_ONCE_BYTES
 from workers.kernels.lora.layout import TOTAL_RANK
 from workers.kernels.types import ALIGNMENT, Part, view
-from workers.variants.arena_allocator import ArenaAllocator
+from workers.variants.arena_allocator import ArenaAllocator, Move
 from workers.variants.host import HostVariant, TableKey
 from workers.variants.pages import chunks, reads_locked_memory, spans
 from workers.variants.slot_uses import SlotUses
@@ -31,7 +33,11 @@ STREAMED = frozenset({"lora"})
 
 
 class NoRoom(Exception):
-    """The arena has no gap for this variant now; another one must leave first."""
+    """The arena has no room for this variant of `size_bytes` now; another one must leave first."""
+
+    def __init__(self, message: str, size_bytes: int) -> None:
+        super().__init__(message)
+        self.size_bytes = size_bytes
 
 
 class DeviceMemory:
@@ -39,6 +45,10 @@ class DeviceMemory:
 
     `widths` gives each table's row length; a table is int64 [slots, width], a row of zeros means that
     the slot adds nothing there.
+
+    Variants move where that makes room for one more, also those that steps use: on a GPU in the order of its
+    steps, so that each kernel sees all of a move or nothing. Who reads rows or weights on the host holds
+    `layout` meanwhile.
     """
 
     def __init__(
@@ -46,8 +56,13 @@ class DeviceMemory:
     ) -> None:
         self._device = device
         self._slots = slots
-        self._allocator = ArenaAllocator(arena_bytes // ALIGNMENT * ALIGNMENT)
         self.arena = torch.zeros(arena_bytes, dtype=torch.uint8, device=device)
+        capacity = arena_bytes // ALIGNMENT * ALIGNMENT
+        # What moves over a short distance goes through this; it is set aside with the arena.
+        between = min(MOVED_AT_ONCE_BYTES, capacity // 16 // ALIGNMENT * ALIGNMENT)
+        self._between = self.arena[capacity - between : capacity]
+        self._allocator = ArenaAllocator(capacity - between)
+        self.layout = threading.RLock()
         self._widths = dict(widths)
         *begins, whole = itertools.accumulate(widths.values(), initial=0)
         self._begins = dict(zip(widths, begins, strict=True))  # of each table in a slot's row of all
@@ -59,6 +74,7 @@ class DeviceMemory:
         self._line = line_of(self._copies) if self._copies is not None else None
         self._sent: HostVariant | None = None
         self._described: WeakKeyDictionary[HostVariant, _Described] = WeakKeyDictionary()
+        self._placed: dict[int, _Described] = {}  # by slot
         self._staying: dict[int, torch.Tensor] = {}  # by slot: host memory that its rows point to
         self._left: list[torch.Tensor] = []  # that no row points to any more
         positions = [self._positions_of(slot) for slot in range(slots)]
@@ -150,21 +166,57 @@ class DeviceMemory:
         """
         self.settle()
         self._allocator.give_back(slot)
-        start = self._allocator.take(slot, variant.device_bytes)
+        self._placed.pop(slot, None)
+        start = self._take(slot, variant.device_bytes)
         if start is None:
             self._empty(slot)
             taken = f"{self.taken_bytes} of {self.capacity_bytes} are taken"
-            raise NoRoom(f"{variant.device_bytes} bytes; {taken}")
+            raise NoRoom(f"{variant.device_bytes} bytes; {taken}", variant.device_bytes)
         if self._line is not None and self.streams(variant):
             self._send(self._line, slot, variant, start)
         else:
             self._write(slot, self._row(variant, start), (start, variant.memory))
+        self._placed[slot] = self._described_of(variant)
         self._exchange(slot, variant.staying)
+
+    def _take(self, slot: int, size: int) -> int | None:
+        """The start of `size` bytes that are the slot's now, after moves if need be."""
+        start = self._allocator.take(slot, size)
+        if start is None and (moves := self._allocator.moves_for(size)) is not None:
+            for move in moves:
+                with self.layout, self._in_order_of_steps():
+                    self._move(move)
+            start = self._allocator.take(slot, size)
+        return start
+
+    def _in_order_of_steps(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self._copies is None else self.uses.between_steps(self._copies)
+
+    def _move(self, move: Move) -> None:
+        """All of its weights, and then its rows of all tables. Nothing of it is on its way: see `settle`."""
+        for begin, end in _moved_spans(move, self._between.numel()):
+            self._copy_back(begin, end, move.source - move.target)
+        self._allocator.moved(move)
+        row = torch.from_numpy(self._placed[move.owner].row_at(move.target))
+        here = row if self._copies is None else row.pin_memory()
+        self._flat.index_copy_(0, self._positions[move.owner], here.to(self._device, non_blocking=True))
+        self._rows[move.owner] = row
+
+    def _copy_back(self, begin: int, end: int, step: int) -> None:
+        """Bytes [begin, end) of the arena to where they lie `step` bytes earlier."""
+        source, target = self.arena[begin:end], self.arena[begin - step : end - step]
+        if end - begin <= step:
+            target.copy_(source, non_blocking=True)
+            return
+        between = self._between[: end - begin]
+        between.copy_(source, non_blocking=True)
+        target.copy_(between, non_blocking=True)
 
     def clear(self, slot: int) -> None:
         """Empty a slot that no step to come uses."""
         self.settle()
         self._allocator.give_back(slot)
+        self._placed.pop(slot, None)
         self._empty(slot)
 
     def _empty(self, slot: int) -> None:
@@ -258,6 +310,14 @@ class DeviceMemory:
         return _Described(
             first, next_ - first, np.array(awaited, np.intp)[order], np.array(ends, np.int64)[order]
         )
+
+
+def _moved_spans(move: Move, between: int) -> Iterator[tuple[int, int]]:
+    """Bytes [begin, end) that are copied at a time, in their order: as many as the way is long, or as what
+    lies `between` has room for."""
+    length, end = max(move.source - move.target, between), move.source + move.size
+    for begin in range(move.source, end, length):
+        yield begin, min(begin + length, end)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -31,12 +33,14 @@ class Workspace:
 
 @dataclass(frozen=True)
 class LayerContext:
-    """What every hook needs: the batch, the arena, and this layer's table for each operation."""
+    """What every hook needs: the batch, the arena, and this layer's table for each operation. An operation
+    holds `layout` while it runs on the host (`DeviceMemory.layout`)."""
 
     batch: Batch
     arena: torch.Tensor
     tables: Mapping[str, torch.Tensor]
     workspace: Workspace
+    layout: AbstractContextManager[Any] = field(default_factory=nullcontext)
 
     def has(self, op: str) -> bool:
         return op in self.tables and op in self.batch.operations

@@ -22,7 +22,7 @@ READERS = 2
 
 class Sized(Protocol):
     @property
-    def size_bytes(self) -> int: ...
+    def device_bytes(self) -> int: ...
 
 
 class Cache(Protocol):
@@ -39,6 +39,9 @@ class Cache(Protocol):
     def forget(self, uid: int) -> None: ...
 
     def holds(self, uid: int) -> bool: ...
+
+    @property
+    def capacity_bytes(self) -> int: ...
 
     def streams(self, uid: int) -> bool: ...
 
@@ -62,7 +65,7 @@ class Loader:
         self._placer = ThreadPoolExecutor(1, "variant-placer")
         self._newest: dict[int, int] = {}  # by slot: the newest order about it
         self._socket = RankSocket(address, f"rank-{rank}", self._received)
-        self._socket.send({"did": "hello", "rank": rank})
+        self._socket.send({"did": "hello", "rank": rank, "capacity": variant_cache.capacity_bytes})
 
     @classmethod
     def connect(cls, rank: int, variant_cache: Cache) -> Loader | None:
@@ -88,7 +91,7 @@ class Loader:
 
     def _prepare(self, message: Message) -> Message | None:
         made = self._variant_cache.prepare(message["uid"], message["path"])
-        return {"did": residency.PREPARED, "bytes": made.size_bytes, **self._streams(message)}
+        return {"did": residency.PREPARED, "bytes": made.device_bytes, **self._streams(message)}
 
     def _read_then_place(self, message: Message) -> Message | None:
         self._variant_cache.prepare(message["uid"], message["path"])
@@ -121,7 +124,7 @@ class Loader:
         try:
             done = work(message)
         except NoRoom as e:
-            done = {"did": residency.NO_ROOM, "error": str(e)}
+            done = {"did": residency.NO_ROOM, "bytes": e.size_bytes, "error": str(e)}
         except Exception as e:
             log.warning("variant %d could not be loaded: %r", message["uid"], e)
             done = {"did": residency.FAILED, "error": str(e) or type(e).__name__, "fault": fault_of(e)}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -83,11 +83,13 @@ class VariantManager:
         def register(module: Any, made: Any) -> None:
             context[tagged(module, self._device)] = made
 
+        # A GPU's steps see moves in the order in which it is given them.
+        layout = memory.layout if self._device.type == "cpu" else nullcontext()
         hooked: list[warming.Hooked] = []
         for module, shape in layers:
             tables = {op: memory.table((name, op)) for name, op in widths if name == shape.name}
             if tables:
-                layer_context = LayerContext(self.batch, memory.arena, tables, workspace)
+                layer_context = LayerContext(self.batch, memory.arena, tables, workspace, layout)
                 hooking.hook(module, shape, layer_context, register)
                 hooked.append((module, shape, layer_context))
         prompt_scoring.follow(model, self.batch)

@@ -51,5 +51,6 @@ def product(
     with the base's. `cut`: by `tiles`."""
     out = x.new_empty(len(x), shape.out_size)
     layer = merging.Layer(weight, context.arena, context.tables["sparse_delta"], shape.widths)
-    merged_rows.apply(x, out, bias, layer, cut)
+    with context.layout:
+        merged_rows.apply(x, out, bias, layer, cut)
     return out

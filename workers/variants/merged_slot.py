@@ -139,7 +139,8 @@ class MergedSlot:
             return False
         known, fits = self._fits.get(slot, (BASE_UID, False))
         if known != uid:
-            fits = self._all_fit(slot)
+            with self._memory.layout:
+                fits = self._all_fit(slot)
             self._fits[slot] = uid, fits
         return fits
 
@@ -151,6 +152,11 @@ class MergedSlot:
         """Have the weights of the variant in `slot`, whoever's they were. Steps that were begun are not
         changed: this runs on the device after them."""
         self.holds = None
+        with self._memory.layout:  # until all of it is in the order of steps
+            self._merge(slot)
+        self.holds = uid
+
+    def _merge(self, slot: int) -> None:
         try:
             with self._wholes_beside():  # an embedding comes from host memory meanwhile
                 for whole in self._wholes:
@@ -160,7 +166,6 @@ class MergedSlot:
         finally:  # what comes next comes after all of it, also where some of it failed
             if self._beside is not None:
                 torch.cuda.current_stream(self._beside.device).wait_stream(self._beside)
-        self.holds = uid
 
     def _wholes_beside(self) -> AbstractContextManager[Any]:
         """Within, the device is given work that it does after what it was given before, beside what comes."""

@@ -74,46 +74,53 @@ def add(
     """out [T, O] += what `op` makes of x [T, K], on the rows of variants. `but_merged`: not on those of
     `Batch.merged`, for sparse deltas."""
     rows, table, space = context.batch.tokens, context.tables[op], context.workspace
-    match op:
-        case "lora":
-            lora.apply(x, out, context.arena, table, rows, widths, space.lora)
-        case "sparse_delta":
-            others = context.batch.others if but_merged else rows
-            sparse_delta.apply(x, out, context.arena, table, others, widths)
-        case "svd_delta":
-            svd_delta.apply(x, out, context.arena, table, rows, widths, space.svd)
+    with context.layout:
+        match op:
+            case "lora":
+                lora.apply(x, out, context.arena, table, rows, widths, space.lora)
+            case "sparse_delta":
+                others = context.batch.others if but_merged else rows
+                sparse_delta.apply(x, out, context.arena, table, others, widths)
+            case "svd_delta":
+                svd_delta.apply(x, out, context.arena, table, rows, widths, space.svd)
 
 
 def rotate(x: torch.Tensor, context: LayerContext, shape: LinearShape) -> torch.Tensor:
     """The whole input [T, in] -> each slice's input on this rank, [slices, T, in here]."""
     into = x.new_empty(len(shape.slices), x.shape[0], shape.in_size)
     table, rows = context.tables["boft"], context.batch.tokens
-    boft.rotate(x, into, context.arena, table, rows, start=shape.in_start, max_factors=MAX_FACTORS)
+    with context.layout:
+        boft.rotate(x, into, context.arena, table, rows, start=shape.in_start, max_factors=MAX_FACTORS)
     return into
 
 
 def rescale(
     out: torch.Tensor, base_bias: torch.Tensor | None, context: LayerContext, widths: tuple[int, ...]
 ) -> None:
-    boft.rescale(out, base_bias, context.arena, context.tables["boft"], context.batch.tokens, widths)
+    with context.layout:
+        boft.rescale(out, base_bias, context.arena, context.tables["boft"], context.batch.tokens, widths)
 
 
 def replace_bias(out: torch.Tensor, base_bias: torch.Tensor | None, context: LayerContext) -> None:
-    bias.apply(out, base_bias, context.arena, context.tables["bias"], context.batch.tokens)
+    with context.layout:
+        bias.apply(out, base_bias, context.arena, context.tables["bias"], context.batch.tokens)
 
 
 def embed(ids: torch.Tensor, out: torch.Tensor, context: LayerContext) -> None:
     """`ids` [T] count from this rank's first token."""
-    full.embed(ids, out, 0, context.arena, context.tables["embedding"], context.batch.tokens)
+    with context.layout:
+        full.embed(ids, out, 0, context.arena, context.tables["embedding"], context.batch.tokens)
 
 
 def norm(
     out: torch.Tensor, source: torch.Tensor, epsilon: float, context: LayerContext, shape: NormShape
 ) -> None:
     table, rows = context.tables["norm"], context.batch.tokens
-    full.norm(source, out, epsilon, context.arena, table, rows, shape.zero_centred)
+    with context.layout:
+        full.norm(source, out, epsilon, context.arena, table, rows, shape.zero_centred)
 
 
 def head(x: torch.Tensor, out: torch.Tensor, context: LayerContext, rows: Rows) -> None:
     """`rows` says whose they are: `Batch.head_rows`."""
-    full.head(x, out, context.arena, context.tables["head"], rows)
+    with context.layout:
+        full.head(x, out, context.arena, context.tables["head"], rows)

@@ -4,7 +4,8 @@ else."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -38,3 +39,16 @@ class SlotUses:
                 stream.wait_stream(self._steps or torch.cuda.default_stream(self._device))
             elif (end := self._ends.get(slot)) is not None:
                 stream.wait_event(end)
+
+    @contextmanager
+    def between_steps(self, stream: torch.cuda.Stream) -> Iterator[None]:
+        """What the device is given within, it does between what steps gave it before and what they give it
+        later; what `stream` is given later comes after it, too."""
+        with self._lock:  # no first step begins meanwhile
+            steps = self._steps
+            with torch.cuda.stream(steps or stream):
+                yield
+            if steps is None:
+                stream.synchronize()
+            else:
+                stream.wait_event(steps.record_event())

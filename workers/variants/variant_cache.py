@@ -81,6 +81,11 @@ class VariantCache:
         self._release(forgotten)
         return variant
 
+    @property
+    def capacity_bytes(self) -> int:
+        """Of this rank's device, for the variants in slots together."""
+        return self._memory.capacity_bytes
+
     def holds(self, uid: int) -> bool:
         """Whether it is in host memory."""
         with self._lock:

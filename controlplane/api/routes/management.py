@@ -29,7 +29,7 @@ from controlplane.management.schemas.models import (
     RegisterModelRequest,
     TuneRequest,
 )
-from controlplane.management.schemas.placement import PlanView, PreviewView
+from controlplane.management.schemas.placement import PlanView, PreviewView, VariantsAtOnceView
 from controlplane.management.schemas.status import DeviceView, EngineView, StatusView
 from controlplane.state import queries
 from controlplane.state.repository import State
@@ -93,7 +93,12 @@ def _main_job(services: Services) -> APIRouter:
         )
         plan = None if planned.placement is None else PlanView.of(planned.placement)
         return PreviewView(
-            model=planned.model, host=planned.host, running=planned.running, plan=plan, waits=planned.waits
+            model=planned.model,
+            host=planned.host,
+            running=planned.running,
+            plan=plan,
+            waits=planned.waits,
+            variantsAtOnce=VariantsAtOnceView.of(planned.at_once),
         )
 
     @routes.post("/inference_model")
@@ -128,8 +133,7 @@ def _deployments(services: Services) -> APIRouter:
     @routes.get("")
     async def list_deployments(caller: Asking) -> dict[str, list[DeploymentView]]:
         state = await services.read_for(caller)
-        deployments = sorted(state.deployments.values(), key=lambda d: d.record.model)
-        return {"deployments": [DeploymentView.of(d.record) for d in deployments]}
+        return {"deployments": await asyncio.to_thread(variants.describe_all, services, state)}
 
     @routes.get("/{name}")
     async def describe_deployment(name: NamePath, caller: Asking) -> DeploymentView:

@@ -13,6 +13,7 @@ from controlplane.management import commands
 from controlplane.management.ownership import not_own, require_change, require_engines
 from controlplane.management.schemas.models import DeploymentView, TuneRequest
 from controlplane.management.schemas.residency import EngineResidencyView
+from controlplane.planning.variant_room import AtOnce, at_once_in
 from controlplane.state import transactions
 from controlplane.state.operations import last_failure
 from controlplane.state.records import Deployment, OperationKind
@@ -36,7 +37,7 @@ async def describe(services: Services, name: str, caller: Caller) -> DeploymentV
     """The deployment, and where those of its variants are that the caller sees. Errors: NotDeployed."""
     state = await services.read_for(caller)
     deployment = find_deployment(state, name)
-    view = DeploymentView.of(deployment)
+    view = DeploymentView.of(deployment, at_once_of(services, state, deployment.host))
     if find_placed(state, deployment.host) is None:
         return view.model_copy(
             update={"residencyReason": f"the engine of '{deployment.host}' is not placed yet"}
@@ -47,6 +48,21 @@ async def describe(services: Services, name: str, caller: Caller) -> DeploymentV
         return view.model_copy(update={"residencyReason": e.message})
     names = _variants(state, deployment)
     return view.model_copy(update={"residency": [EngineResidencyView.of(s, names) for s in seen]})
+
+
+def describe_all(services: Services, state: State) -> list[DeploymentView]:
+    """All that the caller sees, by name, without residency. For a thread: bases may have many variants."""
+    deployments = sorted((d.record for d in state.deployments.values()), key=lambda d: d.model)
+    hosts = {host: at_once_of(services, state, host) for host in {d.host for d in deployments}}
+    return [DeploymentView.of(d, hosts[d.host]) for d in deployments]
+
+
+def at_once_of(services: Services, state: State, host: str) -> AtOnce | None:
+    """How many of the base's variants that the caller sees run at once in its engine."""
+    placed, base = find_placed(state, host), state.models.get(host)
+    if placed is None or base is None:
+        return None
+    return at_once_in(placed.placement, base.record, state.variants_of(host), services.settings)
 
 
 def find_placed(state: State, host: str) -> Deployment | None:

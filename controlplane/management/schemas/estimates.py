@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field, StringConstraints
 
 from controlplane.management.schemas.common import IntervalView, Strict, View
+from controlplane.management.schemas.placement import VariantsAtOnceView
 
 if TYPE_CHECKING:
     from controlplane.planning.estimates import Answer
@@ -93,7 +94,8 @@ class EstimateView(View):
     together; of one request `ttftMs` is their sum. Where the path was not measured these two are null, and
     the others the engine's. `kvCapacityTokens` fit into the devices' free memory beside all else, which is
     enough for `concurrency` such requests; null where there are not enough devices. `costGibS` is memory x
-    latency.
+    latency. `variantsAtOnce`: how many of the base's registered variants run at once in an engine of this
+    plan.
     """
 
     model: str
@@ -119,6 +121,7 @@ class EstimateView(View):
     concurrency: int | None
     costGibS: float
     pareto: bool | None = None
+    variantsAtOnce: VariantsAtOnceView | None = None
 
     @classmethod
     def of(cls, a: Answer) -> EstimateView:
@@ -147,6 +150,7 @@ class EstimateView(View):
             concurrency=p.concurrency,
             costGibS=a.cost_gib_s,
             pareto=a.pareto,
+            variantsAtOnce=VariantsAtOnceView.of(a.at_once),
         )
 
 

@@ -18,10 +18,11 @@ from controlplane.management.schemas.deploy import (
     Targets,
 )
 from controlplane.management.schemas.evaluations import EvaluationView
-from controlplane.management.schemas.placement import GroupView, PlanView
+from controlplane.management.schemas.placement import GroupView, PlanView, VariantsAtOnceView
 from controlplane.management.schemas.residency import EngineResidencyView
 
 if TYPE_CHECKING:
+    from controlplane.planning.variant_room import AtOnce
     from controlplane.state.records import Deployment, Model, Operation
     from profiler.variants.types import VariantSpec
 
@@ -253,7 +254,8 @@ class TuneRequest(Strict):
 class DeploymentView(View):
     """`groups` are a base's engines; `plan` is that of the first of them that serves.
 
-    At most `maxActiveVariants` of a base's variants run at once; null: as many as it has slots.
+    At most `maxActiveVariants` of a base's variants run at once; null: as many as it has slots. How many of
+    those registered now its engine has memory for, `variantsAtOnce` says; null before it is placed.
 
     `residency` says for each replica of the engine where variants are: all those of a base, or the described
     one. It is null in lists, and while the engine does not answer; `residencyReason` says why.
@@ -278,11 +280,12 @@ class DeploymentView(View):
     groups: list[GroupView] = Field(default_factory=list)
     createdAt: float
     maxActiveVariants: int | None = None
+    variantsAtOnce: VariantsAtOnceView | None = None
     residency: list[EngineResidencyView] | None = None
     residencyReason: str = ""
 
     @classmethod
-    def of(cls, d: Deployment) -> DeploymentView:
+    def of(cls, d: Deployment, at_once: AtOnce | None = None) -> DeploymentView:
         return cls(
             model=d.model,
             phase=d.phase,
@@ -303,6 +306,7 @@ class DeploymentView(View):
             groups=[GroupView.of(d.host, group) for group in d.groups],
             createdAt=d.created_at_s,
             maxActiveVariants=d.max_active_variants,
+            variantsAtOnce=VariantsAtOnceView.of(at_once),
         )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from controlplane.management.schemas.common import IntervalView, View
 
 if TYPE_CHECKING:
+    from controlplane.planning.variant_room import AtOnce
     from controlplane.state.worker_groups import MeasuredRank, WorkerGroup
     from placement.types import Placement, RankPlacement, Relaxation
     from profiler.types import Interval
@@ -96,6 +97,21 @@ class ChoiceView(View):
         )
 
 
+class VariantsAtOnceView(View):
+    """Of a base's `registered` variants any `atOnce` run at once in an engine of it; `tooLarge` names those
+    for which its memory is too small even alone."""
+
+    registered: int
+    atOnce: int
+    tooLarge: list[str]
+
+    @classmethod
+    def of(cls, found: AtOnce | None) -> VariantsAtOnceView | None:
+        if found is None:
+            return None
+        return cls(registered=found.registered, atOnce=found.count, tooLarge=list(found.too_large))
+
+
 class PlanView(View):
     """The chosen plan: its shape, where its ranks run, what it should cost, and why it was chosen.
 
@@ -149,6 +165,7 @@ class PreviewView(View):
     running: bool
     plan: PlanView | None
     waits: str = ""
+    variantsAtOnce: VariantsAtOnceView | None = None
 
 
 class GroupView(View):

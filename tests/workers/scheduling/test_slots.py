@@ -251,7 +251,7 @@ def test_a_report_about_an_older_order_says_nothing() -> None:
     residency = Residency(1, 1)
     for uid in (1, 2, 1):
         residency.load(uid, f"/{uid}", NOBODY)
-    first, second, third = (message["order"] for message in residency.outbox)
+    first, second, third = (m["order"] for m in residency.outbox if m["do"] == "place")
     placed = {"did": "placed", "slot": 0, "bytes": 1, "host": {}}
     residency.reported(0, {**placed, "uid": 1, "order": first})
     assert residency.readiness(1) == LOADING

@@ -53,7 +53,7 @@ class Rank:
         memory = DeviceMemory({("a", "norm"): 2}, 2, 1 << 10, CPU)
         self.variant_cache = VariantCache(self.open, memory, [NormShape("a", 8)], torch.float32, 1 << 20)
         self.loader = Loader(address, 0, self.variant_cache)
-        assert self.next() == {"did": "hello", "rank": 0}
+        assert self.next() == {"did": "hello", "rank": 0, "capacity": 1 << 10}
 
     def open(self, path: Path) -> Variant:
         if (gate := self.gates.get(path.name)) is not None:

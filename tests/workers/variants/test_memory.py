@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import itertools
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
@@ -55,7 +56,7 @@ POISON = 0xA5
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9), st.booleans()), max_size=60), st.integers(1, 20)
 )
-def test_extents_are_first_fit_over_a_bitmap(steps: list[tuple[int, int, bool]], capacity: int) -> None:
+def test_extents_are_best_fit_over_a_bitmap(steps: list[tuple[int, int, bool]], capacity: int) -> None:
     allocator, owner_of = ArenaAllocator(capacity), [-1] * capacity
     holding: dict[int, int] = {}
     for owner, size, giving in steps:
@@ -67,14 +68,24 @@ def test_extents_are_first_fit_over_a_bitmap(steps: list[tuple[int, int, bool]],
             with pytest.raises(ValueError, match="already"):
                 allocator.take(owner, size)
         else:
-            gaps = (s for s in range(capacity - size + 1) if set(owner_of[s : s + size]) <= {-1})
-            expected = next(gaps, None)
+            free = [s for s in range(capacity - size + 1) if set(owner_of[s : s + size]) <= {-1}]
+            expected = min(free, key=lambda s: (_gap(owner_of, s), s), default=None) if size else 0
             assert allocator.take(owner, size) == expected
             if expected is not None:
                 holding[owner] = size
                 owner_of[expected : expected + size] = [owner] * size
         assert allocator.taken_bytes == sum(holding.values())
         assert [allocator.size_of(o) for o in range(6)] == [holding.get(o, 0) for o in range(6)]
+
+
+def _gap(owner_of: Sequence[int], at: int) -> int:
+    """How many bytes around this one are nobody's."""
+    before, after = itertools.takewhile(_free, owner_of[:at][::-1]), itertools.takewhile(_free, owner_of[at:])
+    return len([*before, *after])
+
+
+def _free(owner: int) -> bool:
+    return owner == -1
 
 
 # --- packing and placing ----------------------------------------------------------------------------

@@ -4,7 +4,8 @@ way to cut a layer. The reference are merged (dequantised) weights."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,7 @@ class LayerContext:
     arena: torch.Tensor
     tables: dict[str, torch.Tensor]
     workspace: layer_context.Workspace
+    layout: AbstractContextManager[None] = field(default_factory=nullcontext)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,195 @@
+"""Memory for the variants of a base: what an engine sets aside, and how many of them it runs at once. Pure.
+
+An engine has slots for as many variants as may run in one batch. Its room is what the largest of the
+registered variants take together, with LoRA adapters of the largest rank in the slots that are left, so that
+any set of variants that fills the slots fits. Ranks move variants (`workers.variants.arena_allocator`): no
+byte of the room is lost to gaps. Where devices have less memory, there is room for fewer of them at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from controlplane.profiling.keys import engine_dtype, served_spec
+from controlplane.settings import Settings
+from controlplane.state.records import Model
+from placement.types import Placement
+from profiler.roofline import MOVED_AT_ONCE_BYTES, variant_bytes
+from profiler.shards import tp_fits
+from profiler.types import ModelSpec, Plan, adaptable_linears
+from profiler.variants.held import uncoded_bytes
+from profiler.variants.modules import EMBEDDING
+from profiler.variants.types import HeldBytes, VariantKind, VariantSpec
+
+# What alignment in an engine's memory adds to a variant's bytes, generously.
+PACKING = 1.05
+ALIGNMENT = 128  # of each array there (`workers.kernels.types`)
+
+Line = tuple[int, int]  # bytes of a rank: beside its layers, and of each of them
+Room = tuple[tuple[int, tuple[Line, ...]], ...]  # as `Plan.room` has it
+
+
+@dataclass(frozen=True)
+class Demand:
+    """Bytes of a variant: in hidden layers `sharded` over TP ranks or `whole` on each, and `full` tensors."""
+
+    sharded: int
+    whole: int
+    full: int
+
+
+@dataclass(frozen=True)
+class AtOnce:
+    """Of the `registered` variants of a base any `count` fit into its engines together; `too_large`: the
+    names of those that do not even fit alone."""
+
+    registered: int
+    count: int
+    too_large: tuple[str, ...] = ()
+
+
+def rooms(variants: Sequence[Model], spec: ModelSpec, settings: Settings) -> tuple[Room, ...]:
+    """What an engine may set aside, the most first: for variants in all slots; for the registered ones
+    together, as far as there are slots; for one fewer each; for one. Each has room for a LoRA adapter."""
+    if not spec.adaptable:
+        return ((),)
+    registered = [variant.variant_spec for variant in variants if variant.variant_spec]
+    slots, spare = settings.max_variants, settings.max_lora_rank
+    together = min(len(registered), slots)
+    fewer = [_room(registered, spec, spare, 1, count) for count in range(together, 0, -1)]
+    if not registered:
+        fewer = [_room((), spec, spare, count, count) for count in range(slots - 1, 0, -1)]
+    return tuple(dict.fromkeys((_room(registered, spec, spare, slots, slots), *fewer)))
+
+
+def _room(registered: Sequence[VariantSpec], base: ModelSpec, rank: int, spares: int, count: int) -> Room:
+    """For the `count` largest of the registered variants and as many spare LoRA adapters."""
+    degrees = (tp for tp in range(1, base.num_heads + 1) if tp_fits(base, tp))
+    return tuple(
+        (
+            tp,
+            tuple(
+                (MOVED_AT_ONCE_BYTES + fixed, each)
+                for fixed, each in largest(
+                    [rank_line(v, base, tp) for v in registered] + [lora_line(base, rank, tp)] * spares,
+                    count,
+                    base.num_layers,
+                )
+            ),
+        )
+        for tp in degrees
+    )
+
+
+def largest(lines: Sequence[Line], count: int, layers: int) -> tuple[Line, ...]:
+    """Lines of which the largest is what the `count` largest of `lines` take together, for 1 to `layers`
+    layers."""
+    return tuple(dict.fromkeys(_largest(lines, count, 1, layers)))
+
+
+def _largest(lines: Sequence[Line], count: int, first: int, last: int) -> Iterator[Line]:
+    """That sum is convex in the layers: one line that is right at both ends is right between them."""
+    low, high = (_sum_at(lines, count, layers) for layers in (first, last))
+    yield from (low, high)
+    middle = (first + last) // 2
+    if _at(low, last) != _at(high, last) and first < middle:
+        yield from _largest(lines, count, first, middle)
+        yield from _largest(lines, count, middle, last)
+
+
+def _sum_at(lines: Iterable[Line], count: int, layers: int) -> Line:
+    chosen = sorted(lines, key=lambda line: _at(line, layers), reverse=True)[:count]
+    return sum(fixed for fixed, _ in chosen), sum(each for _, each in chosen)
+
+
+def _at(line: Line, layers: int) -> int:
+    return line[0] + layers * line[1]
+
+
+def at_once(plan: Plan, spec: ModelSpec, variants: Sequence[Model]) -> AtOnce | None:
+    """How many of the base's `variants` run at once in an engine of this plan; None where it has no slots.
+    `spec` is the base as the engine holds it."""
+    if not plan.max_variants:
+        return None
+    known = [(variant.name, variant.variant_spec) for variant in variants if variant.variant_spec]
+    lines = {name: rank_line(v, spec, plan.tensor_parallel) for name, v in known}
+    stages = range(plan.pipeline_parallel)
+    room = {stage: variant_bytes(spec, plan, stage) - _not_for_variants(plan) for stage in stages}
+    too_large = tuple(
+        name
+        for name, line in lines.items()
+        if any(_at(line, plan.layers_per_stage[stage]) > room[stage] for stage in stages)
+    )
+    fitting = [line for name, line in lines.items() if name not in too_large]
+    counts = (_fit_at(fitting, plan.layers_per_stage[stage], room[stage]) for stage in stages)
+    return AtOnce(len(known), min(plan.max_variants, *counts), too_large)
+
+
+def at_once_in(
+    placement: Placement | None, base: Model, variants: Sequence[Model], settings: Settings
+) -> AtOnce | None:
+    """The same of a placement of the base; None before there is one."""
+    if placement is None or base.spec is None:
+        return None
+    spec = served_spec(base.spec, engine_dtype(settings, placement.ranks[0].device_kind))
+    return at_once(placement.plan, spec, variants)
+
+
+def _not_for_variants(plan: Plan) -> int:
+    return MOVED_AT_ONCE_BYTES if plan.room else 0
+
+
+def _fit_at(lines: Sequence[Line], layers: int, room: int) -> int:
+    """How many of the largest fit together."""
+    for count, line in enumerate(sorted((_at(line, layers) for line in lines), reverse=True)):
+        room -= line
+        if room < 0:
+            return count
+    return len(lines)
+
+
+def rank_line(variant: VariantSpec, base: ModelSpec, tp: int) -> Line:
+    """What a variant takes on each of `tp` ranks."""
+    if variant.kind is VariantKind.LORA:
+        return 0, _lora_layer(base, {name: facts.rank for name, facts in variant.modules.items()}, tp)
+    demand = variant_demand(variant, base)
+    sharded, whole = uncoded_bytes(variant, base, tp)
+    layer = -(-(demand.sharded + sharded) // (base.num_layers * tp))
+    layer -= -(demand.whole + whole) // base.num_layers
+    return int(PACKING * demand.full), int(PACKING * layer)
+
+
+def lora_line(base: ModelSpec, rank: int, tp: int) -> Line:
+    """A LoRA adapter of this rank on all adaptable modules."""
+    return 0, _lora_layer(base, dict.fromkeys(base.linear_shapes, rank), tp)
+
+
+def _lora_layer(base: ModelSpec, ranks: Mapping[str, int], tp: int) -> int:
+    """A is (rank, in) and B is (out, rank); column-parallel layers shard B, row-parallel ones A."""
+    linears = adaptable_linears(base)
+    shards = ((rank, linears[name].shard(tp, base.heads)) for name, rank in ranks.items())
+    return sum(
+        -(-rank * size * base.dtype_bytes // ALIGNMENT) * ALIGNMENT
+        for rank, shard in shards
+        for size in shard
+    )
+
+
+def variant_demand(variant: VariantSpec, base: ModelSpec) -> Demand:
+    """What one other than LoRA takes: as stored, where an older record does not say what an engine holds."""
+    held = variant.held
+    if held is None:
+        return Demand(variant.weight_bytes - variant.full_bytes, 0, variant.full_bytes)
+    full = base.dtype_bytes * held.full_values + held.embedding_bytes + held.head_bytes
+    whole = base.dtype_bytes * held.layer_values + held.whole_bytes
+    return Demand(held.layer_bytes - held.whole_bytes, whole, full - _staying_bytes(variant, held, base))
+
+
+def _staying_bytes(spec: VariantSpec, held: HeldBytes, base: ModelSpec) -> int:
+    """Of an embedding that stays in host memory: one that is not the variant's head, too."""
+    if not spec.replaces_embedding or (base.tied and not spec.replaces_head):
+        return 0
+    whole = base.dtype_bytes * math.prod(base.other_shapes.get(EMBEDDING, (0,)))
+    return held.embedding_bytes or whole
