@@ -1,7 +1,8 @@
 """Four variants of unequal size in one engine: do all of them stay on the device, and is the estimate right?
 
+    python -m benchmarks.unequal_variants --folder /tmp/unequal --out MEASURED.json --only-measure
     python -m benchmarks.unequal_variants --folder /tmp/unequal --out RESULT.json
-        [--known MEASUREMENTS.jsonl] [--profile-s 300]
+        [--known MEASUREMENTS.jsonl] [--profile-s 420]
 
 A Llama-2-7B shape with dummy weights; a LoRA of rank 16 on q, k, v and o, one of rank 64 on all linear
 layers, sparse deltas of 4 and of 2 bits. As the product does it: the architecture is measured
@@ -17,8 +18,8 @@ engine of that plan is asked for each variant in turn, and for all at once.
   for which one of these has to move. Answers of both before, during and after it.
 
 It passes if all four stay on the device, every batch's tokens per second are within 10% of the estimate, and
-no answer differs after the move. With `--known`, or where the folder has measurements, these are not made
-again. Measurements are in the folder, `measurements.jsonl`.
+answers after the move are as they were before. Measurements are made once: they are in the folder,
+`measurements.jsonl`, or in a file that is `--known`. On an H200 measuring takes five minutes, the rest four.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import gpu_engine, gpu_worker, rehearsing
-from benchmarks.gpu_worker import BASE, LLAMA_7B, REHEARSED, Size, ask, write_adapter, write_model
+from benchmarks.gpu_worker import ADAPTED, BASE, LLAMA_7B, REHEARSED, Size, ask, write_adapter, write_model
 from benchmarks.serving import deltas
 from controlplane.planning.engine_config import engine_config
 from controlplane.planning.placement_decision import with_room_for_variants
@@ -68,7 +69,7 @@ from workers.tiers import Tier
 
 KINDS = (VariantKind.LORA, VariantKind.SPARSE_DELTA)
 WITHIN = 0.1
-LOOK_S = 0.1
+LOOK_S = 0.2
 ROUNDS = 5
 ALL_LINEAR = tuple(name.split(".")[1] for name in gpu_engine.linear_shapes(gpu_engine.LLAMA_7B))
 PROMPT = 7  # of the requests whose answers are compared
@@ -97,12 +98,19 @@ def write_variants(base: Path, folder: Path, scale: Scale) -> dict[str, Path]:
     narrow = scale.size
     wide = dataclasses.replace(narrow, adapters_deviation=narrow.adapters_deviation / 4)
     return {
-        "lora-small": write_adapter(folder / "lora-small", 1, narrow, scale.small_rank),
+        "lora-small": adapter(folder / "lora-small", 1, narrow, scale.small_rank, ADAPTED),
         "delta-2": deltas.write(base, shape, folder / "delta-2", 2, 3),
-        "lora-large": write_adapter(folder / "lora-large", 2, wide, scale.max_rank, ALL_LINEAR),
+        "lora-large": adapter(folder / "lora-large", 2, wide, scale.max_rank, ALL_LINEAR),
         "delta-4": deltas.write(base, shape, folder / "delta-4", 4, 4),
         "delta-late": deltas.write(base, shape, folder / "delta-late", 4, 5, whole_tables=True),
     }
+
+
+def adapter(folder: Path, seed: int, size: Size, rank: int, modules: Sequence[str]) -> Path:
+    """Written once."""
+    if (folder / "adapter_config.json").exists():
+        return folder
+    return write_adapter(folder, seed, size, rank, modules)
 
 
 def measured(base: Path, spec: ModelSpec, kind: str, args: argparse.Namespace, settings: Settings) -> Path:
@@ -168,7 +176,7 @@ class Looking:
         self.absent: list[dict[str, str]] = []
 
     async def look(self) -> EngineResidency:
-        seen = await self._worker.residency()
+        seen = await self._worker.engine.residency()  # the worker's own answer may be half a second old
         tiers = {place.uid: place.tier for place in seen.variants}
         self.looks += 1
         self.absent += [
@@ -261,6 +269,7 @@ async def moves(
         return tokens
 
     before = {v.name: await alone(v, "before") for v in loras}
+    again = {v.name: await alone(v, "again") for v in loras}
     tasks = [asyncio.create_task(ask(worker, v, PROMPT, "meanwhile", long)) for v in loras]
     await asyncio.sleep(0.5)
     began = time.perf_counter()
@@ -270,13 +279,14 @@ async def moves(
         v.name: answer["tokens"][: short.output_tokens]
         for v, answer in zip(loras, await asyncio.gather(*tasks), strict=True)
     }
-    seen = await worker.residency()
+    seen = await worker.engine.residency()
     after = {v.name: await alone(v, "after") for v in loras}
     return {
         "late_took_s": took_s,
         "loras_decoding_then": decoding,
         "tiers": {v.name: _tier(seen, v) for v in (*variants, late)},
-        "same_after": {name: after[name] == tokens for name, tokens in before.items()},
+        "leading_tokens_equal_before": {name: _leading(again[name], before[name]) for name in before},
+        "leading_tokens_equal_after": {name: _leading(after[name], before[name]) for name in before},
         "leading_tokens_equal_meanwhile": {
             name: _leading(meanwhile[name], tokens) for name, tokens in before.items()
         },
@@ -296,7 +306,7 @@ def _leading(tokens: Sequence[int], others: Sequence[int]) -> float:
 async def _each_once(worker: Worker, variants: Sequence[VariantRef], size: Size) -> dict[str, str]:
     for variant in variants:
         await ask(worker, variant, PROMPT, "back", dataclasses.replace(size, output_tokens=2))
-    seen = await worker.residency()
+    seen = await worker.engine.residency()
     return {v.name: _tier(seen, v) for v in variants}
 
 
@@ -430,11 +440,13 @@ def _size_of(model: Model) -> dict[str, Any]:
 def passes(result: dict[str, Any]) -> dict[str, bool]:
     """Of each aim whether it is met."""
     moved = result["moves"]
+    before, after = (moved[f"leading_tokens_equal_{when}"] for when in ("before", "after"))
     return {
         "all_fit": result["at_once"]["count"] == len(result["variants"]) - 1,
         "all_stay": not result["residency"]["absent"] and result["residency"]["looks"] > 1,
         "as_estimated": all(abs(r["measured_over_estimate"] - 1) <= WITHIN for r in result["together"]),
-        "moved_unharmed": moved["tiers"]["delta-late"] == Tier.DEVICE and all(moved["same_after"].values()),
+        "moved_unharmed": moved["tiers"]["delta-late"] == Tier.DEVICE
+        and all(after[name] >= before[name] for name in after),
         "all_back": set(moved["all_back"].values()) == {str(Tier.DEVICE)},
     }
 
@@ -446,11 +458,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--known", type=Path, help="measurements that were made before")
-    parser.add_argument("--profile-s", type=float, default=300.0, help="longest that measuring may take")
+    parser.add_argument("--profile-s", type=float, default=420.0, help="longest that measuring may take")
+    parser.add_argument("--only-measure", action="store_true", help="write the files, measure, and end")
     args = parser.parse_args(argv)
     args.folder.mkdir(parents=True, exist_ok=True)
-    result = asyncio.run(run(args, TINY if rehearsing.is_rehearsal() else FULL))
+    scale = TINY if rehearsing.is_rehearsal() else FULL
     command = rehearsing.command("benchmarks.unequal_variants", argv)
+    if args.only_measure:
+        estimates = prepare(args, scale).estimates
+        found = {batch: _interval(predicted.tokens_per_s) for batch, predicted in estimates.items()}
+        rehearsing.write_result(args.out, {"command": command, "tokens_per_s": found})
+        return
+    result = asyncio.run(run(args, scale))
     rehearsing.write_result(args.out, {"command": command, **result})
     print(json.dumps(result, indent=1))
 
