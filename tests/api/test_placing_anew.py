@@ -14,6 +14,7 @@ from installations import Installation, Start, wait_for
 
 from controlplane.controller import group_actions
 from placement.types import Inventory
+from profiler.roofline import MOVED_AT_ONCE_BYTES
 
 
 @pytest.fixture(scope="module")
@@ -46,13 +47,23 @@ def groups(asked: Installation) -> list[dict[str, Any]]:
 
 
 def variant_memory(asked: Installation, group_id: str) -> int:
-    return sum(rank.variant_memory_bytes for rank in asked.cluster.engines[group_id].config.ranks)
+    """For variants; what else is set aside with it is for moving them."""
+    ranks = asked.cluster.engines[group_id].config.ranks
+    return sum(rank.variant_memory_bytes - MOVED_AT_ONCE_BYTES for rank in ranks)
+
+
+def at_once(asked: Installation) -> dict[str, Any]:
+    found: dict[str, Any] = asked.http.get("/deployments/base").json()["variantsAtOnce"]
+    (listed,) = (d for d in asked.http.get("/deployments").json()["deployments"] if d["model"] == "base")
+    assert listed["variantsAtOnce"] == found
+    return found
 
 
 def test_a_new_engine_has_room_for_what_is_registered_now(served: Installation) -> None:
     before = variant_memory(served, "base")
     weight_bytes = served.http.get("/models/delta").json()["weightBytes"]
     served.cluster.held.add("base@1")
+    assert at_once(served) == {"registered": 1, "atOnce": 0, "tooLarge": ["delta"]}
     reply = anew(served)
     assert reply.status_code == 200, reply.text
     old, new = groups(served)
@@ -64,6 +75,7 @@ def test_a_new_engine_has_room_for_what_is_registered_now(served: Installation) 
     assert served.chat("hello").status_code == 200
     served.cluster.held.clear()
     wait_for(lambda: [g["name"] for g in groups(served)] == ["base@1"])
+    assert at_once(served) == {"registered": 1, "atOnce": 1, "tooLarge": []}
     assert set(served.cluster.engines) == {"base@1"}
     assert served.deploy("delta")["phase"] == "Deployed"
     assert served.chat("hello", "delta").status_code == 200

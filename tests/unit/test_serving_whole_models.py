@@ -136,7 +136,7 @@ def test_host_memory_that_holds_no_model_is_refused(tmp_path: Path) -> None:
 def test_what_is_in_host_memory_is_told_with_its_bytes(tmp_path: Path) -> None:
     models = from_files(tmp_path, weights_of_an_engine(), TWO_MODELS)
     assert models.in_host() == {}
-    assert models.prepare(1, "").size_bytes == MODEL_BYTES
+    assert models.prepare(1, "").device_bytes == MODEL_BYTES
     assert models.in_host() == {1: MODEL_BYTES}
     models.prepare(2, "")
     models.prepare(3, "")
