@@ -40,6 +40,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
+from controlplane.printable import printable
+
 
 class OstinatoError(Exception):
     """Base of all. `message` says what was expected, what came and what to do."""
@@ -77,8 +79,8 @@ class OstinatoError(Exception):
 
 def _writable(text: str) -> str:
     """Text that UTF-8 can hold: names of files, and JSON, may have halves of a character, which no record and
-    no answer takes."""
-    return text.encode("utf-8", "backslashreplace").decode()
+    no answer takes. It may quote a stranger's file: nothing in it is obeyed by the terminal that shows it."""
+    return printable(text.encode("utf-8", "backslashreplace").decode())
 
 
 class InvalidRequest(OstinatoError):

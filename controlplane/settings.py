@@ -87,6 +87,11 @@ class Settings(BaseSettings):
         description="A file of lines of JSON, one for each change asked for; a relative path is in home. "
         "-: standard output; empty: none.",
     )
+    audit_log_bytes: int = Field(
+        default=64 << 20,
+        ge=0,
+        description="A larger file of the audit log is put aside; four such are kept. 0: it grows on.",
+    )
     gateway_replicas: int = Field(default=1, ge=1, le=64)
     gateways_per_node: int = Field(
         default=0,
@@ -145,6 +150,9 @@ class Settings(BaseSettings):
     )
     compress_per_node: int = Field(
         default=1, ge=1, description="Fine-tunes that are compressed at once on a node; others wait."
+    )
+    compress_limit_s: float = Field(
+        default=86_400.0, gt=0, description="Longest that one attempt to compress a fine-tune may take."
     )
     gpus: str = Field(
         default="",

@@ -14,6 +14,7 @@ from controlplane.cli.checkpoints import folder_errors, folder_progress
 from controlplane.cli.compression_facts import report_facts
 from controlplane.cli.output import console, print_facts, print_json, print_text, size
 from controlplane.cli.session import Json, session
+from controlplane.printable import printable
 from workers.compression.choose import MethodName, OptionError, Options, check, method_named, parse_ratio
 from workers.compression.recipe import ROWS, TOKENS
 
@@ -203,7 +204,7 @@ def _print(request: Request, report: Report) -> None:
         )
     )
     for warning in result.warnings:
-        console(stderr=True).print(f"Warning: {warning}", soft_wrap=True)
+        console(stderr=True).print(printable(f"Warning: {warning}"), soft_wrap=True)
     if result.spec is not None:
         print_text(f"Register it with `ostinato register NAME --base BASE --adapter {request.out}`")
         return

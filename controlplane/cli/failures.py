@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from controlplane.cli.output import json_text
 from controlplane.client.responses import error_of
 from controlplane.errors import OstinatoError
+from controlplane.printable import printable
 from controlplane.state.terms import Phase
 
 if TYPE_CHECKING:
@@ -118,7 +119,8 @@ def _report(body: dict[str, Any], code: ExitCode, as_json: bool) -> ExitCode:
     error = body["error"]
     what, hint = _two_lines(error["message"], error["code"])
     hint = _ways(error.get("details") or {}) or hint
-    print(f"Error: {what}" + (f"\nHint:  {hint}" if hint else ""), file=sys.stderr)
+    text = f"Error: {what}" + (f"\nHint:  {hint}" if hint else "")
+    print(printable(text), file=sys.stderr)
     return code
 
 

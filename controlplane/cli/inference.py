@@ -15,6 +15,7 @@ from controlplane.cli.session import Json, Session, session
 from controlplane.client.client import Client
 from controlplane.errors import OstinatoError
 from controlplane.management.schemas.models import InferenceModelRequest
+from controlplane.printable import printable
 
 Name = Annotated[str, typer.Argument(help="A deployed model.")]
 MaxOutput = Annotated[int | None, typer.Option(min=1, help="Longest answer, in tokens.")]
@@ -48,7 +49,7 @@ def infer(  # noqa: PLR0913 - typer reads a command's options from its parameter
         print_json(answer)
         return
     if answer.note:
-        print(answer.note, file=sys.stderr)
+        print(printable(answer.note), file=sys.stderr)
     print_text(answer.outputText)
 
 
@@ -125,4 +126,4 @@ def _print_piece(cli: Session, piece: str) -> None:
     if cli.json:
         print_json({"delta": piece})
     else:
-        print(piece, end="", flush=True)
+        print(printable(piece), end="", flush=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
+from controlplane.printable import printable
 from profiler.quantization import UNCOMPRESSED
 
 if TYPE_CHECKING:
@@ -32,7 +33,9 @@ def print_json(document: Any) -> None:
 
 
 def json_text(document: Any) -> str:
-    return json.dumps(document, default=_plain, ensure_ascii=False)
+    """JSON escapes some control characters by itself; here all others, as it does: \\u009b."""
+    text = json.dumps(document, default=_plain, ensure_ascii=False)
+    return text if printable(text) == text else json.dumps(document, default=_plain)
 
 
 def _plain(value: object) -> object:
@@ -42,7 +45,7 @@ def _plain(value: object) -> object:
 
 
 def print_text(text: str) -> None:
-    print(text, flush=True)
+    print(printable(text), flush=True)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], empty: str) -> None:
@@ -57,7 +60,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], empty: st
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(printable, row))
     console().print(table)
 
 

@@ -10,6 +10,7 @@ from controlplane.cli.failures import Interrupted
 from controlplane.cli.output import console
 from controlplane.client.client import Client
 from controlplane.management.schemas.models import OperationView
+from controlplane.printable import printable
 
 
 class Progress(Protocol):
@@ -29,7 +30,7 @@ def live_line(quiet: bool) -> Iterator[Progress]:
         def show(line: str) -> None:
             nonlocal shown
             if line != shown:
-                screen.print(line, soft_wrap=True)
+                screen.print(printable(line), soft_wrap=True)
             shown = line
 
         yield show
@@ -37,7 +38,7 @@ def live_line(quiet: bool) -> Iterator[Progress]:
     from rich.text import Text
 
     with screen.status("") as status:
-        yield lambda line: status.update(Text(line))
+        yield lambda line: status.update(Text(printable(line)))
 
 
 def follow(client: Client, operation: OperationView, quiet: bool) -> OperationView:

@@ -32,12 +32,13 @@ from controlplane.state.records import Model, OperationKind, Phase
 from controlplane.state.repository import Delete, Put, Repository, State, Versioned
 from controlplane.state.transactions import Superseded, persist
 from placement.types import Inventory
-from workers.compression.lines import Done, Failed, Progress, from_line
+from workers.compression.lines import Done, Failed, Line, Progress, from_line
 from workers.compression.timing import duration
 from workers.group import jobs
 
 log = logging.getLogger(__name__)
 
+STALLED_S = 3600.0  # without anything new, such as the next layer or task
 LOOK_S = 1.0  # between two checks whether it may begin, or should go on; and between two notes of progress
 READ_SHARE, MADE_SHARE = 0.02, 0.95  # parts of a registration's progress
 
@@ -149,7 +150,10 @@ class CompressActions:
     async def _follow(self, name: str, uid: int, job: CompressJob) -> Artifact:
         """Errors: CompressionFailed (it says that it cannot), Unavailable (it was cut off)."""
 
+        pace = _Pace(self._settings.compress_limit_s)
+
         async def look() -> None:
+            pace.require_going_on(time.monotonic())
             with suppress(errors.Unavailable):  # the store's, perhaps only for a moment
                 _wanted(await self._repository.read_async(), name, uid)
 
@@ -157,7 +161,9 @@ class CompressActions:
         lines = self._cluster.compress(job.request, job.node)
         async with aclosing(watched(lines, look, LOOK_S)) as watching:
             async for text in watching:
-                match from_line(text):
+                line = from_line(text)
+                pace.heard(line, time.monotonic())
+                match line:
                     case Done(artifact=artifact):
                         return artifact
                     case Failed(message=message):
@@ -227,6 +233,29 @@ class CompressActions:
 
     async def _tell(self, name: str, message: str, share: float) -> None:
         await self._note(OperationKind.REGISTER, name, Phase.COMPRESSING, message, share)
+
+
+class _Pace:
+    """How long one attempt lasts, and since when it says nothing new: lines alone say only that it lives."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._began_s = self._moved_s = time.monotonic()
+        self._last: tuple[float, str] | None = None
+
+    def heard(self, line: Line, now_s: float) -> None:
+        if isinstance(line, Progress) and (line.share, line.doing) != self._last:
+            self._last, self._moved_s = (line.share, line.doing), now_s
+
+    def require_going_on(self, now_s: float) -> None:
+        """Errors: CompressionFailed (it takes too long), Unavailable (it hangs, and is begun again)."""
+        if now_s - self._began_s > self._limit_s:
+            raise errors.CompressionFailed(
+                f"it was ended after {duration(self._limit_s)}, the longest that it may take "
+                "(OSTINATO_COMPRESS_LIMIT_S); a smaller model, fewer rows, or a GPU take less"
+            )
+        if now_s - self._moved_s > STALLED_S:
+            raise errors.Unavailable(f"it got no further for {duration(STALLED_S)}, and was ended")
 
 
 def _wanted(state: State, name: str, uid: int | None = None) -> Versioned[Model]:

@@ -177,7 +177,7 @@ class Controller:
                     await self.step()
                     observed_at = time.monotonic()
             except errors.Unavailable as e:
-                log.warning("the state store is away: %s", e, extra=REPEATED)
+                log.warning("nothing is done while the state store cannot be used: %s", e, extra=REPEATED)
             except Exception as e:  # each is told once a minute
                 where = traceback.extract_tb(e.__traceback__)[-1]
                 what = f"{type(e).__name__} in {where.name}, line {where.lineno}"

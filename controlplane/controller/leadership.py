@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from controlplane.controller.controller import Controller
@@ -92,13 +93,14 @@ class Leadership:
         self._make = make
         self._tell = tell
         self._other = ""
+        self._process = this_process()  # now, as later there may be no file to be had
         # Its own: those of the loop may all wait for something slow.
         self._thread = ThreadPoolExecutor(1, "leadership")
 
     async def run(self) -> None:
         self._tell(False)
         while True:
-            holder = f"{this_process()} {secrets.token_hex(4)}"  # anew: no epoch is had twice
+            holder = f"{self._process} {secrets.token_hex(4)}"  # anew: no epoch is had twice
             asked_s = _now_s()
             lease = await self._take(holder)
             if lease is None:
@@ -111,11 +113,14 @@ class Leadership:
 
     async def _take(self, holder: str) -> Lease | None:
         """Errors: none; an absent store has no lease to give."""
-        gone = self._other if is_gone(self._other) else None
         try:
+            gone = self._other if is_gone(self._other) else None
             lease = await self._ask(holder, gone)
         except Unavailable as e:
-            log.warning("the state store is away: %s", e, extra=REPEATED)
+            log.warning("the state store cannot be used: %s", e, extra=REPEATED)
+            return None
+        except (OSError, RuntimeError) as e:  # no file, or no thread, can be had now
+            log.warning("the lease cannot be asked for: %r", e, extra=REPEATED)
             return None
         if lease.holder == holder:
             return lease
@@ -154,7 +159,7 @@ class Leadership:
         asked_s = _now_s()
         try:
             now = await self._ask(lease.holder)
-        except Unavailable as e:
+        except (Unavailable, OSError, RuntimeError) as e:
             log.warning("the lease could not be renewed: %s", e, extra=REPEATED)
             return True
         store.until_s = asked_s + LEASE_S
@@ -162,7 +167,7 @@ class Leadership:
 
     def _release(self, lease: Lease) -> None:
         """The next one need not wait. An absent store forgets it by itself."""
-        with suppress(Unavailable):
+        with suppress(Unavailable, OSError):
             self._store.release_lease(lease)
 
 
@@ -184,16 +189,20 @@ def is_gone(holder: str) -> bool:
     return _started(int(pid)) != started
 
 
+@cache
 def _machine() -> str:
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot} {os.readlink('/proc/self/ns/pid')}"
 
 
 def _started(pid: int) -> str:
-    """In clock ticks after the machine's start; "": there is no such process, or only its exit status."""
+    """In clock ticks after the machine's start; "": there is no such process, or only its exit status.
+
+    Errors: OSError, when that cannot be known, as without a file to be had.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return ""
     fields = stat.rpartition(")")[2].split()
     return "" if fields[0] == "Z" else fields[19]

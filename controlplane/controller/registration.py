@@ -26,6 +26,7 @@ from profiler.variants.reading import read_manifest
 from profiler.variants.types import VariantKind, VariantLimits, VariantSpec
 from profiler.variants.verifying import verify_data
 from workers.compression.lines import quality_of
+from workers.compression.recipe import BUNDLED
 
 Convert = Callable[[str], Path]
 Growing = Callable[[int], None]
@@ -89,8 +90,8 @@ def _fine_tune(model: Model, delta: Delta, base: Model | None, limits: Limits, c
         calibration=_file(delta.recipe.calibration, limits, "compression.calibration"),
         evaluation=_file(delta.recipe.evaluation, limits, "compression.evaluation", folders=True),
     )
-    reason = "waits to be compressed"
-    made = replace(delta, tuned=str(folder), recipe=recipe, doing=reason)
+    reason, texts = "waits to be compressed", Path(recipe.calibration) if recipe.calibration else BUNDLED
+    made = replace(delta, tuned=str(folder), recipe=recipe, doing=reason, text_bytes=texts.stat().st_size)
     return replace(model, phase=Phase.COMPRESSING, delta=made, reason=reason)
 
 

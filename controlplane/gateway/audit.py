@@ -1,14 +1,17 @@
 """The audit log: a line of JSON for each change that was asked for, and for each operation's end.
 
-A line is appended by one write, so several processes may share the file. It never holds a key.
+A line is appended by one write, so several processes may share the file. It never holds a key, and control
+characters only as JSON's escapes. A file that is full is put aside.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,6 +26,7 @@ log.addFilter(Rarely())
 
 STDOUT = "-"
 _MODE = 0o600
+KEPT_FILES = 4  # beside the one that is written
 
 
 class Counts(Protocol):
@@ -36,6 +40,7 @@ class AuditLog:
         named = settings.audit_log
         self._path = None if named in ("", STDOUT) else settings.home / named
         self._to_stdout = named == STDOUT
+        self._max_bytes = settings.audit_log_bytes
         self._lost = lost
         self._torn = False
 
@@ -69,9 +74,25 @@ class AuditLog:
             if written < len(sent):
                 self._torn = True
                 raise OSError(f"{written} of {len(sent)} bytes were written")
+            if self._path is not None and self._max_bytes and os.fstat(to).st_size >= self._max_bytes:
+                _rotate(self._path, to)
         finally:
             if self._path is not None:
                 os.close(to)
+
+
+def _rotate(path: Path, full: int) -> None:
+    """Put the `full` file aside, as NAME.1, and those before it one further; the oldest goes. Of several
+    processes one does it; who has the file open still writes its line there. Raises OSError."""
+    with path.with_name(f"{path.name}.lock").open("a") as lock:
+        os.chmod(lock.fileno(), _MODE)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not os.path.samestat(os.fstat(full), os.stat(path)):
+            return  # another was faster
+        for number in range(KEPT_FILES - 1, 0, -1):
+            with suppress(FileNotFoundError):
+                path.with_name(f"{path.name}.{number}").replace(path.with_name(f"{path.name}.{number + 1}"))
+        path.replace(path.with_name(f"{path.name}.1"))
 
 
 def _open(path: Path) -> int:

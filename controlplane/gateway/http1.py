@@ -22,6 +22,8 @@ IDLE_S = 300.0
 # Reading from a connection pauses while so much of it was not taken by a slow reader.
 BUFFER_BYTES = 16 * 1024
 READ_BYTES = 16 * 1024  # at once
+# What is larger comes in several pieces, each of which counts as buffered: without chunks, and with.
+PART_BYTES, CHUNK_BYTES = 64 * 1024, 1024 * 1024
 # A node that vanishes without a word breaks its connections after about half a minute.
 _SOCKET_OPTIONS = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
@@ -68,6 +70,7 @@ class Connection(asyncio.BufferedProtocol):
         self._complete = self._stays = True
         self._paused = False
         self._parts: list[bytes] = []
+        self._part_bytes, self._most_bytes = 0, PART_BYTES
         self._pieces: deque[bytes] = deque()
         self._buffered = 0
         self._waiter: asyncio.Future[None] | None = None
@@ -94,7 +97,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._stays and self._complete and not self._lost and not self._pieces
 
     async def piece(self) -> bytes | None:
-        """The next HTTP chunk as it was sent, or a body without chunks at once. Raises BrokenOff."""
+        """The next HTTP chunk as it was sent, or a part of a body without chunks. Raises BrokenOff."""
         while not self._pieces:
             if self._complete:
                 return None
@@ -183,16 +186,22 @@ class Connection(asyncio.BufferedProtocol):
 
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
+        chunked = b"chunked" in self.headers.get(b"transfer-encoding", b"").lower()
+        self._most_bytes = CHUNK_BYTES if chunked else PART_BYTES
 
     def on_body(self, data: bytes) -> None:
         self.has_begun = True
         self._parts.append(data)
+        self._part_bytes += len(data)
+        if self._part_bytes >= self._most_bytes:
+            self.on_chunk_complete()
 
     def on_chunk_complete(self) -> None:
         if not self._parts:
             return
         piece = b"".join(self._parts)
         self._parts.clear()
+        self._part_bytes = 0
         self._pieces.append(piece)
         self._buffered += len(piece)
         if self._buffered >= BUFFER_BYTES and not self._paused:

@@ -82,6 +82,7 @@ def next_job(state: State, name: str, inventory: Inventory, settings: Settings) 
         device="cpu" if on_cpu else "cuda",
         gpus=() if on_cpu else (chosen.device.index,),
         holder=reservations.compressing(name),
+        memory_bytes=chosen.needed_bytes,
     )
     return CompressJob(request, key_of(chosen.device), chosen.needed_bytes)
 
@@ -114,13 +115,20 @@ def _turns(state: State) -> dict[str, Turn]:
     )
 
 
-def needed_bytes(spec: ModelSpec, recipe: Recipe) -> int:
+def calibration_tokens(spec: ModelSpec, recipe: Recipe, text_bytes: int | None) -> int:
+    """How many are run at most: a row has no more than the model has positions, and all rows no more than
+    their file has bytes (None: that is not known)."""
+    asked = (recipe.rows or ROWS) * min(recipe.tokens or TOKENS, spec.max_position)
+    return asked if text_bytes is None else min(asked, text_bytes)
+
+
+def needed_bytes(spec: ModelSpec, recipe: Recipe, text_bytes: int | None = None) -> int:
     """Memory of a job, roughly: both sides of one layer and its delta, the squares of the widest input, and
-    the calibration's activations before and after. To be evaluated the whole model answers, and its logits
-    take some as well."""
+    the activations of the calibration, of `text_bytes`, before and after. To be evaluated the whole model
+    answers, and its logits take some as well."""
     linear = sum(out * width for out, width in spec.linear_shapes.values())
     widest = max((width for _, width in spec.linear_shapes.values()), default=spec.hidden_size)
-    activations = 2 * (recipe.rows or ROWS) * (recipe.tokens or TOKENS) * spec.hidden_size
+    activations = 2 * calibration_tokens(spec, recipe, text_bytes) * spec.hidden_size
     numbers = 3 * linear + SQUARES * widest**2 + activations + 2 * spec.vocab_size * spec.hidden_size
     whole = spec.weight_bytes // spec.dtype_bytes if recipe.evaluation else 0
     logits_bytes = LOGITS_BYTES if recipe.evaluation else 0
@@ -141,23 +149,33 @@ def _holders(state: State) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class _Seen:
-    """A device that may be used, what of it is free, what the job would take there, and whether anything else
-    was promised memory of it."""
+    """A device that may be used, what of it is free, what the job would take there, whether anything else was
+    promised memory of it, and what of it others have that are compressed, which end."""
 
     device: Device
     free_bytes: int
     needed_bytes: int
     shared: bool
+    passing_bytes: int
+
+    @property
+    def comes(self) -> bool:
+        """Whether there will be room without any engine's end, for which nobody should wait with it."""
+        return self.free_bytes + self.passing_bytes >= self.needed_bytes
 
 
 def _seen(state: State, model: Model, base: Model, inventory: Inventory, settings: Settings) -> list[_Seen]:
-    holder, recipe = reservations.compressing(model.name), require_delta(model).recipe
+    holder, delta = reservations.compressing(model.name), require_delta(model)
+    recipe = delta.recipe
     assert base.spec is not None
-    need = needed_bytes(base.spec, recipe)
+    need = needed_bytes(base.spec, recipe, delta.text_bytes)
     promised = reservations.promised(state.ledgers, exclude=holder)
+    passing = _compressing_bytes(state, holder)
     free = reservations.available(inventory, state.ledgers, settings.headroom, exclude=holder)
     return [
-        _Seen(d, d.free_bytes, min(need, _most(d, settings)), bool(promised.get(key_of(d))))
+        _Seen(
+            d, d.free_bytes, min(need, _most(d, settings)), bool(promised.get(key_of(d))), passing[key_of(d)]
+        )
         for d in free.devices
         if recipe.device == "auto" or (recipe.device == "cpu") == (d.kind == CPU)
     ]
@@ -166,8 +184,8 @@ def _seen(state: State, model: Model, base: Model, inventory: Inventory, setting
 def _left(
     state: State, model: Model, seen: list[_Seen], inventory: Inventory, settings: Settings
 ) -> list[_Seen] | Queued:
-    """The devices that no older model waits for. A node where an older one lacks nothing but its turn is left
-    to it, too."""
+    """The devices that no model before it waits for. A node where one before it lacks nothing but its turn is
+    left to it, too. Where one waits for memory that engines have, others go meanwhile."""
     left, before = seen, ""
     told = ("", model.tenant)  # of others' names nothing is said
     for older in _older(state, model):
@@ -175,7 +193,7 @@ def _left(
         if base is None or base.record.spec is None:
             continue  # it is about to fail
         theirs = _seen(state, older, base.record, inventory, settings)
-        keys = {key_of(s.device) for s in theirs}
+        keys = {key_of(s.device) for s in theirs if s.comes}
         nodes = {s.device.node for s in _roomy(older, theirs)}
         kept = [s for s in left if key_of(s.device) not in keys and s.device.node not in nodes]
         if len(kept) < len(left) and not before:
@@ -224,6 +242,16 @@ def _choose(state: State, model: Model, seen: list[_Seen], settings: Settings) -
         roomy,
         key=lambda s: (s.device.kind == CPU, s.device.node != delta.node, -s.free_bytes, key_of(s.device)),
     )
+
+
+def _compressing_bytes(state: State, exclude: str) -> Counter[DeviceKey]:
+    """What is promised to those that are compressed, by device, but for this holder."""
+    promised: Counter[DeviceKey] = Counter()
+    for ledger in state.ledgers.values():
+        for r in ledger.record.reservations:
+            if r.holder.startswith(reservations.COMPRESSING) and r.holder != exclude:
+                promised[ledger.record.node, r.kind, r.index] += r.memory_bytes
+    return promised
 
 
 def _compressing_on(state: State, exclude: str) -> Counter[str]:

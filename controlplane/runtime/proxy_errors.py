@@ -26,10 +26,12 @@ ABSENT = errors.Unavailable("no gateway is there: it starts, or stops; try again
 CROWDED = errors.Overloaded(
     "every gateway has as many requests as it takes; try again", retry_after_s=RETRY_S
 )
+HIDDEN = errors.Forbidden("what runs behind this address is not told; GET /docs lists what there is")
 UNEXPECTED = errors.OstinatoError("an unexpected error; the gateway's log has its details")
 # Statuses of the proxy's own answers in plain text. There is a gateway for every path, so 404 says: none yet.
 _MEANING = {404: ABSENT, 429: CROWDED, 500: UNEXPECTED, 503: ABSENT}
 _OWN_PATHS = "/-/"  # the proxy's probes, which are not ours
+_ROUTES = "/-/routes"  # what runs here, told to anybody
 
 
 def prepare() -> list[Any]:
@@ -46,12 +48,23 @@ class DocumentedErrors:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"].startswith(_OWN_PATHS):
+        if scope["type"] != "http" or _is_probe(scope["path"]):
             await self._app(scope, receive, send)
             return
         answer = _Answer(send)
+        if _is_routes(scope["path"]):
+            await answer.send_error(HIDDEN)
+            return
         await self._app(scope, receive, answer.send)
         await answer.end()
+
+
+def _is_probe(path: str) -> bool:
+    return path.startswith(_OWN_PATHS) and not _is_routes(path)
+
+
+def _is_routes(path: str) -> bool:
+    return path.rstrip("/").lower() == _ROUTES
 
 
 class _Answer:
@@ -70,7 +83,7 @@ class _Answer:
             kind = _header(message, b"content-type")
             self._is_stream = kind.startswith(b"text/event-stream")
             if kind.startswith(b"text/plain") and (error := _MEANING.get(message["status"])) is not None:
-                await self._replace(error)
+                await self.send_error(error)
                 return
         elif message["type"] == "http.response.body":
             self._ended = not message.get("more_body", False)
@@ -79,12 +92,12 @@ class _Answer:
     async def end(self) -> None:
         """Its gateway says no more. A client that left is told in vain."""
         if not self._started:
-            await self._replace(DIED)
+            await self.send_error(DIED)
         elif self._is_stream and not self._ended:
             event = b"data: " + json.dumps(DIED.body()).encode() + b"\n\n"
             await self._send({"type": "http.response.body", "body": event})
 
-    async def _replace(self, error: errors.OstinatoError) -> None:
+    async def send_error(self, error: errors.OstinatoError) -> None:
         self._replaced = self._started = self._ended = True
         body = json.dumps(error.body()).encode()
         headers = [

@@ -10,14 +10,23 @@ from __future__ import annotations
 import logging
 import sys
 
+from controlplane.printable import printable
+
 PACKAGES = ("controlplane", "placement", "profiler", "workers")
 LINE = "%(levelname)s %(asctime)s %(name)s: %(message)s"
+
+
+class PrintableFormatter(logging.Formatter):
+    """Whoever reads a log may do so on a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
 
 
 def log_at_once() -> None:
     """Called from a deployment's constructor."""
     handler = logging.StreamHandler(sys.__stderr__)
-    handler.setFormatter(logging.Formatter(LINE))
+    handler.setFormatter(PrintableFormatter(LINE))
     for package in PACKAGES:
         logger = logging.getLogger(package)
         logger.handlers[:] = [handler]

@@ -16,7 +16,8 @@ class Delta:
 
     It is compressed on `node` (empty: it waits, for `doing`). `share` of the work (0..1) is done,
     `left_s` seconds are left, as far as can be said. `attempts` were cut off in a row without getting any
-    further. Once there is an `artifact`, that is what the model's `adapter` names.
+    further. Once there is an `artifact`, that is what the model's `adapter` names. Its calibration is of
+    `text_bytes`; None: a record of before does not say.
     """
 
     recipe: Recipe
@@ -27,6 +28,7 @@ class Delta:
     left_s: float | None = None
     attempts: int = 0
     artifact: Artifact | None = None
+    text_bytes: int | None = None
 
 
 def placed(delta: Delta, node: str) -> Delta:

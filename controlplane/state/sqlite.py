@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from functools import cache
 from pathlib import Path
 from urllib.parse import quote
 
@@ -393,6 +394,7 @@ def _check_lease(db: sqlite3.Connection, lease: Lease) -> None:
         raise Fenced(lease)
 
 
+@cache
 def _boot() -> str:
     """Which start of the host this is."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import resource
+import signal
 import struct
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
 
 from profiler.errors import CheckpointError
+from workers import limited
 from workers.compression.calibration.text_files import read_documents
 from workers.compression.calibration.texts import Texts, bundled_texts, read_texts
 
@@ -165,3 +168,35 @@ def test_a_folder_without_a_tokenizer_is_refused(stub: str | None, tmp_path: Pat
 def test_nothing_asked_for_is_refused(rows: int, tokens: int, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="at least 1 row of at least 1 token"):
         read_texts(tmp_path / "a.txt", tmp_path, rows, tokens)
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        (
+            "{% for n in range(99999) %}{% for m in range(99999) %}{% endfor %}{% endfor %}",
+            "more than 0.3 s of CPU",
+        ),
+        ("{{ ('a' * 4000000000) | length }}", "more than 1024 MiB of memory"),
+    ],
+)
+def test_a_chat_template_takes_no_more_than_it_may(
+    template: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limited, "CPU_S", 0.3)
+    monkeypatch.setattr(limited, "MEMORY_BYTES", 1 << 30)
+    before = resource.getrlimit(resource.RLIMIT_DATA), signal.getsignal(signal.SIGPROF)
+    file = jsonl(tmp_path / "a.jsonl", {"messages": [{"role": "user", "content": "w1"}]})
+    with pytest.raises(CheckpointError, match=said):
+        read_texts(file, folder_of(tmp_path / "model", template))
+    assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
+    assert (resource.getrlimit(resource.RLIMIT_DATA), signal.getsignal(signal.SIGPROF)) == before
+
+
+def test_a_template_makes_no_more_tokens_than_its_file_has_bytes(tmp_path: Path) -> None:
+    """That much memory was set aside for them."""
+    folder = folder_of(tmp_path / "model", "{% for n in range(9999) %}w1 w2 {% endfor %}")
+    file = jsonl(tmp_path / "a.jsonl", {"messages": [{"role": "user", "content": "w1"}]})
+    assert read_texts(file, folder).tokens == file.stat().st_size
+    plain = jsonl(tmp_path / "b.jsonl", {"messages": [{"role": "user", "content": "w1"}]})
+    assert ids_of(read_texts(plain, folder_of(tmp_path / "usual", TEMPLATE))) == [[40, 1]]

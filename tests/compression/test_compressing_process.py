@@ -11,6 +11,7 @@ import resource
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import checkpoints
@@ -172,6 +173,24 @@ def test_what_another_device_has_begun_is_done_anew(
 
 
 @pytest.mark.slow
+def test_its_process_has_limits_and_no_secrets(
+    folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OSTINATO_API_KEY", "the-key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "the-key")
+    monkeypatch.setenv("OSTINATO_STORE_URL", "redis://:the-key@host")
+    lines = carry_out(replace(request_for(folders, tmp_path / "job"), memory_bytes=1 << 30))
+    try:
+        next(lines)
+        (process,) = compressors()
+        assert "the-key" not in " ".join(process.environ().values())
+        assert {"PATH", "HOME"} <= process.environ().keys()
+        bounds = [process.rlimit(kind)[1] for kind in (psutil.RLIMIT_DATA, psutil.RLIMIT_CORE)]
+        assert bounds == [6 << 30, 0]
+    finally:
+        lines.close()  # type: ignore[attr-defined]
+
+
 def test_closing_it_ends_its_process(folders: tuple[Path, Path], tmp_path: Path) -> None:
     lines = carry_out(request_for(folders, tmp_path / "work"))
     assert isinstance(from_line(next(lines)), Progress)

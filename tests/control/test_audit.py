@@ -117,3 +117,51 @@ def test_several_processes_share_it(tmp_path: Path) -> None:
     for who in range(3):
         assert [line["n"] for line in found if line["who"] == who] == list(range(200))
     assert os.path.getsize(tmp_path / "audit.jsonl") > 3 * 200 * 1000
+
+
+def test_a_full_file_is_put_aside_and_the_oldest_goes(tmp_path: Path) -> None:
+    audit, registry = made(tmp_path, audit_log_bytes=2000)
+    for number in range(200):
+        audit.write({"n": number, "more": "x" * 100})
+    kept = [tmp_path / f"audit.jsonl.{number}" for number in range(audit_module.KEPT_FILES, 0, -1)]
+    assert [path.name for path in sorted(tmp_path.glob("audit.jsonl.?"))] == sorted(p.name for p in kept)
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in tmp_path.iterdir())
+    assert all(2000 <= path.stat().st_size < 2200 for path in kept)
+    found = [line["n"] for path in (*kept, tmp_path / "audit.jsonl") if path.exists() for line in lines(path)]
+    assert found == list(range(found[0], 200)), "the newest, none lost"
+    assert found[0] > 0
+    assert lost(registry) == 0
+
+
+def test_none_is_put_aside_where_that_is_another_programs(tmp_path: Path) -> None:
+    audit, _ = made(tmp_path, audit_log_bytes=0)
+    for number in range(100):
+        audit.write({"n": number})
+    assert [path.name for path in tmp_path.iterdir()] == ["audit.jsonl"]
+
+
+def _write_into_small_files(home: Path, who: int) -> None:
+    audit, _ = made(home, audit_log_bytes=20_000)
+    for n in range(100):
+        audit.write({"who": who, "n": n, "more": "x" * 200})
+
+
+def test_several_processes_put_a_full_file_aside_once(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=_write_into_small_files, args=(tmp_path, who)) for who in range(3)]
+    for each in writers:
+        each.start()
+    for each in writers:
+        each.join()
+    files = sorted(tmp_path.glob("audit.jsonl.?"), reverse=True)
+    assert 3 <= len(files) <= audit_module.KEPT_FILES
+    found = [line for path in (*files, tmp_path / "audit.jsonl") if path.exists() for line in lines(path)]
+    for who in range(3):
+        numbers = [line["n"] for line in found if line["who"] == who]
+        assert numbers == sorted(numbers) == list(range(100))[-len(numbers) :]
+
+
+def test_control_characters_of_a_name_stay_escapes(tmp_path: Path) -> None:
+    audit, _ = made(tmp_path)
+    audit.write({"model": "\x1b]0;owned\x07 \x9b31m \u202e"})
+    assert not re.search(rb"[\x00-\x09\x0b-\x1f\x7f-\xff]", (tmp_path / "audit.jsonl").read_bytes())

@@ -15,7 +15,9 @@ from controlplane import errors
 from controlplane.controller import compress_action
 from controlplane.management.commands import delete_model, register_model
 from controlplane.management.schemas.models import RegisterModelRequest
+from controlplane.planning import compressing
 from controlplane.settings import Settings
+from controlplane.state.deltas import Recipe
 from controlplane.state.records import Model, Operation, Phase
 from controlplane.state.repository import Repository
 
@@ -260,3 +262,47 @@ async def test_an_accuracy_that_was_asked_for_decides(world: Compressing) -> Non
         assert (await world.end(world.deploy("v", SLOs={"accuracy": 94}))).phase is Phase.DEPLOYED
         host = world.repository.read().deployments["base"].record
         assert host.slos.accuracy == pytest.approx(94 / 0.95)
+
+
+async def test_one_that_takes_longer_than_it_may_is_ended_and_frees_its_slot(world: Compressing) -> None:
+    """A chat template that loops lives, and says so every few seconds."""
+    world.settings = world.settings.model_copy(update={"compress_limit_s": 0.05})
+    async with world.controlled():
+        await world.end(world.register("base"))
+        world.cluster.go.clear()
+        ended = await world.end(world.compress("v"))
+        assert ended.phase is Phase.FAILED
+        assert "OSTINATO_COMPRESS_LIMIT_S" in ended.reason
+        assert world.cluster.running == 0
+        assert world.promised() == set()
+
+
+async def test_one_that_gets_no_further_is_begun_again_and_then_fails(
+    world: Compressing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compress_action, "STALLED_S", 0.05)
+    async with world.controlled():
+        await world.end(world.register("base"))
+        world.cluster.go.clear()
+        ended = await world.end(world.compress("v"))
+        assert ended.phase is Phase.FAILED
+        assert "3 attempts in a row got no further" in ended.reason
+        assert "it got no further for" in ended.reason
+        assert len(world.cluster.asked) == 3
+
+
+async def test_what_is_set_aside_is_what_the_texts_can_take(world: Compressing) -> None:
+    """Not what was asked for: 100,000 rows of a million tokens of a file of 20 bytes."""
+    texts = world.settings.home.parent / "texts.txt"
+    texts.write_text("a text of 20 bytes.\n")
+    world.settings = world.settings.model_copy(update={"allowed_roots": f"{world.files}:{texts.parent}"})
+    async with world.controlled():
+        await world.end(world.register("base"))
+        op = world.compress("v", method="deltacompress", rows=100_000, tokens=1 << 20, calibration=str(texts))
+        assert (await world.end(op)).phase is Phase.READY
+        delta, spec = world.model("v").delta, world.model("base").spec
+    assert delta is not None
+    assert spec is not None
+    assert delta.text_bytes == 20
+    few = compressing.needed_bytes(spec, Recipe("deltacompress", rows=1, tokens=20))
+    assert world.cluster.asked[0].memory_bytes == few

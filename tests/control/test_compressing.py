@@ -107,7 +107,40 @@ def test_one_that_waits_for_a_gpu_keeps_nobody_from_a_cpu(settings: Settings, ba
             begun(decide(settings, "new", base, old, new, BUSY, devices=(CPU, GPU))).request.device == "cpu"
         )
     new = tuned("new", 2.0, device="gpu")
-    assert "'old'" in reason(decide(settings, "new", base, old, new, BUSY, devices=(CPU, GPU)))
+    small = replace(BUSY.reservations[0], memory_bytes=GIB)
+    turn = decide(settings, "new", base, old, new, NodeLedger("node", (small,)), devices=(CPU, GPU))
+    assert "'old'" in reason(turn)
+
+
+def test_memory_that_engines_have_is_waited_for_without_holding_up_others(
+    settings: Settings, base: Model
+) -> None:
+    """Nobody knows when they end. What is compressed does end: its memory is kept for who comes first."""
+    assert base.spec is not None
+    many = replace(base, spec=replace(base.spec, hidden_size=4096, max_position=1 << 20))
+    needed = compressing.needed_bytes(many.spec, Recipe("magnitude", rows=512, tokens=1 << 10))
+    assert 15 * GIB < needed < 25 * GIB
+    old, new = tuned("old", 1.0, rows=512, tokens=1 << 10), tuned("new", 2.0, rows=1, tokens=8)
+    room, device = ledger("b", memory_bytes=30 * GIB), replace(CPU, total_bytes=40 * GIB, free_bytes=40 * GIB)
+    engine = decide(settings, "new", many, old, new, room, devices=(device,))
+    assert begun(engine).request.holder == "compressing:new"
+    other = ledger("compressing:u", memory_bytes=30 * GIB)
+    two = settings.model_copy(update={"compress_per_node": 2})
+    held = decide(two, "new", many, old, new, tuned("u"), other, devices=(device,))
+    assert "'old'" in reason(held)
+
+
+def test_calibration_takes_what_its_texts_and_the_models_positions_can_give(base: Model) -> None:
+    assert base.spec is not None
+    absurd = Recipe("deltacompress", rows=100_000, tokens=1 << 20)
+    assert compressing.calibration_tokens(base.spec, absurd, None) == 100_000 * base.spec.max_position
+    assert compressing.calibration_tokens(base.spec, absurd, 25_000) == 25_000
+    few = Recipe("deltacompress", rows=2, tokens=8)
+    assert compressing.calibration_tokens(base.spec, few, 25_000) == 16
+    difference = compressing.needed_bytes(base.spec, absurd, 25_000) - compressing.needed_bytes(
+        base.spec, few, 25_000
+    )
+    assert difference == 2 * (25_000 - 16) * base.spec.hidden_size * 4
 
 
 def test_a_gpu_that_an_older_one_waits_for_is_not_taken(settings: Settings, base: Model) -> None:

@@ -30,7 +30,7 @@ from controlplane.planning import retrying
 from controlplane.planning.reconcile import KEEP_KEYS_S, Observed, reconcile
 from controlplane.planning.retrying import RetryLimits
 from controlplane.settings import Settings
-from controlplane.state import Changes, Entry, Lease, Snapshot, StateStore, Write
+from controlplane.state import Changes, Entry, Lease, Require, Snapshot, StateStore, Write
 from controlplane.state.records import Deployment, IdempotencyKey, Model, Operation, OperationKind, Phase
 from controlplane.state.repository import Put, Repository
 from controlplane.state.stores import open_store
@@ -396,7 +396,7 @@ class FusedStore:
     def pages(self, kind: str) -> Iterator[Mapping[str, Entry]]:
         return self._store.pages(kind)
 
-    def commit(self, writes: Sequence[Write], lease: Lease | None = None) -> int:
+    def commit(self, writes: Sequence[Write | Require], lease: Lease | None = None) -> int:
         self._fuse.burn()
         revision = self._store.commit(writes, lease)
         self._fuse.burn()

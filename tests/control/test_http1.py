@@ -119,6 +119,35 @@ async def test_a_slow_reader_holds_the_sender_up(monkeypatch: pytest.MonkeyPatch
         assert len(await connection.read()) == total * 100_000
 
 
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_a_slow_reader_holds_up_who_sends_all_at_once(chunked: bool) -> None:
+    """Whole, by a content-length, or as one chunk: it counts as it comes."""
+    size, written = 64 << 20, 0
+    kind = "transfer-encoding: chunked" if chunked else f"content-length: {size}"
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal written
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(f"HTTP/1.1 200 OK\r\n{kind}\r\n\r\n".encode())
+        writer.write(b"%x\r\n" % size if chunked else b"")
+        while written < size:
+            writer.write(b"z" * (1 << 16))
+            await writer.drain()
+            written += 1 << 16
+        writer.write(b"\r\n0\r\n\r\n" if chunked else b"")
+
+    async with misbehaving(serve) as pool:
+        connection = await pool.take()
+        await connection.ask("/", {"host": "x"}, b"")
+        seen = -1
+        while seen != written or not written:  # until nothing moves any more
+            seen = written
+            await asyncio.sleep(0.2)
+        assert connection._buffered + connection._part_bytes <= 2 << 20
+        assert written < size
+        assert await connection.read() == b"z" * size
+
+
 async def test_leaving_is_seen_on_the_other_side() -> None:
     app = Held(streams=True)
     async with opened(app) as door:

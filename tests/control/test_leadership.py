@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import sqlite3
@@ -210,6 +211,35 @@ def test_what_a_process_is_known_by() -> None:
         os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
         assert is_gone(known)  # not reaped yet
     assert is_gone(known)
+
+
+async def test_without_a_file_to_be_had_it_goes_on_trying(
+    store: StateStore, quick: pytest.MonkeyPatch
+) -> None:
+    """As with too many open files (EMFILE): neither the loop ends, nor is another taken for gone."""
+    first = Contender(store)
+    await until(lambda: first.leads)
+    second = Contender(store)
+    await until(lambda: second.leadership._other != "")
+    full, asked = OSError(errno.EMFILE, "Too many open files"), 0
+
+    def refused(*given: Any, **named: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        raise full
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "read_text", refused)
+        patch.setattr(store, "take_lease", refused)
+        await until(lambda: asked > 20)
+        assert not first.task.done()
+        assert not second.task.done()
+        assert not second.leads
+        with pytest.raises(OSError, match="Too many"):
+            is_gone(first.leadership._process)
+    await first.end()
+    await until(lambda: second.leads)
+    await second.end()
 
 
 # --- processes -----------------------------------------------------------------------------------

@@ -81,6 +81,13 @@ async def test_nor_are_metrics_and_the_proxys_probes_touched() -> None:
     assert (probe.status_code, probe.text) == (503, "draining")
 
 
+@pytest.mark.parametrize("path", ["/-/routes", "/-/routes/", "/-/Routes", "/-/routes?x=1"])
+async def test_what_runs_behind_the_proxy_is_told_to_nobody(path: str) -> None:
+    reply = await answered(start(200, "application/json"), body(b'{"/": "ostinato"}'), path=path)
+    assert reply.status_code == 403
+    assert isinstance(error_of(reply), errors.Forbidden)
+
+
 async def test_a_stream_whose_gateway_died_ends_with_an_error_event() -> None:
     reply = await answered(start(200, "text/event-stream; charset=utf-8"), body(b"data: 1\n\n", more=True))
     first, last = reply.text.split("\n\n")[:2]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import sys
 import threading
 import time
@@ -26,6 +27,8 @@ BEAT_S = 5.0  # between two lines at most: whoever listens knows that it lives
 MIN_PAUSE_S = 0.2  # between two lines of progress at least
 NICENESS = 10  # engines on the same host go first
 RESULT = "artifact.json"
+MAX_FILES = 4096
+SPARE_FACTOR, SPARE_BYTES = 2, 4 << 30  # what is set aside is known roughly; libraries and stacks of threads
 
 LASTING = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
 DEVICES = ("CUDA", "CUBLAS", "CUDNN", "CUSOLVER", "out of memory", "DefaultCPUAllocator")
@@ -101,6 +104,18 @@ def run(request: CompressRequest, speaker: Speaker) -> Line:
     return Done(artifact)
 
 
+def _limit(request: CompressRequest) -> None:
+    """What this process may take of the node. A GPU's driver maps memory that it never uses: there only what
+    a tokenizer takes is bounded (`workers.limited`)."""
+    bounds = {resource.RLIMIT_CORE: 0, resource.RLIMIT_NOFILE: MAX_FILES}
+    if request.memory_bytes and request.device == "cpu":
+        bounds[resource.RLIMIT_DATA] = SPARE_BYTES + SPARE_FACTOR * request.memory_bytes
+    for kind, value in bounds.items():
+        hard = resource.getrlimit(kind)[1]
+        allowed = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(kind, (allowed, allowed))
+
+
 def main() -> None:
     lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what libraries print is no line of ours
@@ -109,6 +124,7 @@ def main() -> None:
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
     request = TypeAdapter(CompressRequest).validate_json(Path(sys.argv[1]).read_bytes())
+    _limit(request)
     speaker = Speaker(lines)
     threading.Thread(target=speaker.beat, daemon=True).start()
     speaker.tell(0.0, "starting")

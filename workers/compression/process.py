@@ -12,6 +12,7 @@ from typing import IO
 
 from pydantic import TypeAdapter
 
+from workers.clean_environment import clean_environment
 from workers.compression.lines import Done, Failed, from_line
 from workers.compression.recipe import CompressRequest
 from workers.group import jobs
@@ -65,7 +66,7 @@ def _start(request: CompressRequest, log: Path, lock: int) -> subprocess.Popen[b
     with log.open("ab") as errors:
         return subprocess.Popen(
             [sys.executable, "-m", "workers.compression", str(job), "--end-with-stdin", *named],
-            env=dict(os.environ) | (visible_gpus(request.gpus) if request.gpus else {}),
+            env=clean_environment() | (visible_gpus(request.gpus) if request.gpus else {}),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+BUNDLED = Path(__file__).parent / "calibration" / "default.txt"
 ROWS, TOKENS = 128, 2048  # of calibration, if nobody says: as many texts, each cut at so many tokens
 
 
@@ -45,7 +46,7 @@ class CompressRequest:
     """Compress the checkpoint folder `tuned` against `base` into `folder`, where a killed one goes on.
 
     `device` is torch's name ("cpu", "cuda"), of `gpus` (indices) where those are named. `holder` is on the
-    command line of its process: that memory is the holder's.
+    command line of its process: that memory is the holder's. `memory_bytes` were set aside; 0: none were.
     """
 
     base: Path
@@ -55,6 +56,7 @@ class CompressRequest:
     device: str = "cpu"
     gpus: tuple[int, ...] = ()
     holder: str = ""
+    memory_bytes: int = 0
 
     @property
     def artifact(self) -> Path:

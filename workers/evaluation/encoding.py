@@ -10,6 +10,9 @@ import torch
 
 from profiler.evaluation.scoring import first_scored
 from profiler.evaluation.types import Form, Pair
+from workers.limited import limited
+
+WHAT = "the tokenizer, or its chat template,"
 
 
 @dataclass(frozen=True)
@@ -32,15 +35,17 @@ class Encoder:
 
     def prompts(self, texts: Sequence[str], form: Form) -> list[list[int]]:
         """Of what is to be answered."""
-        if form is Form.RAW:
-            return self._ids(texts, True)
-        return self._ids([self._chat(text) for text in texts], False)
+        with limited(WHAT):
+            if form is Form.RAW:
+                return self._ids(texts, True)
+            return self._ids([self._chat(text) for text in texts], False)
 
     def pairs(self, pairs: Sequence[Pair]) -> list[EncodedPair]:
         raw = [pair for pair in pairs if pair.form is Form.RAW]
         chats = [pair for pair in pairs if pair.form is Form.CHAT]
-        encoded = dict(zip(raw, self._raw_pairs(raw), strict=True))
-        encoded |= dict(zip(chats, self._chat_pairs(chats), strict=True))
+        with limited(WHAT):
+            encoded = dict(zip(raw, self._raw_pairs(raw), strict=True))
+            encoded |= dict(zip(chats, self._chat_pairs(chats), strict=True))
         return [encoded[pair] for pair in pairs]
 
     def _raw_pairs(self, pairs: Sequence[Pair]) -> list[EncodedPair]:

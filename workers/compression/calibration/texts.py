@@ -14,16 +14,14 @@ from profiler.architectures.registry import describe
 from profiler.errors import CheckpointError
 from profiler.files import read_json
 from workers.compression.calibration.text_files import Document, read_documents
-from workers.compression.recipe import ROWS, TOKENS
+from workers.compression.recipe import BUNDLED, ROWS, TOKENS
+from workers.limited import limited
 from workers.tokenizer_loading import load_tokenizer
 
 CHARACTERS_PER_TOKEN = 4
-BUNDLED = Path(__file__).with_name("default.txt")
-"""Prose, questions and answers, code and arithmetic: for want of texts like those that the model is to serve.
-
-Texts that the model writes itself would be closer to it, but to generate them takes all of its weights in
-memory, and compression holds one layer at a time.
-"""
+# BUNDLED has prose, questions and answers, code and arithmetic: for want of texts like those that the model
+# is to serve. Texts that the model writes itself would be closer to it, but to generate them takes all of its
+# weights in memory, and compression holds one layer at a time.
 
 T = TypeVar("T")
 
@@ -67,8 +65,10 @@ def read_texts(path: Path, folder: Path, rows: int = ROWS, tokens: int = TOKENS)
     description = describe(read_json(folder / "config.json"), folder / "config.json")
     tokens = min(tokens, description.max_position)
     documents = _evenly(read_documents(path, tokens * CHARACTERS_PER_TOKEN), rows)
-    tokenizer = _tokenizer(folder)
-    cut = _cut([_ids(tokenizer, document, folder) for document in documents], rows, tokens)
+    with limited(f"the tokenizer in {folder}, or its chat template,"):
+        tokenizer = _tokenizer(folder)
+        cut = _cut([_ids(tokenizer, document, folder) for document in documents], rows, tokens)
+    cut = _within(cut, path.stat().st_size)
     if not cut:
         raise CheckpointError(f"the tokenizer in {folder} makes no tokens of {path}; give other texts")
     kept = tuple(torch.tensor(row, dtype=torch.int64) for row in _evenly(cut, rows))
@@ -103,6 +103,8 @@ def _ids(tokenizer: Any, document: Document, folder: Path) -> list[int]:
             return list(tokenizer(document.text)["input_ids"])
         text = tokenizer.apply_chat_template(list(document.messages), tokenize=False)
         return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    except MemoryError:
+        raise  # what it may take is bounded
     except Exception as error:  # whatever the tokenizer or the template's own code raises
         raise CheckpointError(
             f"{document.where}: the tokenizer in {folder} refuses it: {str(error)[:300]}; correct that text"
@@ -115,6 +117,17 @@ def _cut(documents: Sequence[list[int]], rows: int, tokens: int) -> list[list[in
     if len(starts) >= rows:
         return starts
     return [ids[at : at + tokens] for ids in documents for at in range(0, len(ids), tokens)]
+
+
+def _within(rows: Sequence[list[int]], most: int) -> list[list[int]]:
+    """The first rows, of `most` tokens in all: as many as a file has bytes, which is what memory was set
+    aside for. Only a chat template makes more of it."""
+    kept, left = [], most
+    for row in rows:
+        if left > 0:
+            kept.append(row[:left])
+        left -= len(row)
+    return kept
 
 
 def _evenly(items: Sequence[T], count: int) -> list[T]:
