@@ -5,6 +5,7 @@
 - `greedy`: the most that one request may ask for, beside two clients that ask for little;
 - `kills`: processes killed at random under load, while names are registered again;
 - `soak`: an hour at 1.5 times the capacity, while variants come and go;
+- `leftovers`: kills while a fine-tune is compressed and while engines are replaced, and what is left of them;
 - `away`: the store (Redis) is killed for minutes, and stopped for as long;
 - `handovers`: two controllers at once, records that cannot be read, a failover of the store.
 
@@ -21,6 +22,7 @@
     python -m benchmarks.hardening kills --store hosts --victims cut stop:agent stop:controller stop:engine \\
         stop:gateway stop:proxy stop:redis --kills 40 --between 3 \\
         --out benchmarks/results/hardening_stopped.json
+    python -m benchmarks.hardening leftovers --groups 1 --out benchmarks/results/hardening_leftovers.json
     python -m benchmarks.hardening away --store redis --minutes 10 --out benchmarks/results/hardening.json
     python -m benchmarks.hardening handovers --store pair --out benchmarks/results/hardening.json
     python -m benchmarks.hardening soak --minutes 60 --echo-tpot-ms 30 --out benchmarks/results/hardening.json
@@ -49,6 +51,7 @@ from benchmarks.hardening import (
     greedy_requests,
     handovers,
     kills,
+    leftovers,
     slow_clients,
     soak,
     store_away,
@@ -59,7 +62,7 @@ from benchmarks.live.redis_server import RedisServer
 from benchmarks.live.three_hosts import ThreeHosts
 
 RESULT = rehearsing.RESULTS / "hardening.json"
-NAMES = ("slow", "crowd", "greedy", "kills", "soak", "away", "handovers")
+NAMES = ("slow", "crowd", "greedy", "kills", "leftovers", "soak", "away", "handovers")
 Redis = RedisServer | RedisPair
 
 
@@ -69,6 +72,7 @@ def parts(
     store_url: str,
     redis: Redis | None,
     adapters: Sequence[Path],
+    folder: Path,
     hosts: ThreeHosts | None = None,
 ) -> dict[str, Callable[[], Any]]:
     series = kills.Series(
@@ -86,6 +90,7 @@ def parts(
         "crowd": lambda: crowded_store.measure(running, store_url, args.records, args.watchers, args.seconds),
         "greedy": lambda: greedy_requests.measure(running, args.seconds),
         "kills": lambda: kills.measure(running, store_url, adapters, series, redis, hosts),
+        "leftovers": lambda: leftovers.measure(running, store_url, folder, args.rounds, args.seed),
         "soak": lambda: soak.measure(running, store_url, adapters, args.minutes, args.seconds),
         "away": lambda: store_away.measure(running, cast("Redis", redis), adapters, args.minutes),
         "handovers": lambda: handovers.measure(
@@ -114,6 +119,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="ROLE",
         help=f"what is killed, or hangs for a while: {' '.join(kills.EVERYTHING)}",
     )
+    parser.add_argument("--rounds", type=int, default=10, help="of kills that may leave something")
     parser.add_argument("--between", type=float, default=4.0, help="seconds between two kills")
     parser.add_argument("--kill-minutes", type=float, default=math.inf, help="at most")
     parser.add_argument("--clients", type=int, default=4, help="that ask while processes are killed")
@@ -164,7 +170,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             settings["body_timeout_s"] = 1
         with groups.serving(folder, served, **settings) as running:
             adapters = sorted((folder / "adapters").iterdir())
-            measuring = parts(args, running, store_url, redis, adapters, hosts)
+            measuring = parts(args, running, store_url, redis, adapters, folder, hosts)
             for part in args.parts:
                 began_s = time.monotonic()
                 rows = measuring[part]()
@@ -217,7 +223,8 @@ def rehearse(folder: Path) -> None:
         _rehearse_hosts(folder / "hosts.json")
     out = folder / "hardening.json"
     sizes = "--header-bytes 1048576 --headers 200 --connections 20 --records 1200 --watchers 20 --seconds 1"
-    few = "--kills 2 --victims gateway redis --between 1 --clients 6 --minutes 0.1 --groups 1 --gateways 2"
+    few = "--rounds 1 --kills 2 --victims gateway redis --between 1 --clients 6"
+    few += " --minutes 0.1 --groups 1 --gateways 2"
     main([*NAMES, *sizes.split(), *few.split(), "--store", "pair", "--out", str(out)])
     result = rehearsing.check(out, *NAMES)
     for row in result["slow"]["found"]:
@@ -228,6 +235,9 @@ def rehearse(folder: Path) -> None:
     assert kills_found["clients"] == 6
     for operator in kills_found["operations"]:
         assert not operator["lost"] + operator["doubled"], operator
+    for row in result["leftovers"]["found"]:
+        assert not row["left"], row
+        assert set(row["answers"].values()) == {200}, row
     for row in result["greedy"]["found"]["beside"]:
         assert row["asked"].keys() <= {"200"}, row
         assert row["answers"] > 0, row
