@@ -1,14 +1,16 @@
-"""What each tenant asked of this gateway in the last minute, beside what it may ask."""
+"""What each tenant asked in the last minute, beside what it may ask."""
 
 from __future__ import annotations
 
 import math
 import re
+import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from controlplane import errors
+from controlplane.gateway.rate_sharing import EXCHANGE_S, Key, Others, RateReport, Share
 from controlplane.traffic import rate_limits
 from controlplane.traffic.rate_limits import Bucket
 from controlplane.traffic.tenants import Tenant
@@ -57,11 +59,17 @@ def _said(end: bytes) -> int | None:
 
 
 class RateBook:
-    """Buckets by tenant's name; a tenant without quotas has none, and costs nothing."""
+    """Buckets by tenant's name; a tenant without quotas has none, and costs nothing. Where there are other
+    gateways, it gives a share of what is left until it hears them (`rate_sharing`)."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._buckets: dict[tuple[str, str], Bucket] = {}
+        self._buckets: dict[Key, Bucket] = {}
+        self._limits: dict[Key, float] = {}
+        self._name = secrets.token_hex(8)
+        self._spent: dict[Key, float] = {}
+        self._others = Others()
+        self._shares: dict[Key, Share] = {}
 
     def request(self, tenant: Tenant) -> None:
         """Count one. Errors: RateLimited."""
@@ -80,15 +88,46 @@ class RateBook:
         if limit is not None and key in self._buckets:
             now = rate_limits.filled(self._buckets[key], limit, self._clock())
             self._buckets[key] = rate_limits.settle(now, limit, taken, used)
+            self._spent[key] = self._spent.get(key, 0.0) + used - taken
+
+    def report(self) -> RateReport:
+        """What the other gateways are told."""
+        return RateReport(self._name, dict(self._spent), self._levels())
+
+    def hear(self, reports: Iterable[RateReport]) -> None:
+        """What all gateways tell, this one too."""
+        others = [report for report in reports if report.book != self._name]
+        levels, now_s = self._others.hear(others, self._levels()), self._clock()
+        self._buckets = {key: Bucket(level, now_s) for key, level in levels.items()}
+        self._shares = {}
+
+    def _levels(self) -> dict[Key, float]:
+        now_s = self._clock()
+        return {
+            key: rate_limits.filled(bucket, self._limits.get(key, bucket.level), now_s).level
+            for key, bucket in self._buckets.items()
+        }
+
+    def _share_of(self, bucket: Bucket) -> Share:
+        """Alone, a gateway gives all."""
+        return Share(bucket.level / (1 + self._others.count) if self._others.count else math.inf)
 
     def _take(self, tenant: Tenant, what: str, limit: float, amount: float) -> None:
         now_s, key = self._clock(), (tenant.name, what)
         bucket = self._buckets.get(key) or rate_limits.full(limit, now_s)
-        self._buckets[key], wait_s = rate_limits.take(bucket, limit, amount, now_s)
+        self._limits[key] = limit
+        share = self._shares.get(key) or self._share_of(rate_limits.filled(bucket, limit, now_s))
+        if share.allows(amount):
+            self._buckets[key], wait_s = rate_limits.take(bucket, limit, amount, now_s)
+        else:
+            self._buckets[key], wait_s = bucket, EXCHANGE_S
+        if wait_s == 0:
+            self._spent[key] = self._spent.get(key, 0.0) + amount
+            self._shares[key] = share.after(amount)
         if wait_s > 0:
             unit = what.partition("_")[0]
             raise errors.RateLimited(
-                f"tenant '{tenant.name}' may ask for {limit:g} {unit} a minute of a gateway; "
+                f"tenant '{tenant.name}' may ask for {limit:g} {unit} a minute; "
                 "try again later, or have its quota raised",
                 details={"reason": what},
                 retry_after_s=math.ceil(wait_s),

@@ -32,6 +32,7 @@ with uncollected():
     from controlplane.gateway.line_metrics import LineMetrics
     from controlplane.gateway.metrics import Metrics
     from controlplane.gateway.rate_book import RateBook
+    from controlplane.gateway.rate_sharing import RateReport, keep_sharing
     from controlplane.gateway.route_book import RouteBook
     from controlplane.gateway.tenants_book import TenantsBook
     from controlplane.runtime import start_checks
@@ -42,7 +43,7 @@ with uncollected():
     from controlplane.runtime.proxy_calls import follow_proxies
     from controlplane.runtime.replica_http import answer_first
     from controlplane.runtime.replica_logs import log_at_once
-    from controlplane.runtime.serve import installations
+    from controlplane.runtime.serve import answers_of, installations, own_handle
     from controlplane.runtime.serve_news import keep_asking
     from controlplane.runtime.step_models import StepModelBook
     from controlplane.runtime.unsent import bound_answers
@@ -56,6 +57,7 @@ log = logging.getLogger(__name__)
 bear_pings()
 follow_proxies()
 
+RATES_TIMEOUT_S = 2.0
 _ANSWERING = RequestRouterConfig(request_router_class=AnsweringGateways)
 
 
@@ -102,6 +104,11 @@ def _rates() -> RateBook:
     return RateBook()
 
 
+async def _rates_of_all() -> list[RateReport]:
+    """Of the gateways that answer."""
+    return await answers_of(own_handle("Gateway"), "rates", RATES_TIMEOUT_S)
+
+
 def make_services() -> Services:
     """The gateway's services from the process's environment."""
     settings = Settings()
@@ -145,14 +152,20 @@ class Gateway:
         self._controller = controller  # keeps the controller in this application
         self._metrics_address = _serve_metrics(Settings())
         telling = _step_models().keep_telling(_cluster().asked, _cluster().learn)
-        self._telling = asyncio.get_running_loop().create_task(telling)
+        sharing = keep_sharing(_rates_of_all, _rates().hear, lambda: _tenants().tenants.any_rates)
+        loop = asyncio.get_running_loop()
+        self._tasks = (loop.create_task(telling), loop.create_task(sharing))
 
     async def metrics_address(self) -> str:
         return self._metrics_address
 
     async def check_health(self) -> None:
-        """One that learns no more what steps take is replaced."""
-        await _as_it_should(self._telling)
+        """One that learns no more what steps take, or what other gateways gave, is replaced."""
+        for task in self._tasks:
+            await _as_it_should(task)
+
+    async def rates(self) -> RateReport:
+        return _rates().report()
 
     async def demand(self) -> dict[str, float]:
         """Requests under way by base, for the controller, which alone asks."""

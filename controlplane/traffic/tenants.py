@@ -99,6 +99,12 @@ class Tenants:
     by_key: Mapping[str, Tenant] = field(default_factory=dict)
     installation: Tenant = DEFAULT
 
+    @property
+    def any_rates(self) -> bool:
+        """Whether what anybody may ask in a minute is bounded."""
+        quotas = [tenant.quota for tenant in self.by_key.values()]
+        return any(q.requests_per_minute is not None or q.tokens_per_minute is not None for q in quotas)
+
     def of_key(self, key: bytes) -> Tenant | None:
         """Whose key it is; None: nobody's."""
         return self.by_key.get(sha256(key).hexdigest()) if self.by_key else None

@@ -148,3 +148,101 @@ def test_a_stream_costs_its_events_or_what_the_engine_says(pieces: list[bytes], 
     assert book.charge(tenant, 100 - used) is not None
     with pytest.raises(errors.RateLimited):
         book.charge(tenant, 1)
+
+
+# --- several gateways ----------------------------------------------------------------------------
+
+
+def exchange(books: list[RateBook]) -> None:
+    reports = [book.report() for book in books]
+    for book in books:
+        book.hear(reports)
+
+
+def went(book: RateBook, tenant: Tenant, asked: int) -> int:
+    """How many of so many requests."""
+    count = 0
+    for _ in range(asked):
+        try:
+            book.request(tenant)
+        except errors.RateLimited:
+            continue
+        count += 1
+    return count
+
+
+@pytest.mark.parametrize("gateways", [2, 3, 5])
+def test_gateways_that_are_asked_at_once_give_one_quota_together(gateways: int) -> None:
+    clock, tenant = Clock(), Tenant("a", quota=Quota(requests_per_minute=60))
+    books = [RateBook(clock) for _ in range(gateways)]
+    exchange(books)
+    assert sum(went(book, tenant, 60) for book in books) == 60
+    exchange(books)
+    assert sum(went(book, tenant, 60) for book in books) == 0
+    clock.now_s += 30
+    exchange(books)
+    assert sum(went(book, tenant, 60) for book in books) == 30
+
+
+def test_one_gateway_gives_all_of_it_to_who_asks_it_alone() -> None:
+    """A share at a time: whoever is refused comes again within a second."""
+    clock, tenant = Clock(), Tenant("a", quota=Quota(requests_per_minute=64))
+    books = [RateBook(clock), RateBook(clock)]
+    exchange(books)
+    given = []
+    for _ in range(8):
+        given.append(went(books[0], tenant, 100))
+        exchange(books)
+    assert given == [32, 16, 8, 4, 2, 1, 1, 0]
+
+
+def test_a_gateway_that_comes_later_knows_what_was_given() -> None:
+    clock, tenant = Clock(), Tenant("a", quota=Quota(requests_per_minute=60))
+    first, late = RateBook(clock), RateBook(clock)
+    assert went(first, tenant, 60) == 60, "alone it gives all"
+    exchange([first, late])
+    assert went(late, tenant, 60) == 0
+    exchange([first])
+    clock.now_s += 60
+    assert went(first, tenant, 100) == 60, "the other is gone"
+
+
+@given(
+    st.integers(2, 4),
+    st.integers(1, 200),
+    st.lists(st.tuples(st.floats(0, 20), st.integers(0, 3), st.integers(1, 50)), max_size=60),
+)
+def test_no_window_of_time_has_more_over_all_gateways(
+    gateways: int, per_minute: int, asked: list[tuple[float, int, int]]
+) -> None:
+    """But for one request each, which is paid back."""
+    clock, tenant = Clock(), Tenant("a", quota=Quota(requests_per_minute=per_minute))
+    books = [RateBook(clock) for _ in range(gateways)]
+    exchange(books)
+    given: list[tuple[float, int]] = []
+    for pause_s, which, count in asked:
+        clock.now_s += pause_s
+        if pause_s:
+            exchange(books)
+        given.append((clock.now_s, went(books[which % gateways], tenant, count)))
+    for first, (begin_s, _) in enumerate(given):
+        for last in range(first, len(given)):
+            window_min = (given[last][0] - begin_s) / 60
+            total = sum(count for _, count in given[first : last + 1])
+            assert total <= per_minute * (1 + window_min) + gateways + 1e-6
+
+
+def test_what_was_not_used_is_given_back_to_all() -> None:
+    clock, tenant = Clock(), Tenant("a", quota=Quota(tokens_per_minute=1000))
+    books = [RateBook(clock), RateBook(clock)]
+    exchange(books)
+    charge = books[0].charge(tenant, 900)  # more than a share
+    assert charge is not None
+    with pytest.raises(errors.RateLimited) as refused:
+        books[0].charge(tenant, 50)
+    assert refused.value.retry_after_s == 1, "of what is left the other has a share"
+    charge.settle(100)
+    exchange(books)
+    assert books[1].charge(tenant, 440) is not None
+    exchange(books)
+    assert {round(level) for book in books for level in book.report().levels.values()} == {460}
