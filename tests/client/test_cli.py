@@ -79,7 +79,7 @@ JSON_COMMANDS: dict[str, tuple[list[str], set[str]]] = {
     "tune": (["tune", "smol", "--max-active-variants", "2"], {"deployment", "measurements"}),
     "prefetch": (["prefetch", "v1"], {"deployments"}),
     "logs": (["logs", "smol"], {"model", "lines"}),
-    "up": (["up"], {"home", "url", "dashboard_url", "ray_address", "temp_dir", "mark"}),
+    "up": (["up"], {"home", "url", "dashboard_url", "ray_address", "temp_dir", "mark", "installation"}),
     "dashboard": (["dashboard"], {"url", "token"}),
     "down": (["down"], {"stopped"}),
     "demo": (["demo"], {"ok"}),
