@@ -53,6 +53,11 @@ class Settings(BaseSettings):
         description="Names by which the API may be asked, by comma. Empty: any; but only this machine's where"
         " there is no key and the API listens on loopback.",
     )
+    cors_origins: str = Field(
+        default="",
+        description="Whose pages may ask from a browser, by comma, as https://chat.example.com; *: all."
+        " Empty: none but those under the API's own names.",
+    )
     http_host: str = Field(default="127.0.0.1", description="Where the API listens.")
     metrics_host: str = Field(
         default="127.0.0.1",
@@ -279,6 +284,15 @@ class Settings(BaseSettings):
         template_arguments_of(value)
         return value
 
+    @field_validator("cors_origins")
+    @classmethod
+    def _origins(cls, value: str) -> str:
+        for origin in _parts(value):
+            scheme, _, host = origin.partition("://")
+            if origin != "*" and (scheme not in ("http", "https") or not host or "/" in host):
+                raise ValueError(f"expected origins as https://chat.example.com, or *; got {origin!r}")
+        return value
+
     @field_validator("metrics_ports")
     @classmethod
     def _ports(cls, value: str) -> str:
@@ -303,7 +317,7 @@ class Settings(BaseSettings):
     @property
     def hosts(self) -> tuple[str, ...]:
         """The names by which the API may be asked; none: any."""
-        named = tuple(part.strip() for part in self.allowed_hosts.split(",") if part.strip())
+        named = _parts(self.allowed_hosts)
         local = self.http_host in ("127.0.0.1", "localhost", "::1")
         if not named and (self.api_key or not local):
             return ()
@@ -315,6 +329,11 @@ class Settings(BaseSettings):
         everywhere = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
         host = everywhere.get(self.http_host, self.http_host)
         return f"http://[{host}]:{self.http_port}" if ":" in host else f"http://{host}:{self.http_port}"
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        """Whose pages may ask beside those of `hosts`; `*`: all."""
+        return _parts(self.cors_origins)
 
     @property
     def resolved_store_url(self) -> str:
@@ -342,6 +361,11 @@ class Settings(BaseSettings):
     def as_env(self) -> dict[str, str]:
         """These settings as environment variables, for the processes of the cluster."""
         return {f"OSTINATO_{name.upper()}": _text(value) for name, value in self.model_dump().items()}
+
+
+def _parts(text: str) -> tuple[str, ...]:
+    """Of a list by comma."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def _text(value: object) -> str:

@@ -72,6 +72,18 @@ def _absent(path: Path) -> CheckpointError:
 
 def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
     """The JSON object in `path`. Raises CheckpointError when it is absent, too large or not an object."""
+    return parse_json(_read(path, max_bytes), str(path))
+
+
+def read_text(path: Path, max_bytes: int) -> str:
+    """The UTF-8 text in `path`. Raises CheckpointError when it is absent, too large or no such text."""
+    try:
+        return _read(path, max_bytes).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{path} is not UTF-8 text ({error}); copy or download it again") from error
+
+
+def _read(path: Path, max_bytes: int) -> bytes:
     if not is_file(path):
         raise _absent(path)
     try:
@@ -81,10 +93,9 @@ def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
                 raise CheckpointError(
                     f"{path} has {size} bytes; at most {max_bytes} are allowed: is it the right file?"
                 )
-            raw = b"".join(iter(lambda: file.read(max_bytes), b""))
+            return b"".join(iter(lambda: file.read(max_bytes), b""))
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}; check its permissions") from error
-    return parse_json(raw, str(path))
 
 
 def parse_json(raw: bytes, where: str) -> dict[str, Any]:

@@ -41,6 +41,8 @@ class EngineConfig:
     and variants are read from folders below `roots`; none: from anywhere. A step of the echo engine takes
     `echo_tpot_s`. With `merged_slot` each rank has room for a copy of its weights beside the variants. It was
     launched by `installation`.
+    `tool_parser` and `reasoning_parser` are vLLM's names of what reads answers; "": none is known. Without
+    the `needed_parsers` among them the engine does not start.
     """
 
     engine: str
@@ -65,6 +67,9 @@ class EngineConfig:
     echo_tpot_s: float = 0.0
     merged_slot: bool = False
     installation: str = ""
+    tool_parser: str = ""
+    reasoning_parser: str = ""
+    needed_parsers: tuple[str, ...] = ()
 
     @property
     def group_name(self) -> str:

@@ -13,7 +13,7 @@ from controlplane import errors
 from controlplane.state.terms import Role
 from controlplane.traffic.tenants import Tenant
 
-OPEN_PATHS = frozenset({"/healthz", "/readyz"})
+OPEN_PATHS = frozenset({"/healthz", "/readyz", "/health", "/ping", "/docs"})
 ASKING_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/inference_model"})
 
 _CALLS: Mapping[Role, str] = {
@@ -22,11 +22,9 @@ _CALLS: Mapping[Role, str] = {
         POST /v1/completions
         POST /inference_model
         GET /v1/models
-        GET /v1/models/{name}
+        GET /v1/models/{name:path}
+        GET /version
         GET /openapi.json
-        GET /docs
-        GET /docs/oauth2-redirect
-        GET /redoc
     """,
     Role.DEPLOYER: """
         POST /v1/load_lora_adapter
@@ -72,7 +70,7 @@ NEEDED: Mapping[tuple[str, str], Role] = MappingProxyType(
     }
 )
 _PATTERNS = tuple(
-    (method, re.compile(re.sub(r"{\w+}", "[^/]+", path)), role)
+    (method, re.compile(re.sub(r"{\w+}", "[^/]+", re.sub(r"{\w+:path}", ".+", path))), role)
     for (method, path), role in NEEDED.items()
     if "{" in path
 )

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from fastapi import FastAPI, Response
+from fastapi.responses import HTMLResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -16,6 +17,8 @@ from controlplane import __version__
 from controlplane.api import error_handlers, hidden_paths
 from controlplane.api.access import ASKING_PATHS
 from controlplane.api.auditing import Audited
+from controlplane.api.docs_page import page_of
+from controlplane.api.front import Front
 from controlplane.api.hidden_paths import Hide
 from controlplane.api.inference_path import InferencePath
 from controlplane.api.middleware import Guard
@@ -33,12 +36,19 @@ def create_app(make_services: Callable[[], Services]) -> FastAPI:
     """`make_services` is called once, in the process that serves."""
     services = make_services()
     app = FastAPI(
-        title="Ostinato", version=__version__, description=_DESCRIPTION, lifespan=_lifespan(services)
+        title="Ostinato",
+        version=__version__,
+        description=_DESCRIPTION,
+        lifespan=_lifespan(services),
+        docs_url=None,  # FastAPI's own have browsers fetch programs from elsewhere, and send no key
+        redoc_url=None,
+        redirect_slashes=False,
     )
     error_handlers.install(app, _hiding(services))
     app.add_middleware(InferencePath, services=services)
     app.add_middleware(Guard, **_guarding(services))
-    app.add_middleware(Audited, audit=services.audit)  # the last is the first that a request passes
+    app.add_middleware(Audited, audit=services.audit)
+    app.add_middleware(Front, **_fronting(services))  # the last is the first that a request passes
     app.include_router(openai.router(services))  # first: routes are searched in order, by Serve as well
     app.include_router(management.router(services))
     _add_probes(app, services)
@@ -47,7 +57,7 @@ def create_app(make_services: Callable[[], Services]) -> FastAPI:
 
 def inference_only(services: Services) -> ASGIApp:
     """The calls of `inference_path.PATHS`, without FastAPI around them: for a server to ask first."""
-    return Guard(InferencePath(_nothing, services), **_guarding(services))
+    return Front(Guard(InferencePath(_nothing, services), **_guarding(services)), **_fronting(services))
 
 
 def _hiding(services: Services) -> Callable[[str], Hide]:
@@ -67,8 +77,13 @@ def _guarding(services: Services) -> dict[str, Any]:
         "max_body_bytes": settings.max_body_bytes,
         "body_timeout_s": settings.body_timeout_s,
         "hosts": settings.hosts,
+        "origins": settings.origins,
         "tenants": lambda: services.tenants.tenants,
     }
+
+
+def _fronting(services: Services) -> dict[str, Any]:
+    return {"origins": services.settings.origins, "max_body_bytes": services.settings.max_body_bytes}
 
 
 def _lifespan(services: Services) -> Callable[[FastAPI], Any]:
@@ -94,9 +109,21 @@ def _report(error: Exception) -> None:
 
 
 def _add_probes(app: FastAPI, services: Services) -> None:
+    @app.get("/ping", tags=["probes"])
+    @app.get("/health", tags=["probes"])
     @app.get("/healthz", tags=["probes"])
     async def healthz() -> dict[str, str]:
+        """By the names that vLLM's clients, SageMaker's and Kubernetes' ask for."""
         return {"status": "ok"}
+
+    @app.get("/version", tags=["probes"])
+    async def version() -> dict[str, str]:
+        return {"version": __version__}
+
+    @app.get("/docs", tags=["probes"], response_class=HTMLResponse)
+    async def docs() -> HTMLResponse:
+        """What there is, for people: one page, that needs nothing from elsewhere."""
+        return HTMLResponse(page_of(app.openapi()))
 
     @app.get("/readyz", tags=["probes"], responses=management.ERRORS)
     async def readyz() -> dict[str, Any]:

@@ -21,7 +21,7 @@ from controlplane.traffic.tenants import INSTALLATION, ONE_TENANT, Caller, Tenan
 # Whose bodies are read at once, in `inference_path`, which times that itself for less.
 TIMED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
 _CALLER = "ostinato.caller"
-_BEARER = b"Bearer "
+_BEARER = b"bearer"
 
 
 def caller_of(scope: Scope) -> Caller:
@@ -48,8 +48,9 @@ def given_key(scope: Scope) -> bytes:
 
 
 def key_in(given: bytes) -> bytes:
-    """The key of an Authorization header; empty: none."""
-    return given.removeprefix(_BEARER) if given.startswith(_BEARER) else b""
+    """The key of an Authorization header, whose scheme may be written in any case; empty: none."""
+    scheme, _, key = given.partition(b" ")
+    return key.strip() if scheme.lower() == _BEARER else b""
 
 
 class Guard:
@@ -63,14 +64,16 @@ class Guard:
         tenants: Callable[[], Tenants] = lambda: ONE_TENANT,
         body_timeout_s: float = math.inf,
         hosts: Collection[str] = (),
+        origins: Collection[str] = (),
     ) -> None:
         """`tenants` are asked at every request. `hosts`: the names by which it may be asked, without ports;
-        none: any."""
+        none: any. `origins`: whose pages may ask beside those of `hosts`; `*`: all."""
         self._app = app
+        self._origins = frozenset(origins)
         self._hosts = frozenset(host.lower() for host in hosts)
         self._body_timeout_s = body_timeout_s
         self._tenants = tenants
-        self._key = f"Bearer {api_key}".encode() if api_key else b""
+        self._key = api_key.encode()
         self._own_digits = shown(api_key.encode())
         self._limit = max_body_bytes
 
@@ -106,13 +109,15 @@ class Guard:
     def _check_host(self, headers: dict[bytes, bytes]) -> None:
         """A browser names who it believes to ask, and whose page asks. Errors: HostNotAllowed."""
         named = [headers.get(b"host", b"").decode("latin-1")]
-        if (origin := headers.get(b"origin")) is not None:
-            named.append(origin.decode("latin-1").partition("://")[2])
+        origin = headers.get(b"origin", b"").decode("latin-1")
+        if origin and not {origin, "*"} & self._origins:
+            named.append(origin.partition("://")[2])
         for name in named:
             if _without_port(name).lower() not in self._hosts:
                 raise errors.HostNotAllowed(
                     f"this installation is asked as {', '.join(sorted(self._hosts))}, got {name[:200]!r};"
-                    " OSTINATO_ALLOWED_HOSTS adds names, and with an API key any name will do"
+                    " OSTINATO_ALLOWED_HOSTS adds names, OSTINATO_CORS_ORIGINS adds pages of others, and with"
+                    " an API key any name will do"
                 )
 
     def _caller(self, given: bytes) -> Caller:
@@ -120,9 +125,9 @@ class Guard:
         tenants = self._tenants()
         if not self._key:
             return INSTALLATION
-        if hmac.compare_digest(given, self._key):
-            return Caller(tenants.installation, self._own_digits)
         key = key_in(given)
+        if hmac.compare_digest(key, self._key):
+            return Caller(tenants.installation, self._own_digits)
         tenant = tenants.of_key(key) if key else None
         if tenant is None:
             raise errors.Unauthorized("send an API key of this installation as `Authorization: Bearer KEY`")

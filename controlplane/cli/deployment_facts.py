@@ -20,6 +20,8 @@ def deployment_facts(d: DeploymentView) -> list[tuple[str, str]]:
         ("Served by", "" if d.host == d.model else f"the engine of '{d.host}'"),
         ("Intent", _intent(d)),
         ("Targets", target_facts(d)),
+        ("Tool calls", f"{d.toolCallParser}, as it was deployed" if d.toolCallParser else ""),
+        ("Reasoning", f"{d.reasoningParser}, as it was deployed" if d.reasoningParser else ""),
         *([] if plan is None else plan_facts(plan)),
         ("Variants at once", variants_at_once(d.variantsAtOnce)),
         ("Replicas", _replicas(d)),

@@ -25,6 +25,10 @@ TargetTtft = Annotated[float | None, typer.Option(min=0, help="Requests: to the 
 TargetTpot = Annotated[float | None, typer.Option(min=0, help="Requests: per further token.")]
 Deadline = Annotated[float | None, typer.Option(min=0, help="Requests: for the whole answer.")]
 PriorityOf = Annotated[Priority | None, typer.Option(help="Of requests that name none.")]
+ToolCallParser = Annotated[
+    str | None, typer.Option(help="What reads tool calls; by the chat template if left out; or none.")
+]
+ReasoningParser = Annotated[str | None, typer.Option(help="The same for reasoning.")]
 Late = Annotated[LatePolicy | None, typer.Option(help="What becomes of a late request.")]
 
 
@@ -73,6 +77,8 @@ def deploy(  # noqa: PLR0913 - typer reads a command's options from its paramete
     deadline_ms: Deadline = None,
     priority: PriorityOf = None,
     late: Late = None,
+    tool_call_parser: ToolCallParser = None,
+    reasoning_parser: ReasoningParser = None,
     auto_relax: Annotated[bool, typer.Option(help="If nothing fits, take what comes nearest.")] = False,
     max_relax: Annotated[float | None, typer.Option(min=1, help="By no more than this factor.")] = None,
     dry_run: Annotated[bool, typer.Option(help="Say what would be done now; do nothing.")] = False,
@@ -92,6 +98,8 @@ def deploy(  # noqa: PLR0913 - typer reads a command's options from its paramete
         "tensorParallel": tp or [],
         "pipelineParallel": pp or [],
         "layersPerStage": _split(layers),
+        "toolCallParser": tool_call_parser,
+        "reasoningParser": reasoning_parser,
     }
     if min_replicas and max_replicas is None:  # the maximum is at least the minimum
         max_replicas = min_replicas

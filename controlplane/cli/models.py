@@ -19,6 +19,7 @@ from controlplane.client.client import Client
 from controlplane.errors import ModelNotFound
 from controlplane.management.schemas.compression import ArtifactView, CompressionView
 from controlplane.management.schemas.models import (
+    ChatView,
     DeploymentView,
     ModelView,
     ModuleView,
@@ -215,8 +216,18 @@ def _model_facts(m: ModelView) -> list[tuple[str, str]]:
         ("Accuracy", ", ".join(f"{name} {accuracy:g}%" for name, accuracy in m.compressionTechnique.items())),
         *_compression_facts(m.compression),
         *evaluation_facts(m.evaluations),
+        *_chat_facts(m.chat),
         ("Variants", ", ".join(m.variants)),
         ("Reason", m.reason),
+    ]
+
+
+def _chat_facts(chat: ChatView | None) -> list[tuple[str, str]]:
+    if chat is None:
+        return []
+    return [
+        ("Tool calls", f"{chat.toolCallParser or 'only forced ones'}: {chat.toolCallReason}"),
+        ("Reasoning", f"{chat.reasoningParser}: {chat.reasoningReason}" if chat.reasoningParser else ""),
     ]
 
 

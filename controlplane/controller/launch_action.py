@@ -240,9 +240,8 @@ class LaunchAction:
         """Commit the placement with its reservations, which replace those of its victims."""
         host, placement, (versioned, group) = host_of(group_id), place.placement, find_group(state, group_id)
         model, deployment, variants = state.models[host].record, versioned.record, state.variants_of(host)
-        limit = deployment.max_active_variants
         config = engine_config.engine_config(
-            model, placement, self._settings, variants, limit, group=group_id
+            model, placement, self._settings, variants, deployment, group=group_id
         )
         config = replace(config, installation=self._repository.installation())
         excess = memory_feedback.applied(state.profiles, model, placement, usable, self._settings)

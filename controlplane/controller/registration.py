@@ -15,6 +15,7 @@ from controlplane.controller import sources
 from controlplane.planning import accuracy
 from controlplane.state.deltas import Artifact, Delta, Quality
 from controlplane.state.records import Model, Phase
+from profiler.chat_format import read_chat_format
 from profiler.checkpoint import read_model
 from profiler.errors import AdapterError, CheckpointError
 from profiler.files import is_file, read_json, shown
@@ -111,7 +112,8 @@ def _base(model: Model, limits: Limits, convert: Convert) -> Model:
     tokenizer = read_tokenizer(folder)
     if tokenizer is not None and (beyond := tokenizer.beyond(spec.vocab_size)):
         reason += f"; no row for {named(beyond)} of its tokenizer: requests with them are refused"
-    return replace(model, phase=Phase.READY, path=str(folder), spec=spec, reason=reason)
+    chat = read_chat_format(folder)
+    return replace(model, phase=Phase.READY, path=str(folder), spec=spec, chat=chat, reason=reason)
 
 
 def _variant(model: Model, base: Model | None, limits: Limits, growing: Growing) -> Model:

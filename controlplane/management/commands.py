@@ -10,9 +10,10 @@ import dataclasses
 
 from controlplane import errors
 from controlplane.management import requested
-from controlplane.management.schemas.deploy import DeployModelRequest, ReplicasChange, Targets
+from controlplane.management.schemas.deploy import NO_PARSER, DeployModelRequest, ReplicasChange, Targets
 from controlplane.management.schemas.models import RegisterModelRequest
 from controlplane.planning import accuracy, autoscaling, rebalancing
+from controlplane.planning.engine_config import parsers_of
 from controlplane.state import operations
 from controlplane.state.operations import advance, open_operation
 from controlplane.state.queries import find_model, find_operation
@@ -133,7 +134,20 @@ def _host_changes(
             f"change them with `ostinato tune {host}`",
             param="replicas",
         )
+    _check_parsers(find_model(state, host), present.record, request)
     return [Put(accuracy.limited(present.record, least), present.version)]
+
+
+def _check_parsers(base: Model, present: Deployment, request: DeployModelRequest) -> None:
+    """Errors: InvalidRequest for parsers other than those that the base's engines run with."""
+    asked = {"toolCallParser": request.toolCallParser, "reasoningParser": request.reasoningParser}
+    for (name, value), runs in zip(asked.items(), parsers_of(base, present), strict=True):
+        if value is not None and requested.parser(value) != runs:
+            raise errors.InvalidRequest(
+                f"the engines of '{base.name}' serve its variants, and run with {runs or NO_PARSER}; leave "
+                f"{name} out, or undeploy '{base.name}' and deploy it with {value}",
+                param=name,
+            )
 
 
 def _deployment(name: str, host: str, request: DeployModelRequest, uid: int, now_s: float) -> Deployment:
@@ -153,6 +167,8 @@ def _deployment(name: str, host: str, request: DeployModelRequest, uid: int, now
         auto_relax=requested.auto_relax(request),
         scaling=scaling,
         groups=tuple(WorkerGroup(number) for number in range(begun)),
+        tool_parser=requested.parser(request.toolCallParser) if name == host else None,
+        reasoning_parser=requested.parser(request.reasoningParser) if name == host else None,
     )
 
 

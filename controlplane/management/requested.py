@@ -10,6 +10,7 @@ import dataclasses
 from controlplane import errors
 from controlplane.management.schemas.compression import CompressionForm
 from controlplane.management.schemas.deploy import (
+    NO_PARSER,
     SLO_FIELDS,
     DeployModelRequest,
     LoadForm,
@@ -95,6 +96,11 @@ def constraints(request: DeployModelRequest) -> PlanConstraints:
 def scaling(request: DeployModelRequest) -> Scaling:
     replicas = request.replicas or Replicas()
     return Scaling(replicas.min, replicas.max, replicas.targetInFlight, replicas.idleS)
+
+
+def parser(name: str | None) -> str | None:
+    """None: as the model's chat template says; "": none."""
+    return "" if name == NO_PARSER else name
 
 
 def auto_relax(request: DeployModelRequest) -> AutoRelax:

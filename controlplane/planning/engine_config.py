@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from controlplane.profiling.keys import engine_dtype, served_spec, spec_of
 from controlplane.settings import Settings
-from controlplane.state.records import Model
+from controlplane.state.records import Deployment, Model
 from placement.types import CPU, Placement, Plan, RankPlacement
+from profiler.chat_format import ChatFormat
 from profiler.roofline import has_merged_slot, kv_bytes_per_token, variant_bytes
 from profiler.types import ModelSpec
 from profiler.variants.types import VariantKind, launched_kinds
@@ -19,15 +20,18 @@ def engine_config(
     placement: Placement,
     settings: Settings,
     variants: Sequence[Model] = (),
-    max_active_variants: int | None = None,
+    deployment: Deployment | None = None,
     group: str = "",
 ) -> EngineConfig:
     """What the worker needs to start exactly this placement, for the base and its `variants`.
 
     `group` is what the cluster calls the worker group; as its base, if left out.
 
-    `max_active_variants` of them may run at once; None: as many as the plan has slots for.
+    `deployment` says how many of them may run at once, and what reads answers. None: as many as the plan has
+    slots for, and what suits the model.
     """
+    limit = deployment.max_active_variants if deployment else None
+    tools, reasoning = parsers_of(model, deployment)
     plan, kind = placement.plan, placement.ranks[0].device_kind
     dtype = engine_dtype(settings, kind)
     spec = served_spec(spec_of(model), dtype)
@@ -48,10 +52,32 @@ def engine_config(
         variant_kinds=kinds_served(kind, variants),
         max_batched_tokens=plan.batched_tokens,
         roots=tuple(map(str, settings.roots)),
-        max_active_variants=min(max_active_variants or 0, plan.max_variants),
+        max_active_variants=min(limit or 0, plan.max_variants),
         echo_tpot_s=settings.echo_tpot_s,
         merged_slot=has_merged_slot(plan),
+        tool_parser=tools,
+        reasoning_parser=reasoning,
+        needed_parsers=_asked_for(deployment),
     )
+
+
+def parsers_of(model: Model, deployment: Deployment | None) -> tuple[str, str]:
+    """What reads tool calls and reasoning in the answers of a base: as deployed, or as its `chat` says."""
+    chat = model.chat or ChatFormat()
+    if deployment is None:
+        return chat.tool_parser, chat.reasoning_parser
+    tools, reasoning = deployment.tool_parser, deployment.reasoning_parser
+    return (
+        chat.tool_parser if tools is None else tools,
+        chat.reasoning_parser if reasoning is None else reasoning,
+    )
+
+
+def _asked_for(deployment: Deployment | None) -> tuple[str, ...]:
+    """The parsers that whoever deployed the model has named."""
+    if deployment is None:
+        return ()
+    return tuple(filter(None, (deployment.tool_parser, deployment.reasoning_parser)))
 
 
 def _rank(spec: ModelSpec, plan: Plan, placed: RankPlacement) -> RankConfig:

@@ -16,6 +16,7 @@ from controlplane.state.deltas import Delta
 from controlplane.state.terms import FINAL_PHASES, LatePolicy, Phase, Priority, Role
 from controlplane.state.worker_groups import GroupPhase, WorkerGroup, group_id_of
 from placement.types import Intent, Placement, Scope, Slos
+from profiler.chat_format import ChatFormat
 from profiler.request_path import RequestPath
 from profiler.types import ModelSpec
 from profiler.variants.types import VariantSpec
@@ -83,7 +84,8 @@ class Model:
     ModelProfile that its plans are estimated from. `evaluations` has one of each subject, the newest last.
     `tenant` is whose it is, "" the installation's: then all may use it. `max_host_bytes` is what the variants
     of its tenant may hold in all, as it was when this one was registered; None: any.
-    `reads`: how often its files were begun to be read without an end.
+    `reads`: how often its files were begun to be read without an end. `chat` of a base is how it writes tool
+    calls and reasoning; None: it was read before that was looked at.
     """
 
     name: str
@@ -104,6 +106,7 @@ class Model:
     tenant: str = ""
     max_host_bytes: int | None = None
     reads: int = 0
+    chat: ChatFormat | None = None
 
     @property
     def is_variant(self) -> bool:
@@ -203,7 +206,8 @@ class Deployment:
     `max_active_variants` of a base is how many of its variants may run at once; None: as many as have slots.
     `kind` is that of the devices its first group was placed on, which those added later are for.
     `loading` of a variant is how bringing it into its base's engines went so far.
-    `slos` are limits that a plan is chosen by, `targets` what its requests are served by.
+    `slos` are limits that a plan is chosen by, `targets` what its requests are served by. `tool_parser` and
+    `reasoning_parser` of a base read its answers; None: as its `chat` says, "": none does.
     """
 
     model: str
@@ -225,6 +229,8 @@ class Deployment:
     kind: str = ""
     loading: Attempts = field(default_factory=Attempts)
     targets: ServingTargets = field(default_factory=ServingTargets)
+    tool_parser: str | None = None
+    reasoning_parser: str | None = None
 
     @model_validator(mode="before")
     @classmethod

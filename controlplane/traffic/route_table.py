@@ -23,6 +23,7 @@ class Route:
 
     At most `variant_limit` variants of the host run at once; None: as many as it has slots. `targets` are
     what requests that say nothing else are served by. `tenant` is whose the model is, "" everybody's.
+    `context_tokens` are those of the longest prompt and answer together; None: no engine has a place yet.
     """
 
     model: str
@@ -33,6 +34,7 @@ class Route:
     variant_limit: int | None = None
     targets: ServingTargets = field(default_factory=ServingTargets)
     tenant: str = ""
+    context_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,7 @@ def _route(model: Model, deployment: Deployment, host: Deployment) -> Route:
         variant_limit=host.max_active_variants,
         targets=_targets(deployment, host),
         tenant=model.tenant,
+        context_tokens=host.placement.plan.max_model_len if host.placement else None,
     )
 
 

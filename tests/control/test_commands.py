@@ -103,6 +103,34 @@ def test_a_variant_joins_a_base_that_is_there(repository: Repository) -> None:
     assert repository.read().deployments["base"].record.max_output_tokens == 99
 
 
+def test_parsers_are_those_of_a_base_s_engines(repository: Repository) -> None:
+    ready(repository, BASE, V1)
+    submit(repository, deploy_model, deploy("v1", toolCallParser="hermes", reasoningParser="none"))
+    host = repository.read().deployments["base"].record
+    assert (host.tool_parser, host.reasoning_parser) == ("hermes", "")
+    assert repository.read().deployments["v1"].record.tool_parser is None
+
+
+@pytest.mark.parametrize("asked", [{"toolCallParser": "hermes"}, {"reasoningParser": "none"}])
+def test_a_variant_joins_a_base_with_the_same_parsers_only(
+    repository: Repository, asked: dict[str, str]
+) -> None:
+    ready(repository, BASE, V1)
+    submit(repository, deploy_model, deploy("base", toolCallParser="mistral", reasoningParser="qwen3"))
+    with pytest.raises(
+        errors.InvalidRequest, match=r"run with (mistral|qwen3); leave .* out, or undeploy 'base'"
+    ):
+        submit(repository, deploy_model, deploy("v1", **asked))
+    submit(repository, deploy_model, deploy("v1", toolCallParser="mistral"))
+
+
+def test_a_parser_that_nobody_knows_is_refused_with_those_that_are_known() -> None:
+    with pytest.raises(
+        ValueError, match=r"toolCallParser\n.*expected none, or one of .*hermes.*got 'hermse'"
+    ):
+        deploy("base", toolCallParser="hermse")
+
+
 @pytest.mark.parametrize(
     ("of_base", "asked", "kept"),
     [(None, 94.05, 99.0), (97.0, 94.05, 99.0), (99.5, 94.05, 99.5), (97.0, None, 97.0), (None, None, None)],

@@ -17,9 +17,10 @@ from controlplane.profiling.keys import served_spec, spec_of
 from controlplane.settings import Settings
 from controlplane.state.records import Deployment, Model, Phase
 from placement.types import Intent, Inventory, Slos
+from profiler.chat_format import ChatFormat
 from profiler.roofline import variant_bytes
 from profiler.variants.types import VariantKind, VariantSpec
-from workers.group.vllm_arguments import engine_arguments
+from workers.group.vllm_arguments import FORCED_TOOLS, engine_arguments
 from workers.messages import EngineConfig
 
 HERE = Inventory((CPU,))
@@ -35,8 +36,9 @@ def test_the_only_device_is_chosen(base: Model, settings: Settings) -> None:
     placement = decide(base, DEPLOYMENT, HERE, settings)
     config = engine_config(base, placement, settings)
     assert config.max_active_variants == 0
-    assert engine_config(base, placement, settings, (), 1).max_active_variants == 1
-    assert engine_config(base, placement, settings, (), 99).max_active_variants == config.max_variants
+    for asked, runs in ((1, 1), (99, config.max_variants)):
+        limited = replace(DEPLOYMENT, max_active_variants=asked)
+        assert engine_config(base, placement, settings, (), limited).max_active_variants == runs
     assert [(r.node, r.device_kind) for r in placement.ranks] == [("node", "cpu")]
     assert placement.estimate.accuracy == 97.0
     assert (config.engine, config.name, config.model_path) == ("echo", "b", base.path)
@@ -140,3 +142,33 @@ def test_without_a_profile_an_engine_on_a_cpu_has_room_for_its_process(
     needed = decide(base, DEPLOYMENT, ample, vllm).ranks[0].memory_bytes
     assert 1.9e9 < needed < 3e9
     assert decide(base, DEPLOYMENT, ample, settings).ranks[0].memory_bytes < 0.5e9
+
+
+def test_an_engine_reads_answers_as_its_model_writes_them(base: Model, settings: Settings) -> None:
+    """Unless it was deployed otherwise: those parsers it must have."""
+    placement = decide(base, DEPLOYMENT, HERE, settings)
+    model = replace(base, chat=ChatFormat("hermes", "why", "qwen3", "why"))
+
+    def parsers(model: Model, **asked: str) -> tuple[str, str, tuple[str, ...]]:
+        config = engine_config(model, placement, settings, (), replace(DEPLOYMENT, **asked))  # type: ignore[arg-type]
+        return config.tool_parser, config.reasoning_parser, config.needed_parsers
+
+    assert parsers(base) == ("", "", ())
+    assert parsers(model) == ("hermes", "qwen3", ())
+    assert parsers(model, tool_parser="mistral") == ("mistral", "qwen3", ("mistral",))
+    assert parsers(model, tool_parser="", reasoning_parser="deepseek_r1") == (
+        "",
+        "deepseek_r1",
+        ("deepseek_r1",),
+    )
+
+
+def test_an_engine_s_arguments_name_what_reads_its_answers(base: Model, settings: Settings) -> None:
+    config = engine_config(base, decide(base, DEPLOYMENT, HERE, settings), settings)
+    plain = engine_arguments(config)
+    assert "--enable-auto-tool-choice" in plain
+    assert plain[plain.index("--tool-call-parser") + 1] == FORCED_TOOLS
+    assert "--reasoning-parser" not in plain
+    known = engine_arguments(replace(config, tool_parser="hermes", reasoning_parser="qwen3"))
+    assert known[known.index("--tool-call-parser") + 1] == "hermes"
+    assert known[known.index("--reasoning-parser") + 1] == "qwen3"

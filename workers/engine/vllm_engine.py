@@ -16,7 +16,7 @@ from typing import Any, cast
 from workers.asgi import AsgiApp, Message
 from workers.bus.client import VariantClient
 from workers.bus.faults import LoadFailed, exception_of, fault_of
-from workers.engine import torch_check
+from workers.engine import chat_parsers, torch_check
 from workers.engine.instant_answers import InstantAnswers
 from workers.engine.no_variants import NoVariants
 from workers.engine.request_guard import guard
@@ -85,10 +85,11 @@ class VllmEngine:
     async def _start(cls, config: EngineConfig, launch: Launch) -> VllmEngine:
         with uncollected():
             vllm = entrypoints()
-        arguments = engine_arguments(config, launch.network_arguments())
         tokenizer = await asyncio.to_thread(
             served_folder, Path(config.model_path), launch.scratch("tokenizer")
         )
+        config = await asyncio.to_thread(chat_parsers.usable, config, tokenizer)
+        arguments = engine_arguments(config, launch.network_arguments())
         args = vllm["parse"]([*arguments, "--tokenizer", str(tokenizer)])
         observer, engine_args = StepObserver(), vllm["AsyncEngineArgs"].from_cli_args(args)
         with quick_children():

@@ -16,6 +16,8 @@ from workers.messages import EngineConfig
 from workers.variant_config import VariantConfig
 
 SCHEDULER = "workers.engine.scheduler.make_scheduler"
+# Where no format of tool calls is known (`workers.engine.chat_parsers` has vLLM know it).
+FORCED_TOOLS = "ostinato_forced_tools"
 RANK_PLUGIN = "workers.rank_plugin.PluggedIn"
 CPU_RANK = "workers.group.cpu.PlannedCpuRank"
 GPU_RANK = "workers.group.gpu.PlannedGpuRank"
@@ -43,6 +45,8 @@ def engine_arguments(config: EngineConfig, network: Mapping[str, str | int] | No
         "--pipeline-parallel-size": len(config.layers_per_stage),
         "--kv-cache-memory-bytes": config.ranks[0].kv_cache_bytes,
         "--worker-cls": GPU_RANK if config.on_gpu else CPU_RANK,
+        "--tool-call-parser": config.tool_parser or FORCED_TOOLS,
+        **({"--reasoning-parser": config.reasoning_parser} if config.reasoning_parser else {}),
         **(
             {"--quantization": engine_name(config.quantization)}
             if config.quantization != UNCOMPRESSED
@@ -68,7 +72,7 @@ def engine_arguments(config: EngineConfig, network: Mapping[str, str | int] | No
     logging_flag = "--enable-log-requests" if config.log_requests else "--no-enable-log-requests"
     # vLLM refuses to start with adapters on an architecture that it has none for.
     adapters = ["--enable-lora"] if config.max_variants else []
-    return [*flat, *adapters, "--disable-fastapi-docs", logging_flag]
+    return [*flat, *adapters, "--enable-auto-tool-choice", "--disable-fastapi-docs", logging_flag]
 
 
 def _has_own_head(config: EngineConfig) -> bool:

@@ -115,7 +115,7 @@ class WholeBodies(BoundedHead):
     def _has_body(self) -> bool:
         for name, value in self.headers:
             if name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0 ")):
-                return not self.parser.should_upgrade()
+                return not self.parser.should_upgrade()  # to a WebSocket
         return False
 
     def _go_on(self, is_whole: bool) -> None:

@@ -15,7 +15,7 @@ import struct
 import termios
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from workers.server.upgrades import IgnoredUpgrades
 
 # As controlplane.settings has it, for the processes that are not ours: Serve's proxy.
 WRITE_S = float(os.environ.get("OSTINATO_WRITE_TIMEOUT_S") or 17.0)
@@ -27,7 +27,7 @@ KERNEL_BYTES = 64 << 10
 _NO_LINGERING = struct.pack("ii", 1, 0)
 
 
-class BoundedWrites(HttpToolsProtocol):
+class BoundedWrites(IgnoredUpgrades):
     """A connection to which nothing can be written, and of which nothing leaves for `patience` times WRITE_S,
     is reset."""
 

@@ -81,7 +81,7 @@ def router(services: Services) -> APIRouter:
         table = await services.routes.newest()
         return {"object": "list", "data": model_cards(table, caller.tenant)}
 
-    @routes.get("/models/{name}")
+    @routes.get("/models/{name:path}")
     async def model(name: str, caller: Asking) -> dict[str, Any]:
         table = await services.routes.newest()
         served = table.resolve(name, caller.tenant).model
@@ -106,9 +106,10 @@ async def _asked(services: Services, path: str, request: Request) -> Response:
 
 
 def model_cards(table: RouteTable, tenant: Tenant) -> list[dict[str, Any]]:
-    """Each model that is served to this tenant once, by its bare name; variants name their `parent`."""
+    """Each model that is served to this tenant once, by its bare name: bases first, for some clients ask the
+    first. Variants name their `parent`."""
     served = (r for name, r in table.routes.items() if name == r.model and tenant.sees(r.tenant))
-    bare = sorted(served, key=lambda r: r.model)
+    bare = sorted(served, key=lambda r: (r.variant is not None, r.model))
     return [
         {
             "id": r.model,
@@ -117,6 +118,7 @@ def model_cards(table: RouteTable, tenant: Tenant) -> list[dict[str, Any]]:
             "owned_by": "ostinato",
             "root": r.host,
             "parent": r.host if r.variant else None,
+            "max_model_len": r.context_tokens,
         }
         for r in bare
     ]

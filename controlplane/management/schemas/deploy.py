@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import AliasChoices, Field, model_validator
+from pydantic import AfterValidator, AliasChoices, Field, model_validator
 
 from controlplane.management.schemas.common import Name, Strict
 from controlplane.state.terms import MAX_TARGET_MS, MIN_TARGET, LatePolicy, Priority
+from profiler.chat_format import REASONING_PARSERS, TOOL_PARSERS
 
 if TYPE_CHECKING:
     from controlplane.state import records
@@ -18,6 +19,7 @@ IntentName = Literal["minCost", "minLat", "minMem", "minGpuHours", "latSLO", "co
 Degree = Annotated[int, Field(ge=1, le=1024)]
 Tokens = Annotated[int, Field(ge=1, le=1_000_000)]
 MAX_TARGET = 1e6
+NO_PARSER = "none"
 MinReplicas = Annotated[int, Field(ge=0, le=64)]
 MaxReplicas = Annotated[int, Field(ge=1, le=64)]
 Target = Annotated[float, Field(ge=MIN_TARGET, le=MAX_TARGET, allow_inf_nan=False)]
@@ -165,6 +167,17 @@ SLO_FIELDS: dict[str, tuple[str, ...]] = {
 }
 
 
+def _parser(known: frozenset[str]) -> AfterValidator:
+    """One of vLLM's, by its name, or "none"."""
+
+    def check(name: str | None) -> str | None:
+        if name is not None and name != NO_PARSER and name not in known:
+            raise ValueError(f"expected {NO_PARSER}, or one of {', '.join(sorted(known))}; got {name[:80]!r}")
+        return name
+
+    return AfterValidator(check)
+
+
 class DeployModelRequest(Strict):
     """`intent` is what to minimise within all limits. latSLO, costSLO and accSLO are minCost with that limit.
 
@@ -186,6 +199,14 @@ class DeployModelRequest(Strict):
         default=None, description="One, if left out; a variant's are those of its base."
     )
     targets: Targets | None = None
+    toolCallParser: Annotated[str | None, _parser(TOOL_PARSERS)] = Field(
+        default=None,
+        description="What reads tool calls in the answers of a base and its variants, by vLLM's name; none: "
+        "nothing does. As its chat template says, if left out.",
+    )
+    reasoningParser: Annotated[str | None, _parser(REASONING_PARSERS)] = Field(
+        default=None, description="The same for reasoning."
+    )
 
     @model_validator(mode="after")
     def _slo_is_given(self) -> DeployModelRequest:

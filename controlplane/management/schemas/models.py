@@ -9,6 +9,7 @@ from pydantic import Field, StringConstraints, model_validator
 from controlplane.management.schemas.common import Name, Strict, View
 from controlplane.management.schemas.compression import CompressionForm, CompressionView
 from controlplane.management.schemas.deploy import (
+    NO_PARSER,
     AntiAffinity,
     AutoRelax,
     LoadForm,
@@ -24,6 +25,7 @@ from controlplane.management.schemas.residency import EngineResidencyView
 if TYPE_CHECKING:
     from controlplane.planning.variant_room import AtOnce
     from controlplane.state.records import Deployment, Model, Operation
+    from profiler.chat_format import ChatFormat
     from profiler.variants.types import VariantSpec
 
 Uri = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
@@ -170,6 +172,24 @@ class VariantView(View):
         )
 
 
+class ChatView(View):
+    """What reads a base's answers: vLLM's parsers, "" where none is known, and why these."""
+
+    toolCallParser: str
+    toolCallReason: str
+    reasoningParser: str
+    reasoningReason: str
+
+    @classmethod
+    def of(cls, chat: ChatFormat) -> ChatView:
+        return cls(
+            toolCallParser=chat.tool_parser,
+            toolCallReason=chat.tool_reason,
+            reasoningParser=chat.reasoning_parser,
+            reasoningReason=chat.reasoning_reason,
+        )
+
+
 class ModelView(View):
     """A registered model. `kind` is base, lora, boft, sparse_delta or svd_delta, null until it is known.
 
@@ -194,6 +214,7 @@ class ModelView(View):
     rank: int | None
     variant: VariantView | None = None
     evaluations: list[EvaluationView] = Field(default_factory=list)
+    chat: ChatView | None = None
     createdAt: float
     tenant: str = ""
 
@@ -218,6 +239,7 @@ class ModelView(View):
             rank=(variant.max_rank or None) if variant else None,
             variant=VariantView.of(variant) if variant else None,
             evaluations=[EvaluationView.of(each) for each in m.evaluations],
+            chat=ChatView.of(m.chat) if m.chat else None,
             createdAt=m.created_at_s,
             tenant=m.tenant,
         )
@@ -256,6 +278,7 @@ class DeploymentView(View):
 
     At most `maxActiveVariants` of a base's variants run at once; null: as many as it has slots. How many of
     those registered now its engine has memory for, `variantsAtOnce` says; null before it is placed.
+    `toolCallParser` and `reasoningParser` are as it was deployed with; null: as the model's `chat` says.
 
     `residency` says for each replica of the engine where variants are: all those of a base, or the described
     one. It is null in lists, and while the engine does not answer; `residencyReason` says why.
@@ -274,6 +297,8 @@ class DeploymentView(View):
     antiAffinity: AntiAffinity | None = None
     autoRelax: AutoRelax | None = None
     targets: Targets = Field(default_factory=Targets)
+    toolCallParser: str | None = None
+    reasoningParser: str | None = None
     reason: str
     plan: PlanView | None
     replicas: Replicas | None = None
@@ -300,6 +325,8 @@ class DeploymentView(View):
             antiAffinity=AntiAffinity.of(d.constraints),
             autoRelax=AutoRelax.of(d.auto_relax),
             targets=Targets.of(d.targets),
+            toolCallParser=NO_PARSER if d.tool_parser == "" else d.tool_parser,
+            reasoningParser=NO_PARSER if d.reasoning_parser == "" else d.reasoning_parser,
             reason=d.reason,
             plan=GroupView.of(d.host, d.leading).plan if d.leading else None,
             replicas=Replicas.of(d.scaling) if d.model == d.host else None,

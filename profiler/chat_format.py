@@ -1,0 +1,123 @@
+"""How a model writes tool calls and reasoning, read from its chat template.
+
+The names are those of vLLM's parsers. A template is compared with what each format cannot do without; the
+family decides where two formats share their words. Templates are read as text: they are not run here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from profiler.files import is_file, read_json, read_text
+
+MAX_TEMPLATE_BYTES = 1 << 20  # the longest known have 30 KB
+
+# vLLM's names for both supported versions, 0.26 and 0.32: what a deployment may choose from.
+TOOL_PARSERS = frozenset({
+    "apertus", "cohere_command3", "cohere_command4", "deepseek_v3", "deepseek_v31", "deepseek_v32",
+    "deepseek_v4", "ernie45", "functiongemma", "gemma4", "gigachat3", "glm45", "glm47", "granite",
+    "granite-20b-fc", "granite4", "hermes", "hunyuan_a13b", "hy_v3", "inkling", "internlm", "jamba",
+    "kimi_k2", "lfm2", "llama3_json", "llama4_json", "llama4_pythonic", "longcat", "mimo", "minicpm5",
+    "minimax_m2", "minimax_m3", "mistral", "olmo3", "openai", "phi4_mini_json", "poolside_v1", "pythonic",
+    "qwen3_coder", "qwen3_xml", "seed_oss", "step3", "step3p5", "xlam",
+})  # fmt: skip
+REASONING_PARSERS = frozenset({
+    "cohere_command3", "cohere_command4", "deepseek_r1", "deepseek_v3", "deepseek_v4", "ernie45",
+    "gemma4", "glm45", "glm47", "granite", "holo2", "hunyuan_a13b", "hy_v3", "inkling", "kimi_k2", "mimo",
+    "minimax_m2", "minimax_m2_append_think", "minimax_m3", "mistral", "nemotron_v3", "olmo3",
+    "openai_gptoss", "poolside_v1", "qwen3", "seed_oss", "step3", "step3p5",
+})  # fmt: skip
+
+# A parser, and what a template of its format contains: all of it. The first that fits is meant.
+_TOOL_FORMATS = (
+    ("qwen3_coder", ("<tool_call>", "<function=")),
+    ("glm45", ("<tool_call>", "<arg_key>")),
+    ("hermes", ("<tool_call>",)),
+    ("mistral", ("[TOOL_CALLS]",)),
+    ("deepseek_v3", ("<\uff5ctool\u2581calls\u2581begin\uff5c>", "```json")),
+    ("deepseek_v31", ("<\uff5ctool\u2581calls\u2581begin\uff5c>",)),
+    ("functiongemma", ("<start_function_call>",)),
+    ("internlm", ("<|action_start|>", "<|plugin|>")),
+    ("granite", ("<|tool_call|>",)),
+    ("phi4_mini_json", ("<|tool|>",)),
+    ("pythonic", ("[func_name1(",)),
+    ("llama3_json", ("<|python_tag|>",)),
+    ("llama3_json", ('"parameters": dictionary of argument name',)),
+)
+_SHOWS_TOOLS = re.compile(r"\btools\b")
+_QWEN3 = frozenset({"qwen3", "qwen3_moe"})
+
+
+@dataclass(frozen=True)
+class ChatFormat:
+    """vLLM's parsers for a model's answers, "" where none is known, and why each was chosen."""
+
+    tool_parser: str = ""
+    tool_reason: str = ""
+    reasoning_parser: str = ""
+    reasoning_reason: str = ""
+
+
+def read_chat_format(folder: Path) -> ChatFormat:
+    """Of the checkpoint in `folder`. Raises CheckpointError when its template cannot be read."""
+    family = str(read_json(folder / "config.json").get("model_type", ""))
+    template = read_template(folder)
+    if not template and is_file(folder / "tekken.json"):
+        return ChatFormat(
+            "mistral", "it has Mistral's own tokenizer", "", "no chat template says that it reasons"
+        )
+    return chat_format(template, family)
+
+
+def chat_format(template: str, family: str = "") -> ChatFormat:
+    """What a template with this text, of a model of this `model_type`, is answered in."""
+    if not template:
+        return ChatFormat("", "it has no chat template", "", "it has no chat template")
+    return ChatFormat(*_tool_parser(template), *_reasoning_parser(template, family))
+
+
+def _tool_parser(template: str) -> tuple[str, str]:
+    if not _SHOWS_TOOLS.search(template):
+        return "", "its chat template does not show tools to the model"
+    for parser, words in _TOOL_FORMATS:
+        if all(word in template for word in words):
+            return parser, f"its chat template has {' and '.join(words)}"
+    return "", "its chat template has no known format of tool calls"
+
+
+def _reasoning_parser(template: str, family: str) -> tuple[str, str]:
+    if "[THINK]" in template:
+        return "mistral", "its chat template has [THINK]"
+    if "<think>" in template and "enable_thinking" in template and family in _QWEN3:
+        return "qwen3", f"its chat template has <think> and enable_thinking, and it is a {family}"
+    if "<\uff5cAssistant\uff5c>" in template and "</think>" in template:
+        return "deepseek_r1", "its chat template is DeepSeek's, and has </think>"
+    prompt = template.rpartition("add_generation_prompt")[2]
+    if "<think>" in prompt and "</think>" not in prompt and "enable_thinking" not in prompt:
+        return "deepseek_r1", "its chat template begins each answer with <think>"
+    return "", "its chat template does not say that it reasons"
+
+
+def read_template(folder: Path) -> str:
+    """The chat templates of a folder, one after the other, as transformers finds them: those in a file of
+    their own take the place of the tokenizer's. "": none. Raises CheckpointError."""
+    own = folder / "chat_template.jinja"
+    if is_file(own):
+        return read_text(own, MAX_TEMPLATE_BYTES)
+    for name in ("chat_template.json", "tokenizer_config.json"):
+        if is_file(folder / name) and (found := _of(read_json(folder / name))):
+            return found
+    return ""
+
+
+def _of(config: Mapping[str, Any]) -> str:
+    """Of a tokenizer's config: one template, or several with names."""
+    found = config.get("chat_template")
+    if isinstance(found, list):
+        named = (each.get("template") for each in found if isinstance(each, dict))
+        return "\n".join(text for text in named if isinstance(text, str))
+    return found if isinstance(found, str) else ""

@@ -1,0 +1,47 @@
+"""Tool calls of a model of which no format is known: those that its grammar forces, and no others.
+
+vLLM has a grammar for `tool_choice` "required" and for a named function, with any model, but refuses both
+where it has no parser. This is one that finds nothing in free text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from vllm.tool_parsers.abstract_tool_parser import ToolParser
+
+try:
+    from vllm.entrypoints.generate.base.protocol import DeltaMessage, ExtractedToolCallInformation
+except ImportError:  # before 0.30
+    from vllm.entrypoints.openai.engine.protocol import DeltaMessage, ExtractedToolCallInformation
+
+NO_FORMAT = (
+    'tool_choice "auto" needs a known format of tool calls, and that of this model is not known: send'
+    ' tool_choice "required" or name a function, which work with every model; or, if it was trained to call'
+    " tools, deploy it anew with its format (toolCallParser, --tool-call-parser)"
+)
+
+
+class ForcedToolsOnly(ToolParser):
+    """Refuses `auto`, with what to do."""
+
+    def adjust_request(self, request: Any) -> Any:
+        if request.tools and request.tool_choice == "auto":
+            raise ValueError(NO_FORMAT)
+        return super().adjust_request(request)
+
+    def extract_tool_calls(self, model_output: str, request: Any) -> Any:
+        return ExtractedToolCallInformation(tools_called=False, tool_calls=[], content=model_output)
+
+    def extract_tool_calls_streaming(
+        self,
+        previous_text: str,
+        current_text: str,
+        delta_text: str,
+        previous_token_ids: Sequence[int],
+        current_token_ids: Sequence[int],
+        delta_token_ids: Sequence[int],
+        request: Any,
+    ) -> Any:
+        return DeltaMessage(content=delta_text) if delta_text else None
