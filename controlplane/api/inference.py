@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from controlplane import errors
 from controlplane.api.departure import unless_client_leaves
-from controlplane.api.request_bounds import DEFAULTS, Bounds, check, grammars_of, has_length
+from controlplane.api.request_bounds import DEFAULTS, Bounds, check, grammars_of
 from controlplane.api.services import Services
 from controlplane.api.time_limit import TimeLimit, WriteLimit
 from controlplane.gateway.engine_errors import from_engine, from_engine_event
@@ -27,11 +27,12 @@ from controlplane.gateway.metrics import UNKNOWN
 from controlplane.gateway.rate_book import Charge
 from controlplane.settings import WRITE_TIMEOUT_S
 from controlplane.traffic.attainment import Outcome, attained
-from controlplane.traffic.request_fields import CHAT, check_fields
+from controlplane.traffic.request_fields import CHAT, LENGTHS, check_fields
 from controlplane.traffic.request_terms import (
     NO_TERMS,
     Headers,
     RequestTerms,
+    cut_at,
     estimated_prompt,
     estimated_tokens,
     request_terms,
@@ -48,6 +49,7 @@ log = logging.getLogger(__name__)
 _SURROGATE = re.compile(
     rb"\\u[dD][89abAB]..(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F]|\xed[\xa0-\xbf]|\\\\u[dD]"
 )
+COMPLETION_TOKENS = 16  # of a completion that says no length, as OpenAI has it
 _MAX_SALT = 128  # characters that vLLM takes
 _NO_SALT = frozenset("@/\\\0")  # and that it does not, for they mean something to stores of KV blocks
 CLIENT_GONE = "client_disconnected"
@@ -111,8 +113,7 @@ def engine_call(
 
     `raw` is what `body` was read from, which is sent as it came where it needs no change but additions.
 
-    Errors: InvalidRequest for a field that the engine may not be sent, an answer longer than the deployment's
-    maxOutputLength, and for what is beyond `bounds`.
+    Errors: InvalidRequest for a field that the engine may not be sent, and for what is beyond `bounds`.
     """
     check_fields(path, body, bounds.template_arguments)
     check(body, len(raw), bounds)
@@ -167,10 +168,16 @@ def _written(body: dict[str, Any], changes: dict[str, Any]) -> bytes:
         raise errors.InvalidRequest("the body is nested too deeply") from e
 
 
-def _bounded(path: str, body: dict[str, Any], max_tokens: int) -> dict[str, int]:
-    if has_length(body, max_tokens) or path != CHAT:
+def _bounded(path: str, body: dict[str, Any], most: int | None) -> dict[str, int]:
+    """What has the engine cut an answer at `most` tokens, where it would not; None: at the context's end."""
+    if most is None:
         return {}
-    return {"max_completion_tokens": max_tokens}
+    asked = {name: body[name] for name in LENGTHS[path] if body.get(name) is not None}
+    if asked:
+        return {name: most for name, value in asked.items() if value > most}
+    if path == CHAT:
+        return {"max_completion_tokens": most}
+    return {"max_tokens": most} if "max_tokens" in body or most < COMPLETION_TOKENS else {}
 
 
 @dataclass(slots=True)
@@ -253,9 +260,10 @@ async def answer(
         watch.routed(route)
         bounds, salt = services.request_bounds, tenant.cache_salt
         call = engine_call(path, body, route, raw, watch.counted, bounds, salt=salt)
-        tokens = estimated_tokens(path, len(raw), body, route.max_output_tokens)
+        limit = cut_at(path, body, route.max_output_tokens)
+        tokens = estimated_tokens(len(raw), body, limit, route.context_tokens)
         prompt = estimated_prompt(len(raw))
-        watch.terms = request_terms(headers, body, route.targets, tenant, tokens, prompt)
+        watch.terms = request_terms(headers, body, route.targets, tenant, tokens, prompt, limit is not None)
         watch.streams = body.get("stream") is True
         watch.charge(tenant)
         if watch.streams:

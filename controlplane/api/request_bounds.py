@@ -12,7 +12,6 @@ from controlplane.settings import MAX_GRAMMAR_BYTES, MAX_PROMPT_LOGPROBS, MAX_SE
 from controlplane.template_arguments import TEMPLATE_ARGUMENTS
 from controlplane.traffic.request_terms import choices_of, estimated_prompt, prompts_of, sequences_of
 
-LENGTHS = ("max_completion_tokens", "max_tokens")
 # An engine goes through each of these again and again: for every token, or for every word of its vocabulary.
 LISTS = ("stop", "stop_token_ids", "bad_words", "allowed_token_ids", "logit_bias", "logprob_token_ids")
 # What an engine compiles, with some work for every word of its vocabulary.
@@ -46,22 +45,6 @@ def check(body: Mapping[str, Any], body_bytes: int, bounds: Bounds) -> None:
     _check_lists(body, bounds.words)
     _check_grammars(body, bounds.grammar_bytes)
     _check_prompt_logprobs(body, body_bytes, bounds.prompt_logprobs)
-
-
-def has_length(body: Mapping[str, Any], max_tokens: int) -> bool:
-    """Whether the body says how long an answer may be at most.
-
-    Errors: InvalidRequest where that is more than `max_tokens`.
-    """
-    requested = [(name, body[name]) for name in LENGTHS if body.get(name) is not None]
-    for name, value in requested:
-        if value > max_tokens:
-            raise errors.InvalidRequest(
-                f"{name} is {value}, but '{body['model']}' was deployed for answers of at most "
-                f"{max_tokens} tokens",
-                param=name,
-            )
-    return bool(requested)
 
 
 def _check_sequences(body: Mapping[str, Any], most: int) -> None:

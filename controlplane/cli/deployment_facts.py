@@ -11,6 +11,7 @@ from controlplane.management.schemas.placement import (
     RankView,
     VariantsAtOnceView,
 )
+from profiler.figures import figure
 
 
 def deployment_facts(d: DeploymentView) -> list[tuple[str, str]]:
@@ -49,7 +50,8 @@ def _intent(d: DeploymentView) -> str:
     limits = [f"{name} {value:g}" for name, value in d.SLOs.model_dump(exclude_none=True).items()]
     rate = [f"{d.load.ratePerS:g} requests/s expected"] if d.load.ratePerS else []
     apart = [f"no {d.antiAffinity.scope} shared with group {d.antiAffinity.group}"] if d.antiAffinity else []
-    return ", ".join([d.intent, f"answers up to {d.maxOutputLength} tokens", *limits, *rate, *apart])
+    longest = "the context's end" if d.maxOutputLength is None else f"{d.maxOutputLength} tokens"
+    return ", ".join([d.intent, f"answers up to {longest}", *limits, *rate, *apart])
 
 
 def target_facts(d: DeploymentView) -> str:
@@ -93,17 +95,23 @@ def _choice_facts(choice: ChoiceView) -> list[tuple[str, str]]:
         choice.basis, choice.basis
     )
     ranges = [
-        f"{name} {interval.low:.3g} to {interval.high:.3g} ms"
+        f"{name} {figure(interval.low)} to {figure(interval.high)} ms"
         for name, interval in (("first token", choice.ttftMs), ("each further", choice.tpotMs))
         if interval is not None
     ]
     busy = f", busy {max(choice.utilisation):.0%}" if any(choice.utilisation) else ""
     return [
         ("Certainty", ", ".join([known, *ranges])),
-        ("Capacity", f"up to {choice.throughputPerS:.3g} requests/s{busy}"),
-        ("Objective", f"{choice.objective:.4g} {choice.unit}, best of {choice.alternatives} layouts"),
+        ("Capacity", f"up to {figure(choice.throughputPerS)} requests/s{busy}"),
+        ("Objective", f"{_objective(choice)}, best of {choice.alternatives} layouts"),
         ("Relaxed", " and ".join(relaxation.text for relaxation in choice.relaxed)),
     ]
+
+
+def _objective(choice: ChoiceView) -> str:
+    """What was minimised. Seconds are those of one whole answer under the expected load."""
+    said = f"{figure(choice.objective, 4)} {choice.unit}"
+    return f"{said} to a whole answer" if choice.unit == "s" else said
 
 
 def plan_shape(plan: PlanView) -> str:
@@ -121,6 +129,6 @@ def _place(rank: RankView) -> str:
 
 def _expected(plan: PlanView) -> str:
     return (
-        f"first token {plan.estimatedTtftMs:.1f} ms, then {plan.estimatedTpotMs:.1f} ms each, "
+        f"first token {figure(plan.estimatedTtftMs)} ms, then {figure(plan.estimatedTpotMs)} ms each, "
         f"accuracy {plan.accuracy:g}%"
     )

@@ -54,7 +54,7 @@ def deploy(  # noqa: PLR0913 - typer reads a command's options from its paramete
     intent: Annotated[IntentOption, typer.Option(help="What to minimise; limits hold with any.")] = (
         IntentOption.MIN_COST
     ),
-    max_output: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 256,
+    max_output: Annotated[int | None, typer.Option(min=1, help="Tokens at which answers are cut.")] = None,
     e2e_ms: Annotated[float | None, typer.Option(help="Limit for a whole answer.")] = None,
     ttft_ms: Annotated[float | None, typer.Option(help="Limit to the first token.")] = None,
     tpot_ms: Annotated[float | None, typer.Option(help="Limit per further token.")] = None,

@@ -13,9 +13,13 @@ from controlplane.cli.failures import report_error
 from controlplane.cli.output import print_json, print_text
 from controlplane.cli.session import Json, Session, session
 from controlplane.client.client import Client
+from controlplane.client.responses import finish_of, text_of
 from controlplane.errors import OstinatoError
 from controlplane.management.schemas.models import InferenceModelRequest
 from controlplane.printable import printable
+
+CUT = "length"  # why an answer ended that was to go on
+_LONGER = "--max-output allows more, as far as the deployment (`deploy --max-output`) and the context do"
 
 Name = Annotated[str, typer.Argument(help="A deployed model.")]
 MaxOutput = Annotated[int | None, typer.Option(min=1, help="Longest answer, in tokens.")]
@@ -51,6 +55,8 @@ def infer(  # noqa: PLR0913 - typer reads a command's options from its parameter
     if answer.note:
         print(printable(answer.note), file=sys.stderr)
     print_text(answer.outputText)
+    if answer.finishReason == CUT:
+        print(f"cut after {answer.outputTokens} tokens; {_LONGER}", file=sys.stderr)
 
 
 def chat(
@@ -104,19 +110,25 @@ def _answer(
 ) -> str:
     """Prints the answer as it comes; Ctrl-C keeps what came so far."""
     said: list[str] = []
-    stopped = False
-    with closing(client.chat_stream(model, messages, **params)) as pieces:
+    stopped, ended = False, None
+    with closing(
+        client.chunks("/v1/chat/completions", {**params, "model": model, "messages": messages})
+    ) as chunks:
         try:
-            for piece in pieces:
-                said.append(piece)
-                _print_piece(cli, piece)
+            for chunk in chunks:
+                said.append(text_of(chunk))
+                ended = finish_of(chunk) or ended
+                _print_piece(cli, said[-1])
         except KeyboardInterrupt:
             stopped = True
         finally:
             if not cli.json:
                 print_text(" [stopped]" if stopped else "")
     if cli.json:
-        print_json({"done": True, "stopped": stopped, "role": "assistant", "content": "".join(said)})
+        whole = {"role": "assistant", "content": "".join(said), "finishReason": ended}
+        print_json({"done": True, "stopped": stopped, **whole})
+    elif ended == CUT:
+        print(f"cut at its longest; {_LONGER}", file=sys.stderr)
     return "".join(said)
 
 

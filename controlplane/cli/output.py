@@ -53,6 +53,9 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], empty: st
     if not rows:
         print_text(empty)
         return
+    if not sys.stdout.isatty():
+        _print_plain_table([columns, *rows])
+        return
     from rich import box
     from rich.table import Table
 
@@ -62,6 +65,14 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], empty: st
     for row in rows:
         table.add_row(*map(printable, row))
     console().print(table)
+
+
+def _print_plain_table(rows: Sequence[Sequence[str]]) -> None:
+    """For pipes and files: a row is a line, whatever its length, and ends with its last word."""
+    lines = [[" ".join(cell.splitlines()) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        print_text("  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
 def print_facts(facts: Iterable[tuple[str, str]]) -> None:

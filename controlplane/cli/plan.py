@@ -13,6 +13,7 @@ from controlplane import errors
 from controlplane.cli.output import print_json, print_table, print_text
 from controlplane.cli.session import Json, session
 from placement.solver.policies.registry import PolicyName
+from profiler.figures import figure
 
 if TYPE_CHECKING:
     from placement.solver.cluster import Gpu
@@ -87,11 +88,11 @@ def _placed(request: Request, placement: Placement) -> tuple[str, ...]:
         plan.quantization,
         str(plan.tensor_parallel),
         "+".join(map(str, plan.layers_per_stage)),
-        f"{choice.latency_s:.3g} s",
-        f"{estimate.ttft_s * 1e3:.3g} ms",
-        f"{estimate.tpot_s * 1e3:.3g} ms",
-        f"{choice.throughput_per_s:.3g}/s",
-        f"{choice.objective:.4g} {choice.unit}",
+        f"{figure(choice.latency_s)} s",
+        f"{figure(estimate.ttft_s * 1e3)} ms",
+        f"{figure(estimate.tpot_s * 1e3)} ms",
+        f"{figure(choice.throughput_per_s)}/s",
+        f"{figure(choice.objective, 4)} {choice.unit}",
         " ".join(f"{rank.node}:{rank.device_index}" for rank in placement.ranks),
     )
 

@@ -11,6 +11,7 @@ from controlplane.cli.session import Json, session
 from controlplane.management.schemas.deploy import DeployModelRequest
 from controlplane.management.schemas.placement import RankView
 from controlplane.management.schemas.rebalance import MoveView, RebalanceRequest
+from profiler.figures import figure
 
 COLUMNS = ("GROUP", "FROM", "TO", "READS", "HELD TWICE", "LAST START", "TOKEN")
 
@@ -49,7 +50,7 @@ def _row(move: MoveView) -> tuple[str, ...]:
         size(move.loadBytes),
         size(move.doubledBytes),
         start,
-        f"{move.tpotMs:.3g} -> {move.toTpotMs:.3g} ms",
+        f"{figure(move.tpotMs)} -> {figure(move.toTpotMs)} ms",
     )
 
 

@@ -11,6 +11,7 @@ import typer
 from controlplane import errors
 from controlplane.cli.output import print_json, print_table, print_text
 from controlplane.cli.session import Json, session
+from profiler.figures import figure
 
 
 def simulate(
@@ -81,7 +82,7 @@ def _result(result: Mapping[str, Any]) -> tuple[str, ...]:
         _share(result["coldStarts"], interval=False),
         _share(result["utilisation"], interval=False),
         _share({"mean": refused / max(1.0, result["requests"]["mean"]), "low": None}),
-        "-" if result["longestWaitS"] is None else f"{result['longestWaitS']['mean']:.3g} s",
+        "-" if result["longestWaitS"] is None else f"{figure(result['longestWaitS']['mean'])} s",
     )
 
 

@@ -127,6 +127,13 @@ def text_of(chunk: Mapping[str, Any]) -> str:
         raise errors.EngineFailed(f"not a chat chunk: {str(chunk)[:200]}") from failure
 
 
+def finish_of(chunk: Mapping[str, Any]) -> str | None:
+    """Why an answer ended, in the chunk that says so."""
+    choices = chunk.get("choices") or [{}]
+    reason = choices[0].get("finish_reason")
+    return None if reason is None else str(reason)
+
+
 # Errors
 
 

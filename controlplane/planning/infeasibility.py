@@ -10,6 +10,7 @@ from controlplane.state.records import AutoRelax
 from placement.solver.numbers import rounded
 from placement.solver.outcome import NotPlaced
 from placement.types import Constraint, Inventory, Relaxation, Unusable
+from profiler.figures import figure
 from profiler.plans import no_quantization_reason
 from profiler.types import ModelSpec
 
@@ -81,7 +82,9 @@ def as_data(relaxation: Relaxation) -> dict[str, Any]:
     if relaxation.constraint in _SLOS:
         factor = _SLOS[relaxation.constraint][1]
         requested, offered = requested * factor, rounded(offered * factor, up=True)
-        text = f"raise {name} from {requested:.4g} to {offered:.10g} ({relaxation.factor:.3g} times)"
+        text = (
+            f"raise {name} from {figure(requested, 4)} to {offered:.10g} ({figure(relaxation.factor)} times)"
+        )
     return {
         "constraint": name,
         "asked": requested,

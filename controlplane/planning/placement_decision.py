@@ -48,6 +48,7 @@ from profiler.variants.types import VariantKind
 
 # Without an expected load, latency is that of one request with a prompt this long (MaverIQ: batch 1 too).
 JUDGED_INPUT_TOKENS = 128
+JUDGED_OUTPUT_TOKENS = 256  # where a deployment cuts no answers
 MAX_PARALLEL = 8  # TP and PP, unless the request names more
 
 POLICY = Joint()
@@ -269,7 +270,8 @@ def _lengths(deployment: Deployment, context: int) -> tuple[int, int]:
     Errors: NoFeasiblePlan.
     """
     given_inputs, given_outputs = deployment.load.input_tokens, deployment.load.output_tokens
-    outputs = given_outputs or max(1, min(deployment.max_output_tokens, context - (given_inputs or 1)))
+    longest = deployment.max_output_tokens or JUDGED_OUTPUT_TOKENS
+    outputs = given_outputs or max(1, min(longest, context - (given_inputs or 1)))
     inputs = given_inputs or max(1, min(JUDGED_INPUT_TOKENS, context - outputs))
     if inputs + outputs <= context:
         return inputs, outputs

@@ -206,6 +206,7 @@ class Deployment:
     `max_active_variants` of a base is how many of its variants may run at once; None: as many as have slots.
     `kind` is that of the devices its first group was placed on, which those added later are for.
     `loading` of a variant is how bringing it into its base's engines went so far.
+    An answer has at most `max_output_tokens`; None: as many as the context has room for.
     `slos` are limits that a plan is chosen by, `targets` what its requests are served by. `tool_parser` and
     `reasoning_parser` of a base read its answers; None: as its `chat` says, "": none does.
     """
@@ -215,7 +216,7 @@ class Deployment:
     host: str
     phase: Phase
     intent: Annotated[Intent, BeforeValidator(_known_intent)]
-    max_output_tokens: int
+    max_output_tokens: int | None
     slos: Annotated[Slos, BeforeValidator(_renamed_cost)] = field(default_factory=Slos)
     reason: str = ""
     created_at_s: float = 0.0

@@ -37,6 +37,11 @@ from controlplane.traffic.field_checks import (
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
+# How long an answer may be, by the fields that the engine reads: the first that is given.
+LENGTHS: Mapping[str, tuple[str, ...]] = {
+    CHAT: ("max_completion_tokens", "max_tokens"),
+    COMPLETIONS: ("max_tokens",),
+}
 
 LONGEST_NAME = 256  # characters of an id, or of what tells sessions and users apart
 LONGEST_WORD = 1024  # of a stop sequence, and of a value for a template
@@ -336,5 +341,4 @@ def _unknown(path: str, name: str, fields: Mapping[str, Check]) -> errors.Invali
 
 def output_limit(path: str, body: Mapping[str, Any]) -> int | None:
     """Tokens of the longest answer that the engine will write, by the field that it reads; None: not said."""
-    names = ("max_completion_tokens", "max_tokens") if path == CHAT else ("max_tokens",)
-    return next((body[name] for name in names if type(body.get(name)) is int), None)
+    return next((body[name] for name in LENGTHS[path] if type(body.get(name)) is int), None)

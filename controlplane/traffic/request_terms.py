@@ -31,6 +31,8 @@ ALIASES = {"x-slo-ttft-ms": TTFT, "x-slo-tpot-ms": TPOT}
 _SERVICE_TIERS = {"flex": Priority.LOW, "priority": Priority.HIGH}
 MAX_SESSION = 256
 BYTES_PER_TOKEN = 4
+# What an answer that is cut at the context's end is taken to have, until it has ended: as a rule much less.
+UNLIMITED_TOKENS = 256
 # Characters of a prompt that make its beginning; a prompt with less than a quarter of them has none.
 BEGINNING = 4096
 _MAX_SHOWN = 100
@@ -46,7 +48,7 @@ class RequestTerms:
     those of its prompt and of its longest answer, estimated; `prompt_tokens` of them are the prompt's.
     `beginning` is a hash of how the prompt begins, with the model's name and the tenant's salt, as caches of
     prefixes go by these; 0: too short to be worth it. It is for so many `sequences` (answers of each prompt),
-    and takes as many places.
+    and takes as many places. Answers that are not `limited` end with the context.
     """
 
     ttft_s: float | None = None
@@ -60,11 +62,12 @@ class RequestTerms:
     prompt_tokens: int = 1
     beginning: int = 0
     sequences: int = 1
+    limited: bool = True
 
     @property
     def output_limit(self) -> int:
-        """Tokens of its longest answer."""
-        return max(0, self.tokens - self.prompt_tokens) // self.sequences
+        """Tokens of its longest answer; 0: as many as the context has room for."""
+        return max(0, self.tokens - self.prompt_tokens) // self.sequences if self.limited else 0
 
     @property
     def dropped_after_s(self) -> float | None:
@@ -85,6 +88,7 @@ def request_terms(
     tenant: Tenant = DEFAULT,
     tokens: int = 1,
     prompt_tokens: int = 1,
+    limited: bool = True,
 ) -> RequestTerms:
     """`headers` as ASGI has them: names in lower case. Fields of `body` that are not as expected say nothing
     here, for the engine refuses them.
@@ -113,15 +117,25 @@ def request_terms(
         max(prompt_tokens, 1),
         _beginning(body, tenant.cache_salt),
         sequences_of(body),
+        limited,
     )
 
 
-def estimated_tokens(path: str, body_bytes: int, body: Mapping[str, Any], max_output_tokens: int) -> int:
-    """Of the prompt, by its bytes, and of the longest answers that are asked for: by the field that the
-    engine reads on this path."""
-    said = output_limit(path, body)
-    limit = max_output_tokens if said is None else said
-    return estimated_prompt(body_bytes) + sequences_of(body) * max(0, limit)
+def cut_at(path: str, body: Mapping[str, Any], most: int | None) -> int | None:
+    """Tokens at which each answer is cut: as asked for, in the field that the engine reads on this path, but
+    at most `most`, where the deployment says so. None: at the context's end."""
+    limits = [limit for limit in (output_limit(path, body), most) if limit is not None]
+    return min(limits, default=None)
+
+
+def estimated_tokens(
+    body_bytes: int, body: Mapping[str, Any], limit: int | None, context: int | None = None
+) -> int:
+    """Of the prompt, by its bytes, and of the answers that are asked for, each of `limit` tokens at most."""
+    longest = UNLIMITED_TOKENS if limit is None else max(0, limit)
+    if context is not None:
+        longest = min(longest, context)
+    return estimated_prompt(body_bytes) + sequences_of(body) * longest
 
 
 def sequences_of(body: Mapping[str, Any]) -> int:

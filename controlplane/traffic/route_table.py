@@ -24,11 +24,12 @@ class Route:
     At most `variant_limit` variants of the host run at once; None: as many as it has slots. `targets` are
     what requests that say nothing else are served by. `tenant` is whose the model is, "" everybody's.
     `context_tokens` are those of the longest prompt and answer together; None: no engine has a place yet.
+    Answers are cut at `max_output_tokens`; None: at the context's end.
     """
 
     model: str
     host: str
-    max_output_tokens: int
+    max_output_tokens: int | None
     variant: VariantRef | None
     created_at_s: float
     variant_limit: int | None = None

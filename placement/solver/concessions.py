@@ -8,6 +8,7 @@ from dataclasses import replace
 from placement.solver.numbers import rounded
 from placement.solver.request import Request
 from placement.types import Constraint, Placement, Relaxation, Scope
+from profiler.figures import figure
 
 HALVINGS = 6  # of the interval between what works and what does not
 WIDEST = 64
@@ -31,7 +32,7 @@ def accuracy(request: Request, fits: Fits) -> Relaxation | None:
 
 
 def less_accurate(asked: float, offered: float) -> Relaxation:
-    text = f"accept an accuracy of {offered:.4g} instead of {asked:.4g}"
+    text = f"accept an accuracy of {figure(offered, 4)} instead of {figure(asked, 4)}"
     return Relaxation(Constraint.ACCURACY, asked, offered, asked / max(offered, asked * MIN_SHARE), text)
 
 
@@ -51,7 +52,7 @@ def rate(request: Request, find: Find, fits: Fits) -> Relaxation | None:
 
 
 def _less_often(asked: float, offered: float) -> Relaxation:
-    shown = f"{rounded(offered, up=False):.4g} of {asked:.4g} requests/s"
+    shown = f"{figure(rounded(offered, up=False), 4)} of {figure(asked, 4)} requests/s"
     text = f"one copy keeps up with {shown}: place more copies, or expect less"
     return Relaxation(Constraint.RATE, asked, offered, asked / max(offered, asked * MIN_SHARE), text)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from placement.types import DeviceKey, Inventory, Placement, key_of
+from profiler.figures import figure
 from profiler.types import Basis, Interval
 
 GIB = 2**30
@@ -19,13 +20,19 @@ def reason(placement: Placement, inventory: Inventory) -> str:
     parts = [
         f"TP={plan.tensor_parallel} x PP={plan.pipeline_parallel} on {_places(used)}: "
         f"{sum(placement.estimate.memory_bytes) / GIB:.2f} of {free / GIB:.2f} GiB free",
-        f"{choice.objective:.4g} {choice.unit}, the best of {choice.alternatives} layouts of "
+        f"{objective_text(choice.objective, choice.unit)}, the best of {choice.alternatives} layouts of "
         f"{choice.shapes} shapes within every limit",
         f"predicted {_BASIS[placement.estimate.basis]}: TTFT {_ms(choice.ttft)}, TPOT {_ms(choice.tpot)}",
     ]
     if choice.relaxed:
         parts.append("relaxed, as allowed: " + " and ".join(relaxation.text for relaxation in choice.relaxed))
     return "; ".join(parts)
+
+
+def objective_text(value: float, unit: str) -> str:
+    """What was minimised, in words: seconds are those of one whole answer under the expected load."""
+    said = f"{figure(value, 4)} {unit}"
+    return f"{said} to a whole answer" if unit == "s" else said
 
 
 def _places(used: Iterable[DeviceKey]) -> str:
@@ -42,4 +49,5 @@ def _places(used: Iterable[DeviceKey]) -> str:
 def _ms(interval: Interval | None) -> str:
     if interval is None:
         return "unknown"
-    return f"{interval.value * 1e3:.3g} ms ({interval.low * 1e3:.3g} to {interval.high * 1e3:.3g})"
+    value, low, high = (figure(s * 1e3) for s in (interval.value, interval.low, interval.high))
+    return f"{value} ms ({low} to {high})"

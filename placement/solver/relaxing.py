@@ -18,6 +18,7 @@ from placement.solver.numbers import rounded
 from placement.solver.objective import UNITS, cost
 from placement.solver.request import Request
 from placement.types import Constraint, Intent, Placement, Relaxation, Slos
+from profiler.figures import figure
 
 SEARCHES = 24
 _LIMITS = {Constraint.LATENCY, Constraint.TTFT, Constraint.TPOT, Constraint.COST, Constraint.ACCURACY}
@@ -159,9 +160,8 @@ def _lifted(request: Request) -> Iterator[_Lifted]:
 
 def _relaxation(lifted: _Lifted, offered: float) -> Relaxation:
     factor = max(1.0, offered / lifted.asked)
-    text = (
-        f"raise {lifted.constraint} from {lifted.asked:.4g} to {rounded(offered, up=True):.10g} {lifted.unit}"
-    )
+    raised = f"from {figure(lifted.asked, 4)} to {rounded(offered, up=True):.10g} {lifted.unit}"
+    text = f"raise {lifted.constraint} {raised}"
     return Relaxation(lifted.constraint, lifted.asked, offered, factor, text + _times(factor))
 
 
@@ -171,4 +171,4 @@ def _cost(request: Request, placement: Placement) -> float:
 
 
 def _times(factor: float) -> str:
-    return f" ({factor:.3g} times)" if factor > 1 else ""
+    return f" ({figure(factor)} times)" if factor > 1 else ""

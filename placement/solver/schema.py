@@ -19,6 +19,7 @@ from placement.types import CostMeasure, Intent, Scope, Slos
 from profiler.architectures.registry import describe
 from profiler.checkpoint import declared_dtype_bytes, spec_of
 from profiler.errors import CheckpointError
+from profiler.figures import figure
 from profiler.files import read_json
 from profiler.plans import quantization_names
 from profiler.quantization import canonical
@@ -280,8 +281,8 @@ def _requests(form: DeploymentForm, folder: Path) -> list[Request]:
     kv_bytes = model.layers * tokens * max(c.kv_bytes_per_token for c in model.compressions)
     if kv_bytes > MAX_KV_BYTES:
         raise ScenarioError(
-            f"{form.name}: concurrency x (input_tokens + output_tokens) x layers need {kv_bytes:.3g} bytes "
-            f"of KV cache, expected at most {MAX_KV_BYTES:.3g}"
+            f"{form.name}: concurrency x (input_tokens + output_tokens) x layers need {figure(kv_bytes)} "
+            f"bytes of KV cache, expected at most {figure(MAX_KV_BYTES)}"
         )
     names = [form.name] if form.copies == 1 else [f"{form.name}-{n}" for n in range(1, form.copies + 1)]
     return [

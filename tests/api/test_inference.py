@@ -277,11 +277,8 @@ BAD: list[tuple[Any, int, str]] = [
     ({**CHAT, "model": ""}, 400, "invalid_request"),
     ({**CHAT, "model": "none"}, 404, "model_not_found"),
     ({**CHAT, "model": "v1:base"}, 404, "model_not_found"),
-    ({**CHAT, "max_tokens": 33}, 400, "invalid_request"),
-    ({**CHAT, "max_completion_tokens": 33}, 400, "invalid_request"),
     ({**CHAT, "max_tokens": "33"}, 400, "invalid_request"),
     ({**CHAT, "max_tokens": 33.0}, 400, "invalid_request"),
-    ({**CHAT, "max_tokens": 1, "max_completion_tokens": 33, "stream": True}, 400, "invalid_request"),
     (b" " * 20_001, 413, "body_too_large"),
 ]
 
@@ -461,7 +458,7 @@ def test_each_request_is_counted_once_under_bounded_labels(served: Installation)
     served.post("/inference_model", {"model": "v1", "inputText": "x"})
     for n in range(5):
         served.chat("x", f"made-up-{n}")
-    served.chat("x", max_tokens=99)
+    served.chat("x", max_tokens="99")
     served.http.post("/v1/completions", content=b"{")
     assert served.counts() == {
         ("base", "ok"): 2,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -74,6 +75,42 @@ def test_a_plain_body_is_not_written_anew() -> None:
     assert call.body == b'{"model":"m",  "messages": [] , "max_completion_tokens": 64}'
     limited = b'{"model":"m","prompt":"a","max_tokens":3}'
     assert engine_call(COMPLETIONS, parse_body(limited), BASE, limited).body == limited
+
+
+@pytest.mark.parametrize(
+    ("path", "most", "asked", "sent"),
+    [
+        (CHAT, 64, {"max_tokens": 4096}, {"max_tokens": 64}),
+        (CHAT, 64, {"max_completion_tokens": 1024}, {"max_completion_tokens": 64}),
+        (
+            CHAT,
+            64,
+            {"max_completion_tokens": 70, "max_tokens": 3},
+            {"max_completion_tokens": 64, "max_tokens": 3},
+        ),
+        (CHAT, 64, {"max_tokens": 64}, {"max_tokens": 64}),
+        (CHAT, 64, {}, {"max_completion_tokens": 64}),
+        (CHAT, 64, {"max_tokens": None}, {"max_tokens": None, "max_completion_tokens": 64}),
+        (CHAT, None, {"max_tokens": 4096}, {"max_tokens": 4096}),
+        (CHAT, None, {}, {}),
+        (COMPLETIONS, 64, {"max_tokens": 100}, {"max_tokens": 64}),
+        (COMPLETIONS, 64, {"max_tokens": None}, {"max_tokens": 64}),  # null is the context's end
+        (COMPLETIONS, 64, {}, {}),  # 16, as OpenAI has it
+        (COMPLETIONS, 8, {}, {"max_tokens": 8}),
+        (COMPLETIONS, None, {"max_tokens": None}, {"max_tokens": None}),
+    ],
+)
+def test_answers_are_cut_where_the_deployment_says_so(
+    path: str, most: int | None, asked: dict[str, Any], sent: dict[str, Any]
+) -> None:
+    body = {"model": "m", "prompt" if path == COMPLETIONS else "messages": [], **asked}
+    raw = json.dumps(body).encode()
+    for call in (
+        engine_call(path, body, replace(BASE, max_output_tokens=most), as_it_came)
+        for as_it_came in (b"", raw)
+    ):
+        got = json.loads(call.body)
+        assert {name: value for name, value in got.items() if name.startswith("max_")} == sent
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32-be"])

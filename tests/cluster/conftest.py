@@ -43,8 +43,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def base_folder(smollm2_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """SmolLM2's first layers: what they say makes no sense, but they start and answer in less time."""
-    return small_models.first_layers(smollm2_folder, tmp_path_factory.mktemp("base") / BASE, LAYERS)
+    """SmolLM2's first layers: what they say makes no sense, but they start and answer in less time. They know
+    tools."""
+    made = small_models.first_layers(smollm2_folder, tmp_path_factory.mktemp("base") / BASE, LAYERS)
+    return small_models.showing_tools(made)
 
 
 @pytest.fixture(scope="session")

@@ -48,6 +48,20 @@ def _is_within(tensor: str, layers: int) -> bool:
     return number is None or int(number[1]) < layers
 
 
+def showing_tools(folder: Path) -> Path:
+    """The model in `folder` with a chat template that shows it tools, called as Hermes and Qwen call them.
+    Without tools it says what it said before."""
+    template = folder / "chat_template.jinja"
+    shown = (
+        "{% if tools %}<|im_start|>system\nTools: {{ tools | tojson }}; call them as <tool_call>"
+        '{"name": NAME, "arguments": OBJECT}</tool_call><|im_end|>\n{% endif %}'
+    )
+    said = template.read_text()
+    assert "+ message['content'] +" in said
+    template.write_text(shown + said.replace("+ message['content'] +", "+ (message['content'] or '') +"))
+    return folder
+
+
 def gemma3(base: Path, folder: Path) -> Path:
     """Random weights of another architecture than that of `base`, with its words and no chat template."""
     words = json.loads((base / "config.json").read_text())

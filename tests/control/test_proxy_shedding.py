@@ -200,12 +200,22 @@ async def test_head_gets_no_body(port: int) -> None:
     writer.close()
 
 
-@pytest.mark.parametrize("to", [b"h2c", b"websocket"])
-async def test_who_asks_to_upgrade_is_refused_as_well(port: int, begun: list[bytes], to: bytes) -> None:
+async def test_who_asks_for_a_web_socket_is_refused_as_well(port: int, begun: list[bytes]) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(request(None, GREEDY, b"connection: upgrade", b"upgrade: " + to))
+    writer.write(request(None, GREEDY, b"connection: upgrade", b"upgrade: websocket"))
     status, headers, _ = await answer(reader)
     assert (status, headers["connection"], await reader.read()) == (429, "close", b"")
+    assert begun == []
+    writer.close()
+
+
+async def test_who_offers_another_protocol_is_refused_as_others_are(port: int, begun: list[bytes]) -> None:
+    """And may ask again on that connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    for _ in range(2):
+        writer.write(request(None, GREEDY, b"connection: upgrade", b"upgrade: h2c"))
+        status, headers, _ = await answer(reader)
+        assert (status, "connection" in headers) == (429, False)
     assert begun == []
     writer.close()
 

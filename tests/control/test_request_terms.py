@@ -17,11 +17,14 @@ from controlplane.state.records import Deployment, Phase, ServingTargets
 from controlplane.state.repository import Put
 from controlplane.state.terms import LatePolicy, Priority
 from controlplane.state.transactions import Context
+from controlplane.traffic.output_lengths import FIRST_GUESS, OutputLengths
 from controlplane.traffic.request_fields import CHAT, COMPLETIONS
 from controlplane.traffic.request_terms import (
     HEADERS,
     NO_TERMS,
+    UNLIMITED_TOKENS,
     RequestTerms,
+    cut_at,
     estimated_tokens,
     request_terms,
 )
@@ -175,15 +178,39 @@ def test_when_a_request_is_dropped(
     ],
 )
 def test_what_a_request_is_expected_to_cost(size: int, body: dict[str, Any], tokens: int) -> None:
-    assert estimated_tokens(CHAT, size, body, 32) == tokens
+    assert estimated_tokens(size, body, cut_at(CHAT, body, 32)) == tokens
 
 
 def test_it_is_expected_to_cost_what_the_engine_reads() -> None:
     """vLLM's completions know no `max_completion_tokens`."""
     body = {"max_completion_tokens": 0, "max_tokens": 1000}
-    assert estimated_tokens(COMPLETIONS, 400, body, 2048) == 1100
-    assert estimated_tokens(CHAT, 400, body, 2048) == 100
-    assert estimated_tokens(COMPLETIONS, 400, {"max_completion_tokens": 5}, 2048) == 2148
+    assert cut_at(COMPLETIONS, body, 2048) == 1000
+    assert cut_at(CHAT, body, 2048) == 0
+    assert cut_at(COMPLETIONS, {"max_completion_tokens": 5}, 2048) == 2048
+
+
+@pytest.mark.parametrize(
+    ("body", "most", "cut", "tokens"),
+    [
+        ({"max_tokens": 1_000_000}, 64, 64, 164),  # more is not generated, so it is not charged either
+        ({"max_tokens": 8}, None, 8, 108),
+        ({"max_tokens": 1_000_000}, None, 1_000_000, 100 + 2048),  # the context's
+        ({}, None, None, 100 + UNLIMITED_TOKENS),
+        ({"n": 3}, None, None, 100 + 3 * UNLIMITED_TOKENS),
+    ],
+)
+def test_what_is_charged_is_what_may_be_generated(
+    body: dict[str, Any], most: int | None, cut: int | None, tokens: int
+) -> None:
+    assert cut_at(CHAT, body, most) == cut
+    assert estimated_tokens(400, body, cut, context=2048) == tokens
+
+
+def test_an_answer_without_a_limit_is_as_long_as_others_were() -> None:
+    """The router takes 0 for no limit."""
+    terms = request_terms((), {}, NONE, tokens=356, prompt_tokens=100, limited=False)
+    assert terms.output_limit == 0
+    assert OutputLengths().expected(1, terms.output_limit) == FIRST_GUESS
 
 
 _names = st.sampled_from([name.encode() for name in HEADERS]) | st.binary(max_size=30)

@@ -23,7 +23,7 @@ NO_FORMAT = (
 )
 
 
-class ForcedToolsOnly(ToolParser):
+class ForcedToolsOnly(ToolParser):  # type: ignore[misc, unused-ignore]
     """Refuses `auto`, with what to do."""
 
     def adjust_request(self, request: Any) -> Any:

@@ -74,11 +74,8 @@ class _Callbacks:
 
 
 def _without_upgrade(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    kept = []
-    for name, value in headers:
-        if name == b"connection":
-            tokens = (token.strip() for token in value.split(b","))
-            value = b", ".join(token for token in tokens if token.lower() not in _OF_UPGRADES)
-        if name not in _OF_UPGRADES and value:
-            kept.append((name, value))
-    return kept
+    """A `connection` without the names of those headers; none, if it had no others."""
+    kept = [(name, value) for name, value in headers if name not in _OF_UPGRADES | {b"connection"}]
+    named = b",".join(value for name, value in headers if name == b"connection").split(b",")
+    others = [token.strip() for token in named if token.strip().lower() not in _OF_UPGRADES | {b""}]
+    return [*kept, (b"connection", b", ".join(others))] if others else kept

@@ -14,6 +14,7 @@ from controlplane import __version__, errors
 from controlplane.api import inference, operations, preview
 from controlplane.api.inference import ClosingStream, Watch
 from controlplane.api.middleware import tenant_of
+from controlplane.api.own_names import INFERENCE, spoken_of_as
 from controlplane.api.routes import cluster, estimates, evaluations, rebalancing, variants
 from controlplane.api.routes.parameters import Asking, IdempotencyHeader, NamePath
 from controlplane.api.services import Services, fresh_context
@@ -38,6 +39,7 @@ from controlplane.traffic.request_fields import CHAT, COMPLETIONS
 from controlplane.traffic.request_terms import (
     Headers,
     RequestTerms,
+    cut_at,
     estimated_prompt,
     estimated_tokens,
     request_terms,
@@ -103,7 +105,8 @@ def _main_job(services: Services) -> APIRouter:
 
     @routes.post("/inference_model")
     async def inference_model(body: InferenceModelRequest, request: Request) -> InferenceModelResponse:
-        return await infer(services, body, request.headers.raw, tenant_of(request.scope))
+        with spoken_of_as(INFERENCE):
+            return await infer(services, body, request.headers.raw, tenant_of(request.scope))
 
     return routes
 
@@ -218,10 +221,10 @@ async def infer(
         services.rates.request(tenant)
         route = await services.routes.resolve(body.model, tenant)
         watch.routed(route)
-        asked = {"max_tokens": body.maxOutputLength}
-        tokens = estimated_tokens(CHAT, len(body.inputText), asked, route.max_output_tokens)
+        limit = cut_at(CHAT, {"max_tokens": body.maxOutputLength}, route.max_output_tokens)
+        tokens = estimated_tokens(len(body.inputText), {}, limit, route.context_tokens)
         prompt = estimated_prompt(len(body.inputText))
-        watch.terms = request_terms(headers, {}, route.targets, tenant, tokens, prompt)
+        watch.terms = request_terms(headers, {}, route.targets, tenant, tokens, prompt, limit is not None)
         watch.charge(tenant)
         answer = await _answer(services, route, body, watch.terms)
         if watch.charged is not None:
@@ -250,7 +253,11 @@ async def _answer(
             return _as_answer(body.model, reply.body, "chat", note)
         except errors.NoChatTemplate:
             if body.format == "chat":
-                raise
+                raise errors.NoChatTemplate(
+                    f"'{body.model}' has no chat template; leave `format` out or send raw, and the text is"
+                    " completed as it stands",
+                    param="format",
+                ) from None
             note = f"'{body.model}' has no chat template: the text was completed as it stands"
     reply = await inference.ask(services, route, _raw_call(route, body, terms.tenant), terms)
     return _as_answer(body.model, reply.body, "raw", note)
@@ -262,7 +269,7 @@ def _chat_call(route: Route, body: InferenceModelRequest, tenant: Tenant) -> Eng
 
 
 def _raw_call(route: Route, body: InferenceModelRequest, tenant: Tenant) -> EngineCall:
-    """The engine's own limit of a completion would be a few tokens."""
+    """The engine's own limit of a completion would be a few tokens; null is the context's end."""
     sent = {"max_tokens": route.max_output_tokens, **_options(body), "prompt": body.inputText}
     return inference.engine_call(COMPLETIONS, sent, route, salt=tenant.cache_salt)
 

@@ -10,6 +10,7 @@ from fastapi.responses import PlainTextResponse
 from controlplane import errors
 from controlplane.api import inference, operations
 from controlplane.api.middleware import tenant_of
+from controlplane.api.own_names import ADAPTERS, spoken_of_as
 from controlplane.api.routes.management import ERRORS, TEXT
 from controlplane.api.routes.parameters import Asking
 from controlplane.api.services import Services
@@ -89,12 +90,14 @@ def router(services: Services) -> APIRouter:
 
     @routes.post("/load_lora_adapter", response_class=Response, responses=TEXT)
     async def load_lora_adapter(body: LoadLoraAdapterRequest, caller: Asking) -> Response:
-        await _load(services, body, caller)
+        with spoken_of_as(ADAPTERS):
+            await _load(services, body, caller)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
     @routes.post("/unload_lora_adapter", response_class=Response, responses=TEXT)
     async def unload_lora_adapter(body: UnloadLoraAdapterRequest, caller: Asking) -> Response:
-        await _unload(services, body.lora_name, caller)
+        with spoken_of_as(ADAPTERS):
+            await _unload(services, body.lora_name, caller)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
     return routes
@@ -144,9 +147,9 @@ async def _load(services: Services, body: LoadLoraAdapterRequest, caller: Caller
         raise
 
 
-async def _output_limit(services: Services, base: str) -> int:
+async def _output_limit(services: Services, base: str) -> int | None:
     deployment = (await services.read()).deployments.get(base)
-    return deployment.record.max_output_tokens if deployment else 256
+    return deployment.record.max_output_tokens if deployment else None
 
 
 async def _only_base(services: Services, caller: Caller) -> str:

@@ -58,7 +58,8 @@ class SloLimits(Strict):
 class LoadForm(Strict):
     """The expected load: requests per second, and the lengths of prompts and answers in tokens.
 
-    The defaults are no rate, prompts of 128 tokens and answers of `maxOutputLength`, cut to fit the context.
+    The defaults are no rate, prompts of 128 tokens and answers of `maxOutputLength`, or else of 256, cut to
+    fit the context.
     """
 
     ratePerS: float = Field(default=0.0, ge=0, le=1e6, allow_inf_nan=False)
@@ -186,7 +187,12 @@ class DeployModelRequest(Strict):
     """
 
     model: Name
-    maxOutputLength: int = Field(default=256, ge=1, le=1_000_000)
+    maxOutputLength: int | None = Field(
+        default=None,
+        ge=1,
+        le=1_000_000,
+        description="Tokens at which answers are cut; as many as the context has room for, if left out.",
+    )
     intent: IntentName = "minCost"
     SLOs: SloLimits = Field(default_factory=SloLimits)
     load: LoadForm = Field(default_factory=LoadForm)

@@ -288,7 +288,7 @@ class DeploymentView(View):
     phase: str
     host: str
     intent: str
-    maxOutputLength: int
+    maxOutputLength: int | None
     SLOs: SloLimits
     load: LoadForm = Field(default_factory=LoadForm)
     tensorParallel: list[int] = Field(default_factory=list)
