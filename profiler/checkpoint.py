@@ -17,20 +17,23 @@ from typing import Any
 from profiler.architectures.description import Description, Shapes
 from profiler.architectures.registry import describe
 from profiler.checkpoint_digest import fingerprint
+from profiler.config_corrections import dtype_name
 from profiler.equal_tensors import equal
 from profiler.errors import CheckpointError
-from profiler.files import FLOAT_DTYPES, MAX_CONFIG_BYTES, is_file, read_json, shown
+from profiler.files import FLOAT_DTYPES, MAX_CONFIG_BYTES, is_file, read_json, refuse_lookalike, shown
 from profiler.linears import EXPERT
+from profiler.model_files import small_files
+from profiler.model_purpose import check_purpose
+from profiler.odd_tensors import UNQUANTIZED, problem, quantization_problem
 from profiler.types import ModelSpec, TensorRef
-from profiler.weight_files import locate, none_missing
+from profiler.weight_files import locate, weight_files
 
 CONFIG_DTYPES = {"float32": 4, "float16": 2, "half": 2, "bfloat16": 2, "float": 4}
 STORED_DTYPES = {"F32": 4, "F16": 2, "BF16": 2}
-TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
+TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"), ("tekken.json",))
 # Of which vLLM 0.26 knows no other head than the embedding.
 ALWAYS_TIED = ("GemmaForCausalLM", "Gemma2ForCausalLM")
-# Stored rotary tables, which engines compute for themselves.
-ROTARY = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
+QUANTIZATION_KEYS = ("quantization_config", "compression_config")  # the latter of old compressed-tensors
 
 
 def block_of(module: str) -> str:
@@ -46,8 +49,11 @@ def read_model(folder: Path) -> ModelSpec:
     """
     where = folder / "config.json"
     raw = read_json(where, MAX_CONFIG_BYTES)
+    check_purpose(folder, raw)
+    _check_quantization(raw, folder)
     description, declared = describe(raw, where), declared_dtype_bytes(raw, where)
     _check_tokenizer(folder)
+    _check_named_weights(raw, folder)
     tensors = locate(folder)
     description = as_stored(description, tensors, folder)
     expected = dict(_expected(description))
@@ -122,19 +128,47 @@ def spec_of(description: Description, dtype_bytes: int, mark: str = "") -> Model
 
 
 def declared_dtype_bytes(raw: dict[str, Any], where: Path) -> int | None:
-    """Bytes per element of the declared type; transformers 5 writes `dtype`, earlier ones `torch_dtype`."""
-    name = raw.get("dtype", raw.get("torch_dtype"))
+    """Bytes per element of the declared type; transformers 5 writes `dtype`, earlier ones `torch_dtype`.
+
+    None where none is declared: the stored tensors' then counts.
+    """
+    name = dtype_name(raw)
     if name is None:
         return None
     if not isinstance(name, str) or name not in CONFIG_DTYPES:
-        raise CheckpointError(f"{where}: dtype {shown(name)} is not one of {', '.join(CONFIG_DTYPES)}")
+        raise CheckpointError(
+            f"{where}: dtype {shown(name)} is not one of {', '.join(CONFIG_DTYPES)}; write the type that the "
+            "weights are stored in"
+        )
     return CONFIG_DTYPES[name]
 
 
+def _check_quantization(raw: dict[str, Any], folder: Path) -> None:
+    """Of a config that says that the weights are quantized: whether they are."""
+    key = next((key for key in QUANTIZATION_KEYS if raw.get(key)), None)
+    if key is not None:
+        raise CheckpointError(quantization_problem(folder, key, raw[key], locate(folder)))
+
+
+def _check_named_weights(raw: dict[str, Any], folder: Path) -> None:
+    """transformers takes the weights of a file that the config names, whatever else there is."""
+    named, read = raw.get("transformers_weights"), weight_files(folder)
+    if named is not None and named != read[0]:
+        raise CheckpointError(
+            f"{folder / 'config.json'}: transformers_weights names {shown(named)}, which is not read here; "
+            f"take the key out to serve the weights of {read[0]}, or rename that file to model.safetensors"
+        )
+
+
 def _check_tokenizer(folder: Path) -> None:
+    for name in small_files(folder):
+        refuse_lookalike(folder / name)
     if not any(all(is_file(folder / name) for name in names) for names in TOKENIZERS):
         wanted = " or ".join(" with ".join(names) for names in TOKENIZERS)
-        raise CheckpointError(f"expected a tokenizer ({wanted}) in {folder}, found none; save one there")
+        raise CheckpointError(
+            f"expected a tokenizer ({wanted}) in {folder}, found none; copy the tokenizer's files from where "
+            "the model comes from, or call save_pretrained(folder) on its tokenizer"
+        )
 
 
 def _expected(description: Description) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -158,30 +192,23 @@ def _of_every_expert(description: Description) -> Shapes:
 def _check_tensors(
     description: Description, expected: Shapes, tensors: dict[str, TensorRef], folder: Path
 ) -> None:
-    none_missing(set(expected), set(tensors), folder)
+    if found := problem(description, expected, tensors, folder):
+        raise CheckpointError(found)
     for name, shape in expected.items():
         _check_tensor(name, tensors[name], shape, folder)
-    _none_left(set(tensors) - set(expected), description, folder)
 
 
 def _check_tensor(name: str, info: TensorRef, shape: tuple[int, ...], folder: Path) -> None:
     if info.shape != shape:
-        raise CheckpointError(f"{name} in {folder} has shape {info.shape}; config.json implies {shape}")
-    if info.dtype not in FLOAT_DTYPES:
-        raise CheckpointError(f"{name} in {folder} is {info.dtype}; expected {', '.join(STORED_DTYPES)}")
-
-
-def _none_left(extra: set[str], description: Description, folder: Path) -> None:
-    """Engines skip stored rotary tables and causal masks, and a stored head when it is tied; anything else
-    is an error.
-    """
-    ignored = (*ROTARY, *(f".{ending}" for ending in description.skipped))
-    odd = sorted(name for name in extra if not name.endswith(ignored))
-    odd = [name for name in odd if not (description.tied and name == description.head)]
-    if odd:
         raise CheckpointError(
-            f"{folder} holds {len(odd)} tensors that a {description.layers}-layer {description.architecture} "
-            f"does not have, such as {', '.join(odd)[:300]}; correct config.json"
+            f"{name} in {folder} has shape {info.shape}, but config.json implies {shape}; correct "
+            "config.json, or copy the config that was saved with these weights"
+        )
+    if info.dtype not in FLOAT_DTYPES:
+        castable = "load the model with dtype=torch.bfloat16 and save it again with save_pretrained"
+        raise CheckpointError(
+            f"{name} in {folder} is of type {info.dtype}; expected {', '.join(STORED_DTYPES)}: "
+            f"{castable if info.dtype.startswith('F') else UNQUANTIZED}"
         )
 
 

@@ -5,10 +5,12 @@ Everything here raises `CheckpointError` and nothing else, whatever the bytes ar
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 import os
 import struct
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -16,6 +18,7 @@ from typing import Any, TypeGuard
 from profiler.contents import opened
 from profiler.errors import CheckpointError
 from profiler.inside import open_file
+from profiler.lookalikes import FIRST_BYTES, lookalike
 
 # safetensors itself allows 100 MB. A file that holds all of Qwen3-235B (36,000 tensors) has a header of 5 MB.
 MAX_HEADER_BYTES = 16 << 20
@@ -93,9 +96,24 @@ def _read(path: Path, max_bytes: int) -> bytes:
                 raise CheckpointError(
                     f"{path} has {size} bytes; at most {max_bytes} are allowed: is it the right file?"
                 )
-            return b"".join(iter(lambda: file.read(max_bytes), b""))
+            raw = b"".join(iter(lambda: file.read(max_bytes), b""))
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}; check its permissions") from error
+    if problem := lookalike(raw):
+        raise CheckpointError(f"{path} {problem}")
+    return raw
+
+
+def refuse_lookalike(path: Path) -> None:
+    """Raises CheckpointError if a file's first bytes tell that it is something else, such as a git-lfs
+    pointer."""
+    try:
+        with open_file(path) as file:
+            start = file.read(FIRST_BYTES) or b""
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}; check its permissions") from error
+    if problem := lookalike(start):
+        raise CheckpointError(f"{path} {problem}")
 
 
 def parse_json(raw: bytes, where: str) -> dict[str, Any]:
@@ -106,6 +124,11 @@ def parse_json(raw: bytes, where: str) -> dict[str, Any]:
             f"{where} has {tokens} brackets, colons and commas; at most {MAX_TOKENS} are allowed: is it the"
             " right file?"
         )
+    if raw.startswith(codecs.BOM_UTF8):
+        raise CheckpointError(
+            f"{where} begins with a byte-order mark, with which transformers cannot read it; save it as "
+            "UTF-8 without one"
+        )
     try:
         value = json.loads(
             raw.decode("utf-8"),
@@ -114,7 +137,9 @@ def parse_json(raw: bytes, where: str) -> dict[str, Any]:
             parse_float=_finite,
         )
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{where} is not valid JSON ({error}); copy or download it again") from error
+        raise CheckpointError(
+            f"{where} is not valid JSON: {error}; correct it, or download it again"
+        ) from error
     if not isinstance(value, dict):
         raise CheckpointError(f"expected a JSON object in {where}, got {type(value).__name__}")
     return value
@@ -123,7 +148,8 @@ def parse_json(raw: bytes, where: str) -> dict[str, Any]:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) != len(pairs):
-        raise ValueError("a key occurs twice")
+        twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+        raise ValueError(f"the key {twice[:60]!r} occurs twice")
     return made
 
 
@@ -148,6 +174,7 @@ def read_layout(path: Path, contents_bytes: int | None = None) -> tuple[dict[str
     """
     if not is_file(path):
         raise _absent(path)
+    refuse_lookalike(path)
     try:
         with opened(path, contents_bytes) as source:
             size = source.size_bytes
@@ -155,10 +182,19 @@ def read_layout(path: Path, contents_bytes: int | None = None) -> tuple[dict[str
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}; check its permissions") from error
     entries = parse_json(header, f"the header of {path}")
-    entries.pop("__metadata__", None)
+    _check_metadata(entries.pop("__metadata__", {}), path)
     tensors = {name: _tensor(name, entry, path) for name, entry in entries.items()}
     _check_layout(tensors, size - 8 - len(header), path)
     return tensors, 8 + len(header)
+
+
+def _check_metadata(metadata: Any, path: Path) -> None:
+    """The safetensors library, which engines read with, takes texts only. Raises CheckpointError."""
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise CheckpointError(
+            f"{path}: expected every value of its __metadata__ to be a text, got {shown(metadata)}; save the "
+            'file again with save_file(tensors, file, metadata={"format": "pt"})'
+        )
 
 
 def _header_length(prefix: bytes, size: int, path: Path) -> int:
@@ -167,8 +203,8 @@ def _header_length(prefix: bytes, size: int, path: Path) -> int:
     length: int = struct.unpack("<Q", prefix)[0]
     if length > MAX_HEADER_BYTES:
         raise CheckpointError(
-            f"{path} claims a header of {length} bytes; at most {MAX_HEADER_BYTES} are allowed: split the"
-            " checkpoint into more files, or copy it again"
+            f"{path} claims a header of {length} bytes; at most {MAX_HEADER_BYTES} are allowed: it"
+            " is no safetensors file, or damaged; download or copy it again"
         )
     if length > size - 8:
         raise CheckpointError(f"{path} is truncated: header of {length} bytes, file of {size}; copy it again")

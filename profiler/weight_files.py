@@ -8,6 +8,7 @@ from typing import Any
 from profiler.contents import SUFFIX
 from profiler.errors import CheckpointError
 from profiler.files import is_file, read_json, read_layout, shown
+from profiler.missing_weights import no_weights
 from profiler.types import TensorRef
 
 INDEX = "model.safetensors.index.json"
@@ -15,18 +16,59 @@ SINGLE = "model.safetensors"
 
 
 def locate(folder: Path) -> dict[str, TensorRef]:
-    """Every tensor of the checkpoint, by name. A shard index is followed where there is one.
+    """Every tensor of the checkpoint, by name: all that its weight files hold, as transformers reads them.
 
-    Raises CheckpointError when files are missing, corrupt or unlike their index.
+    Raises CheckpointError when files are missing or corrupt, or when two hold a tensor of one name.
     """
-    if is_file(folder / INDEX):
-        return _shards(folder)
-    if is_file(folder / SINGLE):
-        return locate_in(folder, SINGLE)
-    raise CheckpointError(
-        f"expected {SINGLE} or {INDEX} in {folder}, found neither; "
-        "convert other formats (.bin, .pth, .gguf) with save_pretrained(safe_serialization=True)"
-    )
+    tensors: dict[str, TensorRef] = {}
+    for file in weight_files(folder):
+        for name, ref in locate_in(folder, file).items() if file != INDEX else ():
+            if name in tensors:
+                raise CheckpointError(
+                    f"{folder}: {tensors[name].file} and {file} both hold {name[:200]}, and only one can be "
+                    "meant; save the model again with save_pretrained, or download its files again"
+                )
+            tensors[name] = ref
+    return tensors
+
+
+def weight_files(folder: Path) -> tuple[str, ...]:
+    """The names of the files with the model's weights; the shards' index, where there is one, comes first.
+
+    `model.safetensors` is taken where there is one, as transformers does, else the files that the index
+    names. Other files with weights in the folder do not belong to the model. Raises CheckpointError.
+    """
+    single, shards = is_file(folder / SINGLE), _shards(folder)
+    missing = [name for name in shards if not is_file(folder / name)]
+    if single and shards and shards != (SINGLE,) and len(missing) < len(shards):
+        raise CheckpointError(
+            f"{folder} holds weights twice, in {SINGLE} and in the files that {INDEX} names, such as "
+            f"{shards[0]}: which are meant is unclear; move one of the two out of the folder, the index with "
+            "its files"
+        )
+    if single:
+        return (SINGLE,)
+    if not shards:
+        raise CheckpointError(no_weights(folder))
+    if missing:
+        raise CheckpointError(
+            f"{len(missing)} of the {len(shards)} files that {folder / INDEX} names are missing, such as "
+            f"{missing[0]}; download or copy them into this folder"
+        )
+    return (INDEX, *shards)
+
+
+def _shards(folder: Path) -> tuple[str, ...]:
+    """The files that the index names; none without an index."""
+    where = folder / INDEX
+    if not is_file(where):
+        return ()
+    weight_map = read_json(where).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(
+            f"{where}: expected weight_map to map tensor names to files; download the index again"
+        )
+    return tuple(sorted({shard_name(name, where) for name in weight_map.values()}))
 
 
 def locate_in(folder: Path, file: str, contents_bytes: int | None = None) -> dict[str, TensorRef]:
@@ -43,31 +85,10 @@ def locate_in(folder: Path, file: str, contents_bytes: int | None = None) -> dic
     }
 
 
-def _shards(folder: Path) -> dict[str, TensorRef]:
-    weight_map = read_json(folder / INDEX).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(f"{folder / INDEX}: expected weight_map to map tensor names to files")
-    tensors: dict[str, TensorRef] = {}
-    for shard in sorted({shard_name(name, folder / INDEX) for name in weight_map.values()}):
-        for name, ref in locate_in(folder, shard).items():
-            if weight_map.get(name) != shard:
-                raise CheckpointError(f"{folder / shard} holds {name[:200]!r}, unlike its index")
-            tensors[name] = ref
-    none_missing(set(weight_map), set(tensors), folder)
-    return tensors
-
-
 def shard_name(name: Any, where: Path) -> str:
     """Only plain file names: an index must not lead out of its folder."""
     if not isinstance(name, str) or not name.endswith(".safetensors") or "/" in name or "\\" in name:
-        raise CheckpointError(f"{where}: {shown(name)!r} is not the name of a safetensors file")
-    return name
-
-
-def none_missing(expected: set[str], present: set[str], folder: Path) -> None:
-    missing = sorted(expected - present)
-    if missing:
         raise CheckpointError(
-            f"{len(missing)} of {len(expected)} expected tensors are missing in {folder}, "
-            f"such as {', '.join(missing)[:300]}; copy every shard, or correct config.json"
+            f"{where}: {shown(name)!r} is not the name of a safetensors file; download the index again"
         )
+    return name

@@ -40,7 +40,7 @@ class EngineConfig:
     most `max_batched_tokens`. `quantization` is that of the hidden layers (`profiler.quantization`). Models
     and variants are read from folders below `roots`; none: from anywhere. A step of the echo engine takes
     `echo_tpot_s`. With `merged_slot` each rank has room for a copy of its weights beside the variants. It was
-    launched by `installation`.
+    launched by `installation`. `fingerprint` is the registered checkpoint's: an engine starts with no other.
     `tool_parser` and `reasoning_parser` are vLLM's names of what reads answers; "": none is known. Without
     the `needed_parsers` among them the engine does not start.
     """
@@ -70,6 +70,7 @@ class EngineConfig:
     tool_parser: str = ""
     reasoning_parser: str = ""
     needed_parsers: tuple[str, ...] = ()
+    fingerprint: str = ""
 
     @property
     def group_name(self) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from controlplane import errors
 from controlplane.settings import Settings
+from workers.vllm_environment import vllm_cache
 
 Hide = Callable[[errors.OstinatoError], errors.OstinatoError]
 
@@ -32,7 +33,7 @@ def for_tenants(settings: Settings) -> Hide:
 def _installation(settings: Settings) -> set[str]:
     packages = (sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib"))
     own = Path(__file__).parents[2]
-    return {str(settings.home), str(settings.artifacts_folder), str(own), *packages}
+    return {str(settings.home), str(settings.artifacts_folder), str(own), vllm_cache(), *packages}
 
 
 def _hiding(roots: Iterable[str]) -> Hide:

@@ -58,6 +58,7 @@ def engine_config(
         tool_parser=tools,
         reasoning_parser=reasoning,
         needed_parsers=_asked_for(deployment),
+        fingerprint=spec.fingerprint,
     )
 
 

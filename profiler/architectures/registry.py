@@ -49,16 +49,56 @@ def describe(raw: Mapping[str, Any], where: Path) -> Description:
 
 
 def _architecture(reader: ConfigReader) -> str:
-    names, known = reader.raw.get("architectures"), ", ".join(FAMILIES)
+    names = reader.raw.get("architectures")
+    if names is None or names == []:
+        reader.refuse(_no_architecture(reader.raw.get("model_type")))
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
-        reader.refuse(f'"architectures" must name one of {known}, got {shown(names)}')
+        reader.refuse(f'expected "architectures" to name one class, such as {EXAMPLE}, got {shown(names)}')
     name: str = names[0]
     if name not in FAMILIES:
-        reader.refuse(
-            f"architecture {name[:80]} is not supported: how its tensors are named and sharded is not known "
-            f"here; supported are {known}"
-        )
+        reader.refuse(f"architecture {name[:80]} is not served: {_meaning(name)}; served are {_served()}")
     return name
+
+
+EXAMPLE = '["LlamaForCausalLM"]'
+# What the ending of a class's name says of the model.
+_ENDINGS = {
+    "ForConditionalGeneration": (
+        "it takes images or sound beside text, or has an encoder; if it has a language model of a class that "
+        "is served, save that alone with save_pretrained"
+    ),
+    "ForSequenceClassification": "it classifies texts and generates none",
+    "ForTokenClassification": "it classifies tokens and generates no text",
+    "ForRewardModel": "it scores texts and generates none",
+    "ForMaskedLM": "it fills in masked words and generates no text",
+    "Model": (
+        "it has no head for generating text, as models for embeddings have none; if this one is meant to "
+        "generate, load it with AutoModelForCausalLM and save it with save_pretrained"
+    ),
+}
+
+
+_UNKNOWN = "how its tensors are named and sharded is not known here; choose a model of another family"
+
+
+def _meaning(name: str) -> str:
+    if name.endswith("LMHeadModel"):
+        return _UNKNOWN
+    return next((text for ending, text in _ENDINGS.items() if name.endswith(ending)), _UNKNOWN)
+
+
+def _served() -> str:
+    return ", ".join(FAMILIES)
+
+
+def _no_architecture(model_type: Any) -> str:
+    """`architectures` is missing; older trainers leave it out, but `model_type` tells which it is."""
+    wanted = str(model_type).replace("_text", "").replace("_", "").lower()
+    name = next((n for n in FAMILIES if n.removesuffix("ForCausalLM").lower() == wanted), None)
+    example = f'["{name}"]' if name else EXAMPLE
+    return (
+        f'"architectures" is missing; add "architectures": {example} to it, or copy the original config.json'
+    )
 
 
 def _refuse_quantized(reader: ConfigReader) -> None:
@@ -68,5 +108,5 @@ def _refuse_quantized(reader: ConfigReader) -> None:
     method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
     reader.refuse(
         f"describes a checkpoint quantized by {shown(method) if method else 'an unnamed method'} "
-        "(quantization_config); no quantized checkpoints are served, register the unquantized one"
+        "(quantization_config); quantized checkpoints are not served, register the unquantized one"
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 from profiler.architectures.description import Description
 from profiler.architectures.registry import describe
+from profiler.config_corrections import corrected
 from profiler.errors import CheckpointError
 
 LAYER_COUNTS = ("num_hidden_layers", "n_layer")
@@ -31,7 +32,7 @@ def fingerprint_config(config: Mapping[str, Any], layers: int, where: Path | Non
         raise CheckpointError(
             f"{where}: a fingerprint of {layers!r} layers was asked for; the model has {described.layers}"
         )
-    made = copy.deepcopy(dict(config))
+    made = copy.deepcopy(corrected(config))
     made.update({key: layers for key in LAYER_COUNTS if made.get(key) is not None})
     made.update({key: made[key][:layers] for key in PER_LAYER if made.get(key) is not None})
     made.update({key: min(made[key], layers) for key in FIRST_LAYERS if made.get(key) is not None})

@@ -14,22 +14,9 @@ from profiler.checkpoint import has_own_head
 from profiler.errors import CheckpointError
 from profiler.files import is_file, read_json
 from profiler.fingerprints.config import fingerprint_config
+from profiler.model_files import CONFIG, SMALL_FILES
 from profiler.weight_files import INDEX, SINGLE
 
-CONFIG = "config.json"
-# Beside the config, all that engines read before weights; those that are there are copied.
-SMALL_FILES = (
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "chat_template.json",
-)
 MAX_FILE_BYTES = 64_000_000  # the largest tokenizers have about 35 MB
 
 

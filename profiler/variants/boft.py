@@ -44,7 +44,7 @@ class BoftConfig:
     block_num: int
     factors: int
     bias: str
-    targets: frozenset[str] | None
+    targets: peft.Targets
 
     def block_size_of(self, name: str, into: int) -> int:
         """Raises AdapterError when the blocks do not divide the module's inputs."""
@@ -59,7 +59,7 @@ class BoftConfig:
 
 def read(folder: Path, base: ModelSpec) -> BoftManifest:
     """Read and check the adapter in `folder` for `base`; errors as `profiler.variants.lora.read`."""
-    config = parse_config(read_json(folder / CONFIG, MAX_CONFIG_BYTES), base)
+    config = parse_config(read_json(folder / CONFIG, MAX_CONFIG_BYTES))
     tensors, file = peft.read_weights(folder)
     parts, full = _sort(tensors, base, config)
     modules = {name: _module(name, part, base, config) for name, part in parts.items()}
@@ -80,7 +80,7 @@ def read(folder: Path, base: ModelSpec) -> BoftManifest:
     return BoftManifest(folder, spec, (file,), modules, full=full)
 
 
-def parse_config(raw: dict[str, Any], base: ModelSpec) -> BoftConfig:
+def parse_config(raw: dict[str, Any]) -> BoftConfig:
     """Check a parsed adapter_config.json. Raises AdapterError."""
     peft.require_type(raw, "BOFT")
     peft.refuse_options(raw, REFUSED)
@@ -99,7 +99,7 @@ def parse_config(raw: dict[str, Any], base: ModelSpec) -> BoftConfig:
         raise AdapterError(
             f"{CONFIG}: expected boft_n_butterfly_factor to be from 1 to {MAX_FACTORS}, got {factors}"
         )
-    targets = peft.parse_targets(raw.get("target_modules"), base)
+    targets = peft.parse_targets(raw)
     return BoftConfig(size, number, factors, bias, targets)
 
 
@@ -122,6 +122,7 @@ def _sort(
         elif match := BIAS_NAME.fullmatch(name):
             biases.setdefault(f"{match[1]}.bias", ref)
         else:
+            peft.require_known(ref, base)
             raise AdapterError(
                 f"{WEIGHTS}: {name[:200]!r} is not part of a BOFT adapter; expected names like "
                 "base_model.model.model.layers.0.self_attn.q_proj.boft_R"

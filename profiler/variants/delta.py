@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from profiler.contents import SUFFIX
 from profiler.errors import AdapterError, CheckpointError
-from profiler.files import is_file, read_json, shown
+from profiler.files import is_file, read_json, refuse_lookalike, shown
 from profiler.types import ModelSpec, TensorRef
 from profiler.variants.modules import EMBEDDING, HEAD, full_shape, merged_facts, require_full, total_bytes
 from profiler.variants.types import Difference, FileRef, ModuleFacts, StoredFile, VariantKind, VariantSpec
@@ -242,6 +242,7 @@ def _check_size(path: Path, expected: int) -> None:
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}; check its permissions") from error
     if size != expected:
+        refuse_lookalike(path)
         raise CheckpointError(f"{path} has {size} bytes, {DELTA} says {expected}; copy it again")
 
 

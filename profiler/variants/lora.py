@@ -18,6 +18,8 @@ from profiler.files import MAX_CONFIG_BYTES, read_json, shown
 from profiler.types import ModelSpec, TensorRef
 from profiler.variants import peft
 from profiler.variants.modules import merged_facts, require_float, require_module, total_bytes
+from profiler.variants.name_patterns import NamePattern
+from profiler.variants.odd_names import MERGE
 from profiler.variants.peft import CONFIG, WEIGHTS, endings
 from profiler.variants.types import (
     LoraManifest,
@@ -29,9 +31,11 @@ from profiler.variants.types import (
 )
 
 N = TypeVar("N", int, float)
+Patterns = tuple[tuple[str | NamePattern, N], ...]
 
 TENSOR_NAME = re.compile(r"base_model\.model\.([\w.]+)\.lora_([AB])\.weight", re.ASCII)
 PLAIN_PATTERN = re.compile(r"\w+(\\?\.\w+)*", re.ASCII)
+MAX_PATTERNS = 10_000
 
 # PEFT options that change what the weights mean and that the engine does not implement: any true value
 # is refused (the same list as vLLM's PEFTHelper).
@@ -45,21 +49,39 @@ REFUSED = {
     "use_qalora": "QALoRA",
     "trainable_token_indices": "trained tokens (trainable_token_indices)",
     "target_parameters": "adapted parameters (target_parameters)",
+    "kasa_config": "KaSA (it changes the base's weights, too)",
+    "velora_config": "VeLoRA",
+    "monteclora_config": "MonteCLoRA",
+    "arrow_config": "Arrow, which chooses among adapters,",
 }
+# Keys that leave the weights as they are, or say how they were trained.
+HARMLESS = (
+    "task_type", "peft_type", "peft_version", "auto_mapping", "base_model_name_or_path", "revision",
+    "inference_mode", "lora_dropout", "fan_in_fan_out", "layers_pattern", "megatron_config", "megatron_core",
+    "loftq_config", "eva_config", "corda_config", "lora_ga_config", "qalora_group_size", "runtime_config",
+    "ensure_weight_tying",
+)  # fmt: skip
+READ = (
+    "r", "lora_alpha", "bias", "use_rslora", "rank_pattern", "alpha_pattern", "init_lora_weights",
+    "target_modules", "exclude_modules", "layers_to_transform",
+)  # fmt: skip
+CLASSIFYING = ("SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS")
+DEFAULT_RANK = DEFAULT_ALPHA = 8  # PEFT's
 # Initialisations by name that leave the base's weights as they were (all others, such as PiSSA, do not).
 HARMLESS_INITS = frozenset({"gaussian", "eva", "orthogonal", "mica", "lora_ga"})
+CHANGING_INITS = ("pissa", "olora", "corda", "loftq")
 
 
 @dataclass(frozen=True)
 class LoraConfig:
-    """The checked part of adapter_config.json. `targets` is None when the tensors alone decide."""
+    """The checked part of adapter_config.json."""
 
     rank: int
     alpha: float
-    rank_pattern: dict[str, int]
-    alpha_pattern: dict[str, float]
+    rank_pattern: Patterns[int]
+    alpha_pattern: Patterns[float]
     rank_stabilised: bool
-    targets: frozenset[str] | None
+    targets: peft.Targets
 
     def rank_of(self, module_name: str) -> int:
         return _first_match(self.rank_pattern, module_name, self.rank)
@@ -70,12 +92,16 @@ class LoraConfig:
         return alpha / (math.sqrt(rank) if self.rank_stabilised else rank)
 
 
-def _first_match(patterns: dict[str, N], module_name: str, default: N) -> N:
-    """PEFT's rule: the first pattern that is the name's ending, at a dot, wins."""
-    if not patterns:
-        return default
-    matching = patterns.keys() & endings(module_name)
-    return next((value for key, value in patterns.items() if key in matching), default)
+def _first_match(patterns: Patterns[N], module_name: str, default: N) -> N:
+    """PEFT's rule: the first pattern that is the name's ending, at a dot, wins. Raises AdapterError."""
+    ends = endings(module_name)
+    try:
+        for pattern, value in patterns:
+            if pattern in ends if isinstance(pattern, str) else pattern.matches(module_name):
+                return value
+    except ValueError as error:
+        raise AdapterError(f"{CONFIG}: a pattern for ranks or alphas cannot be used: {error}") from error
+    return default
 
 
 def read(folder: Path, base: ModelSpec, limits: VariantLimits) -> LoraManifest:
@@ -84,7 +110,7 @@ def read(folder: Path, base: ModelSpec, limits: VariantLimits) -> LoraManifest:
     Raises CheckpointError when files are missing, corrupt or incomplete, AdapterError when they are sound
     but do not fit the base or use what the engine lacks.
     """
-    config = parse_config(read_json(folder / CONFIG, MAX_CONFIG_BYTES), base, limits.max_lora_rank)
+    config = parse_config(read_json(folder / CONFIG, MAX_CONFIG_BYTES), limits.max_lora_rank)
     tensors, file = peft.read_weights(folder)
     modules = {
         name: _module(name, a, b, base, config) for name, (a, b) in _pairs(tensors, base, folder).items()
@@ -95,19 +121,24 @@ def read(folder: Path, base: ModelSpec, limits: VariantLimits) -> LoraManifest:
     return LoraManifest(folder, spec, (file,), modules)
 
 
-def parse_config(raw: dict[str, Any], base: ModelSpec, max_rank: int) -> LoraConfig:
+def parse_config(raw: dict[str, Any], max_rank: int) -> LoraConfig:
     """Check a parsed adapter_config.json. Raises AdapterError."""
     peft.require_type(raw, "LORA")
+    if raw.get("task_type") in CLASSIFYING and raw.get("modules_to_save"):
+        raise AdapterError(
+            f"{CONFIG}: task_type is {raw['task_type']}: the adapter has a head that classifies; only "
+            "adapters for generating text (task_type CAUSAL_LM) are served"
+        )
     peft.refuse_options(raw, REFUSED)
     _refuse_bias_and_init(raw)
     ranks, alphas = _pattern(raw, "rank_pattern"), _pattern(raw, "alpha_pattern")
     return LoraConfig(
-        rank=_rank(raw.get("r"), "r", max_rank),
-        alpha=_alpha(raw.get("lora_alpha")),
-        rank_pattern={key: _rank(rank, key[:80], max_rank) for key, rank in ranks.items()},
-        alpha_pattern={key: _alpha(alpha) for key, alpha in alphas.items()},
+        rank=_rank(raw.get("r", DEFAULT_RANK), "r", max_rank),
+        alpha=_alpha(raw.get("lora_alpha", DEFAULT_ALPHA)),
+        rank_pattern=tuple((key, _rank(rank, text[:80], max_rank)) for text, key, rank in ranks),
+        alpha_pattern=tuple((key, _alpha(alpha)) for _, key, alpha in alphas),
         rank_stabilised=_flag(raw.get("use_rslora")),
-        targets=peft.parse_targets(raw.get("target_modules"), base),
+        targets=peft.parse_targets(raw),
     )
 
 
@@ -115,23 +146,44 @@ def _refuse_bias_and_init(raw: dict[str, Any]) -> None:
     bias = raw.get("bias", "none")
     if bias != "none":
         raise AdapterError(
-            f'{CONFIG}: expected bias "none", got {shown(bias)}; trained biases are not supported'
+            f'{CONFIG}: expected bias "none", got {shown(bias)}: biases trained beside LoRA are not served; '
+            f"train without them, or {MERGE}"
         )
     init = raw.get("init_lora_weights")
-    if isinstance(init, str) and init.lower() not in HARMLESS_INITS:
+    if not isinstance(init, str) or init.lower() in HARMLESS_INITS:
+        return
+    if init.lower().startswith(CHANGING_INITS):
         raise AdapterError(
-            f"{CONFIG}: init_lora_weights {init[:40]!r} changes the base's weights; "
-            "convert the adapter with PEFT's path_initial_model_for_weight_conversion"
+            f"{CONFIG}: init_lora_weights is {init[:40]!r}, which changed the base's weights before "
+            "training: the adapter fits that changed base only; save it again with save_pretrained(folder, "
+            f"path_initial_model_for_weight_conversion=...), so that it fits the base as it is, or {MERGE}"
         )
+    raise AdapterError(
+        f"{CONFIG}: init_lora_weights is {init[:40]!r}, which is not known here: if it left the base's "
+        "weights as they were, write true in its place"
+    )
 
 
-def _pattern(raw: dict[str, Any], key: str) -> dict[str, Any]:
+def _pattern(raw: dict[str, Any], key: str) -> list[tuple[str, str | NamePattern, Any]]:
+    """Each pattern as it is written, as it is matched, and its value."""
     pattern = raw.get(key) or {}
-    if not isinstance(pattern, dict) or not all(PLAIN_PATTERN.fullmatch(name) for name in pattern):
+    if not isinstance(pattern, dict) or len(pattern) > MAX_PATTERNS:
         raise AdapterError(
-            f"{CONFIG}: {key} must map plain module names to numbers; regexes are not supported"
+            f"{CONFIG}: expected {key} to map names of modules to numbers, got {shown(pattern)}"
         )
-    return {name.replace("\\", ""): value for name, value in pattern.items()}
+    return [(text, _compiled(text, key), value) for text, value in pattern.items()]
+
+
+def _compiled(text: str, key: str) -> str | NamePattern:
+    if PLAIN_PATTERN.fullmatch(text):
+        return text.replace("\\", "")
+    try:
+        return NamePattern(text)
+    except ValueError as error:
+        raise AdapterError(
+            f"{CONFIG}: {key} has a pattern that cannot be used, {text[:80]!r}: {error}; write plain names "
+            "of modules, such as layers.0.self_attn.q_proj"
+        ) from error
 
 
 def _alpha(value: Any) -> float:
@@ -171,16 +223,20 @@ def _pairs(
             f"{folder / WEIGHTS}: {lonely[0]} has only one of lora_A and lora_B; copy the file again"
         )
     if not tensors:
-        raise CheckpointError(f"{folder / WEIGHTS} holds no lora_A and lora_B pair; copy the file again")
+        raise CheckpointError(
+            f"{folder / WEIGHTS} holds no tensors: the adapter was saved before its weights were gathered "
+            "(DeepSpeed ZeRO-3, FSDP); save it again with all of them, or copy the file again"
+        )
     return {module: (a, sides["B"][module]) for module, a in sides["A"].items()}
 
 
 def _classify(name: str, ref: TensorRef, base: ModelSpec) -> tuple[str, str]:
+    peft.require_known(ref, base)
     match = TENSOR_NAME.fullmatch(name)
     if not match:
         raise AdapterError(
             f"{WEIGHTS}: {name[:200]!r} is not a LoRA matrix of a hidden layer; expected names like "
-            "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+            "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight, as PEFT saves them"
         )
     require_module(match[1], base, WEIGHTS)
     require_float(ref, WEIGHTS)
@@ -194,7 +250,8 @@ def _module(name: str, a: TensorRef, b: TensorRef, base: ModelSpec, config: Lora
     for side, ref, shape in (("A", a, (rank, into)), ("B", b, (out, rank))):
         if ref.shape != shape:
             raise AdapterError(
-                f"{WEIGHTS}: lora_{side} of {name} has shape {ref.shape}; "
-                f"rank {rank} on this base needs {shape}"
+                f"{WEIGHTS}: lora_{side} of {name} has shape {ref.shape}, but rank {rank} (by {CONFIG}) on "
+                f"this base needs {shape}; correct r or rank_pattern, or register it with the base that it "
+                "was trained on"
             )
     return LoraModule(a, b, rank, config.scaling_of(name))

@@ -33,12 +33,6 @@ def require_adaptable(base: ModelSpec) -> None:
     )
 
 
-def module_names(base: ModelSpec) -> list[str]:
-    """The full name of every adaptable module, layer by layer."""
-    layers = range(base.num_layers)
-    return [f"model.layers.{n}.{block_of(module)}.{module}" for n in layers for module in base.linear_shapes]
-
-
 def short_name(module_name: str) -> str:
     """q_proj for model.layers.3.self_attn.q_proj."""
     return module_name.rpartition(".")[2]
@@ -61,11 +55,13 @@ def require_module(name: str, base: ModelSpec, where: str) -> tuple[int, int]:
     layer, block, module = int(match[1]), match[2], match[3]
     if module not in base.linear_shapes or block != block_of(module):
         raise AdapterError(
-            f"{where}: the base has no module {block}.{module[:80]}; it has {', '.join(base.linear_shapes)}"
+            f"{where}: the base ({base.architecture}) has no module {block}.{module[:80]}; it has "
+            f"{', '.join(base.linear_shapes)}: register the adapter with the base that it was trained on"
         )
     if layer >= base.num_layers:
         raise AdapterError(
-            f"{where}: {name[:200]} is of layer {layer}, but the base has {base.num_layers} layers"
+            f"{where}: {name[:200]} is of layer {layer}, but the base has {base.num_layers} layers; register "
+            "it with the base that it was trained on"
         )
     return base.linear_shapes[module]
 

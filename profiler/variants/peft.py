@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from profiler.errors import AdapterError, CheckpointError
 from profiler.files import is_file, shown
 from profiler.types import ModelSpec, TensorRef
-from profiler.variants.modules import module_names
+from profiler.variants.modules import layer_of
+from profiler.variants.odd_names import MERGE, meaning
 from profiler.variants.types import FileRef
 from profiler.weight_files import locate_in
 
@@ -23,16 +25,13 @@ CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
 MAX_PATTERN = 2_000  # characters of a regular expression: compiling one takes time
+DEFAULT_TARGETS = ("q_proj", "v_proj")  # PEFT's, of every family that adapters are served on
 
 
 def endings(module_name: str) -> set[str]:
     """Every target by which PEFT can mean this module: its whole name and its last parts."""
     parts = module_name.split(".")
     return {".".join(parts[start:]) for start in range(len(parts))}
-
-
-def all_endings(names: Iterable[str]) -> set[str]:
-    return set().union(*map(endings, names))
 
 
 def read_weights(folder: Path) -> tuple[dict[str, TensorRef], FileRef]:
@@ -56,32 +55,52 @@ def require_type(raw: Mapping[str, Any], expected: str) -> None:
 
 def refuse_options(raw: Mapping[str, Any], refused: Mapping[str, str]) -> None:
     """Raises AdapterError for any option in `refused` (key: what it means) that is on."""
-    for key, meaning in refused.items():
+    for key, what in refused.items():
         if raw.get(key):
-            raise AdapterError(
-                f"{CONFIG}: {meaning} is not supported; train without it, or merge it into a base of its own"
-            )
+            raise AdapterError(f"{CONFIG}: {key} is set: {what} is not served; train without it, or {MERGE}")
 
 
-def parse_targets(value: Any, base: ModelSpec) -> frozenset[str] | None:
-    """Listed targets, each checked to exist in the base; None for "all-linear" and regexes.
+@dataclass(frozen=True)
+class Targets:
+    """Which modules a config says PEFT adapts. `listed` is None where only the tensors tell."""
 
-    Raises AdapterError.
-    """
+    listed: frozenset[str] | None
+    excluded: frozenset[str] = frozenset()
+    layers: frozenset[int] | None = None
+
+    def problem(self, module_name: str) -> str | None:
+        """Why PEFT would leave the tensors of this module out, though the file has them."""
+        ends = endings(module_name)
+        if self.listed is not None and not self.listed & ends:
+            return "target_modules does not name it"
+        if self.excluded & ends:
+            return "exclude_modules names it"
+        if self.layers is not None and layer_of(f"{module_name}.weight") not in self.layers:
+            return "layers_to_transform leaves its layer out"
+        return None
+
+
+def parse_targets(raw: Mapping[str, Any]) -> Targets:
+    """What the config says of modules. The tensors say which are adapted: a target without any was not in the
+    model that was trained, or was excluded. Raises AdapterError."""
+    value, excluded, layers = (
+        raw.get(key) for key in ("target_modules", "exclude_modules", "layers_to_transform")
+    )
     if isinstance(value, str) and value:
         if value != "all-linear":
             _check_regex(value)
-        return None
-    if not isinstance(value, list) or not value or not all(isinstance(item, str) for item in value):
-        raise AdapterError(f"{CONFIG}: expected target_modules to be a list of names or a pattern")
-    known = all_endings(module_names(base))
-    lacking = [target for target in value if target not in known]
-    if lacking:
+        return Targets(None)
+    if value is None:
+        value = DEFAULT_TARGETS
+    if not isinstance(value, list | tuple) or not value or not all(isinstance(item, str) for item in value):
         raise AdapterError(
-            f"{CONFIG}: the base ({base.architecture}) has no adaptable module {', '.join(lacking)[:200]}; "
-            f"it has {', '.join(base.linear_shapes)}"
+            f"{CONFIG}: expected target_modules to be a list of names or a pattern, got {shown(value)}; "
+            "write the names of the modules that were trained, such as q_proj"
         )
-    return frozenset(value)
+    names = excluded if isinstance(excluded, list) and all(isinstance(n, str) for n in excluded) else []
+    numbers = layers if isinstance(layers, list) else [layers]
+    known = [number for number in numbers if type(number) is int]
+    return Targets(frozenset(value), frozenset(names), frozenset(known) or None)
 
 
 def _check_regex(pattern: str) -> None:
@@ -93,17 +112,17 @@ def _check_regex(pattern: str) -> None:
         raise AdapterError(f"{CONFIG}: target_modules is not a valid regular expression ({error})") from error
 
 
-def check_targets(targets: frozenset[str] | None, adapted: Iterable[str]) -> None:
-    """Listed targets and adapted modules must agree. Raises AdapterError or CheckpointError."""
-    if targets is None:
-        return
-    adapted = list(adapted)
+def check_targets(targets: Targets, adapted: Iterable[str]) -> None:
+    """PEFT would apply every tensor of the file. Raises AdapterError."""
     for name in adapted:
-        if not targets & endings(name):
-            raise AdapterError(f"{WEIGHTS}: {name} has weights but target_modules does not name it")
-    unused = sorted(targets - all_endings(adapted))
-    if unused:
-        raise CheckpointError(
-            f"{WEIGHTS}: target_modules names {', '.join(unused)[:200]}, but no tensor adapts it; "
-            "copy the file again"
-        )
+        if problem := targets.problem(name):
+            raise AdapterError(
+                f"{WEIGHTS}: {name} has weights, but {CONFIG} does not adapt it ({problem}), so PEFT would "
+                "leave them out; correct the config, or save the adapter again"
+            )
+
+
+def require_known(ref: TensorRef, base: ModelSpec) -> None:
+    """Raises AdapterError for a tensor that is known not to be served, and says what it is."""
+    if found := meaning(ref, base):
+        raise AdapterError(f"{WEIGHTS}: {ref.name[:200]} {found}")

@@ -117,7 +117,9 @@ def test_a_missing_size_is_named(configs: Configs, architecture: str) -> None:
 @pytest.mark.parametrize("found", [{"quant_method": "fp8"}, {"quant_method": "awq", "bits": 4}])
 def test_quantized_checkpoints_are_refused_by_method(configs: Configs, found: dict[str, Any]) -> None:
     for raw in configs.values():
-        with pytest.raises(CheckpointError, match=f"{found['quant_method']}.*no quantized checkpoints are"):
+        with pytest.raises(
+            CheckpointError, match=f"{found['quant_method']}.*quantized checkpoints are not served"
+        ):
             describe({**raw, "quantization_config": found}, WHERE)
 
 

@@ -64,6 +64,10 @@ def test_rank_pattern_sets_single_ranks(tmp_path: Path, base: ModelSpec, key: st
         ({"use_rslora": True}, {8 / 4**0.5}),
         ({"alpha_pattern": {"q_proj": 2}}, {2 / 4, 8 / 4}),
         ({"alpha_pattern": {r"layers\.1\.mlp\.down_proj": 3.0}, "use_rslora": True}, {8 / 2, 3 / 2}),
+        ({"alpha_pattern": {r".*\.layers\.1\..*(q_proj|k_proj)$": 2, "q_proj": 6}}, {2 / 4, 6 / 4, 8 / 4}),
+        ({"alpha_pattern": {"^model.layers.0.self_attn.q_proj": 2}}, {2 / 4, 8 / 4}),
+        ({"lora_alpha": 2.5, "target_modules": ["q_proj", "down_proj", "W_pack", "lm_head"]}, {2.5 / 4}),
+        ({"target_modules": ["q_proj", "down_proj", "o_proj"], "exclude_modules": ["o_proj"]}, {8 / 4}),
     ],
 )
 def test_the_scaling(tmp_path: Path, base: ModelSpec, changes: dict[str, Any], scalings: set[float]) -> None:
@@ -87,12 +91,16 @@ def test_the_scaling(tmp_path: Path, base: ModelSpec, changes: dict[str, Any], s
         ({"r": 65}, "65.*64"),
         ({"r": 8}, r"shape \(4, \d+\).*rank 8"),
         ({"rank_pattern": {"q_proj": -1}}, "positive"),
-        ({"rank_pattern": {".*": 4}}, "regexes"),
+        ({"rank_pattern": {".*": 4, "(?!q)": 2, "q_proj": 8}}, r"rank_pattern.*\(\?!q\)"),
+        ({"rank_pattern": {"(((a{100}){100}){100})": 4}}, "too large"),
+        ({"rank_pattern": {r".*down_proj": 8}}, r"shape \(4, \d+\).*rank 8"),
         ({"lora_alpha": None}, "lora_alpha"),
         ({"alpha_pattern": {"q_proj": "4"}}, "lora_alpha"),
         ({"use_rslora": "yes"}, "use_rslora"),
-        ({"target_modules": ["q_proj", "c_attn"]}, "c_attn"),
-        ({"target_modules": ["q_proj"]}, "down_proj has weights"),
+        ({"target_modules": ["q_proj"]}, "down_proj has weights.*target_modules"),
+        ({"exclude_modules": ["mlp.down_proj"]}, "down_proj has weights.*exclude_modules"),
+        ({"layers_to_transform": [0]}, "layers.1.*has weights.*layers_to_transform"),
+        ({"target_modules": None}, "down_proj has weights.*target_modules"),
         ({"target_modules": []}, "target_modules"),
         ({"target_modules": "(("}, "regular expression"),
         ({"target_modules": "(?i)" + "[a-\U0010ffff]" * 1000}, "longer than 2000"),  # takes 4 s to compile
@@ -134,10 +142,8 @@ def test_incomplete_files(tmp_path: Path, base: ModelSpec) -> None:
     del lonely[A]
     with pytest.raises(CheckpointError, match="only one of"):
         read_variant(make.write_adapter(tmp_path / "a", None, lonely), base, LIMITS)
-    with pytest.raises(CheckpointError, match="no lora_A"):
+    with pytest.raises(CheckpointError, match=r"holds no tensors.*ZeRO-3"):
         read_variant(make.write_adapter(tmp_path / "b", None, {}), base, LIMITS)
-    with pytest.raises(CheckpointError, match=r"down_proj.*no tensor"):
-        read_variant(make.write_adapter(tmp_path / "c", None, make.pair(0, "q_proj")), base, LIMITS)
     with pytest.raises(CheckpointError, match=r"adapter_config\.json"):
         read_variant(tmp_path / "absent", base, LIMITS)
 
@@ -152,9 +158,9 @@ def test_pickles_are_refused_with_the_way_out(tmp_path: Path, base: ModelSpec) -
 @given(
     key=st.sampled_from([*make.LORA, "rank_pattern", "alpha_pattern", "init_lora_weights"]), value=make.JSON
 )
-def test_any_config_value_is_read_or_an_error(base: ModelSpec, key: str, value: object) -> None:
+def test_any_config_value_is_read_or_an_error(key: str, value: object) -> None:
     with contextlib.suppress(AdapterError):
-        parse_config({**make.LORA, key: value}, base, 64)
+        parse_config({**make.LORA, key: value}, 64)
 
 
 @given(data=st.data())

@@ -11,12 +11,14 @@ import torch
 
 from profiler.checkpoint import read_model
 from profiler.files import is_file
+from profiler.model_files import CONFIG as MODEL_CONFIG
+from profiler.model_purpose import check_purpose
 from profiler.types import ModelSpec
 from profiler.variants.delta import DELTA
 from profiler.variants.peft import CONFIG
 from profiler.variants.reading import is_variant, read_manifest
 from profiler.variants.types import VariantLimits
-from profiler.weight_files import locate
+from profiler.weight_files import INDEX, SINGLE, locate
 from workers.deltas import differences
 from workers.deltas.merged import Module, merged_weight
 from workers.deltas.tensors import read_tensor
@@ -49,6 +51,8 @@ def open_source(folder: Path, base: Source | None = None) -> Source:
     fit the base. Reads headers, and of an adapter the data.
     """
     if base is not None and is_variant(folder):
+        if is_file(folder / MODEL_CONFIG) and any(is_file(folder / name) for name in (INDEX, SINGLE)):
+            check_purpose(folder, {})
         return Adapted(base, folder)
     return Checkpoint(folder)
 

@@ -86,9 +86,9 @@ class VllmEngine:
         with uncollected():
             vllm = entrypoints()
         tokenizer = await asyncio.to_thread(
-            served_folder, Path(config.model_path), launch.scratch("tokenizer")
+            served_folder, Path(launch.config.model_path), launch.scratch("tokenizer")
         )
-        config = await asyncio.to_thread(chat_parsers.usable, config, tokenizer)
+        config = await asyncio.to_thread(chat_parsers.usable, launch.config, tokenizer)
         arguments = engine_arguments(config, launch.network_arguments())
         args = vllm["parse"]([*arguments, "--tokenizer", str(tokenizer)])
         observer, engine_args = StepObserver(), vllm["AsyncEngineArgs"].from_cli_args(args)

@@ -10,6 +10,7 @@ import torch
 
 from profiler.evaluation.types import Distribution, Pair, Scored, Settings
 from workers.evaluation.encoding import EncodedPair, Encoder, batches, padded
+from workers.model_view import temporary_view
 from workers.tokenizer_loading import load_tokenizer
 
 TOP = 20  # as many as an engine tells by default
@@ -37,12 +38,13 @@ class TorchAnswerer:
         cls, folder: Path, device: str | None = None, dtype: torch.dtype | None = None, *, top: int = TOP
     ) -> TorchAnswerer:
         """The checkpoint in `folder`. By default on a GPU in its own type, else in float32, which CPUs are
-        faster with. Errors: OSError or ValueError of transformers for a folder that it cannot read."""
+        faster with. Errors: OSError or ValueError (as CheckpointError) for a folder that cannot be read."""
         from transformers import AutoModelForCausalLM
 
         where = device or ("cuda" if torch.cuda.is_available() else "cpu")
         kind = dtype or (torch.float32 if where == "cpu" else "auto")
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=kind, local_files_only=True)
+        with temporary_view(folder) as view:
+            model = AutoModelForCausalLM.from_pretrained(view, dtype=kind, local_files_only=True)
         return cls(model.to(where), load_tokenizer(folder), top=top)
 
     @torch.inference_mode()

@@ -60,7 +60,7 @@ def serve(order: Order, launch: Launch) -> str:
 
         from workers.group.vllm_arguments import vllm_arguments
 
-    arguments = vllm_arguments(order.config, launch.network_arguments())
+    arguments = vllm_arguments(launch.config, launch.network_arguments())
     config = arguments.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER, headless=True)
     executor = MultiprocExecutor(config, monitor_workers=False)
     return first_to_end(executor.workers)

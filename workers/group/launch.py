@@ -7,22 +7,27 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from profiler import inside
+from profiler.checkpoint import read_model
 from profiler.errors import CheckpointError
+from profiler.model_files import CONFIG
 from workers.group import processes
 from workers.group.journal import verdict
 from workers.group.members import Rendezvous, device_environment, members_of, network_arguments
 from workers.group.plan import VARIABLE, plan_of
 from workers.messages import EngineConfig, RankReport
+from workers.model_view import make_view
 from workers.variant_config import ADDRESS_VARIABLE
-from workers.vllm_environment import LOOPBACK, environment, put, share_cores
+from workers.vllm_environment import LOOPBACK, environment, put, share_cores, vllm_cache
 
 FOLDER = "ostinato-group-"
+VIEWS = "ostinato-models"
 MAX_ENTRIES = 10_000  # of a model's folder
 
 
@@ -50,6 +55,7 @@ class Launch:
         self._rendezvous = rendezvous
         self._host_ip = host_ip
         self._journals: Path | None = None
+        self._model: Path | None = None
         self._before: set[psutil.Process] = set()
         self._lock = threading.Lock()
 
@@ -64,12 +70,19 @@ class Launch:
             raise RuntimeError("the launch was asked for its files before it began")
         return self._journals / name
 
+    @property
+    def config(self) -> EngineConfig:
+        """The configuration to start vLLM with: its model is what registration read, and nothing else."""
+        return replace(self._config, model_path=str(self._model or self._config.model_path))
+
     def begin(self) -> None:
         """Set this process's environment for the ranks it is to start. Raises LaunchError."""
         _check_links(self._config)
+        _check_content(self._config)
         self._before = processes.children()
         _sweep()
         self._journals = Path(tempfile.mkdtemp(prefix=f"{FOLDER}{os.getpid()}-"))
+        self._model = _model_view(self._config, self._journals)
         host_ip = self._host_ip if self._rendezvous else LOOPBACK
         put(environment(self._config.layers_per_stage, host_ip, self._config.on_gpu))
         put(device_environment(self.member))
@@ -130,6 +143,37 @@ def _check_links(config: EngineConfig) -> None:
             f"{link} links to a place outside the folders this installation reads from; put the file itself"
             " there"
         )
+
+
+def _check_content(config: EngineConfig) -> None:
+    """The weights are those that were registered. Raises LaunchError."""
+    if not config.fingerprint:
+        return
+    try:
+        now = read_model(Path(config.model_path)).fingerprint
+    except CheckpointError as e:
+        raise LaunchError(f"the model's files cannot be read any more: {e}") from e
+    if now != config.fingerprint:
+        raise LaunchError(
+            f"the weights in {config.model_path} are not those that were registered as {config.name}; put "
+            "the registered files back, or register these under a new name"
+        )
+
+
+def _model_view(config: EngineConfig, journals: Path) -> Path | None:
+    """What vLLM is given for the model's folder: in its cache, or with the journals where that cannot be
+    written. None where the folder is not on this machine. Raises LaunchError."""
+    folder = Path(config.model_path)
+    if not (folder / CONFIG).is_file():
+        return None
+    weights = config.load_format != "dummy"
+    try:
+        try:
+            return make_view(folder, Path(vllm_cache()) / VIEWS, weights=weights)
+        except OSError:
+            return make_view(folder, journals / VIEWS, weights=weights)
+    except (OSError, CheckpointError) as e:
+        raise LaunchError(f"the model's files cannot be given to the engine: {e}") from e
 
 
 def _sweep() -> None:

@@ -65,9 +65,10 @@ class VariantManager:
             if op in self._all
         }
         memory = DeviceMemory(widths, self.config.slots, self._arena_bytes(), self._device)
-        if (group := plan.from_environment()) is not None:
-            confine(map(Path, group.roots))
-        base = functools.cache(lambda: read_model(Path(vllm_config.model_config.model)))  # for all variants
+        checkpoint = Path(vllm_config.model_config.model)
+        if (group := plan.from_environment()) is not None and group.roots:
+            confine((*map(Path, group.roots), checkpoint))
+        base = functools.cache(lambda: read_model(checkpoint))  # for all variants
 
         def opener(folder: Path) -> Contents:
             return open_variant(folder, base(), self.config)

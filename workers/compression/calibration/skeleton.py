@@ -18,9 +18,10 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from profiler.architectures.registry import describe
-from profiler.checkpoint import ROTARY
 from profiler.errors import CheckpointError
 from profiler.files import read_json
+from profiler.odd_tensors import ROTARY
+from workers.model_view import temporary_view
 
 
 class _Reached(Exception):
@@ -161,7 +162,8 @@ def _empty_model(folder: Path, dtype: torch.dtype) -> Any:
         return None if parameter is None else nn.Parameter(parameter.to("meta"), requires_grad=False)
 
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        with temporary_view(folder, weights=False) as view:
+            config = AutoConfig.from_pretrained(view, local_files_only=True)
         hook: Any = emptied  # torch's annotation forgets that hooks may return a parameter
         with register_module_parameter_registration_hook(hook):
             return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
