@@ -1,4 +1,4 @@
-"""Variants that move in the arena: which, by how few bytes, and what steps read before, meanwhile and after."""
+"""Variants that move in the arena: which, by how few bytes, and what steps read meanwhile."""
 
 from __future__ import annotations
 
