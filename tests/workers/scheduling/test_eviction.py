@@ -41,7 +41,8 @@ def fewest_bytes(idle: Sequence[Idle], lacking: Mapping[int, int], slots: int) -
         bounds=Bounds(0, 1),
     )
     assert answer.success
-    return round(answer.fun)
+    freed: float = answer.fun
+    return round(freed)
 
 
 def fewest_of_all_sets(idle: Sequence[Idle], lacking: Mapping[int, int], slots: int) -> int:
