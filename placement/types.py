@@ -44,8 +44,9 @@ class Device:
     """A GPU, or a CPU host's cores and memory seen as one device (`kind` is then "cpu").
 
     `model` tells apart devices that need profiles of their own, `engine` is the engine's version there.
-    `load` is the share of recent time it was busy, 0 to 1. Fast links join the GPUs with the same
-    `nvlink_domain`. `uses` says who has its memory, as far as that is known.
+    `load` is the share of recent time it was busy, 0 to 1, and `work` which part of that ours had, by holder.
+    Fast links join the GPUs with the same `nvlink_domain`. `uses` says who has its memory, as far as that is
+    known.
     """
 
     node: str
@@ -59,6 +60,7 @@ class Device:
     load: float = 0.0
     nvlink_domain: int = 0
     uses: tuple[HolderMemory, ...] = ()
+    work: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True)

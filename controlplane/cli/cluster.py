@@ -22,7 +22,9 @@ def cluster(ctx: typer.Context, json: Json = False) -> None:
         print_json(seen)
         return
     rows = [_row(node, device) for node in seen.nodes for device in node.devices]
-    print_table(COLUMNS, rows, empty="no devices")
+    print_table(
+        COLUMNS, rows, empty="no devices are known yet" if seen.nodes else "no nodes have reported yet"
+    )
     for node in seen.nodes:
         if not node.usable:
             print_text(f"nothing new is placed on {node.name}: {node.reason}")

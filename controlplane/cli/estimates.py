@@ -193,7 +193,10 @@ def _facts(e: EstimateView) -> Iterator[tuple[str, str]]:
     if at_once := variants_at_once(e.variantsAtOnce):
         yield "Variants at once", at_once
     if e.kvCapacityTokens is not None:
-        yield "KV cache", f"room for {e.kvCapacityTokens} tokens, {e.concurrency} such requests at once"
+        yield (
+            "KV cache",
+            f"room for {e.kvCapacityTokens} tokens; an engine runs {e.concurrency} such requests at once",
+        )
     for note in e.notes:
         yield "Note", note
 

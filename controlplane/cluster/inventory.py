@@ -158,6 +158,7 @@ def _device(node: str, sample: DeviceSample, measured: DeviceReport, engine: str
         load=_load(sample),
         nvlink_domain=sample.nvlink_domain,
         uses=_uses(sample),
+        work=sample.work,
     )
 
 

@@ -156,7 +156,7 @@ def _uid_compressing(state: State, name: str) -> int | None:
 def available(
     inventory: Inventory, ledgers: Ledgers, headroom: float, exclude: str = "", measured: bool = True
 ) -> Inventory:
-    """The inventory with what is free for the next placement.
+    """The inventory with what is free for the next placement: memory, and the time of each device.
 
     `headroom` is the share of each device to leave free. What `exclude` was promised does not count: it is
     to be placed anew. Without `measured` it is what will be free once nothing is measured any more.
@@ -170,7 +170,25 @@ def available(
         kept = sum(count for holder, count in usage.ours.items() if not is_measuring(holder))
         return max(0, device.total_bytes - usage.headroom - kept - usage.others)
 
-    return replace(inventory, devices=tuple(replace(d, free_bytes=free_bytes(d)) for d in inventory.devices))
+    return replace(
+        inventory,
+        devices=tuple(
+            replace(d, free_bytes=free_bytes(d), load=lasting_load(d, promises.get(key_of(d), {})))
+            for d in inventory.devices
+        ),
+    )
+
+
+def lasting_load(device: Device, promises: Mapping[str, int]) -> float:
+    """The share of its time that a device will be busy as far as that is known from the recent past: with the
+    work of others, and of the engines that have `promises` there. Measuring, compressing and our own
+    processes end or rest, and engines that have no promise any more are gone."""
+    passing = sum(
+        share
+        for holder, share in device.work
+        if holder not in promises or is_measuring(holder) or holder.startswith(COMPRESSING)
+    )
+    return min(1.0, max(0.0, device.load - passing))
 
 
 def promised(ledgers: Ledgers, exclude: str = "") -> dict[DeviceKey, dict[str, int]]:

@@ -25,18 +25,20 @@ from controlplane.state.queries import find_model
 from controlplane.state.records import Model
 from controlplane.state.repository import State
 from placement.pareto import pareto
+from placement.solver.view import slowdown_of
 from placement.types import CPU, Inventory
 from profiler.errors import PlanError
 from profiler.physical.calibration import Calibration
 from profiler.plans import candidate_plans, even_stages, quantization_names
 from profiler.predicting.predict import Ground, Prediction, check_plan, predict
 from profiler.quantization import UNCOMPRESSED
-from profiler.request_path import RequestPath
+from profiler.request_path import ASSUMED, RequestPath
 from profiler.types import DeviceRates, ModelSpec, Plan, Workload
 from profiler.variants.types import VariantSpec
 
 GIB = 2**30
 MAX_DEVICES = 64
+BUSY = 0.1  # of a device's time, from which on others' work is worth saying
 
 
 @dataclass(frozen=True)
@@ -129,8 +131,9 @@ class _Question:
     inventory: Inventory
     settings: Settings
     known: Calibration | None
-    path: RequestPath | None
+    path: RequestPath
     path_note: str
+    own: frozenset[str]  # worker groups of this base: their work is what is asked about
 
     def answer(self, plan: Plan) -> Answer:
         plan = with_room_for_variants(plan, self.spec, self.settings, self.variants)
@@ -144,11 +147,51 @@ class _Question:
             if self.load.devices is not None:
                 here = _apart(here, plan, self.inventory)
             cost = predict(here, plan, work, self.mix)
+            cost = _within_engine(cost, work, self.settings.concurrency)
+            if self.load.devices is None:
+                cost = _beside_others(cost, plan, self.inventory, self.own)
             noted = dataclasses.replace(cost, notes=tuple(filter(None, (*cost.notes, self.path_note))))
             fitting = at_once(plan, self.spec, self.variants)
             return Answer(self.base.name, plan, self.load, noted, at_once=fitting)
         except PlanError as e:
             raise _refusal(e) from e
+
+
+def _within_engine(cost: Prediction, work: Workload, at_once: int) -> Prediction:
+    """An engine is started for so many requests at once, whatever memory is left."""
+    fits = cost.concurrency
+    limited = dataclasses.replace(cost, concurrency=None if fits is None else min(fits, at_once))
+    if work.batch <= at_once:
+        return limited
+    note = (
+        f"an engine runs {at_once} requests at once (OSTINATO_CONCURRENCY); of these {work.batch} the others "
+        "wait for their turn, which is not in the figures"
+    )
+    return dataclasses.replace(limited, notes=(*limited.notes, note))
+
+
+def _beside_others(cost: Prediction, plan: Plan, inventory: Inventory, own: frozenset[str]) -> Prediction:
+    """While others keep the devices busy everything may take as much longer as they leave less time. Ranks
+    take the devices with the least to do."""
+    loads = sorted(
+        max(0.0, device.load - sum(share for holder, share in device.work if holder in own))
+        for device in carriers(inventory)
+    )[: max(1, plan.world_size)]
+    load = max(loads, default=0.0)
+    if load < BUSY:
+        return cost
+    longer = slowdown_of(load)
+    slower = {
+        name: dataclasses.replace(interval, high=interval.high * longer)
+        for name in ("ttft_s", "tpot_s", "ttft_last_s", "step_s", "latency_s")
+        for interval in (getattr(cost, name),)
+    }
+    note = (
+        f"other work keeps {load:.0%} of the device busy: the figures are of one that is idle, and their "
+        f"upper ends {longer:.1f} times as high"
+    )
+    rate = dataclasses.replace(cost.tokens_per_s, low=cost.tokens_per_s.low / longer)
+    return dataclasses.replace(cost, **slower, tokens_per_s=rate, notes=(*cost.notes, note))
 
 
 def _question(state: State, inventory: Inventory, settings: Settings, name: str, load: Load) -> _Question:
@@ -168,8 +211,14 @@ def _question(state: State, inventory: Inventory, settings: Settings, name: str,
         inventory,
         settings,
         calibration_for(base, inventory, settings, state.profiles),
-        request_paths.known_path(state, settings, inventory.devices),
+        request_paths.known_path(state, settings, inventory.devices) or ASSUMED,
         request_paths.note(state, settings, inventory.devices),
+        frozenset(
+            group
+            for d in state.deployments.values()
+            if d.record.host == base.name
+            for group in d.record.group_ids()
+        ),
     )
 
 

@@ -12,7 +12,9 @@ from controlplane.state.repository import State
 from placement.types import Device
 from profiler.request_path import RequestPath
 
-LACKING = "the request path through proxy, gateway and the engine's front is not in TTFT and latency: it "
+LACKING = (
+    "the request path through proxy, gateway and the engine's front is assumed, within a factor of three: it "
+)
 NOT_YET = f"{LACKING}is measured once an engine serves"
 
 
@@ -42,7 +44,7 @@ def known_path(state: State, settings: Settings, devices: Iterable[Device]) -> R
 
 
 def note(state: State, settings: Settings, devices: Iterable[Device]) -> str:
-    """Why an estimate is of the engine alone; empty where it is not."""
+    """Why the request path of an estimate is assumed; empty where it was measured."""
     entry = state.paths.get(path_key(settings, devices))
     if not _is_measured(settings):
         return f"{LACKING}is not measured here (OSTINATO_PROFILE, OSTINATO_ENGINE)"

@@ -90,7 +90,12 @@ def test_estimate_asks_and_shows_intervals(scripted: FakeApi, cli: Cli) -> None:
     assert ended.code == 0
     for text in (
         *("measured on this kind of device", "100 (50 to 200) ms", "142 (71 to 284) tokens/s"),
-        *("room for 960 tokens, 10 such requests", "ranks add up to 32, at most 8", "1.5 GiB", "768.0 MiB"),
+        *(
+            "room for 960 tokens; an engine runs 10 such requests at once",
+            "ranks add up to 32, at most 8",
+            "1.5 GiB",
+            "768.0 MiB",
+        ),
         "variants were not measured",
     ):
         assert text in ended.out

@@ -12,8 +12,10 @@ from ledger_steps import after
 
 from controlplane.cluster import reservations
 from controlplane.state.records import NodeLedger, Phase, Reservation
+from controlplane.state.repository import Versioned
 from placement.types import Device, HolderMemory, Inventory, Placement, RankPlacement
 from profiler.types import DeviceRates
+from workers.agent.sampling import OWN
 
 GIB = 1 << 30
 RATES = DeviceRates(1e12, 1e14)
@@ -226,3 +228,27 @@ def test_orphans_are_those_of_a_deployment_that_is_no_more(uid: int) -> None:
     kept = {r.holder for found in state.ledgers.values() for r in found.record.reservations}
     assert kept == ({"m"} if uid == 1 else set())
     assert reservations.orphans(state) == []
+
+
+# --- time -------------------------------------------------------------------------------------------
+
+
+def test_load_that_will_be_gone_is_not_counted_and_what_others_use_is() -> None:
+    """Of the last two minutes: an engine that serves took a tenth, one that was undeployed two, measuring
+    four, compressing one, the control plane a twentieth; strangers the rest."""
+    work = (("serves", 0.1), ("gone", 0.2), ("measuring:k", 0.4), ("compressing:m", 0.1), (OWN, 0.05))
+    device = replace(gpu(0, 100, 0), load=0.95, work=work)
+    promises = {"serves": 10, "measuring:k": 10, "compressing:m": 10}
+    assert reservations.lasting_load(device, promises) == pytest.approx(0.1 + 0.1)
+    assert reservations.lasting_load(replace(device, work=()), promises) == 0.95  # nobody knows whose it is
+    assert reservations.lasting_load(replace(device, load=0.5), promises) == 0.0
+
+
+def test_what_is_free_for_the_next_placement_is_its_time_as_well() -> None:
+    ledger = NodeLedger("n", (Reservation("serves", 1, 0, "h200", 0, 10 * GIB, 0.0),))
+    device = replace(gpu(0, 100 * GIB, 0), load=0.9, work=(("serves", 0.3), ("measuring:k", 0.5)))
+    (free,) = reservations.available(Inventory((device,)), {"n": Versioned(ledger, 1)}, 0.0).devices
+    assert free.load == pytest.approx(0.4)
+    # Its own engine is to be placed anew: that will not stand in its way.
+    anew = reservations.available(Inventory((device,)), {"n": Versioned(ledger, 1)}, 0.0, "serves")
+    assert anew.devices[0].load == pytest.approx(0.1)

@@ -28,7 +28,7 @@ from controlplane.state.records import Deployment, ModelProfile, PathProfile, Ph
 from controlplane.state.repository import Repository, State
 from controlplane.state.transactions import edit
 from controlplane.state.worker_groups import GroupPhase, WorkerGroup
-from profiler.request_path import Burst, RequestPath
+from profiler.request_path import ASSUMED, Burst, RequestPath
 
 RUNNING = EngineView(EngineStatus.RUNNING)
 SERVING = replace(deployment("b", Phase.DEPLOYED), established=True)
@@ -230,7 +230,10 @@ async def test_it_is_kept_after_a_failure_and_estimates_and_placements_have_it(
     async with world.controlled():
         await world.end(world.register("base"))
         before = estimate().prediction
-        assert before.path_s is None
+        assert before.path_s is not None
+        assert before.engine_ttft_s is not None
+        assert before.path_s.value == pytest.approx(ASSUMED.mean_s(1, 16))
+        assert before.ttft_s.value == pytest.approx(before.engine_ttft_s.value + before.path_s.value)
         assert any("measured once an engine serves" in note for note in before.notes)
         assert (await world.end(world.deploy("base"))).phase is Phase.DEPLOYED
         await world.until(known)
@@ -238,13 +241,13 @@ async def test_it_is_kept_after_a_failure_and_estimates_and_placements_have_it(
         assert cluster.max_tokens == {cluster.engines["base"].config.max_model_len // 2}
         after = estimate().prediction
         assert not any("the request path" in note for note in after.notes)
-        assert after.engine_ttft_s == before.ttft_s
+        assert after.engine_ttft_s == before.engine_ttft_s
         assert after.path_s is not None
         # As the in-memory cluster's proxy is: 5 ms alone, and a microsecond for each token.
         assert after.path_s.value == pytest.approx(5e-3 + 16e-6, rel=0.02)
-        assert after.ttft_s.value == pytest.approx(before.ttft_s.value + after.path_s.value)
+        alone_s = before.engine_ttft_s.value
+        assert after.ttft_s.value == pytest.approx(alone_s + after.path_s.value)
 
-        alone_s = before.ttft_s.value
         await world.end(world.undeploy("base"))
         # A limit that the engine alone would keep, and its clients would see broken.
         expected = {"load": {"inputTokens": 16, "outputTokens": 8}}

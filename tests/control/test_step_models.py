@@ -169,7 +169,7 @@ def test_only_groups_that_serve_on_known_devices_have_one() -> None:
 
 def test_without_a_profile_it_is_rough() -> None:
     found = models_of(state_of(group(0, placed(TWO, *GPUS[:2])), others=[], known=False))
-    expected = predict(ground(TWO, known=False), TWO, Workload(8, 512, 2)).tpot_s.value
+    expected = predict(ground(TWO, known=False), TWO, Workload(8, 512, 2)).step_s.value
     made = batch(found.variants[0], [0] * 8, 513)
     assert steps.decode_step_s(found.models[0], made) == pytest.approx(expected, rel=0.03)
 
@@ -177,8 +177,8 @@ def test_without_a_profile_it_is_rough() -> None:
 def test_an_unmeasured_device_is_scaled_from_the_measured() -> None:
     found = models_of(state_of(group(0, placed(ONE, SLOW)), others=[]))
     here = ground(ONE, SLOW.rates, measured=RATES)
-    expected = predict(here, ONE, Workload(8, 512, 2)).tpot_s.value
-    assert expected > 2 * predict(ground(ONE), ONE, Workload(8, 512, 2)).tpot_s.value
+    expected = predict(here, ONE, Workload(8, 512, 2)).step_s.value
+    assert expected > 2 * predict(ground(ONE), ONE, Workload(8, 512, 2)).step_s.value
     made = batch(found.variants[0], [0] * 8, 513)
     assert steps.decode_step_s(found.models[0], made) == pytest.approx(expected, rel=0.03)
 
@@ -194,7 +194,7 @@ def test_ranks_on_a_cpu_share_it() -> None:
         other_weight_bytes=2 * LLAMA_7B.other_weight_bytes,
     )
     half = Ground(whole, (DeviceRates(10e9, 50e9),) * 2, shared=2)
-    expected = predict(half, TWO, Workload(4, 16, 2)).tpot_s.value
+    expected = predict(half, TWO, Workload(4, 16, 2)).step_s.value
     made = batch(found.variants[0], [0] * 4, 17)
     assert steps.decode_step_s(found.models[0], made) == pytest.approx(expected, rel=0.01)
     assert found.variants[0, 1].load_s == pytest.approx(found.variants[0, 1].bytes / 10e9)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -17,15 +18,19 @@ from hypothesis import strategies as st
 from workers.agent import host
 from workers.agent.reports import ProcessMemory
 from workers.agent.sampling import (
+    OWN,
     GpuReading,
     HostReading,
     ProcessRow,
     cgroup_cores,
     cgroup_limit,
     cgroup_paths,
+    cpu_work,
     gpu_samples,
+    gpu_work,
     holder_of,
     host_sample,
+    mean_work,
     nvlink_domains,
     of_ray_node,
 )
@@ -197,7 +202,9 @@ def test_a_process_of_any_name(title: str) -> None:
         assert child.stdout is not None
         assert child.stdout.readline() == ".\n"
         row = host.processes()[child.pid]
-        assert row == ProcessRow(os.getpid(), " ".join(psutil.Process(child.pid).cmdline()).rstrip())
+        assert replace(row, cpu_s=0.0) == ProcessRow(
+            os.getpid(), " ".join(psutil.Process(child.pid).cmdline()).rstrip()
+        )
         assert row.title == title.rstrip()
         child.communicate("")
     assert child.pid not in host.processes()
@@ -223,3 +230,44 @@ def test_the_memory_of_a_process_leaves_out_files_it_maps(tmp_path: Path) -> Non
     assert rss > 320 << 20
     assert 64 << 20 <= own < 128 << 20
     assert host.memory_of(child.pid) == 0  # it ended
+
+
+def test_cpu_time_is_told_apart_by_whose_processes_took_it() -> None:
+    """Of two seconds on four CPUs: an engine, what measures, the control plane, and a stranger."""
+    measuring = "/venv/bin/python -m workers.measuring /h/job.json --end-with-stdin --holder=measuring:K"
+    began = TABLE | {80: ProcessRow(10, measuring), 81: ProcessRow(80, "VLLM::EngineCore")}
+    took_s = {21: 2.0, 22: 1.0, 30: 0.4, 80: 0.5, 81: 1.5, 40: 3.0}
+    table = {pid: replace(row, cpu_s=100 + took_s.get(pid, 0.0)) for pid, row in began.items()}
+    before = dict.fromkeys(began, 100.0)
+    born = table | {82: ProcessRow(81, "a child", cpu_s=0.8)}
+    assert cpu_work(before, born, 2.0, 4) == pytest.approx(
+        {"chat.v2": 3 / 8, "measuring:K": (0.5 + 1.5 + 0.8) / 8, OWN: 0.4 / 8}
+    )
+    assert cpu_work({}, table, 2.0, 4) == {}  # the first look knows nothing of before
+
+
+def test_a_gpu_is_kept_busy_by_its_only_holder() -> None:
+    def work(percent: int, *pids: int) -> dict[str, float]:
+        reading = GpuReading(0, "H200", 100, 50, percent, tuple((pid, 10) for pid in pids))
+        return gpu_work(reading, TABLE)
+
+    assert work(90, 21, 22) == {"chat.v2": 1.0}
+    assert work(0, 21) == {}
+    assert work(90, 21, 40) == work(90, 40) == work(90) == work(90, 21, 999) == {}
+
+
+def test_work_is_a_mean_over_the_window() -> None:
+    assert mean_work([{"a": 0.5}, {}, {"a": 1.0, "b": 0.2}, {}]) == (("a", 0.375), ("b", 0.05))
+
+
+def test_a_process_that_computes_is_seen_to() -> None:
+    """As the kernel counts it, of a process that is this one's child."""
+    code = "import time\nwhile time.process_time() < 0.3: pass\nprint(flush=True)\ninput()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        row = host.processes()[child.pid]
+        child.communicate("\n")
+    assert row.cpu_s == pytest.approx(0.3, abs=0.2)

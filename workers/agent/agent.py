@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pynvml
@@ -15,7 +15,7 @@ import pynvml
 from workers.agent import host
 from workers.agent.gpus import Nvml, gpu_count
 from workers.agent.reports import AgentOptions, AgentReport, DeviceSample
-from workers.agent.sampling import gpu_samples, host_sample
+from workers.agent.sampling import ProcessRow, cpu_work, gpu_samples, gpu_work, host_sample, mean_work
 from workers.messages import NodeReport
 
 log = logging.getLogger(__name__)
@@ -28,6 +28,8 @@ class Agent:
         self._options = options
         self._nvml: Nvml | None = None
         self._history: dict[int, deque[float]] = {}
+        self._work: dict[int, deque[Mapping[str, float]]] = {}
+        self._cpu_before: tuple[float, Mapping[int, float]] = (0.0, {})
         self._devices: tuple[DeviceSample, ...] = ()
         self._sampled_s = time.monotonic()
         self._problem = ""
@@ -55,14 +57,21 @@ class Agent:
 
     def sample(self) -> None:
         """Take one. Errors: pynvml.NVMLError, OSError."""
-        devices = self._gpus() or (self._cpu(),)
+        table = host.processes()
+        devices = self._gpus(table) or (self._cpu(table),)
         for device in devices:
             self._history[device.index] = deque(device.utilisation, maxlen=self._options.window)
         keep = self._options.window
         self._devices = tuple(replace(d, utilisation=d.utilisation[-keep:]) for d in devices)
         self._sampled_s, self._problem = time.monotonic(), ""
 
-    def _gpus(self) -> Sequence[DeviceSample]:
+    def _worked(self, index: int, work: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
+        """By holder over the window, this sample's `work` included."""
+        samples = self._work.setdefault(index, deque(maxlen=self._options.window))
+        samples.append(work)
+        return mean_work(samples)
+
+    def _gpus(self, table: Mapping[int, ProcessRow]) -> Sequence[DeviceSample]:
         if self._nvml is None:
             if not gpu_count():
                 return ()
@@ -72,7 +81,12 @@ class Agent:
         except pynvml.NVMLError:
             self._nvml.close()
             raise
-        return gpu_samples(readings, self._nvml.linked, host.processes(), self._history)
+        samples = gpu_samples(readings, self._nvml.linked, table, self._history)
+        work = {reading.index: gpu_work(reading, table) for reading in readings}
+        return [replace(s, work=self._worked(s.index, work[s.index])) for s in samples]
 
-    def _cpu(self) -> DeviceSample:
-        return host_sample(host.read(), host.processes(), host.memory_of, self._history.get(0, ()))
+    def _cpu(self, table: Mapping[int, ProcessRow]) -> DeviceSample:
+        now_s, (before_s, before) = time.monotonic(), self._cpu_before
+        self._cpu_before = now_s, {pid: row.cpu_s for pid, row in table.items()}
+        work = self._worked(0, cpu_work(before, table, now_s - before_s, os.cpu_count() or 1))
+        return replace(host_sample(host.read(), table, host.memory_of, self._history.get(0, ())), work=work)

@@ -15,12 +15,14 @@ from workers.agent.sampling import (
     cgroup_limit,
     cgroup_paths,
     command_line,
+    cpu_s_of,
     of_ray_node,
     parent_of,
     resident_bytes,
 )
 
 _CGROUPS = Path("/sys/fs/cgroup")
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 # (limit, use) by the version of cgroups, and where below _CGROUPS they are.
 _MEMORY = {
     "1": ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
@@ -43,7 +45,8 @@ def _rows() -> Iterator[tuple[int, ProcessRow]]:
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         if (status := _of_process(pid, "stat")) is not None:
             title = command_line(_of_process(pid, "cmdline") or "")
-            yield int(pid), ProcessRow(parent_of(status) if status else 0, title)
+            cpu_s = cpu_s_of(status, _TICKS_PER_S) if status else 0.0
+            yield int(pid), ProcessRow(parent_of(status) if status else 0, title, cpu_s)
 
 
 def _of_process(pid: str, name: str) -> str | None:

@@ -25,7 +25,8 @@ class ProcessMemory:
 class DeviceSample:
     """One device now. `utilisation` is 0 to 1, one sample a second, oldest first, the last of them now's.
 
-    NVLink joins the GPUs with the same `nvlink_domain`. `cores` are a CPU's, 0 for a GPU.
+    NVLink joins the GPUs with the same `nvlink_domain`. `cores` are a CPU's, 0 for a GPU. `work` is which
+    share of the samples' time each of ours kept it busy, by holder; that of others is not in it.
     """
 
     index: int
@@ -36,6 +37,7 @@ class DeviceSample:
     processes: tuple[ProcessMemory, ...]
     nvlink_domain: int = 0
     cores: float = 0.0
+    work: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from profiler.types import CPU
 from workers.agent.reports import DeviceSample, ProcessMemory
@@ -20,14 +20,19 @@ _REPLICA = re.compile(
 )
 
 _RAYLET = re.compile(r"\S*/raylet( |$)")
+# The holder of work that is ours and no engine's: the control plane's own processes.
+OWN = "control-plane:"
+BUSY_ABOVE = 0.01  # of a GPU's utilisation; less counts as idle
 
 
 @dataclass(frozen=True)
 class ProcessRow:
-    """A process of this node: its parent and its command line, or the title it gave itself."""
+    """A process of this node: its parent and its command line, or the title it gave itself; and the CPU time
+    that it has taken, 0 where that is not known."""
 
     parent: int
     title: str
+    cpu_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -64,13 +69,52 @@ def holder_of(pid: int, table: Mapping[int, ProcessRow]) -> str | None:
     return ""
 
 
+def worker_of(pid: int, table: Mapping[int, ProcessRow]) -> str:
+    """Whose work a process does: as `holder_of`, OWN for other processes of this Ray node, "" for others."""
+    if holder := holder_of(pid, table):
+        return holder
+    return OWN if any(_RAYLET.match(table[ancestor].title) for ancestor in _upwards(pid, table)) else ""
+
+
+def cpu_work(
+    before: Mapping[int, float], table: Mapping[int, ProcessRow], seconds: float, cpus: int
+) -> dict[str, float]:
+    """The share of the host's CPUs that each of ours kept busy in the last `seconds`, by holder
+    (`worker_of`). `before`: the CPU time of each process then."""
+    if not before or seconds <= 0:
+        return {}
+    work: dict[str, float] = {}
+    for pid, row in table.items():
+        taken_s = row.cpu_s - before.get(pid, 0.0)
+        if taken_s > 0 and (worker := worker_of(pid, table)):
+            work[worker] = work.get(worker, 0.0) + taken_s / seconds / cpus
+    return work
+
+
+def gpu_work(reading: GpuReading, table: Mapping[int, ProcessRow]) -> dict[str, float]:
+    """Whose work kept a GPU busy: one holder's where nobody else is on it."""
+    holders = {holder_of(pid, table) for pid, _ in _known(reading.processes)}
+    busy = _share(reading.utilisation_percent) > BUSY_ABOVE
+    (only,) = holders if len(holders) == 1 else (None,)
+    return {only: 1.0} if busy and only else {}
+
+
+def mean_work(samples: Sequence[Mapping[str, float]]) -> tuple[tuple[str, float], ...]:
+    """By holder, a mean over all samples."""
+    total: dict[str, float] = {}
+    for sample in samples:
+        for holder, share in sample.items():
+            total[holder] = total.get(holder, 0.0) + share
+    return tuple((holder, round(share / len(samples), 4)) for holder, share in sorted(total.items()))
+
+
 def of_ray_node(table: Mapping[int, ProcessRow], pid: int) -> dict[int, ProcessRow]:
     """The table, in which only processes of `pid`'s Ray node keep their titles: another cluster on this host
     may serve a base of the same name. If `pid` is in no Ray node, all keep theirs."""
     for ancestor in _upwards(pid, table):
         if _RAYLET.match(table[ancestor].title):
             return {
-                p: row if ancestor in _upwards(p, table) else ProcessRow(row.parent, "")
+                p: row if ancestor in _upwards(p, table) else replace(row, title="")
                 for p, row in table.items()
             }
     return dict(table)
@@ -160,6 +204,13 @@ def parent_of(status: str) -> int:
     """The parent's pid, from /proc/PID/stat: what follows the name, which may hold spaces and brackets, is a
     letter and then that number."""
     return int(status.rpartition(")")[2].split()[1])
+
+
+def cpu_s_of(status: str, ticks_per_s: int) -> float:
+    """The CPU time of a process, from /proc/PID/stat: `utime` and `stime`, the 14th and 15th of its
+    fields."""
+    fields = status.rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / ticks_per_s
 
 
 def command_line(text: str) -> str:

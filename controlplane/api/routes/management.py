@@ -18,6 +18,7 @@ from controlplane.api.own_names import INFERENCE, spoken_of_as
 from controlplane.api.routes import cluster, estimates, evaluations, rebalancing, variants
 from controlplane.api.routes.parameters import Asking, IdempotencyHeader, NamePath
 from controlplane.api.services import Services, fresh_context
+from controlplane.cluster import reservations
 from controlplane.management.ownership import require_change
 from controlplane.management.schemas.deploy import DeployModelRequest
 from controlplane.management.schemas.models import (
@@ -307,6 +308,7 @@ def _as_answer(model: str, body: bytes, asked: Literal["chat", "raw"], note: str
 async def installation_status(services: Services, caller: Caller) -> StatusView:
     state = await services.read_for(caller)
     engines, inventory = await asyncio.gather(services.engines.observe(), services.engines.inventory())
+    free = reservations.available(inventory, state.ledgers, services.settings.headroom)
     variants: dict[str, list[str]] = {}
     for versioned in state.deployments.values():
         deployment = versioned.record
@@ -323,7 +325,7 @@ async def installation_status(services: Services, caller: Caller) -> StatusView:
                 totalBytes=device.total_bytes,
                 freeBytes=device.free_bytes,
             )
-            for device in inventory.devices
+            for device in free.devices
         ],
         engines=[
             EngineView(

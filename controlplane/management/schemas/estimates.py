@@ -89,13 +89,13 @@ class EstimateView(View):
     """What a plan of the base `model` costs under a load.
 
     `basis` is `profile` (measured on this kind of device) or `rough` (a roofline); `notes` say what was not
-    measured. `ttftMs` and `latencyMs` are as clients see them: `pathMs` is what the request path through
-    proxy, gateway and the engine's front takes, `engineTtftMs` what the engine takes of prompts that reach it
-    together; of one request `ttftMs` is their sum. Where the path was not measured these two are null, and
-    the others the engine's. `kvCapacityTokens` fit into the devices' free memory beside all else, which is
-    enough for `concurrency` such requests; null where there are not enough devices. `costGibS` is memory x
-    latency. `variantsAtOnce`: how many of the base's registered variants run at once in an engine of this
-    plan.
+    measured. `ttftMs`, `tpotMs` and `latencyMs` are as clients see them, who wait between their tokens for
+    the prompts of others: `pathMs` is what the request path through proxy, gateway and the engine's front
+    takes, `engineTtftMs` what the engine takes of prompts that reach it together; of one request `ttftMs` is
+    their sum. Where the path was not measured it is assumed. `kvCapacityTokens` fit into the devices' free
+    memory beside all else; `concurrency` such requests run at once, as many as fit and as an engine runs at
+    most; both are null where there are not enough devices. `costGibS` is memory x latency.
+    `variantsAtOnce`: how many of the base's registered variants run at once in an engine of this plan.
     """
 
     model: str
