@@ -24,7 +24,7 @@ def deployment_facts(d: DeploymentView) -> list[tuple[str, str]]:
         ("Tool calls", f"{d.toolCallParser}, as it was deployed" if d.toolCallParser else ""),
         ("Reasoning", f"{d.reasoningParser}, as it was deployed" if d.reasoningParser else ""),
         *([] if plan is None else plan_facts(plan)),
-        ("Variants at once", variants_at_once(d.variantsAtOnce)),
+        ("Variants at once", variants_at_once(d.variantsAtOnce) + _remedy(d)),
         ("Replicas", _replicas(d)),
         *[(group.name, _group(group)) for group in d.groups if len(d.groups) > 1 or group.reason],
         ("At once", f"{d.maxActiveVariants} variants, by `ostinato tune`" if d.maxActiveVariants else ""),
@@ -72,6 +72,14 @@ def variants_at_once(seen: VariantsAtOnceView | None) -> str:
         f", and {', '.join(seen.tooLarge)} not at all: too large for its memory" if seen.tooLarge else ""
     )
     return f"any {seen.atOnce} of {seen.registered} registered{without}"
+
+
+def _remedy(d: DeploymentView) -> str:
+    """Where its memory allows fewer variants at once than its slots."""
+    seen, plan = d.variantsAtOnce, d.plan
+    if seen is None or plan is None or seen.atOnce >= min(plan.maxVariants, seen.registered):
+        return ""
+    return f"; `ostinato tune {d.host} --place-anew` makes room for more, where there is memory"
 
 
 def plan_facts(plan: PlanView) -> list[tuple[str, str]]:

@@ -151,3 +151,29 @@ def test_usage_errors(cli: Cli, api: FakeApi, line: str) -> None:
     ended = cli(*line.split())
     assert ended.code == 2
     assert not api.calls("POST /deploy_model")
+
+
+@pytest.mark.parametrize(
+    ("at_once", "text"),
+    [
+        ({"registered": 4, "atOnce": 4, "tooLarge": []}, "Variants at once  all 4 registered\n"),
+        (
+            {"registered": 5, "atOnce": 2, "tooLarge": ["huge"]},
+            "any 2 of 5 registered, and huge not at all: too large for its memory; `ostinato tune smol",
+        ),
+        ({"registered": 9, "atOnce": 4, "tooLarge": []}, "any 4 of 9 registered\n"),
+        ({"registered": 0, "atOnce": 0, "tooLarge": []}, None),
+        (None, None),
+    ],
+)
+def test_it_is_said_how_many_registered_variants_run_at_once(
+    cli: Cli, api: FakeApi, at_once: dict[str, Any] | None, text: str | None
+) -> None:
+    """With a remedy where memory allows fewer than there are slots."""
+    described = deployment(plan={**plan(), "maxVariants": 4}, variantsAtOnce=at_once)
+    api.script("GET /deployments/smol", answer(described))
+    api.script("GET /deployments", answer({"deployments": [described]}))
+    shown = cli("status", "smol").out
+    assert ("Variants at once" in shown) == (text is not None)
+    assert text is None or text in shown
+    assert ("variants at once" in " ".join(cli("status").out.split())) == (text is not None)

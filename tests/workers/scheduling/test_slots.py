@@ -31,6 +31,7 @@ class Rank:
     reports: list[dict[str, Any]] = field(default_factory=list)
     host: dict[int, int] = field(default_factory=dict)
     broken: set[int] = field(default_factory=set)
+    says_bytes: bool = False  # what variants need, before they are there
 
     def told(self, message: dict[str, Any]) -> None:
         if message["do"] in ("place", "clear"):
@@ -54,7 +55,7 @@ class Rank:
             return
         self.host[message["uid"]] = SIZES[message["uid"]]
         if message["do"] == "prepare":
-            self.report(message, did="prepared")
+            self.report(message, did="prepared", **self.needs(message))
         else:
             self.placing.append(message)
 
@@ -71,10 +72,13 @@ class Rank:
         uid = message["uid"]
         self.slots = {s: u for s, u in self.slots.items() if s != slot and u != uid}
         if sum(SIZES[u] for u in self.slots.values()) + SIZES[uid] > self.arena:
-            self.report(message, did="no_room", error="full")
+            self.report(message, did="no_room", error="full", **self.needs(message))
             return
         self.slots[slot] = uid
         self.report(message, did="placed", bytes=SIZES[uid])
+
+    def needs(self, message: dict[str, Any]) -> dict[str, int]:
+        return {"bytes": SIZES[message["uid"]]} if self.says_bytes else {}
 
     def report(self, message: dict[str, Any], **what: Any) -> None:
         about = {key: message.get(key) for key in ("uid", "slot", "order")}
@@ -82,12 +86,17 @@ class Rank:
 
 
 class World:
-    """A Residency and its ranks; messages are delivered in order, everything else in any."""
+    """A Residency and its ranks; messages are delivered in order, everything else in any. With an odd seed
+    the ranks say what they have room for, and what variants take."""
 
     def __init__(self, slots: int, ranks: int, arena: int, seed: int) -> None:
         self.residency = Residency(slots, ranks)
         self.ranks = [Rank(number, arena + 5 * number) for number in range(ranks)]
         self.rng = random.Random(seed)
+        if seed % 2:
+            for rank in self.ranks:
+                rank.says_bytes = True
+                self.residency.has_room(rank.number, rank.arena)
 
     def send(self) -> None:
         for message in self.residency.outbox:
