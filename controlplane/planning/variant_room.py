@@ -9,8 +9,10 @@ byte of the room is lost to gaps. Where devices have less memory, there is room 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from controlplane.profiling.keys import engine_dtype, served_spec
 from controlplane.settings import Settings
@@ -56,31 +58,54 @@ def rooms(variants: Sequence[Model], spec: ModelSpec, settings: Settings) -> tup
     if not spec.adaptable:
         return ((),)
     registered = [variant.variant_spec for variant in variants if variant.variant_spec]
-    slots, spare = settings.max_variants, settings.max_lora_rank
-    together = min(len(registered), slots)
-    fewer = [_room(registered, spec, spare, 1, count) for count in range(together, 0, -1)]
-    if not registered:
-        fewer = [_room((), spec, spare, count, count) for count in range(slots - 1, 0, -1)]
-    return tuple(dict.fromkeys((_room(registered, spec, spare, slots, slots), *fewer)))
+    slots, rank = settings.max_variants, settings.max_lora_rank
+    by_degree = {tp: _large_lines(registered, spec, tp, slots) for tp in _degrees(spec)}
+    spare = {tp: lora_line(spec, rank, tp) for tp in by_degree}
 
-
-def _room(registered: Sequence[VariantSpec], base: ModelSpec, rank: int, spares: int, count: int) -> Room:
-    """For the `count` largest of the registered variants and as many spare LoRA adapters."""
-    degrees = (tp for tp in range(1, base.num_heads + 1) if tp_fits(base, tp))
-    return tuple(
-        (
-            tp,
-            tuple(
-                (MOVED_AT_ONCE_BYTES + fixed, each)
-                for fixed, each in largest(
-                    [rank_line(v, base, tp) for v in registered] + [lora_line(base, rank, tp)] * spares,
-                    count,
-                    base.num_layers,
-                )
-            ),
+    def room(spares: int, count: int) -> Room:
+        """For the `count` largest of the registered variants and so many spare LoRA adapters."""
+        return tuple(
+            (tp, _with_moves(largest([*lines, *[spare[tp]] * spares], count, spec.num_layers)))
+            for tp, lines in by_degree.items()
         )
-        for tp in degrees
-    )
+
+    together = min(len(registered), slots)
+    fewer = [room(1, count) for count in range(together, 0, -1)]
+    if not registered:
+        fewer = [room(count, count) for count in range(slots - 1, 0, -1)]
+    return tuple(dict.fromkeys((room(slots, slots), *fewer)))
+
+
+def _degrees(base: ModelSpec) -> list[int]:
+    return [tp for tp in range(1, base.num_heads + 1) if tp_fits(base, tp)]
+
+
+def _with_moves(lines: Iterable[Line]) -> tuple[Line, ...]:
+    return tuple((MOVED_AT_ONCE_BYTES + fixed, each) for fixed, each in lines)
+
+
+def _large_lines(registered: Sequence[VariantSpec], base: ModelSpec, tp: int, count: int) -> list[Line]:
+    """Of the variants that may be among the `count` largest in a stage: fewer than so many are larger with
+    one layer and with all, and so with any number of them."""
+    alike: dict[Any, Line] = {}
+    lines = [_known_line(variant, base, tp, alike) for variant in registered]
+    kept, seen = list[Line](), list[int]()
+    for line in sorted(lines, key=lambda line: _at(line, base.num_layers), reverse=True):
+        alone = _at(line, 1)
+        if len(seen) - bisect_left(seen, alone) < count:
+            kept.append(line)
+        insort(seen, alone)
+    return kept
+
+
+def _known_line(variant: VariantSpec, base: ModelSpec, tp: int, alike: dict[Any, Line]) -> Line:
+    """Hundreds of adapters are of the same shape."""
+    ranks = tuple((name, facts.rank) for name, facts in variant.modules.items())
+    tables = variant.replaces_embedding, variant.replaces_head
+    key = (variant.kind, variant.weight_bytes, variant.full_bytes, variant.held, *tables, ranks)
+    if key not in alike:
+        alike[key] = rank_line(variant, base, tp)
+    return alike[key]
 
 
 def largest(lines: Sequence[Line], count: int, layers: int) -> tuple[Line, ...]:
