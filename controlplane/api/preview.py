@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from controlplane import errors
+from controlplane.cluster import reservations
 from controlplane.management.commands import deploy_model
 from controlplane.management.schemas.deploy import DeployModelRequest
 from controlplane.planning import placement_decision, rebalancing, reclaimable_memory
@@ -53,7 +54,8 @@ def preview(
     if host in state.deployments:
         running = state.deployments[host].record.placement
         return Preview(request.model, host, True, running, at_once=counted(running))
-    seen = reclaimable_memory.free_memory(inventory, state.ledgers, settings.headroom, exclude=host)
+    rested = reservations.without_starts(inventory, state, ctx.now_s)
+    seen = reclaimable_memory.free_memory(rested, state.ledgers, settings.headroom, exclude=host)
     present = [d.record for d in state.deployments.values()]
     places = _places(state, wanted[host], present, seen, settings)
     victims = sorted({key for place in places for key in place.victims})

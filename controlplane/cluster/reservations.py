@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 
 from controlplane.state.records import Deployment, Model, ModelProfile, NodeLedger, Phase, Reservation
 from controlplane.state.repository import Change, Delete, Put, State, Versioned
-from controlplane.state.worker_groups import host_of
+from controlplane.state.worker_groups import GroupPhase, host_of
+from placement.solver.cluster import LOAD_WINDOW
 from placement.types import Device, DeviceKey, Inventory, Placement, key_of
 
 Ledgers = Mapping[str, Versioned[NodeLedger]]
@@ -189,6 +190,25 @@ def lasting_load(device: Device, promises: Mapping[str, int]) -> float:
         if holder not in promises or is_measuring(holder) or holder.startswith(COMPRESSING)
     )
     return min(1.0, max(0.0, device.load - passing))
+
+
+def without_starts(inventory: Inventory, state: State, now_s: float) -> Inventory:
+    """The inventory without what engines did in the samples' time while they started: reading weights and
+    compiling is over once they serve."""
+    starting = {
+        group_id
+        for d in state.deployments.values()
+        for group_id, group in zip(d.record.group_ids(), d.record.groups, strict=True)
+        if group.phase is GroupPhase.STARTING
+        or (group.phase is GroupPhase.SERVING and now_s - group.since_s < LOAD_WINDOW)
+    }
+
+    def rested(device: Device) -> Device:
+        share = sum(share for holder, share in device.work if holder in starting)
+        work = tuple((holder, share) for holder, share in device.work if holder not in starting)
+        return replace(device, load=max(0.0, device.load - share), work=work)
+
+    return replace(inventory, devices=tuple(map(rested, inventory.devices))) if starting else inventory
 
 
 def promised(ledgers: Ledgers, exclude: str = "") -> dict[DeviceKey, dict[str, int]]:

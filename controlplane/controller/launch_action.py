@@ -209,8 +209,9 @@ class LaunchAction:
         deployment, group = find_group(state, group_id)
 
         def free_memory(inventory: Inventory) -> FreeMemory:
+            rested = reservations.without_starts(inventory, state, sample.requested_at_s)
             seen = reclaimable_memory.free_memory(
-                inventory, state.ledgers, self._settings.headroom, exclude=group_id
+                rested, state.ledgers, self._settings.headroom, exclude=group_id
             )
             # No move is so urgent that it ends or awaits a measuring.
             return seen.beside() if is_spare(group, deployment.record.groups) else seen

@@ -91,7 +91,7 @@ def decide(
     if best is None:
         missed = [outcome for _, outcome in answers if isinstance(outcome, NotPlaced)]
         raise infeasibility.refusal(_nearest(missed), deployment.auto_relax, inventory.unusable)
-    return dataclasses.replace(best, reason=reason(best, inventory))
+    return dataclasses.replace(best, reason=reason(best, inventory, known.path is None))
 
 
 def _eased(question: Question, outcome: Outcome, max_factor: float | None) -> Placement | None:

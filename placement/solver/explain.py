@@ -12,8 +12,12 @@ GIB = 2**30
 _BASIS = {Basis.PROFILE: "from its profile", Basis.ROUGH: "roughly, without a profile"}
 
 
-def reason(placement: Placement, inventory: Inventory) -> str:
-    """The shape and where it is, of how many, by which objective; what it should take, and what gave way."""
+ENGINE_ALONE = "TTFT is the engine's alone, for the request path to it is not measured yet"
+
+
+def reason(placement: Placement, inventory: Inventory, engine_alone: bool = False) -> str:
+    """The shape and where it is, of how many, by which objective; what it should take, and what gave way.
+    `engine_alone`: no request path is in its TTFT."""
     plan, choice = placement.plan, placement.choice
     used = {(r.node, r.device_kind, r.device_index): None for r in placement.ranks}
     free = sum(d.free_bytes for d in inventory.devices if key_of(d) in used)
@@ -24,6 +28,8 @@ def reason(placement: Placement, inventory: Inventory) -> str:
         f"{choice.shapes} shapes within every limit",
         f"predicted {_BASIS[placement.estimate.basis]}: TTFT {_ms(choice.ttft)}, TPOT {_ms(choice.tpot)}",
     ]
+    if engine_alone:
+        parts.append(ENGINE_ALONE)
     if choice.relaxed:
         parts.append("relaxed, as allowed: " + " and ".join(relaxation.text for relaxation in choice.relaxed))
     return "; ".join(parts)

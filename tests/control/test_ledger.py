@@ -13,6 +13,7 @@ from ledger_steps import after
 from controlplane.cluster import reservations
 from controlplane.state.records import NodeLedger, Phase, Reservation
 from controlplane.state.repository import Versioned
+from controlplane.state.worker_groups import GroupPhase
 from placement.types import Device, HolderMemory, Inventory, Placement, RankPlacement
 from profiler.types import DeviceRates
 from workers.agent.sampling import OWN
@@ -252,3 +253,23 @@ def test_what_is_free_for_the_next_placement_is_its_time_as_well() -> None:
     # Its own engine is to be placed anew: that will not stand in its way.
     anew = reservations.available(Inventory((device,)), {"n": Versioned(ledger, 1)}, 0.0, "serves")
     assert anew.devices[0].load == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("phase", "since_s", "expected"),
+    [
+        (GroupPhase.STARTING, 0.0, 0.2),
+        (GroupPhase.SERVING, 950.0, 0.2),  # the samples of two minutes show its start
+        (GroupPhase.SERVING, 800.0, 0.7),
+    ],
+)
+def test_what_engines_do_while_they_start_is_over_once_they_serve(
+    phase: GroupPhase, since_s: float, expected: float
+) -> None:
+    deployment = builders.deployment("b", Phase.DEPLOYED)
+    groups = tuple(replace(g, phase=phase, since_s=since_s) for g in deployment.groups)
+    (group_id,) = deployment.group_ids()
+    state = builders.state(replace(deployment, groups=groups))
+    device = replace(gpu(0, 100, 0), load=0.7, work=((group_id, 0.5),))
+    (found,) = reservations.without_starts(Inventory((device,)), state, 1000.0).devices
+    assert found.load == pytest.approx(expected)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -83,7 +84,8 @@ async def _with_devices(services: Services, caller: Caller, estimate: Callable[[
     """Run `estimate` on what the caller sees of the state, and the free devices, in a thread since many plans
     take a while."""
     state, inventory = await asyncio.gather(services.read_for(caller), services.engines.inventory())
-    free = reservations.available(inventory, state.ledgers, services.settings.headroom)
+    rested = reservations.without_starts(inventory, state, time.time())
+    free = reservations.available(rested, state.ledgers, services.settings.headroom)
     return await asyncio.to_thread(estimate, state, free)
 
 
