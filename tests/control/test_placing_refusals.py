@@ -100,6 +100,7 @@ def test_a_rate_that_one_engine_cannot_keep_up_with(base: Model, settings: Setti
 
 
 def test_a_cache_for_which_there_is_no_room_is_offered_smaller(base: Model, settings: Settings) -> None:
+    settings = settings.model_copy(update={"max_variants": 1})  # else there is room for fewer variants
     full = decide(base, WANTED, HERE, settings)
     need = sum(full.estimate.memory_bytes)
     tight = Inventory((replace(CPU, free_bytes=need - 1),))
