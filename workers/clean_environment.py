@@ -1,4 +1,4 @@
-"""The environment of a process that reads what strangers wrote: what our code and its libraries need, and no
+"""Environments of processes that work with what strangers wrote: what our code and its libraries need, and no
 secrets."""
 
 from __future__ import annotations
@@ -41,6 +41,21 @@ OURS = (
     "OSTINATO_SVD_TENSOR_CORES",
     "OSTINATO_SPARSE_TENSOR_CORES",
 )
+
+
+# What opens the installation, which no engine needs.
+SECRETS = ("OSTINATO_API_KEY", "OSTINATO_STORE_URL")
+
+
+def without_secrets(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """For a process of vLLM's, whose settings are many."""
+    return {name: value for name, value in environment.items() if name not in SECRETS}
+
+
+def forget_secrets() -> None:
+    """In this process, and in those that it starts from now on."""
+    for name in SECRETS:
+        os.environ.pop(name, None)
 
 
 def clean_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:

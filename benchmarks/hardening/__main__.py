@@ -6,6 +6,7 @@
 - `kills`: processes killed at random under load, while names are registered again;
 - `soak`: an hour at 1.5 times the capacity, while variants come and go;
 - `leftovers`: kills while a fine-tune is compressed and while engines are replaced, and what is left of them;
+- `quotas`: a tenant that asks for more than it may have, of all gateways at once; alone, as it needs a key;
 - `away`: the store (Redis) is killed for minutes, and stopped for as long;
 - `handovers`: two controllers at once, records that cannot be read, a failover of the store.
 
@@ -23,6 +24,7 @@
         stop:gateway stop:proxy stop:redis --kills 40 --between 3 \\
         --out benchmarks/results/hardening_stopped.json
     python -m benchmarks.hardening leftovers --groups 1 --out benchmarks/results/hardening_leftovers.json
+    python -m benchmarks.hardening quotas --groups 1 --out benchmarks/results/hardening_quotas.json
     python -m benchmarks.hardening away --store redis --minutes 10 --out benchmarks/results/hardening.json
     python -m benchmarks.hardening handovers --store pair --out benchmarks/results/hardening.json
     python -m benchmarks.hardening soak --minutes 60 --echo-tpot-ms 30 --out benchmarks/results/hardening.json
@@ -52,6 +54,7 @@ from benchmarks.hardening import (
     handovers,
     kills,
     leftovers,
+    quotas,
     slow_clients,
     soak,
     store_away,
@@ -62,6 +65,7 @@ from benchmarks.live.redis_server import RedisServer
 from benchmarks.live.three_hosts import ThreeHosts
 
 RESULT = rehearsing.RESULTS / "hardening.json"
+ALONE = "quotas"
 NAMES = ("slow", "crowd", "greedy", "kills", "leftovers", "soak", "away", "handovers")
 Redis = RedisServer | RedisPair
 
@@ -91,6 +95,7 @@ def parts(
         "greedy": lambda: greedy_requests.measure(running, args.seconds),
         "kills": lambda: kills.measure(running, store_url, adapters, series, redis, hosts),
         "leftovers": lambda: leftovers.measure(running, store_url, folder, args.rounds, args.seed),
+        "quotas": lambda: quotas.measure(running, adapters, args.seconds),
         "soak": lambda: soak.measure(running, store_url, adapters, args.minutes, args.seconds),
         "away": lambda: store_away.measure(running, cast("Redis", redis), adapters, args.minutes),
         "handovers": lambda: handovers.measure(
@@ -103,7 +108,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("parts", nargs="+", choices=NAMES)
+    parser.add_argument("parts", nargs="+", choices=(*NAMES, ALONE))
     parser.add_argument("--header-bytes", type=int, default=1 << 30)
     parser.add_argument("--headers", type=int, default=10_000)
     parser.add_argument("--connections", type=int, default=2_000)
@@ -166,6 +171,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings: dict[str, Any] = {"store_url": store_url, "gateway_replicas": args.gateways}
         if hosts is not None:
             settings |= {"site": hosts, **hosts.settings}
+        if ALONE in args.parts:
+            settings |= {"api_key": quotas.OWN_KEY, "tenants": str(quotas.write_tenants(folder / "tenants"))}
+            settings["tenant_folders"] = False
         if rehearsing.is_rehearsal():
             settings["body_timeout_s"] = 1
         with groups.serving(folder, served, **settings) as running:

@@ -16,6 +16,7 @@ from controlplane.runtime.loopback import keep_replica_on_loopback
 from controlplane.runtime.replica_logs import log_at_once
 from controlplane.settings import Settings
 from workers.addresses import Ports
+from workers.clean_environment import forget_secrets
 from workers.group.launch import Launch
 from workers.messages import EngineConfig
 from workers.server.worker import Worker
@@ -43,6 +44,7 @@ class EngineReplica(Worker):
     ) -> None:
         keep_replica_on_loopback()
         log_at_once()
+        forget_secrets()
         address = ray.util.get_node_ip_address()
         self._others = OtherMembers(config, node_ids, address)
         launch = Launch(config, self._others.rendezvous, address)

@@ -17,6 +17,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from workers.bus.sockets import with_token
+from workers.clean_environment import forget_secrets
 from workers.group.follower import Order
 from workers.group.following import Following
 from workers.group.members import Member, Rendezvous, members_of
@@ -29,6 +30,7 @@ class FollowerActor:
     """Ray's face of a follower."""
 
     def __init__(self, config: EngineConfig, number: int, rendezvous: Rendezvous) -> None:
+        forget_secrets()
         self._following = Following(Order(config, number, rendezvous, ray.util.get_node_ip_address()))
 
     def wait(self) -> str:

@@ -85,8 +85,15 @@ def engine_view(app: Application) -> EngineView:
 
 
 def installations() -> set[str]:
-    """What engines were told of their installation when they were launched. Blocking."""
-    views = engine_views(applications()).values()
+    """What engines were told of their installation when they were launched. Blocking.
+
+    Errors: Unavailable, where Serve does not say which engines there are: none are not to be believed.
+    """
+    try:
+        client = _get_global_client(raise_if_no_controller_running=True)
+        views = engine_views(client.get_serve_details()["applications"]).values()
+    except Exception as e:
+        raise errors.Unavailable(f"Ray Serve does not say which engines run: {e!r}", retry_after_s=1.0) from e
     return {view.installation for view in views if view.status is not EngineStatus.DELETING}
 
 

@@ -27,6 +27,7 @@ from profiler.variants.reading import read_variant
 from profiler.variants.types import VariantKind, VariantLimits
 from workers.agent import host
 from workers.agent.sampling import holder_of
+from workers.clean_environment import forget_secrets, without_secrets
 from workers.compression.__main__ import may_pass
 from workers.compression.lines import Artifact, Done, Failed, Line, Progress, from_line, left_s, to_line
 from workers.compression.process import CompressingError, carry_out
@@ -189,6 +190,16 @@ def test_its_process_has_limits_and_no_secrets(
         assert bounds == [6 << 30, 0]
     finally:
         lines.close()  # type: ignore[attr-defined]
+
+
+def test_what_runs_vllm_has_its_settings_and_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OSTINATO_API_KEY", "OSTINATO_STORE_URL", "VLLM_CPU_KVCACHE_SPACE"):
+        monkeypatch.setenv(name, "value")
+    kept = without_secrets()
+    assert kept["VLLM_CPU_KVCACHE_SPACE"] == "value"
+    assert not {"OSTINATO_API_KEY", "OSTINATO_STORE_URL"} & kept.keys()
+    forget_secrets()
+    assert dict(os.environ) == kept
 
 
 def test_closing_it_ends_its_process(folders: tuple[Path, Path], tmp_path: Path) -> None:

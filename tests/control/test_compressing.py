@@ -117,8 +117,9 @@ def test_memory_that_engines_have_is_waited_for_without_holding_up_others(
 ) -> None:
     """Nobody knows when they end. What is compressed does end: its memory is kept for who comes first."""
     assert base.spec is not None
-    many = replace(base, spec=replace(base.spec, hidden_size=4096, max_position=1 << 20))
-    needed = compressing.needed_bytes(many.spec, Recipe("magnitude", rows=512, tokens=1 << 10))
+    spec = replace(base.spec, hidden_size=4096, max_position=1 << 20)
+    many = replace(base, spec=spec)
+    needed = compressing.needed_bytes(spec, Recipe("magnitude", rows=512, tokens=1 << 10))
     assert 15 * GIB < needed < 25 * GIB
     old, new = tuned("old", 1.0, rows=512, tokens=1 << 10), tuned("new", 2.0, rows=1, tokens=8)
     room, device = ledger("b", memory_bytes=30 * GIB), replace(CPU, total_bytes=40 * GIB, free_bytes=40 * GIB)

@@ -20,6 +20,7 @@ from ray.serve.schema import (
     ReplicaState,
 )
 
+from controlplane import errors
 from controlplane.cluster.engine_status import EngineStatus
 from controlplane.runtime import cluster, serve
 from controlplane.runtime.cluster import RayCluster
@@ -142,3 +143,22 @@ async def test_a_stop_that_does_not_end_is_an_error(
         await runtime.stop("b@1")
     monkeypatch.setattr(cluster, "STOP_TIMEOUT_S", 600)
     await runtime.stop("gone")
+
+
+def test_an_engine_says_which_installation_launched_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what Serve keeps of its deployment. One of before says nothing."""
+    told, before = app("RUNNING", running=1), app("RUNNING", running=1)
+    config = told["deployments"]["Engine"]["deployment_config"]
+    config["user_config"] = {"installation": "0123456789abcdef"}
+    going = {**app("DELETING"), "name": "model-c"}
+    found = {"model-a": told, "model-b": before, "model-c": going, "ostinato": app("RUNNING")}
+    views = serve.engine_views(found)
+    assert [views[name].installation for name in "abc"] == ["0123456789abcdef", "", ""]
+    details = SimpleNamespace(get_serve_details=lambda: {"applications": found})
+    monkeypatch.setattr(serve, "_get_global_client", lambda **options: details)
+    assert serve.installations() == {"0123456789abcdef", ""}
+
+
+def test_engines_that_serve_does_not_tell_of_are_not_taken_for_none() -> None:
+    with pytest.raises(errors.Unavailable, match="does not say which engines run"):
+        serve.installations()

@@ -7,7 +7,6 @@ a pipe whose other end closes then.
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from profiler.fingerprints.folder import write_fingerprint
 from profiler.measurements import Timing, read, to_line
 from profiler.profiling_plan import EngineRun
 from profiler.types import CPU
+from workers.clean_environment import without_secrets
 from workers.group import jobs
 from workers.group.members import visible_gpus
 from workers.measuring.engine_run_job import Job
@@ -166,7 +166,7 @@ def _job(request: MeasureRequest, run: EngineRun, out: Path, left_s: float, barr
 def _start(request: MeasureRequest, job: Job, log: Path) -> subprocess.Popen[bytes]:
     job_file = log.with_suffix(".json")
     job_file.write_text(job.model_dump_json())
-    environment = dict(os.environ)
+    environment = without_secrets()
     if request.device_kind != CPU:
         environment |= visible_gpus(request.devices[: job.setting.world_size])
     named = [f"--holder={request.holder}"] if request.holder else []  # the node's agent reads it
