@@ -7,7 +7,7 @@ OstinatoError
 |  `- SourceUnreadable 400     missing or corrupt checkpoint or adapter files
 |- Unauthorized 401            a missing or wrong API key
 |- Forbidden 403              what the key's role, or whose the model is, does not allow
-|- QuotaExceeded 403          a tenant has as many variants, or bytes of them, as it may have
+|- QuotaExceeded 403          a tenant has as many bases, variants, bytes or engines as it may have
 |- HostNotAllowed 403         a browser's request under a name that is not this installation's
 |- PathNotAllowed 403          a path outside the allowed roots
 |- ModelNotFound 404           no such model, deployment or operation

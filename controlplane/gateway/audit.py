@@ -87,12 +87,19 @@ def _rotate(path: Path, full: int) -> None:
     with path.with_name(f"{path.name}.lock").open("a") as lock:
         os.chmod(lock.fileno(), _MODE)
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not os.path.samestat(os.fstat(full), os.stat(path)):
+        if not _is_at(path, full):
             return  # another was faster
         for number in range(KEPT_FILES - 1, 0, -1):
             with suppress(FileNotFoundError):
                 path.with_name(f"{path.name}.{number}").replace(path.with_name(f"{path.name}.{number + 1}"))
         path.replace(path.with_name(f"{path.name}.1"))
+
+
+def _is_at(path: Path, file: int) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 def _open(path: Path) -> int:

@@ -161,6 +161,22 @@ def test_several_processes_put_a_full_file_aside_once(tmp_path: Path) -> None:
         assert numbers == sorted(numbers) == list(range(100))[-len(numbers) :]
 
 
+def test_one_that_was_put_aside_by_another_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While its line was written. The line is in the file that was put aside, and is not lost."""
+    audit, registry = made(tmp_path, audit_log_bytes=50)
+    path, fstat = tmp_path / "audit.jsonl", os.fstat
+
+    def moved(file: int) -> os.stat_result:
+        if path.exists():
+            path.rename(tmp_path / "aside")
+        return fstat(file)
+
+    monkeypatch.setattr(audit_module.os, "fstat", moved)
+    audit.write({"n": 1, "more": "x" * 100})
+    assert lost(registry) == 0
+    assert [line["n"] for line in lines(tmp_path / "aside")] == [1]
+
+
 def test_control_characters_of_a_name_stay_escapes(tmp_path: Path) -> None:
     audit, _ = made(tmp_path)
     audit.write({"model": "\x1b]0;owned\x07 \x9b31m \u202e"})

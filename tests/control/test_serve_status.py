@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.serve.exceptions import RayServeException
 from ray.serve.schema import (
     APIType,
     ApplicationDetails,
@@ -159,6 +160,11 @@ def test_an_engine_says_which_installation_launched_it(monkeypatch: pytest.Monke
     assert serve.installations() == {"0123456789abcdef", ""}
 
 
-def test_engines_that_serve_does_not_tell_of_are_not_taken_for_none() -> None:
+def test_engines_that_serve_does_not_tell_of_are_not_taken_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(**options: bool) -> None:
+        if options["raise_if_no_controller_running"]:
+            raise RayServeException("There is no Serve instance running on this Ray cluster.")
+
+    monkeypatch.setattr(serve, "_get_global_client", absent)
     with pytest.raises(errors.Unavailable, match="does not say which engines run"):
         serve.installations()
