@@ -31,8 +31,8 @@ TUNED = "made-of-a-tune"
 SETTLED_S = 300.0
 LATEST_S = 6.0  # after a change began something is killed
 COMPRESSOR = "workers.compression"
-OF_COMPRESSING = ("controller", "compressor", "agent", "gateway")
-OF_REPLACING = ("controller", "engine", "agent", "gateway")
+OF_COMPRESSING = ("compressor", "controller", "agent", "gateway")
+OF_REPLACING = ("engine", "controller", "agent", "gateway")
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,13 @@ class _Bench:
 
     def kill(self, role: str) -> bool:
         """After a while by chance. False: there was nobody to be killed by then."""
-        time.sleep(self.rng.uniform(0.0, LATEST_S))
-        found = _compressors(self.running) if role == "compressor" else of_role(self.running, role)
+        if role == "compressor":
+            waiting_for(lambda: bool(_compressors(self.running)), 10 * LATEST_S)
+            time.sleep(self.rng.uniform(0.0, 1.0))
+            found = _compressors(self.running)
+        else:
+            time.sleep(self.rng.uniform(0.0, LATEST_S))
+            found = of_role(self.running, role)
         if not found:
             return False
         with suppress(psutil.NoSuchProcess):
@@ -84,8 +89,8 @@ def measure(running: Running, store_url: str, folder: Path, rounds: int, seed: i
 
 
 def _round(bench: _Bench, number: int, before: Mapping[str, Any]) -> dict[str, Any]:
-    rng = bench.rng
-    compressing, replacing = rng.choice(OF_COMPRESSING), rng.choice(OF_REPLACING)
+    compressing = OF_COMPRESSING[number // 2 % len(OF_COMPRESSING)]
+    replacing = OF_REPLACING[number // 2 % len(OF_REPLACING)]
     was_killed = [_compress(bench, compressing, delete_early=number % 2 == 1)]
     began_s = time.monotonic()
     bench.ask("PATCH", f"/deployments/{BASE}", {"placeAnew": True}).raise_for_status()

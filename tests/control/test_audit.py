@@ -171,7 +171,7 @@ def test_one_that_was_put_aside_by_another_is_left(tmp_path: Path, monkeypatch: 
             path.rename(tmp_path / "aside")
         return fstat(file)
 
-    monkeypatch.setattr(audit_module.os, "fstat", moved)
+    monkeypatch.setattr("controlplane.gateway.audit.os.fstat", moved)
     audit.write({"n": 1, "more": "x" * 100})
     assert lost(registry) == 0
     assert [line["n"] for line in lines(tmp_path / "aside")] == [1]
