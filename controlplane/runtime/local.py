@@ -113,7 +113,8 @@ def _start(settings: Settings, progress: Progress, cluster: LocalCluster) -> Loc
     except BaseException:
         end_leftovers(settings, progress)
         raise
-    cluster = replace(cluster, installation=_installation(settings))
+    with contextlib.suppress(errors.Unavailable):  # it runs; only a start after its end asks whose it was
+        cluster = replace(cluster, installation=_installation(settings))
     _file(settings).write_text(json.dumps(asdict(cluster), indent=1))
     dashboard = cluster.dashboard_url or "none"
     progress(f"ready: {cluster.url}  (API docs {cluster.url}/docs, Ray dashboard {dashboard})")
