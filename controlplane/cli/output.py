@@ -49,7 +49,7 @@ def print_text(text: str) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], empty: str) -> None:
-    rows = list(rows)
+    rows = [[printable(cell) for cell in row] for row in rows]
     if not rows:
         print_text(empty)
         return
@@ -63,7 +63,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], empty: st
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*map(printable, row))
+        table.add_row(*row)
     console().print(table)
 
 
