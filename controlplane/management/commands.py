@@ -74,7 +74,7 @@ def _unchanged(versioned: Versioned[Model] | Versioned[Deployment]) -> Put:
 
 
 def _require_base(state: State, name: str) -> Put:
-    base = find_model(state, name)
+    base = find_model(state, name, "base")
     if base.is_variant:
         raise errors.InvalidRequest(
             f"'{name}' is itself a variant of '{base.base}'; name a base model", param="base"

@@ -8,11 +8,12 @@ from controlplane.state.repository import State, Versioned
 from workers.messages import VariantRef
 
 
-def find_model(state: State, name: str) -> Model:
+def find_model(state: State, name: str, param: str = "model") -> Model:
+    """`param` is the field that names it. Errors: ModelNotFound."""
     model = state.models.get(name)
     if model is None:
         raise errors.ModelNotFound(
-            f"no model named '{name}' is registered; `GET /models` lists those that are", param="model"
+            f"no model named '{name}' is registered; `GET /models` lists those that are", param=param
         )
     return model.record
 

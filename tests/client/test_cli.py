@@ -264,6 +264,17 @@ def test_status_is_one_table(cli: Cli, api: FakeApi) -> None:
     assert "n1 cpu:0 4.0 GiB of 8.0 GiB free" in cli("status").out
 
 
+def test_a_row_in_a_pipe_is_one_line_whatever_its_length(cli: Cli, api: FakeApi) -> None:
+    """As grep and awk read it: nothing is folded, and nothing follows the last word."""
+    reason = "it does not fit: " + "very " * 100 + "large\nand more"
+    api.script("GET /models", answer({"models": [model("smol", reason=reason)]}))
+    header, row = cli("models").out.splitlines()
+    assert header.split() == ["MODEL", "PHASE", "DEPLOYED", "FROM", "WEIGHTS", "REASON"]
+    assert row.endswith("very large and more")
+    assert header == header.rstrip()
+    assert header.index("PHASE") == row.index("Ready")
+
+
 def test_cluster_says_who_holds_what_and_which_nodes_are_not_used(cli: Cli) -> None:
     device, *rest = cli("cluster").out.splitlines()[1:]
     for words in ("n1", "h200:0", "8.0 GiB", "2.0 GiB", "3.0 GiB", "4.0 GiB", "25%", "0.5 s ago"):
@@ -505,6 +516,29 @@ def test_ctrl_c_says_that_the_operation_continues(
     assert "operation op-1 continues" in ended.err
     assert "`ostinato watch op-1` follows it, `ostinato cancel op-1` stops it" in ended.err
     assert cli(*argv, "--json").error["error"]["code"] == "interrupted"
+
+
+def test_an_answer_that_was_cut_is_told(cli: Cli, api: FakeApi) -> None:
+    """On stderr: what the model said stays what it said."""
+    said = {
+        "model": "smol",
+        "outputText": "once",
+        "inputTokens": 1,
+        "outputTokens": 7,
+        "format": "chat",
+        "note": "",
+    }
+    chunk = {"choices": [{"index": 0, "delta": {"content": "once"}}]}
+    for reason, told in (("length", True), ("stop", False)):
+        api.script("POST /inference_model", answer({**said, "finishReason": reason}))
+        last = {"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]}
+        api.script("POST /v1/chat/completions", events(chunk, last, "[DONE]"))
+        asked, talked = cli("infer", "smol", "go on"), cli("chat", "smol", stdin="go on\n")
+        assert (asked.out, talked.out) == ("once\n", "once\n")
+        assert ("cut after 7 tokens" in asked.err) is told
+        assert ("cut at its longest" in talked.err) is told
+        assert ("--max-output" in asked.err and "--max-output" in talked.err) is told
+        assert cli("chat", "smol", "--json", stdin="go on\n").lines[-1]["finishReason"] == reason
 
 
 def test_ctrl_c_in_a_chat_stops_only_the_answer(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

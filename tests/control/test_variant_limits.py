@@ -8,9 +8,10 @@ import pytest
 from builders import PLACED, deployment, model, state
 
 from controlplane import errors
-from controlplane.api.inference import CHAT, engine_call
+from controlplane.api.inference import engine_call
 from controlplane.management.commands import limit_variants
 from controlplane.state.records import Deployment, Phase, dump, load
+from controlplane.traffic.request_fields import CHAT
 from controlplane.traffic.route_table import build_table
 
 BASE = deployment("b", Phase.DEPLOYED, placed=replace(PLACED, plan=replace(PLACED.plan, max_variants=4)))

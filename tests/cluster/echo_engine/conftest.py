@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import ways_in
 from clusters import Cluster
 from served import roots, serving
 
@@ -13,5 +14,11 @@ from served import roots, serving
 @pytest.fixture(scope="package")
 def echo_cluster(base_folder: Path, adapters: dict[str, Path]) -> Iterator[Cluster]:
     """Two of its engines find room on two cores."""
-    made = Cluster("echo", roots(base_folder, adapters), engine_num_cpus=0.5, dashboard=True)
+    made = Cluster(
+        "echo",
+        roots(base_folder, adapters),
+        engine_num_cpus=0.5,
+        dashboard=True,
+        cors_origins=ways_in.PAGE,
+    )
     yield from serving(made, base_folder, adapters)

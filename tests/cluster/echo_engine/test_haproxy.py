@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import ways_in
 from clusters import Cluster, until
 from served import BASE, MAX_OUTPUT
 
@@ -17,7 +18,7 @@ CHAT = "/v1/chat/completions"
 
 @pytest.fixture(scope="module")
 def haproxy_cluster(base_folder: Path) -> Iterator[Cluster]:
-    made = Cluster("echo", str(base_folder.parent), haproxy=True)
+    made = Cluster("echo", str(base_folder.parent), haproxy=True, cors_origins=ways_in.PAGE)
     try:
         made.up()
         made.serve_base(BASE, str(base_folder), MAX_OUTPUT)
@@ -40,6 +41,10 @@ def test_answers_errors_and_everything_else(haproxy_cluster: Cluster) -> None:
     refused = http.post(CHAT, json={"model": "none", "messages": messages})
     assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
     assert haproxy_cluster.get("/v1/models")["data"][0]["id"] == BASE
+
+
+def test_haproxy_answers_every_client(haproxy_cluster: Cluster) -> None:
+    ways_in.answer_every_client(haproxy_cluster)
 
 
 def test_a_client_that_leaves_is_noticed(haproxy_cluster: Cluster) -> None:

@@ -68,7 +68,8 @@ def test_completions(client: openai.OpenAI, model: str) -> None:
 def test_a_longer_answer_than_the_deployment_allows_is_cut(client: openai.OpenAI) -> None:
     """As other servers do it. A chat that says no length goes on to the limit."""
     endless: dict[str, Any] = {"extra_body": {"ignore_eos": True}, "temperature": 0}
-    for asked in ({"max_tokens": 100_000}, {"max_completion_tokens": 100_000}, {}):
+    wishes: list[dict[str, Any]] = [{"max_tokens": 100_000}, {"max_completion_tokens": 100_000}, {}]
+    for asked in wishes:
         answer = client.chat.completions.create(model="forte", messages=CHAT, **asked, **endless)
         assert answer.usage is not None
         assert (answer.choices[0].finish_reason, answer.usage.completion_tokens) == ("length", 512)

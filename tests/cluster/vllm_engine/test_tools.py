@@ -50,7 +50,7 @@ def ask(client: openai.OpenAI, stream: bool, model: str, **options: Any) -> Foun
         "model": model,
         "messages": ASKED,
         "tools": tools,
-        "max_tokens": 100,
+        "max_tokens": 300,
         "temperature": 0,
         **options,
     }
@@ -164,7 +164,7 @@ def test_langchain_binds_tools(cluster: Cluster, no_space: dict[str, int]) -> No
         base_url=f"{cluster.url}/v1",
         api_key="unused",
         model="smol:forte",
-        max_tokens=100,
+        max_tokens=300,
         temperature=0,
         logit_bias=no_space,
     )
