@@ -17,6 +17,7 @@ from profiler import inside
 from profiler.checkpoint import read_model
 from profiler.errors import CheckpointError
 from profiler.model_files import CONFIG
+from profiler.weight_files import weight_files
 from workers.group import processes
 from workers.group.journal import verdict
 from workers.group.members import Rendezvous, device_environment, members_of, network_arguments
@@ -166,7 +167,7 @@ def _model_view(config: EngineConfig, journals: Path) -> Path | None:
     folder = Path(config.model_path)
     if not (folder / CONFIG).is_file():
         return None
-    weights = config.load_format != "dummy"
+    weights = config.load_format != "dummy" or _has_weights(folder)
     try:
         try:
             return make_view(folder, Path(vllm_cache()) / VIEWS, weights=weights)
@@ -174,6 +175,15 @@ def _model_view(config: EngineConfig, journals: Path) -> Path | None:
             return make_view(folder, journals / VIEWS, weights=weights)
     except (OSError, CheckpointError) as e:
         raise LaunchError(f"the model's files cannot be given to the engine: {e}") from e
+
+
+def _has_weights(folder: Path) -> bool:
+    """Of a model whose weights the engine makes up: whether it has files of weights, too, for variants are
+    checked against their headers."""
+    try:
+        return bool(weight_files(folder))
+    except CheckpointError:
+        return False
 
 
 def _sweep() -> None:

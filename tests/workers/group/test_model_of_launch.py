@@ -93,6 +93,11 @@ def test_weights_that_were_changed_since_they_were_registered_are_not_started(fo
     assert begun(replace(config, load_format="dummy", fingerprint="")).name != folder.name
 
 
+def test_an_engine_that_makes_up_its_weights_can_check_variants_against_the_headers(folder: Path) -> None:
+    given = begun(replace(config_of(folder), load_format="dummy"))
+    assert read_model(given).fingerprint == read_model(folder).fingerprint
+
+
 @pytest.mark.parametrize(("said", "read"), [("auto", None), ("torch.bfloat16", "bfloat16")])
 def test_a_type_that_transformers_cannot_read_is_corrected(folder: Path, said: str, read: str | None) -> None:
     """AutoConfig fails on both; registration takes them for what they mean."""
