@@ -1,8 +1,9 @@
-"""A model's tokenizer, with the ids that its tokenizer.json gives, whatever class the config names.
+"""A model's tokenizer, with the ids that its file gives, whatever class the config and the model's type name.
 
 transformers 5 builds some classes' rules anew: the byte-level tokenizer.json of DeepSeek-R1-Distill-Llama is
 labelled LlamaTokenizerFast, which loses every space. So the ids of fixed texts are compared with those of the
-`tokenizers` library for tokenizer.json itself. Where they differ, the class serves that takes it as it is.
+`tokenizers` library for tokenizer.json itself, or of `sentencepiece` for a tokenizer.model that is alone (the
+types mistral and mixtral get others). Where they differ, another class is taken that keeps them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import logging
 import shutil
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from profiler.errors import CheckpointError
@@ -20,8 +22,9 @@ log = logging.getLogger(__name__)
 
 FILE = "tokenizer.json"
 CONFIG = "tokenizer_config.json"
+SENTENCEPIECE = "tokenizer.model"
 MISTRAL = "tekken.json"
-# Beside these, what a tokenizer is made of. Without config.json no model type decides of the class.
+# Beside these, what a tokenizer is made of.
 OTHERS = ("special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json")
 AS_IT_IS = "PreTrainedTokenizerFast"  # the class that takes tokenizer.json as it is
 # Spaces, lines, digits, code, contractions, scripts, combined characters: what rules treat in different ways.
@@ -45,28 +48,27 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def served_folder(folder: Path, scratch: Path) -> Path:
-    """The folder that an engine is given for the tokenizer in `folder`, for tokenizer.json's ids.
+    """The folder that an engine is given for the tokenizer in `folder`, for its file's ids.
 
     That is `folder` itself, or the new folder `scratch`. Raises CheckpointError as `load_tokenizer`. Where
     there is Mistral's own file, vLLM reads that with Mistral's library.
     """
-    if is_file(folder / MISTRAL) or not is_file(folder / FILE) or not _load(folder)[1]:
+    if is_file(folder / MISTRAL) or not _load(folder)[1]:
         return folder
-    scratch.mkdir(parents=True)
-    for name in (FILE, *OTHERS):
-        if is_file(folder / name):
-            shutil.copyfile(folder / name, scratch / name)
-    settings = read_json(folder / CONFIG) if is_file(folder / CONFIG) else {}
-    settings.pop("auto_map", None)
-    (scratch / CONFIG).write_text(json.dumps({**settings, "tokenizer_class": AS_IT_IS}))
-    if _load(scratch)[1]:
-        raise CheckpointError(f"no class of transformers takes {folder / FILE} as it is; report this file")
-    return scratch
+    return _without_a_type(folder, scratch)
 
 
-def difference(tokenizer: Any, file: Path) -> str | None:
-    """The first text of which `tokenizer` makes other ids than the tokenizer.json `file`, or from whose ids
-    another text; None where there is none."""
+def difference(tokenizer: Any, folder: Path) -> str | None:
+    """The first text of which `tokenizer` makes other ids than the file in `folder`, or of whose ids another
+    text; None where there is none."""
+    if is_file(folder / FILE):
+        return _difference(tokenizer, folder / FILE)
+    if is_file(folder / SENTENCEPIECE):
+        return _difference_to_pieces(tokenizer, folder / SENTENCEPIECE)
+    return None
+
+
+def _difference(tokenizer: Any, file: Path) -> str | None:
     from tokenizers import Tokenizer
 
     truth = Tokenizer.from_file(str(file))
@@ -77,35 +79,71 @@ def difference(tokenizer: Any, file: Path) -> str | None:
         if list(tokenizer.encode(text, add_special_tokens=False)) != ids:
             return text
         backend = getattr(tokenizer, "backend_tokenizer", None)
-        if backend is not None and backend.decode(ids) != truth.decode(ids):
+        if backend is not None and _text(backend, ids) != _text(truth, ids):
             return text
     added = truth.get_added_tokens_decoder().items()
     return next((t.content for i, t in added if tokenizer.convert_tokens_to_ids(t.content) != i), None)
 
 
+def _text(backend: Any, ids: list[int]) -> str:
+    """With special tokens: the config may make further ones special."""
+    return str(backend.decode(ids, skip_special_tokens=False))
+
+
+def _difference_to_pieces(tokenizer: Any, file: Path) -> str | None:
+    """To a SentencePiece model. Of several spaces, also at the start, every version of transformers has made
+    what it likes: that is left to it."""
+    from sentencepiece import SentencePieceProcessor
+
+    truth = SentencePieceProcessor(model_file=str(file))
+    plain = (" ".join(text.split()) for text in TEXTS)
+    return next((t for t in plain if tokenizer.encode(t, add_special_tokens=False) != truth.encode(t)), None)
+
+
 def _load(folder: Path) -> tuple[Any, bool]:
     """The tokenizer, and whether it is of another class than the one that transformers chooses."""
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    from transformers import AutoTokenizer
 
     chosen, failure = None, None
     try:
         chosen = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        if not is_file(folder / FILE) or difference(chosen, folder / FILE) is None:
+        if difference(chosen, folder) is None:
             return chosen, False
+    except MemoryError:
+        raise  # what it may take is bounded (`workers.limited`)
     except Exception as error:  # neither library raises a narrower one
         failure = error
     try:
-        as_it_is = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
-        text = difference(as_it_is, folder / FILE)
+        with TemporaryDirectory() as scratch:
+            copied = _without_a_type(folder, Path(scratch) / "tokenizer")
+            other = AutoTokenizer.from_pretrained(copied, local_files_only=True)
+        text = difference(other, folder)
     except Exception as error:
         raise _unreadable(folder, failure or error) from error
-    if text is not None:
+    if text is None:
+        log.warning("%s: the class that is named changes ids: the tokenizer's file is taken as it is", folder)
+        return other, True
+    if chosen is None or not is_file(folder / FILE):
         raise CheckpointError(
-            f"{folder}: the tokenizer's settings change what {FILE} makes of {text!r:.60}: expected the ids"
-            f" that {FILE} gives; save the tokenizer again with save_pretrained(folder)"
+            f"{folder}: no class of transformers makes the ids of {FILE} or {SENTENCEPIECE} of {text!r:.60};"
+            f" where its ids are right, save the tokenizer with save_pretrained(folder): it writes {FILE}"
         )
-    log.warning("%s: the class that it names changes the ids of %s, which is taken as it is", folder, FILE)
-    return as_it_is, True
+    # Its settings change ids, whatever the class: transformers always took them so.
+    log.warning("%s: its settings change what %s makes of %r", folder, FILE, text)
+    return chosen, False
+
+
+def _without_a_type(folder: Path, target: Path) -> Path:
+    """The tokenizer's files in the new folder `target`, where no model type decides of its class."""
+    target.mkdir(parents=True)
+    for name in (FILE, SENTENCEPIECE, *OTHERS):
+        if is_file(folder / name):
+            shutil.copyfile(folder / name, target / name)
+    settings = read_json(folder / CONFIG) if is_file(folder / CONFIG) else {}
+    settings.pop("auto_map", None)
+    named = {"tokenizer_class": AS_IT_IS} if is_file(folder / FILE) else {}
+    (target / CONFIG).write_text(json.dumps({**settings, **named}))
+    return target
 
 
 def _unreadable(folder: Path, error: Exception) -> CheckpointError:

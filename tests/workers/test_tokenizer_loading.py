@@ -84,7 +84,72 @@ def test_the_texts_tell_such_a_class_apart(tmp_path: Path, byte_level: Path) -> 
     folder = labelled(byte_level, tmp_path / "model", "LlamaTokenizerFast", "llama")
     chosen = AutoTokenizer.from_pretrained(folder)
     keeps = chosen.decode(chosen.encode("quick fox", add_special_tokens=False)) == "quick fox"
-    assert (difference(chosen, folder / "tokenizer.json") is None) == keeps
+    assert (difference(chosen, folder) is None) == keeps
+
+
+def pieces(folder: Path, model_type: str) -> Path:
+    """A SentencePiece model alone, as Llama 2 and the first Mistral have it."""
+    sentencepiece = pytest.importorskip("sentencepiece")
+    folder.mkdir()
+    texts = [f"the quick brown fox jumps over the lazy dog and runs away from it {n}" for n in range(300)]
+    (folder.parent / "texts").write_text("\n".join(texts))
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(folder.parent / "texts"),
+        model_prefix=str(folder / "tokenizer"),
+        vocab_size=330,
+        model_type="bpe",
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    settings = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "legacy": True}
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "unk_token": "<unk>"}))
+    (folder / "config.json").write_text(json.dumps({**random_variants.TINY, "model_type": model_type}))
+    return folder
+
+
+@pytest.mark.parametrize("model_type", ["llama", "mistral", "mixtral", "phi3", "qwen3"])
+def test_a_sentencepiece_model_alone_gives_its_own_ids(tmp_path: Path, model_type: str) -> None:
+    folder = pieces(tmp_path / "model", model_type)
+    truth = pytest.importorskip("sentencepiece").SentencePieceProcessor(
+        model_file=str(folder / "tokenizer.model")
+    )
+    served = AutoTokenizer.from_pretrained(served_folder(folder, tmp_path / "served"))
+    for tokenizer in (load_tokenizer(folder), served):
+        for text in ("the quick brown fox", "naïve 世界 runs"):
+            assert tokenizer.encode(text, add_special_tokens=False) == truth.encode(text)
+
+
+def test_a_sentencepiece_model_that_no_class_reads_rightly_is_refused(tmp_path: Path) -> None:
+    """Gemma's class puts no space before a text, as this model does."""
+    folder = pieces(tmp_path / "model", "gemma")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({**settings, "tokenizer_class": "GemmaTokenizer"})
+    )
+    with pytest.raises(
+        CheckpointError, match=r"no class of transformers makes the ids of .*tokenizer\.model"
+    ):
+        load_tokenizer(folder)
+
+
+def test_special_tokens_of_the_config_are_no_difference(tmp_path: Path) -> None:
+    folder = labelled_words(tmp_path / "model")
+    assert served_folder(folder, tmp_path / "served") == folder
+    assert load_tokenizer(folder).encode("w5 w6 w9", add_special_tokens=False) == [5, 6, 2]
+
+
+def labelled_words(folder: Path) -> Path:
+    """Most texts are unknown words here, and the config makes that word special."""
+    folder.mkdir()
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(8)}, unk_token="w2"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "w2", "eos_token": "w1"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "config.json").write_text(json.dumps(random_variants.TINY))
+    return folder
 
 
 def test_calibration_reads_texts_with_it(tmp_path: Path, byte_level: Path) -> None:
