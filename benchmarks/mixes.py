@@ -7,7 +7,8 @@ processes and bounds); its lines go to --lines. Then an engine is started as one
 all kinds, of the whole model with made-up weights, and bursts of requests that ask a mix in turn are sent to
 it: what their clients see is compared with what the profile estimates. There is no request path: the engine
 alone is estimated too. Of a `closed` loop each client sends its next request when its last has ended;
-estimates are of bursts, and such rows are for comparison.
+estimates are of bursts, and such rows are for comparison. Mixes with a kind that the lines have no steps of
+are left out.
 
 With 16 of a 7B's 32 layers both parts take about seven minutes on an H200, with 32 each about six. Files of
 the variants take 9 GB below --work with 32 layers.
@@ -22,7 +23,6 @@ import shutil
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from benchmarks import gpu_engine, rehearsing
 from benchmarks.rehearsal_engine import base_of
 from benchmarks.serving.engines import delta_bytes, set_environment
 from profiler.checkpoint import read_model
-from profiler.measurements import Measurement, Point, Setting, SyntheticVariant, from_lines
+from profiler.measurements import Measurement, Point, Setting, SyntheticVariant, Timing, from_lines
 from profiler.physical.calibrating import calibrate
 from profiler.physical.calibration import Calibration
 from profiler.predicting.predict import Ground, Prediction, predict
@@ -228,8 +228,8 @@ def shape_of(layers: int) -> dict[str, int]:
     return {**SHAPE, "num_hidden_layers": layers}
 
 
-def measured_lines(base: Path, work: Path, seconds: float) -> list[str]:
-    """Of a profile, as it is measured when a base is registered, on one GPU."""
+def measure(base: Path, work: Path, seconds: float, lines_file: Path) -> None:
+    """Write a profile's lines as they come, as it is measured when a base is registered, on one GPU."""
     from workers.measuring.engine_runs import carry_out
     from workers.measuring.request import MeasureRequest
 
@@ -249,17 +249,24 @@ def measured_lines(base: Path, work: Path, seconds: float) -> list[str]:
         max_model_len=MAX_LEN,
         seconds=seconds,
     )
-    lines, began_s = [], time.monotonic()
-    for line in carry_out(request):
-        lines.append(line)
-        print(f"{time.monotonic() - began_s:.0f} s: {line[:240]}", flush=True)
-    return lines
+    began_s = time.monotonic()
+    with lines_file.open("w") as file:
+        for line in carry_out(request):
+            print(line, file=file, flush=True)
+            print(f"{time.monotonic() - began_s:.0f} s: {line[:240]}", flush=True)
 
 
-def write_variants(base: Path, work: Path) -> dict[SyntheticVariant, Path]:
-    """Whole ones, each of its kind with the files of the first of its kind."""
+def measured_kinds(lines: Sequence[str]) -> set[str]:
+    """Kinds of variants that a profile's lines have steps of."""
+    timings = (line for line in from_lines(lines, "a profile") if isinstance(line, Timing))
+    return {member.kind for timing in timings for member in timing.point.mix}
+
+
+def write_variants(base: Path, work: Path, kinds: set[str]) -> dict[SyntheticVariant, Path]:
+    """Whole ones of these kinds, each with the files of the first of its kind."""
     spec, written = read_model(base), dict[SyntheticVariant, Path]()
-    for variant in dict.fromkeys(member for mix in MIXES.values() for member in mix if member):
+    members = (member for mix in MIXES.values() for member in mix)
+    for variant in dict.fromkeys(member for member in members if member and member.kind in kinds):
         folder = work / f"{variant.kind}-{variant.seed}"
         first = next((known for known in written if known.kind == variant.kind), None)
         if not folder.exists() and first is None:
@@ -344,14 +351,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     given = parser.parse_args(argv)
     lines_file: Path = given.lines or given.out.with_suffix(".jsonl")
     base = gpu_engine.write_dummy_base(given.work / "base", shape_of(given.layers))
-    with ThreadPoolExecutor(1) as pool:
-        writing = pool.submit(write_variants, base, given.work) if given.part != "measure" else None
-        if given.part != "serve":
-            lines = measured_lines(base, given.work, given.seconds)
-            lines_file.write_text("".join(f"{line}\n" for line in lines))
-        folders = writing.result() if writing else {}
+    if given.part != "serve":
+        measure(base, given.work, given.seconds, lines_file)
     if given.part != "measure":
-        serve(base, folders, lines_file.read_text().splitlines(), given)
+        lines = lines_file.read_text().splitlines()
+        serve(base, write_variants(base, given.work, measured_kinds(lines)), lines, given)
 
 
 # --- in small -------------------------------------------------------------------------------------------
