@@ -150,11 +150,23 @@ class _Question:
             cost = _within_engine(cost, work, self.settings.concurrency)
             if self.load.devices is None:
                 cost = _beside_others(cost, plan, self.inventory, self.own)
-            noted = dataclasses.replace(cost, notes=tuple(filter(None, (*cost.notes, self.path_note))))
+            notes = (*cost.notes, self.path_note, self._note_of_turns(plan))
+            noted = dataclasses.replace(cost, notes=tuple(filter(None, notes)))
             fitting = at_once(plan, self.spec, self.variants)
             return Answer(self.base.name, plan, self.load, noted, at_once=fitting)
         except PlanError as e:
             raise _refusal(e) from e
+
+    def _note_of_turns(self, plan: Plan) -> str:
+        """Where the load asks for more variants than run at once."""
+        asked = [variant for variant in self.variants if variant.name in self.load.variants]
+        found = at_once(plan, self.spec, asked)
+        if found is None or found.count == found.registered:
+            return ""
+        return (
+            f"{found.count} of these {found.registered} variants run at once, and the others wait for them: "
+            "latency is longer than this, as if all ran in one batch (OSTINATO_MAX_VARIANTS)"
+        )
 
 
 def _within_engine(cost: Prediction, work: Workload, at_once: int) -> Prediction:

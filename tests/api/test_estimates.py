@@ -99,6 +99,20 @@ def test_variants_in_the_batch(profiled: Installation) -> None:
     assert (own["model"], own["variants"], own["variantLoad"]["rankSum"]) == ("base", ["v1"], 12)
 
 
+def test_variants_that_do_not_run_at_once_are_said_to_wait(profiled: Installation) -> None:
+    names = ["v1", "v2", "w1", "w2", "w3"]
+    for name in names[2:]:
+        checkpoints.write_adapter(profiled.files / name)
+        assert profiled.register(name, "base")["phase"] == "Ready"
+    together = ask(profiled, batch=5, inputTokens=8, outputTokens=4, variants=names[:4])
+    assert together["variantsAtOnce"] == {"registered": 5, "atOnce": 4, "tooLarge": []}
+    assert "run at once" not in " ".join(together["notes"])
+    waiting = ask(profiled, batch=5, inputTokens=8, outputTokens=4, variants=names)
+    assert any(note.startswith("4 of these 5 variants run at once") for note in waiting["notes"])
+    for name in names[2:]:
+        profiled.end(profiled.http.delete(f"/models/{name}"))
+
+
 def test_plans_and_their_front(profiled: Installation) -> None:
     load = {"inputTokens": 8, "outputTokens": 8}
     plans = profiled.post("/models/base/plans", load | {"devices": 2}).json()["plans"]
