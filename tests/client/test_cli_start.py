@@ -33,9 +33,11 @@ CLIENTS = {
         "controlplane.cli",
         "controlplane.client",
         "controlplane.management",
+        "controlplane.printable",
     ),
     *("controlplane.state", "controlplane.state.base", "controlplane.state.terms"),
     *("workers", "workers.tiers", "profiler", "profiler.quantization", "profiler.variant_limit"),
+    *("profiler.figures", "profiler.parser_names"),
 }
 WITH_OTHERS_BELOW = ("controlplane.cli.", "controlplane.client.", "controlplane.management.schemas")
 OF_OTHER_COMMANDS = {

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
-from profiler.chat_format import REASONING_PARSERS, TOOL_PARSERS
+from profiler.parser_names import REASONING_PARSERS, TOOL_PARSERS
 from workers.group.launch import LaunchError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

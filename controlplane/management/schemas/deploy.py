@@ -8,7 +8,7 @@ from pydantic import AfterValidator, AliasChoices, Field, model_validator
 
 from controlplane.management.schemas.common import Name, Strict
 from controlplane.state.terms import MAX_TARGET_MS, MIN_TARGET, LatePolicy, Priority
-from profiler.chat_format import REASONING_PARSERS, TOOL_PARSERS
+from profiler.parser_names import REASONING_PARSERS, TOOL_PARSERS
 
 if TYPE_CHECKING:
     from controlplane.state import records
