@@ -34,6 +34,7 @@ from profiler.types import DeviceRates, Estimate, ModelSpec, Plan, Workload
 
 __all__ = [
     "allowance_bytes",
+    "arena_bytes",
     "estimate",
     "has_merged_slot",
     "kv_bytes_per_token",
@@ -136,6 +137,11 @@ def stage_memory_bytes(spec: ModelSpec, plan: Plan, stage: int) -> int:
 def variant_bytes(spec: ModelSpec, plan: Plan, stage: int) -> int:
     """What a rank of one stage sets aside for the variants that may run at once."""
     return max(fixed + plan.layers_per_stage[stage] * each for fixed, each in variant_lines(spec, plan))
+
+
+def arena_bytes(spec: ModelSpec, plan: Plan, stage: int) -> int:
+    """Of these what the variants themselves may take: not what they move through."""
+    return variant_bytes(spec, plan, stage) - (MOVED_AT_ONCE_BYTES if plan.room else 0)
 
 
 def merged_slot_bytes(spec: ModelSpec, plan: Plan, stage: int) -> int:

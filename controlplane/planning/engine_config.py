@@ -9,7 +9,7 @@ from controlplane.settings import Settings
 from controlplane.state.records import Deployment, Model
 from placement.types import CPU, Placement, Plan, RankPlacement
 from profiler.chat_format import ChatFormat
-from profiler.roofline import has_merged_slot, kv_bytes_per_token, variant_bytes
+from profiler.roofline import arena_bytes, has_merged_slot, kv_bytes_per_token
 from profiler.types import ModelSpec
 from profiler.variants.types import VariantKind, launched_kinds
 from workers.messages import EngineConfig, RankConfig
@@ -89,7 +89,7 @@ def _rank(spec: ModelSpec, plan: Plan, placed: RankPlacement) -> RankConfig:
         layers=layers,
         memory_bytes=placed.memory_bytes,
         kv_cache_bytes=plan.kv_cache_tokens * kv_bytes_per_token(spec, plan.tensor_parallel) * layers,
-        variant_memory_bytes=variant_bytes(spec, plan, placed.stage),
+        variant_memory_bytes=arena_bytes(spec, plan, placed.stage),
         node=placed.node,
         device_kind=placed.device_kind,
         device_index=placed.device_index,

@@ -18,7 +18,7 @@ from controlplane.profiling.keys import engine_dtype, served_spec
 from controlplane.settings import Settings
 from controlplane.state.records import Model
 from placement.types import Placement
-from profiler.roofline import MOVED_AT_ONCE_BYTES, variant_bytes
+from profiler.roofline import MOVED_AT_ONCE_BYTES, arena_bytes
 from profiler.shards import tp_fits
 from profiler.types import ModelSpec, Plan, adaptable_linears
 from profiler.variants.held import uncoded_bytes
@@ -141,7 +141,7 @@ def at_once(plan: Plan, spec: ModelSpec, variants: Sequence[Model]) -> AtOnce | 
     known = [(variant.name, variant.variant_spec) for variant in variants if variant.variant_spec]
     lines = {name: rank_line(v, spec, plan.tensor_parallel) for name, v in known}
     stages = range(plan.pipeline_parallel)
-    room = {stage: variant_bytes(spec, plan, stage) - _not_for_variants(plan) for stage in stages}
+    room = {stage: arena_bytes(spec, plan, stage) for stage in stages}
     too_large = tuple(
         name
         for name, line in lines.items()
@@ -160,10 +160,6 @@ def at_once_in(
         return None
     spec = served_spec(base.spec, engine_dtype(settings, placement.ranks[0].device_kind))
     return at_once(placement.plan, spec, variants)
-
-
-def _not_for_variants(plan: Plan) -> int:
-    return MOVED_AT_ONCE_BYTES if plan.room else 0
 
 
 def _fit_at(lines: Sequence[Line], layers: int, room: int) -> int:

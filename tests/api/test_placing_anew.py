@@ -14,7 +14,6 @@ from installations import Installation, Start, wait_for
 
 from controlplane.controller import group_actions
 from placement.types import Inventory
-from profiler.roofline import MOVED_AT_ONCE_BYTES
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +46,7 @@ def groups(asked: Installation) -> list[dict[str, Any]]:
 
 
 def variant_memory(asked: Installation, group_id: str) -> int:
-    """For variants; what else is set aside with it is for moving them."""
-    ranks = asked.cluster.engines[group_id].config.ranks
-    return sum(rank.variant_memory_bytes - MOVED_AT_ONCE_BYTES for rank in ranks)
+    return sum(rank.variant_memory_bytes for rank in asked.cluster.engines[group_id].config.ranks)
 
 
 def at_once(asked: Installation) -> dict[str, Any]:

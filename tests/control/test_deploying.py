@@ -18,7 +18,7 @@ from controlplane.settings import Settings
 from controlplane.state.records import Deployment, Model, Phase
 from placement.types import Intent, Inventory, Slos
 from profiler.chat_format import ChatFormat
-from profiler.roofline import variant_bytes
+from profiler.roofline import arena_bytes
 from profiler.variants.types import VariantKind, VariantSpec
 from workers.group.vllm_arguments import FORCED_TOOLS, engine_arguments
 from workers.messages import EngineConfig
@@ -100,7 +100,7 @@ def test_the_weights_are_kept_twice_where_a_sparse_delta_can_be_merged(
     assert json.loads(argument(config, "--additional-config"))["ostinato"]["merged_slot"] == kept
     (more,), (fewer,) = (placement.estimate.memory_bytes for placement in placements)
     assert (more > fewer) == kept
-    assert config.ranks[0].variant_memory_bytes == variant_bytes(
+    assert config.ranks[0].variant_memory_bytes == arena_bytes(
         served_spec(spec_of(base), dtype), placements[1].plan, 0
     )
 

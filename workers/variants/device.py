@@ -57,11 +57,9 @@ class DeviceMemory:
         self._device = device
         self._slots = slots
         self.arena = torch.zeros(arena_bytes, dtype=torch.uint8, device=device)
-        capacity = arena_bytes // ALIGNMENT * ALIGNMENT
-        # What moves over a short distance goes through this; it is set aside with the arena.
-        between = min(MOVED_AT_ONCE_BYTES, capacity // 16 // ALIGNMENT * ALIGNMENT)
-        self._between = self.arena[capacity - between : capacity]
-        self._allocator = ArenaAllocator(capacity - between)
+        self._allocator = ArenaAllocator(arena_bytes // ALIGNMENT * ALIGNMENT)
+        # What moves over a short distance goes through this.
+        self._between = torch.empty(min(MOVED_AT_ONCE_BYTES, arena_bytes), dtype=torch.uint8, device=device)
         self.layout = threading.RLock()
         self._widths = dict(widths)
         *begins, whole = itertools.accumulate(widths.values(), initial=0)
