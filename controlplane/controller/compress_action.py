@@ -38,7 +38,7 @@ from workers.group import jobs
 
 log = logging.getLogger(__name__)
 
-STALLED_S = 6 * 3600.0  # without anything new, such as the next layer or task: of a large model on a CPU, hours
+STALLED_S = 6 * 3600.0  # without anything new: a task of a large model takes hours on a CPU
 LOOK_S = 1.0  # between two checks whether it may begin, or should go on; and between two notes of progress
 READ_SHARE, MADE_SHARE = 0.02, 0.95  # parts of a registration's progress
 
