@@ -9,6 +9,8 @@ from profiler.files import is_file
 from profiler.weight_files import weight_files
 
 CONFIG = "config.json"
+TEKKEN = "tekken.json"
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 # Beside the config, what engines and transformers read before weights; a folder may lack any of them.
 SMALL_FILES = (
     "generation_config.json",
@@ -19,7 +21,7 @@ SMALL_FILES = (
     "added_tokens.json",
     "vocab.json",
     "merges.txt",
-    "tekken.json",
+    TEKKEN,
     "chat_template.jinja",
     "chat_template.json",
 )
@@ -28,7 +30,14 @@ TEMPLATES = "additional_chat_templates"  # a folder of named templates, as trans
 
 def small_files(folder: Path) -> tuple[str, ...]:
     """The names of the config, the tokenizer's files and the like that are in `folder`."""
-    return tuple(name for name in (CONFIG, *SMALL_FILES, *_templates(folder)) if is_file(folder / name))
+    found = (name for name in (CONFIG, *SMALL_FILES, *_templates(folder)) if is_file(folder / name))
+    return tuple(name for name in found if name != TEKKEN or is_tekken(folder))
+
+
+def is_tekken(folder: Path) -> bool:
+    """Whether the tokenizer in `folder` is in Mistral's own file alone. Beside another it is not read:
+    transformers would take it in place of a fine-tune's tokenizer.json."""
+    return is_file(folder / TEKKEN) and not any(is_file(folder / name) for name in TOKENIZERS)
 
 
 def files_read(folder: Path) -> tuple[str, ...]:

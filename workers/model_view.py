@@ -2,7 +2,8 @@
 
 vLLM and transformers look for files by rules of their own: `consolidated*.safetensors`, `params.json`, every
 `*.safetensors`, an adapter's config. What lies beside a model would change what they load. So they are given
-links to the files that were read. A config.json that they could not read is written anew, and says the same.
+links to the files that were read. A config or an index that they could not read is written anew, and says
+the same.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from profiler.config_corrections import corrected
 from profiler.files import MAX_CONFIG_BYTES, read_json
 from profiler.model_files import CONFIG, files_read, small_files
+from profiler.weight_files import INDEX
 
 
 def make_view(folder: Path, parent: Path, *, weights: bool = True) -> Path:
@@ -29,7 +31,7 @@ def make_view(folder: Path, parent: Path, *, weights: bool = True) -> Path:
     """
     folder = folder.resolve()
     names = files_read(folder) if weights else small_files(folder)
-    written = _written(folder)
+    written = _written(folder, names)
     mark = hashlib.sha256(json.dumps([str(folder), names, written]).encode()).hexdigest()
     view = parent / f"{folder.name[:40]}-{mark[:16]}"
     if not view.is_dir():
@@ -44,11 +46,15 @@ def temporary_view(folder: Path, *, weights: bool = True) -> Iterator[Path]:
         yield make_view(folder, Path(parent), weights=weights)
 
 
-def _written(folder: Path) -> Mapping[str, str]:
-    """The text of each file that the view holds by itself."""
-    raw = read_json(folder / CONFIG, MAX_CONFIG_BYTES)
-    readable = corrected(raw)
-    return {} if readable == raw else {CONFIG: json.dumps(readable, indent=1)}
+def _written(folder: Path, names: Sequence[str]) -> Mapping[str, str]:
+    """The text of each file that the view holds by itself: transformers needs a type that it knows, and
+    `metadata` in an index, were it empty."""
+    config = read_json(folder / CONFIG, MAX_CONFIG_BYTES)
+    index = read_json(folder / INDEX) if INDEX in names else {}
+    written = {CONFIG: corrected(config)} if corrected(config) != config else {}
+    if index and not isinstance(index.get("metadata"), dict):
+        written[INDEX] = {**index, "metadata": {}}
+    return {name: json.dumps(value, indent=1) for name, value in written.items()}
 
 
 def _make(view: Path, folder: Path, names: tuple[str, ...], written: Mapping[str, str]) -> None:

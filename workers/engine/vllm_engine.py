@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+from profiler.model_files import is_tekken
 from workers.asgi import AsgiApp, Message
 from workers.bus.client import VariantClient
 from workers.bus.faults import LoadFailed, exception_of, fault_of
@@ -90,7 +91,8 @@ class VllmEngine:
         )
         config = await asyncio.to_thread(chat_parsers.usable, launch.config, tokenizer)
         arguments = engine_arguments(config, launch.network_arguments())
-        args = vllm["parse"]([*arguments, "--tokenizer", str(tokenizer)])
+        mode = "mistral" if is_tekken(tokenizer) else "hf"  # by itself vLLM would drop tekken's first token
+        args = vllm["parse"]([*arguments, "--tokenizer", str(tokenizer), "--tokenizer-mode", mode])
         observer, engine_args = StepObserver(), vllm["AsyncEngineArgs"].from_cli_args(args)
         with quick_children():
             llm = vllm["AsyncLLM"].from_engine_args(engine_args, stat_loggers=stat_loggers(observer))
