@@ -22,6 +22,7 @@ from profiler.equal_tensors import equal
 from profiler.errors import CheckpointError
 from profiler.files import FLOAT_DTYPES, MAX_CONFIG_BYTES, is_file, read_json, refuse_lookalike, shown
 from profiler.linears import EXPERT
+from profiler.missing_weights import no_config
 from profiler.model_files import small_files
 from profiler.model_purpose import check_purpose
 from profiler.odd_tensors import UNQUANTIZED, problem, quantization_problem
@@ -48,6 +49,8 @@ def read_model(folder: Path) -> ModelSpec:
     the one most tensors are stored in.
     """
     where = folder / "config.json"
+    if not is_file(where):
+        raise CheckpointError(no_config(folder))
     raw = read_json(where, MAX_CONFIG_BYTES)
     check_purpose(folder, raw)
     _check_quantization(raw, folder)

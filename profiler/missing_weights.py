@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 MAX_NAMES = 2_000  # of a folder, that are looked at
@@ -16,6 +16,19 @@ VARIANT = re.compile(r"model\.\w{1,20}\.safetensors")
 def no_weights(folder: Path) -> str:
     """The message for a folder without `model.safetensors` and without an index."""
     return f"{EXPECTED}, in {folder}; {_advice(folder, _names(folder))}"
+
+
+def no_config(folder: Path) -> str:
+    """The message for a folder without `config.json`."""
+    expected, names = f"expected a file config.json in {folder}, found none", _names(folder)
+    variant = next((name for name in ("adapter_config.json", "delta.json") if name in names), None)
+    if variant is not None:
+        return f"{expected}, but {variant}: this is a variant; register it with its base (--base)"
+    if inner := _inner(folder, names):
+        return f"{expected}, but one in {inner}; give that folder"
+    if found := _first(names, suffix=".gguf"):
+        return f"{expected}; found {found}, {_FORMATS['.gguf']}"
+    return f"{expected}; download or copy all of the model's files into this folder"
 
 
 def _advice(folder: Path, names: list[str]) -> str:
@@ -77,9 +90,9 @@ def _first(names: Iterable[str], *, prefix: str = "", suffix: str) -> str | None
     return next((name for name in names if name.startswith(prefix) and name.endswith(suffix)), None)
 
 
-def _inner(folder: Path, names: Iterable[str]) -> Path | None:
-    """A folder in this one that looks like a checkpoint: a trainer's, or one of the hub's cache."""
-    for name in names:
+def _inner(folder: Path, names: Sequence[str]) -> Path | None:
+    """A folder in this one that looks like a checkpoint: a trainer's last, or one of the hub's cache."""
+    for name in sorted(names, key=lambda name: (len(name), name), reverse=True):
         for inner in (folder / name, *_children(folder / name)):
             if (inner / "config.json").is_file() and any(inner.glob("model*.safetensors*")):
                 return inner

@@ -116,7 +116,7 @@ _RENAMED: tuple[tuple[Callable[[str], bool], str], ...] = (
     (
         _starts("_orig_mod."),
         "they were saved from a model compiled by torch.compile, which puts _orig_mod. before every name; "
-        "load these files, take _orig_mod. from the names, or save model._orig_mod with save_pretrained",
+        "take _orig_mod. out of the names, or save model._orig_mod with save_pretrained",
     ),
     (
         _starts("module."),

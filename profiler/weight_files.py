@@ -43,8 +43,8 @@ def weight_files(folder: Path) -> tuple[str, ...]:
     if single and shards and shards != (SINGLE,) and len(missing) < len(shards):
         raise CheckpointError(
             f"{folder} holds weights twice, in {SINGLE} and in the files that {INDEX} names, such as "
-            f"{shards[0]}: which are meant is unclear; move one of the two out of the folder, the index with "
-            "its files"
+            f"{shards[0]}, and which are meant is unclear; keep one: move {SINGLE}, or the index with its "
+            "files, out of the folder"
         )
     if single:
         return (SINGLE,)

@@ -223,7 +223,10 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
         f"lora_velora_embed is of VeLoRA.*{MERGED}",
     ),
     "activated LoRA": (lambda f: write(f, alora_invocation_tokens=[1, 2]), f"activated LoRA.*{MERGED}"),
-    "trained tokens": (lambda f: write(f, trainable_token_indices=[3]), f"trained tokens.*{MERGED}"),
+    "trained tokens": (
+        lambda f: write(f, trainable_token_indices=[3]),
+        f"trainable_token_indices is set: trained rows.*{MERGED}",
+    ),
     "fully trained modules": (lambda f: write(f, modules_to_save=["lm_head"]), f"modules_to_save.*{MERGED}"),
     "a classifier": (
         lambda f: write(f, task_type="SEQ_CLS", modules_to_save=["score"]),

@@ -276,7 +276,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "one file and the shards of an index": (
         lambda f: [shutil.copy(path, plain(f)) for path in sharded(f.parent / "b").glob("model*")] and f,
-        "weights twice.*move one of the two",
+        "weights twice.*keep one: move",
     ),
     "a tensor in two shards": (
         lambda f: (
@@ -309,7 +309,10 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
         "rename it to model.safetensors",
     ),
     "no weights": (lambda f: ((plain(f) / SINGLE).unlink(), f)[-1], "found no weights; download"),
-    "the weights lie in a folder in it": (lambda f: (plain(f / "snapshots" / "abc"), f)[-1], r"config\.json"),
+    "the weights lie in a folder in it": (
+        lambda f: (plain(f / "snapshots" / "abc"), f)[-1],
+        "one in .*snapshots/abc; give that folder",
+    ),
     "weights in a folder beside the config": (
         lambda f: (
             plain(f / "inner"),

@@ -31,7 +31,7 @@ from profiler.variants.types import BoftManifest, BoftModule, ModuleFacts, Varia
 
 TENSOR_NAME = re.compile(r"base_model\.model\.([\w.]+)\.(boft_[RsP])", re.ASCII)
 BIAS_NAME = re.compile(r"base_model\.model\.([\w.]+?)(\.base_layer)?\.bias", re.ASCII)
-REFUSED = {"modules_to_save": "fully trained modules (modules_to_save)"}
+REFUSED = {"modules_to_save": "modules trained as a whole are"}
 MAX_FACTORS = 16
 DEFAULT_BLOCK_SIZE = 4  # PEFT's
 

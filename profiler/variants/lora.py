@@ -40,19 +40,19 @@ MAX_PATTERNS = 10_000
 # PEFT options that change what the weights mean and that the engine does not implement: any true value
 # is refused (the same list as vLLM's PEFTHelper).
 REFUSED = {
-    "use_dora": "DoRA (it rescales the base's rows)",
-    "modules_to_save": "fully trained modules (modules_to_save)",
-    "lora_bias": "a bias on lora_B (lora_bias)",
-    "alora_invocation_tokens": "activated LoRA",
-    "layer_replication": "layer replication",
-    "use_bdlora": "block-diagonal LoRA",
-    "use_qalora": "QALoRA",
-    "trainable_token_indices": "trained tokens (trainable_token_indices)",
-    "target_parameters": "adapted parameters (target_parameters)",
-    "kasa_config": "KaSA (it changes the base's weights, too)",
-    "velora_config": "VeLoRA",
-    "monteclora_config": "MonteCLoRA",
-    "arrow_config": "Arrow, which chooses among adapters,",
+    "use_dora": "DoRA, which rescales the base's rows, is",
+    "modules_to_save": "modules trained as a whole are",
+    "lora_bias": "a bias on lora_B is",
+    "alora_invocation_tokens": "activated LoRA is",
+    "layer_replication": "replication of layers is",
+    "use_bdlora": "block-diagonal LoRA is",
+    "use_qalora": "QALoRA is",
+    "trainable_token_indices": "trained rows of the embedding are",
+    "target_parameters": "adapters of parameters that are no linear layer's are",
+    "kasa_config": "KaSA, which changes the base's weights, too, is",
+    "velora_config": "VeLoRA is",
+    "monteclora_config": "MonteCLoRA is",
+    "arrow_config": "Arrow, which chooses among adapters, is",
 }
 # Keys that leave the weights as they are, or say how they were trained.
 HARMLESS = (

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from profiler.types import ModelSpec, TensorRef
 
 MERGE = (
-    "merge the adapter into its base with PEFT (merge_and_unload, then save_pretrained) and register the "
-    "result as a base of its own, or compress it (docs/formats.md shows how)"
+    "merge the adapter into its base with PEFT (four lines in docs/formats.md) and register the merged model"
 )
 PREFIX = "base_model.model."
 _WHOLE = re.compile(r".*?(embed_tokens|lm_head|embed_out|wte)(\.base_layer)?\.weight")

@@ -57,7 +57,7 @@ def refuse_options(raw: Mapping[str, Any], refused: Mapping[str, str]) -> None:
     """Raises AdapterError for any option in `refused` (key: what it means) that is on."""
     for key, what in refused.items():
         if raw.get(key):
-            raise AdapterError(f"{CONFIG}: {key} is set: {what} is not served; train without it, or {MERGE}")
+            raise AdapterError(f"{CONFIG}: {key} is set: {what} not served; train without it, or {MERGE}")
 
 
 @dataclass(frozen=True)

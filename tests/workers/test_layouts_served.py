@@ -1,7 +1,8 @@
-"""One engine, on a folder as Mistral's hub repositories and trainers leave it, with adapters of several layouts.
+"""One engine, on a folder as Mistral's hub and trainers leave it, with adapters of several layouts.
 
-Beside the shards lie other weights in Mistral's layout (which vLLM would take first), another file of the same
-names and an adapter's; the tokenizer is tekken.json alone. What answers is what transformers and PEFT read.
+Beside the shards lie other weights in Mistral's layout (which vLLM would take first), another file of the
+same names and an adapter's; the tokenizer is tekken.json alone. What answers is what transformers and PEFT
+read.
 """
 
 from __future__ import annotations
@@ -31,9 +32,28 @@ from workers.server.worker import Worker
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 MERGES = ("th", "he", "the", " t", " the", " q", "qu", "ic", "ick")
-SPECIAL = ("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]",
-           "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]",
-           "[PREFIX]", "[MIDDLE]", "[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]")  # fmt: skip
+SPECIAL = (
+    "<unk>",
+    "<s>",
+    "</s>",
+    "[INST]",
+    "[/INST]",
+    "[AVAILABLE_TOOLS]",
+    "[/AVAILABLE_TOOLS]",
+    "[TOOL_RESULTS]",
+    "[/TOOL_RESULTS]",
+    "[TOOL_CALLS]",
+    "[IMG]",
+    "<pad>",
+    "[IMG_BREAK]",
+    "[IMG_END]",
+    "[PREFIX]",
+    "[MIDDLE]",
+    "[SUFFIX]",
+    "[SYSTEM_PROMPT]",
+    "[/SYSTEM_PROMPT]",
+    "[TOOL_CONTENT]",
+)
 VOCABULARY = len(SPECIAL) + 256 + len(MERGES)
 MISTRAL = Tiny("Mistral", {**adapter_layouts.SIZES, "vocab_size": VOCABULARY, "sliding_window": None})
 ADAPTERS = ("as PEFT writes it", "axolotl's patterns", "targets that the base lacks", "no alpha")
