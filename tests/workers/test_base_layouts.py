@@ -1,7 +1,7 @@
 """Bases as hubs and trainers lay them out: served as transformers reads them, or refused by what they are.
 
 What vLLM's own loader yields of the folder that a launch gives it is compared, bit for bit, with the state of
-transformers' model of the same folder; `test_adapter_layouts_served` has an engine serve one of them.
+transformers' model of the same folder. Which files a launch gives to vLLM: `group/test_model_of_launch.py`.
 """
 
 from __future__ import annotations
