@@ -135,6 +135,7 @@ class Constraint(StrEnum):
     """What may forbid a deployment."""
 
     MEMORY = "memory"  # no shape fits the free memory
+    COMPRESSION = "compressionTechnique"  # no GPU runs any
     CONTEXT = "context"  # the expected lengths exceed what the engine takes
     HEADROOM = "headroom"
     ANTI_AFFINITY = "antiAffinity"

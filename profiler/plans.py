@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from profiler.capabilities import gpu_problem
 from profiler.quantization import QUANTIZATIONS, SERVABLE, UNCOMPRESSED, allows_uncompressed
 from profiler.shards import cut_problem
 from profiler.types import ModelSpec, Plan
@@ -46,16 +47,20 @@ def candidate_plans(
     )
 
 
-def quantization_names(compression: Mapping[str, float], served: ModelSpec) -> tuple[str, ...]:
+def quantization_names(compression: Mapping[str, float], served: ModelSpec, gpu: str = "") -> tuple[str, ...]:
     """The quantizations that a model registered with these techniques can have in an engine that holds it as
-    `served` says, uncompressed first. Empty when there are none: `no_quantization_reason` says why."""
+    `served` says, on a GPU of this name ("": on a CPU host, or wherever it can), uncompressed first. Empty
+    when there are none: `no_quantization_reason` says why."""
     known = sorted(QUANTIZATIONS.keys() & compression.keys())
-    quantized = [quantization for quantization in known if quantization_problem(served, quantization) is None]
+    quantized = [name for name in known if quantization_problem(served, name, gpu) is None]
     return ((UNCOMPRESSED,) if allows_uncompressed(compression) else ()) + tuple(quantized)
 
 
-def quantization_problem(served: ModelSpec, quantization: str) -> str | None:
-    """Why no engine can hold a model in this quantization; None if it can, on one rank at least."""
+def quantization_problem(served: ModelSpec, quantization: str, gpu: str = "") -> str | None:
+    """Why no engine can hold a model in this quantization, on a GPU of this name; None if it can, on one rank
+    at least."""
+    if problem := gpu_problem(quantization, gpu):
+        return problem
     if QUANTIZATIONS[quantization].dtype_bytes != served.dtype_bytes:
         return (
             f"engines have {quantization} for bfloat16 and float16, and here they are of another dtype "
@@ -64,12 +69,10 @@ def quantization_problem(served: ModelSpec, quantization: str) -> str | None:
     return cut_problem(served, 1, quantization)
 
 
-def no_quantization_reason(compression: Mapping[str, float], served: ModelSpec) -> str:
+def no_quantization_reason(compression: Mapping[str, float], served: ModelSpec, gpu: str = "") -> str:
     """Why `quantization_names` found none, in words for the user."""
     known = sorted(QUANTIZATIONS.keys() & compression.keys())
-    why = "; ".join(
-        problem for quantization in known if (problem := quantization_problem(served, quantization))
-    )
+    why = "; ".join(problem for name in known if (problem := quantization_problem(served, name, gpu)))
     servable = ", ".join(sorted(SERVABLE))
     return (
         f"the model is registered for {', '.join(sorted(compression))} only, which cannot be served"

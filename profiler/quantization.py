@@ -17,13 +17,15 @@ class Quantization:
     """`engine` is vLLM's name of it (`--quantization`). Each weight of a linear layer takes `weight_bytes`,
     each of its outputs `output_bytes` for a scale, and rows and columns must be multiples of `multiple`;
     biases, routers, norms, embedding and head stay as they are. Engines have it for numbers of `dtype_bytes`
-    only. While it quantizes, an engine takes `once_bytes` that it keeps."""
+    only, on GPUs of `min_capability` (`profiler.capabilities`). While it quantizes, an engine takes
+    `once_bytes` that it keeps."""
 
     engine: str
     weight_bytes: int
     output_bytes: int
     multiple: int
     dtype_bytes: int
+    min_capability: tuple[int, int]
     once_bytes: int = 0
 
 
@@ -31,7 +33,13 @@ QUANTIZATIONS: Mapping[str, Quantization] = {
     # e4m3, a scale for each output; activations are quantized token by token as they come. What comes once:
     # vLLM 0.26 on H200s, whatever the depth (benchmarks/results/profiling).
     "fp8": Quantization(
-        "fp8_per_channel", weight_bytes=1, output_bytes=4, multiple=16, dtype_bytes=2, once_bytes=32 << 20
+        "fp8_per_channel",
+        weight_bytes=1,
+        output_bytes=4,
+        multiple=16,
+        dtype_bytes=2,
+        min_capability=(8, 9),
+        once_bytes=32 << 20,
     ),
 }
 

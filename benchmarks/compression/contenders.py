@@ -20,7 +20,7 @@ OURS: Mapping[str, Options] = {
     "low-rank-1/16": Options(MethodName.low_rank, ratio=1 / 16),
     "deltamix-1/32": Options(MethodName.deltamix, ratio=1 / 32),
     "magnitude-4": Options(MethodName.magnitude, bits=4),
-    "round-to-nearest-4": Options(MethodName.round_to_nearest, bits=4),
+    "round-to-nearest-4": Options(MethodName.round_to_nearest, bits=4, group_size=128),
 }
 """What matters most comes first: time may end."""
 

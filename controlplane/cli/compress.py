@@ -35,7 +35,7 @@ Bits = Annotated[int | None, typer.Option(help="Bits per kept value, 4 or 2.")]
 Ratio = Annotated[
     str | None, typer.Option("--ratio", "--budget", help="Share of the 16-bit size, such as 1/16 or 0.0625.")
 ]
-GroupSize = Annotated[int | None, typer.Option(help="Columns that share a scale; default: a row.")]
+GroupSize = Annotated[int | None, typer.Option(help="Columns that share a scale, as 64; default: a row.")]
 MaxWidths = Annotated[int | None, typer.Option(help="deltamix: how many bit widths a layer may mix.")]
 Calibration = Annotated[
     Path | None, typer.Option(help="Texts like those it is to serve: .txt or .jsonl; default: a bundled one.")

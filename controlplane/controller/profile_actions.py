@@ -75,7 +75,7 @@ class ProfileActions:
         await self._note(
             OperationKind.REGISTER, ready.name, Phase.PROFILING, f"{ready.reason}; read", READ_SHARE
         )
-        fresh = progress.fresh_profile(key, time.time(), keys.quantizations_to_measure(ready, key.dtype))
+        fresh = progress.fresh_profile(key, time.time(), keys.quantizations_to_measure(ready, key))
 
         def commit() -> None:
             state = self._repository.read()
@@ -117,7 +117,7 @@ class ProfileActions:
             lacking = errors.ProfilingFailed("there is no device to measure on; add one and profile again")
             await self._answer(name, End.failed(lacking))
             return
-        fresh = progress.fresh_profile(key, time.time(), keys.quantizations_to_measure(model, key.dtype))
+        fresh = progress.fresh_profile(key, time.time(), keys.quantizations_to_measure(model, key))
 
         def commit() -> None:
             state = self._repository.read()

@@ -13,6 +13,7 @@ from controlplane.planning.variant_room import AtOnce, at_once
 from controlplane.profiling import request_paths
 from controlplane.profiling.calibrations import calibration_for
 from controlplane.profiling.keys import (
+    ablest_gpu,
     carrier_kind,
     carriers,
     engine_dtype,
@@ -114,7 +115,8 @@ def answer_all(
         raise errors.InvalidRequest(
             f"expected 1 to {MAX_DEVICES} devices, got {count}; correct it", param="devices"
         )
-    quantizations = quantization_names(question.base.compression, question.spec)
+    gpu = ablest_gpu(inventory)
+    quantizations = quantization_names(question.base.compression, question.spec, gpu)
     plans = candidate_plans(question.spec, quantizations, count, question.spec.max_position, 1, 0, 0)
     answers = [question.answer(plan) for plan in plans]
     best = pareto([(a.prediction.latency_s.value, a.cost_gib_s, a.memory_bytes) for a in answers])
@@ -139,7 +141,7 @@ class _Question:
         plan = with_room_for_variants(plan, self.spec, self.settings, self.variants)
         work = Workload(self.load.batch, self.load.input_tokens, self.load.output_tokens)
         try:
-            check_plan(self.spec, plan)
+            check_plan(self.spec, plan, ablest_gpu(self.inventory))
             _check_devices(plan, self.load.devices)
             here = _ground(self.spec, plan, self.inventory, self.known, self.settings)
             launched = _launched(self.inventory, self.variants)

@@ -51,10 +51,10 @@ def no_device(inventory: Inventory) -> errors.NoFeasiblePlan:
     )
 
 
-def no_technique(compression: Mapping[str, float], served: ModelSpec) -> errors.NoFeasiblePlan:
-    """Of a model that is registered for compression techniques only that no engine serves."""
+def no_technique(compression: Mapping[str, float], served: ModelSpec, gpu: str = "") -> errors.NoFeasiblePlan:
+    """Of a model that is registered for compression techniques only that no engine serves on such a GPU."""
     return errors.NoFeasiblePlan(
-        no_quantization_reason(compression, served), details=_details("compressionTechnique")
+        no_quantization_reason(compression, served, gpu), details=_details("compressionTechnique")
     )
 
 

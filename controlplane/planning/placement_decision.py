@@ -80,7 +80,8 @@ def decide(
     )
     questions = [question for question in by_cluster if question is not None]
     if not questions:
-        raise infeasibility.no_technique(model.compression, _served(model, clusters[0], settings))
+        served = _served(model, clusters[0], settings)
+        raise infeasibility.no_technique(model.compression, served, _gpu(clusters[0]))
     answers = [(question, question.answer()) for question in questions]
     best = _best([outcome for _, outcome in answers if isinstance(outcome, Placement)])
     if best is None and deployment.auto_relax.allowed:
@@ -193,7 +194,7 @@ def _question(
     Errors: NoFeasiblePlan when the expected lengths exceed what the engine takes.
     """
     spec = _served(model, cluster, settings)
-    every = quantization_names(model.compression, spec)
+    every = quantization_names(model.compression, spec, _gpu(cluster))
     if not every:
         return None
     context = min(settings.max_model_len, spec.max_position)
@@ -216,6 +217,11 @@ def _question(
 def _served(model: Model, cluster: Cluster, settings: Settings) -> ModelSpec:
     """The model as engines on such devices hold it."""
     return served_spec(spec_of(model), engine_dtype(settings, cluster.types[0].kind))
+
+
+def _gpu(cluster: Cluster) -> str:
+    """The name of its one type of GPU; "" of CPU hosts."""
+    return "" if cluster.types[0].shared else cluster.types[0].name
 
 
 def _tried(

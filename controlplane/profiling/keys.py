@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
 
 from controlplane import errors
 from controlplane.settings import Settings
 from controlplane.state.records import Model
+from placement.solver.from_inventory import type_name
 from placement.types import CPU, Device, Inventory
+from profiler.capabilities import compute_capability
 from profiler.plans import quantization_names
 from profiler.profile_key import ProfileKey, profile_key
 from profiler.quantization import UNCOMPRESSED
@@ -27,6 +30,12 @@ def carriers(inventory: Inventory) -> list[Device]:
     """The devices that may carry plans: all GPUs, or all CPU hosts where there is no GPU."""
     on_cpu = carrier_kind(inventory) == CPU
     return [d for d in inventory.devices if (d.kind == CPU) == on_cpu]
+
+
+def ablest_gpu(inventory: Inventory) -> str:
+    """The name of the GPU that can run most of what some GPUs cannot; "" without GPUs."""
+    names = sorted({type_name(device) for device in carriers(inventory) if device.kind != CPU})
+    return max(names, key=lambda name: compute_capability(name) or (math.inf, 0), default="")
 
 
 def engine_dtype(settings: Settings, kind: str) -> str:
@@ -87,8 +96,9 @@ def key_on(model: Model, device: Device, settings: Settings) -> ProfileKey | Non
     return profile_key(served_spec(model.spec, dtype), dtype, device.model or device.kind, device.engine)
 
 
-def quantizations_to_measure(model: Model, dtype: str) -> tuple[str, ...]:
-    """What a model is registered for beside its uncompressed quantization, of what engines of this dtype
-    have."""
-    names = quantization_names(model.compression, served_spec(spec_of(model), dtype))
+def quantizations_to_measure(model: Model, key: ProfileKey) -> tuple[str, ...]:
+    """What a model is registered for beside its uncompressed quantization, of what engines of the key's dtype
+    have on its device."""
+    served = served_spec(spec_of(model), key.dtype)
+    names = quantization_names(model.compression, served, key.device)
     return tuple(name for name in names if name != UNCOMPRESSED)

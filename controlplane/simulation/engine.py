@@ -197,8 +197,7 @@ def _take_out(world: World, g: int, i: int) -> None:
 def next_steps(world: World, rules: Rules, g: int, now_s: float) -> None:
     """Load, preempt, admit, and begin the next steps."""
     engine = world.engines[g]
-    if engine.loading > 0:
-        _end_loads(world, g, now_s)
+    _end_loads(world, g, now_s)
     if tokens_held(engine) > world.truth.models[engine.model].kv_tokens:
         _preempt_youngest(world, g)
     while _known(world, g) > 0 and _admit(world, rules, g, now_s):
@@ -237,6 +236,8 @@ def _admit(world: World, rules: Rules, g: int, now_s: float) -> bool:
     admission = policy.Rules(limit, rules.longest_wait_s, rules.almost_done_tokens)
     _decide(now_s, rows, queue, occurring, admission)
     _load(world, g, now_s)
+    if _end_loads(world, g, now_s):  # variants that take no time to load may run in this step
+        _decide(now_s, rows, queue, occurring, admission)
     _read_ahead(world, g, len(queue), now_s)
     before = engine.running
     for i in range(engine.running - 1, -1, -1):
@@ -398,22 +399,24 @@ def _place(world: World, g: int, place: int, now_s: float) -> None:
     world.seen.held[occurring.variant, g].where = ON_ITS_WAY
     engine.loading += 1
     engine.loads += 1
-    if variant.load_s + fetch_s <= 0.0:
-        _end_loads(world, g, now_s)
-        world.occurring[g, place].readiness = READY
 
 
 @compiled
-def _end_loads(world: World, g: int, now_s: float) -> None:
+def _end_loads(world: World, g: int, now_s: float) -> bool:
+    """Whether any load had ended by now."""
+    if world.engines[g].loading == 0:
+        return False
+    any_ended = False
     for s in range(world.slots.shape[1]):
         slot = world.slots[g, s]
         if slot.variant > 0 and slot.ready_s != -math.inf and slot.ready_s <= now_s:
-            slot.ready_s = -math.inf
+            slot.ready_s, any_ended = -math.inf, True
             world.engines[g].loading -= 1
             world.seen.held[slot.variant, g].where = IN_SLOT
             local = world.where[g, slot.variant].local
             if local != NOBODY:
                 world.occurring[g, local].readiness = READY
+    return any_ended
 
 
 @compiled

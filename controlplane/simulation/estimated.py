@@ -10,6 +10,7 @@ from placement.solver.cluster import GpuType
 from placement.solver.gpu_types import KNOWN
 from placement.solver.schema import BF16_BYTES, ScenarioError
 from profiler.architectures.registry import describe
+from profiler.capabilities import gpu_problem
 from profiler.checkpoint import declared_dtype_bytes, spec_of
 from profiler.errors import CheckpointError, PlanError
 from profiler.files import read_json
@@ -24,6 +25,8 @@ def model_of(groups: GroupsForm, folder: Path) -> Any:
     form = groups.estimate
     assert form is not None
     rates = _gpu(form).rates(form.tensor_parallel)
+    if problem := gpu_problem(form.quantization, form.gpu):
+        raise ScenarioError(f"cluster.groups.estimate.quantization: {problem}; use another of them")
     try:
         spec = _spec(folder / form.config)
         plan = Plan(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic.alias_generators import to_camel
@@ -134,8 +134,15 @@ class VariantsForm(Form):
     def _list_of_ranks(cls, value: object) -> object:
         """`[8, 64]` for `{8: 1, 64: 1}`."""
         if isinstance(value, dict) and isinstance(value.get("ranks"), list):
+            _check_names("ranks", value["ranks"])
             return {**value, "ranks": dict.fromkeys(value["ranks"], 1)}
         return value
+
+    @field_validator("ranks")
+    @classmethod
+    def _in_order(cls, ranks: dict[int, float]) -> dict[int, float]:
+        """Draws are the same in whatever order the file has them."""
+        return dict(sorted(ranks.items()))
 
 
 class DriftForm(Form):
@@ -275,7 +282,7 @@ class ScenarioForm(Form):
         return self
 
 
-def _check_names(field: str, names: list[str]) -> None:
-    twice = sorted({name for name in names if names.count(name) > 1})
+def _check_names(field: str, names: list[Any]) -> None:
+    twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise ValueError(f"{field}: {twice[0]} is named twice")

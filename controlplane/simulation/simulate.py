@@ -46,6 +46,12 @@ def _size(experiment: Experiment, policy: str, rate: float | None, wanted: float
 
     def attainment(groups: int) -> float:
         found[groups] = over_all_seeds(experiment, policy, rate, (groups,))["attainment"]["all"]
+        if found[groups] is None:
+            after = f"after warmUpS ({experiment.form.warm_up_s:g} s) and before horizonS"
+            raise ScenarioError(
+                f"warmUpS: expected requests {after}, which are counted, got none; shorten it, or let more "
+                "come (traffic.repeat, a rate)"
+            )
         return float(found[groups]["mean"])
 
     most = min(MAX_GROUPS, MAX_PLACES // (1 + experiment.form.variant_count))

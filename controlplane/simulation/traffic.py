@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from controlplane.simulation.admitting import Terms, expected_tokens
-from controlplane.simulation.forms import Arrivals, ClassForm, LengthsForm, ScenarioForm
+from controlplane.simulation.forms import MAX_REQUESTS, Arrivals, ClassForm, LengthsForm, ScenarioForm
 from controlplane.simulation.traces import Trace
 from controlplane.simulation.world import new_asked
 from controlplane.traffic.request_terms import RequestTerms
@@ -104,6 +104,12 @@ def _of_trace(form: ScenarioForm, trace: Trace, rate_per_s: float) -> _Came:
     stretch = trace.rate_per_s / rate_per_s
     length_s = (float(trace.arrival_s[-1]) + gap_s) * stretch
     times = math.ceil(form.horizon_s / length_s) if form.traffic.repeat else 1
+    count = times * len(trace.arrival_s)
+    if count > MAX_REQUESTS:
+        raise ScenarioError(
+            f"traffic.repeat: expected at most {MAX_REQUESTS} requests until horizonS, got {count:.4g}: the "
+            f"trace is {length_s:.3g} s long; shorten horizonS, or give ratePerS"
+        )
     arrival_s = np.concatenate([trace.arrival_s * stretch + n * length_s for n in range(times)])
     within = arrival_s < form.horizon_s
 

@@ -6,9 +6,9 @@ A constraint binds when a placement exists without it.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 from placement.solver import hosts
+from placement.solver.able import AbleDevices
 from placement.solver.cluster import Cluster
 from placement.solver.concessions import any_shape, ungrouped
 from placement.solver.estimators import estimator_of
@@ -28,8 +28,8 @@ def decide(
 ) -> Outcome:
     """Never empty-handed: `NotPlaced` names a constraint and, where one exists, what would do."""
 
-    shared = Shared(cluster, estimator_for)
-    return policy.search(shared, request) or _why_not(shared, request, policy)
+    able = AbleDevices(cluster, policy, estimator_for)
+    return able.search(request) or _why_not(able, request, _gpus(cluster))
 
 
 def eased(
@@ -47,7 +47,7 @@ def eased(
     chosen, easier = _applicable(refusal, max_factor), request
     for relaxation in chosen:
         easier = relaxed(easier, relaxation, _gpus(cluster))
-    placement = policy.find(cluster, easier, estimator_for) if chosen else None
+    placement = AbleDevices(cluster, policy, estimator_for).search(easier) if chosen else None
     return placement and replace(placement, choice=replace(placement.choice, relaxed=chosen))
 
 
@@ -66,17 +66,20 @@ def _gpus(cluster: Cluster) -> int:
     return 0 if any(kind.shared for kind in cluster.types) else cluster.gpu_count
 
 
-def _why_not(shared: Shared, request: Request, policy: Policy) -> NotPlaced:
-    gpus = _gpus(shared.cluster)
-    if not _may_hold(shared, request, gpus):
-        return NotPlaced(request.name, Constraint.MEMORY, _no_memory(shared, request))
-    find, fits = partial(policy.search, shared), partial(policy.fits, shared)
+def _why_not(able: AbleDevices, request: Request, gpus: int) -> NotPlaced:
+    parts = [*able.parts(request)]
+    if not parts:
+        reason = f"{able.problem(request)}; give the model a compression that these GPUs run, such as none"
+        return NotPlaced(request.name, Constraint.COMPRESSION, reason)
+    if not any(_may_hold(shared, asked, gpus) for shared, asked in parts):
+        return NotPlaced(request.name, Constraint.MEMORY, _no_memory(*parts[0]))
+    find, fits = able.search, able.fits
     alone = relaxations(request, find, gpus, fits)
     if alone:
         nearest = alone[0]
         reason = f"{nearest.constraint} binds: {nearest.text}"
         if nearest.constraint is Constraint.MEMORY:
-            reason = _no_memory(shared, request)
+            reason = _no_memory(*parts[0])
         return NotPlaced(request.name, nearest.constraint, reason, alone)
     all_limits = together(request, find, gpus, fits)
     if all_limits:
@@ -88,7 +91,7 @@ def _why_not(shared: Shared, request: Request, policy: Policy) -> NotPlaced:
             all_limits,
             together=True,
         )
-    return NotPlaced(request.name, Constraint.MEMORY, _no_memory(shared, request))
+    return NotPlaced(request.name, Constraint.MEMORY, _no_memory(*parts[0]))
 
 
 def _may_hold(shared: Shared, request: Request, gpus: int) -> bool:

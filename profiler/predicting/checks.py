@@ -11,20 +11,21 @@ from profiler.types import ModelSpec, Plan, Workload
 MAX_COUNT = 1_000_000  # of a batch, and of its tokens
 
 
-def check_plan(spec: ModelSpec, plan: Plan) -> None:
-    check_quantization(spec, plan.quantization)
+def check_plan(spec: ModelSpec, plan: Plan, gpu: str = "") -> None:
+    """On GPUs of this name, if it is to run on GPUs."""
+    check_quantization(spec, plan.quantization, gpu)
     check_degree(spec, plan.tensor_parallel, plan.quantization)
     check_split(spec, plan)
 
 
-def check_quantization(spec: ModelSpec, quantization: str) -> None:
+def check_quantization(spec: ModelSpec, quantization: str, gpu: str = "") -> None:
     if quantization not in SERVABLE:
         raise PlanError(
             "quantization",
             f"expected one of {', '.join(sorted(SERVABLE))}, got {quantization!r}; other formats "
             "cannot be served",
         )
-    if quantization in QUANTIZATIONS and (problem := quantization_problem(spec, quantization)):
+    if quantization in QUANTIZATIONS and (problem := quantization_problem(spec, quantization, gpu)):
         raise PlanError("quantization", f"{problem}; ask about another format")
 
 

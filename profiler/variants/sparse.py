@@ -10,6 +10,7 @@ from profiler.variants.types import ModuleFacts, SparseManifest, SparseModule
 
 BITS = (4, 2)
 COLUMNS = 8  # what one byte of indices describes: two groups of four columns
+ALIGNED_COLUMNS = 64  # whose bytes a GPU loads at once: where a layer has these, a scale serves multiples
 
 
 def read(delta: Delta, base: ModelSpec) -> SparseManifest:
@@ -28,6 +29,16 @@ def read(delta: Delta, base: ModelSpec) -> SparseManifest:
     return SparseManifest(delta.folder, spec, files, modules, full=delta.full, differences=delta.differences)
 
 
+def group_problem(inputs: int, columns: int) -> str | None:
+    """Why engines load no layer of so many inputs in which a scale serves so many columns; None if they
+    do."""
+    if inputs % COLUMNS or inputs % columns:
+        return f"not a multiple of {COLUMNS} and of its groups ({columns})"
+    if columns < inputs and inputs % ALIGNED_COLUMNS == 0 and columns % ALIGNED_COLUMNS:
+        return f"in groups of {columns}: expected groups of a multiple of {ALIGNED_COLUMNS}"
+    return None
+
+
 def _is_group_size(value: object) -> bool:
     return value is None or (type(value) is int and value > 0 and value % COLUMNS == 0)
 
@@ -35,10 +46,10 @@ def _is_group_size(value: object) -> bool:
 def _module(delta: Delta, name: str, base: ModelSpec, bits: int, group: int | None) -> SparseModule:
     out, into = require_module(name, base, str(delta.where))
     size = group or into
-    if into % COLUMNS or into % size:
+    if problem := group_problem(into, size):
         raise AdapterError(
-            f"{delta.where}: {name} has {into} inputs, not a multiple of {COLUMNS} and of its groups ({size})"
-            "; register it with the base it was made from"
+            f"{delta.where}: {name} has {into} inputs, {problem}; register it with the base it was made from,"
+            " or compress it anew"
         )
     return SparseModule(
         values=delta.tensor(name, "values", "U8", (out, into // (4 if bits == 4 else 8))),

@@ -100,6 +100,14 @@ def test_few_tokens_are_warned_of_with_figures(tmp_path: Path) -> None:
     assert read_texts(jsonl(tmp_path / "b.jsonl", {"text": "w1 " * 24}), folder).warnings == ()
 
 
+def test_no_more_tokens_are_asked_for_than_are_taken(tmp_path: Path) -> None:
+    """Where the widest layer has more inputs than rows x tokens, those are what to raise."""
+    file = jsonl(tmp_path / "a.jsonl", {"text": "w1 " * 100})
+    (warning,) = read_texts(file, folder_of(tmp_path / "model"), rows=2, tokens=8).warnings
+    assert "gives 16 tokens in 2 rows, fewer than the 24 inputs" in warning
+    assert warning.endswith("take more than these 16 (--rows, --tokens): 24 or more")
+
+
 def test_the_digest_is_that_of_ids_and_lengths() -> None:
     texts = Texts((torch.tensor([3, 4]), torch.tensor([5])), "here")
     expected = hashlib.sha256(struct.pack("<5q", 2, 3, 4, 1, 5)).hexdigest()

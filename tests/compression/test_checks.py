@@ -11,14 +11,21 @@ import pytest
 import random_variants as make
 import torch
 from gemma3_models import write_gemma3
+from random_adapters import RandomLora
 
+from profiler.checkpoint import read_model
 from profiler.errors import AdapterError, CheckpointError
+from profiler.variants.reading import read_manifest
+from profiler.variants.types import VariantLimits
 from workers.compression import checks
+from workers.compression.choose import MethodName, OptionError, Options
 from workers.compression.from_recipe import artifact_of
 from workers.compression.job import Job, compress
 from workers.compression.methods.magnitude import magnitude
 from workers.compression.recipe import CompressRequest, Recipe
+from workers.compression.request import Request
 from workers.compression.rope import rope_of
+from workers.compression.run import run
 from workers.compression.sources import Checkpoint
 
 
@@ -113,6 +120,46 @@ def test_who_registers_is_told_of_the_command_that_can_insist(tmp_path: Path, ba
     request.folder.mkdir()
     with pytest.raises(AdapterError, match="by `ostinato compress --force` and register it as an adapter"):
         artifact_of(request, lambda share, doing: None)
+
+
+@pytest.mark.parametrize("size", [8, 32, 96])
+def test_groups_that_no_engine_loads_are_refused_before_the_work(tmp_path: Path, size: int) -> None:
+    """A GPU loads the codes of 64 columns at once: where a layer has them, a scale serves multiples of 64."""
+    wide = make.write_tiny_base(tmp_path / "base", hidden_size=64, intermediate_size=192, head_dim=16)
+    tuned = make.write_tuned(wide, tmp_path / "tuned", 1)
+    with pytest.raises(OptionError, match=r"inputs, (in groups|not a multiple) .*a row shares a scale"):
+        compress(
+            Job(wide, tuned, tmp_path / "delta", magnitude(4, size)), lambda share, doing: pytest.fail(doing)
+        )
+    assert not [*tmp_path.glob("*delta*")]
+
+
+def test_groups_that_engines_load_are_made_and_read(tmp_path: Path) -> None:
+    wide = make.write_tiny_base(tmp_path / "base", hidden_size=64, intermediate_size=192, head_dim=16)
+    tuned = make.write_tuned(wide, tmp_path / "tuned", 1)
+    folder = compress(Job(wide, tuned, tmp_path / "delta", magnitude(4, 64))).folder
+    read_manifest(folder, read_model(wide), VariantLimits(1))
+    delta = json.loads((folder / "delta.json").read_text())
+    (folder / "delta.json").write_text(json.dumps({**delta, "group_size": 32}))
+    with pytest.raises(AdapterError, match=r"in groups of 32: expected groups of a multiple of 64"):
+        read_manifest(folder, read_model(wide), VariantLimits(1))
+
+
+def test_an_adapter_is_called_by_its_own_folder(tmp_path: Path, base: Path) -> None:
+    strong = make.write(base, tmp_path / "lora", RandomLora("l", 4, 1, strength=0.4))
+    result = compress(Job(base, strong, tmp_path / "delta", magnitude()))
+    (warning,) = (warning for warning in result.warnings if "differ from those of" in warning)
+    assert f"linear layers of {strong} differ from those of {base} by" in warning
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
+def test_a_loss_that_is_no_limit_is_refused_before_the_work(tmp_path: Path, value: float) -> None:
+    """The folders are not even looked for."""
+    options = Options(MethodName.auto)
+    places = (tmp_path / "a", tmp_path / "b", tmp_path / "c")
+    asked = Request(*places, options, evaluation=tmp_path, max_loss=value)
+    with pytest.raises(OptionError, match="expected percent, 0 or more, got"):
+        run(asked)
 
 
 @pytest.mark.parametrize(("strength", "warned"), [(0.1, False), (0.3, True)])

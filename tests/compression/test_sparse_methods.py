@@ -283,6 +283,15 @@ def test_rounding_to_nearest_counts_codes_scales_and_zeros() -> None:
     assert round_to_nearest(3, 576).step(of).size_bytes == 3 * (216 + 2 + 1)
 
 
+def test_by_default_a_row_shares_a_scale() -> None:
+    """As docs/compression.md says of every method that takes a group size."""
+    of = problem(3, 576, 1)
+    found = round_to_nearest(4).step(of)
+    assert torch.equal(found.weight, round_to_nearest(4, 576).step(of).weight)
+    assert found.size_bytes == 3 * (288 + 2 + 1)
+    assert deltacompress(4).step(problem(3, 64, 1)).size_bytes == 3 * (16 + 8 + 2)
+
+
 def test_rounding_zeros_gives_zeros() -> None:
     of = Problem("a", torch.ones(2, 8), torch.zeros(2, 8))
     assert torch.equal(round_to_nearest().step(of).weight, torch.zeros(2, 8))

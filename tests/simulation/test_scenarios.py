@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ def ran() -> dict[str, Any]:
         ("cluster.groups", [], "cluster.groups: "),
         ("variants.0.kind", "bofft", "variants.0.kind: "),
         ("variants.0.ranks", {"1024": 1}, "variants.0.ranks.1024"),
+        ("variants.0.ranks", [8, 64, 8], "variants.0: ranks: 8 is named twice"),
         ("traffic.arrivals", "trace", "traffic: expected file"),
         ("traffic.arrivals", "often", "traffic.arrivals: "),
         ("traffic.rates", [1, 2], "traffic: expected either ratePerS or rates"),
@@ -179,6 +181,55 @@ def test_how_many_groups_keep_a_promise() -> None:
     assert result["attainment"]["all"] == size["attainment"]
 
 
+def test_variants_without_a_size_lose_no_request() -> None:
+    """They are there as soon as they are asked for, so each request is served as one for the base is."""
+    document = scenarios.changed("variants", [{"kind": "lora", "count": 20, "ranks": [8]}])
+    document["engine"] = {}
+    document["traffic"]["ratePerS"] = 2
+    (result,) = outcome_of(document)["results"]
+    (base,) = outcome_of({**document, "popularity": {"baseShare": 1}})["results"]
+    assert result["answered"] == result["requests"]
+    assert result["ttftS"]["p99"]["mean"] == pytest.approx(base["ttftS"]["p99"]["mean"], rel=0.1)
+
+
+def test_the_order_of_ranks_in_the_file_changes_nothing() -> None:
+    one, other = (
+        outcome_of(scenarios.changed("variants.0.ranks", ranks))
+        for ranks in ({8: 6, 16: 1, 64: 2}, {64: 2, 8: 6, 16: 1})
+    )
+    assert one == other
+    listed = [outcome_of(scenarios.changed("variants.0.ranks", ranks)) for ranks in ([64, 8], [8, 64])]
+    assert listed[0] == listed[1]
+
+
+TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+
+
+def of_trace(folder: Path, lines: Sequence[str], **changes: Any) -> ScenarioForm:
+    (folder / "trace.csv").write_text(TRACE + "".join(line + "\n" for line in lines))
+    document = scenarios.changed("traffic", {"arrivals": "trace", "file": "trace.csv"})
+    return reading.form_of({**document, **changes})
+
+
+def test_a_trace_that_ends_before_the_warm_up_has_no_size(tmp_path: Path) -> None:
+    form = of_trace(tmp_path, ["2026-01-01 00:00:00,100,5", "2026-01-01 00:00:02,100,5"], warmUpS=3)
+    with pytest.raises(ScenarioError, match=r"warmUpS: expected requests after warmUpS \(3 s\)"):
+        simulate(form, tmp_path, 0.9)
+    (result,) = simulate(form, tmp_path)["results"]
+    assert (result["requests"]["mean"], result["attainment"]["all"]) == (0, None)
+
+
+def test_a_repeated_trace_is_bounded(tmp_path: Path) -> None:
+    lines = [f"2026-01-01 00:00:00.00{n},9,3" for n in range(3)]
+    form = of_trace(tmp_path, lines, horizonS=1e7)
+    form = form.model_copy(update={"traffic": form.traffic.model_copy(update={"repeat": True})})
+    said = (
+        r"traffic\.repeat: expected at most 20000000 requests until horizonS, got 1e\+10: the trace is 0\.003"
+    )
+    with pytest.raises(ScenarioError, match=said):
+        simulate(form, tmp_path)
+
+
 def test_several_kinds_of_groups_have_no_one_size() -> None:
     document = scenarios.small()
     document["cluster"]["groups"] *= 2
@@ -244,6 +295,10 @@ def test_a_variant_is_read_once_a_step_where_steps_are_estimated(tmp_path: Path)
     ("change", "said"),
     [
         ({"gpu": "abacus"}, r"estimate\.gpu: expected one of A10"),
+        (
+            {"gpu": "A100-80GB", "quantization": "fp8"},
+            r"estimate\.quantization: fp8 needs GPUs of compute capability 8\.9 or more, and A100-80GB has 8",
+        ),
         ({"tensorParallel": 7}, r"cluster\.groups\.estimate: "),
         ({"config": "none"}, r"cluster\.groups\.estimate: "),
         ({"pipelineParallel": 40}, r"cluster\.groups\.estimate: "),

@@ -26,8 +26,8 @@ def served(machine: Machine, requests: list[Asked], look_ahead: int = 0) -> Worl
 @st.composite
 def machines(draw: st.DrawFn) -> Machine:
     def numbers(least: float, most: float) -> tuple[float, ...]:
-        of_variants = st.lists(st.floats(least, most), min_size=VARIANTS, max_size=VARIANTS)
-        return (0.0, *draw(of_variants))
+        one = st.just(0.0) | st.floats(least, most)
+        return (0.0, *draw(st.lists(one, min_size=VARIANTS, max_size=VARIANTS)))
 
     return Machine(
         cached_s=draw(st.sampled_from([0.0, 1e-6, 1e-4])),
@@ -63,6 +63,15 @@ def test_jumps_amount_to_single_steps(machine: Machine, requests: list[Asked], l
     assert list(world.outcomes.first_s) == pytest.approx(first_s, rel=1e-9)
     assert list(world.outcomes.end_s) == pytest.approx(end_s, rel=1e-9)
     assert world.engines.preemptions[0] == expected.preemptions
+
+
+@pytest.mark.parametrize("load_s", [(0.0, 0.0, 0.0, 0.0), (0.0, 0.3, 0.0, 0.0)])
+def test_a_variant_that_takes_no_time_to_load_runs_at_once(load_s: tuple[float, ...]) -> None:
+    """In an idle engine, and after one that takes time, as loads follow each other."""
+    requests = [Asked(1.0, 10, 2, 1), Asked(1.0, 10, 2, 2), Asked(1.0, 10, 2, 3)]
+    outcomes = served(Machine(load_s=load_s, row_s=(0.0,) * 4, prompt_s=(0.0,) * 4), requests).outcomes
+    assert (outcomes.state == DONE).all()
+    assert outcomes.first_s == pytest.approx([1.0 + load_s[1] + Machine().prefill_s(30)] * 3)
 
 
 def test_the_reference_preempts_in_some_of_these() -> None:

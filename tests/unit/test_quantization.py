@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from known_models import LLAMA_7B, SMOLLM2
 from simulated_profile import CALIBRATION, OUT, RATES, ground, plan
 
+from profiler.capabilities import compute_capability, gpu_problem
 from profiler.errors import PlanError
 from profiler.linears import Linear, Sharding
 from profiler.measurements import Footprint, RankMemory, Setting, SyntheticVariant
@@ -18,7 +19,7 @@ from profiler.physical.calibration import Cut, CutTimes
 from profiler.physical.curves import Line
 from profiler.physical.variants import variant_load, work_s
 from profiler.plans import candidate_plans, no_quantization_reason, quantization_names
-from profiler.predicting.predict import predict, predict_all
+from profiler.predicting.predict import check_plan, predict, predict_all
 from profiler.profiling_plan import Reach, profiling_plan
 from profiler.roofline import estimate, stage_weight_bytes
 from profiler.shards import cut_problem, layer_moved_bytes, layer_shard_bytes
@@ -27,6 +28,49 @@ from profiler.variants.synthetic import synthetic_spec
 
 ATTENTION, MLP = 4096 * 4096, 4096 * 11008  # of Llama-2-7B, in bfloat16
 WHOLE = (4 * ATTENTION + 3 * MLP) * 2 + 2 * 4096 * 2
+
+
+@pytest.mark.parametrize(
+    ("gpu", "capability"),
+    [
+        # Names as in data sheets and as the driver says them; NVIDIA's own list of compute capabilities.
+        ("A100-80GB", (8, 0)),
+        ("NVIDIA A100-SXM4-40GB", (8, 0)),
+        ("nvidia-a100-sxm4-80gb", (8, 0)),
+        ("A10", (8, 6)),
+        ("NVIDIA A10G", (8, 6)),
+        ("A6000", (8, 6)),
+        ("NVIDIA RTX A6000", (8, 6)),
+        ("NVIDIA RTX 6000 Ada Generation", (8, 9)),
+        ("Quadro RTX 6000", (7, 5)),
+        ("NVIDIA GeForce RTX 3080 Ti", (8, 6)),
+        ("NVIDIA GeForce RTX 4090", (8, 9)),
+        ("L4", (8, 9)),
+        ("NVIDIA L40S", (8, 9)),
+        ("Tesla T4", (7, 5)),
+        ("Tesla V100-SXM2-16GB", (7, 0)),
+        ("NVIDIA H100 80GB HBM3", (9, 0)),
+        ("NVIDIA H200", (9, 0)),
+        ("NVIDIA B200", (10, 0)),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", (12, 0)),
+        ("AMD A10-7850K Radeon R7", None),
+        ("mine", None),
+        ("", None),
+    ],
+)
+def test_a_gpu_is_known_by_its_name(gpu: str, capability: tuple[int, int] | None) -> None:
+    assert compute_capability(gpu) == capability
+    fp8 = capability is None or capability >= (8, 9)
+    assert (gpu_problem("fp8", gpu) is None) == fp8
+    assert gpu_problem("none", gpu) is None
+    assert quantization_names({"fp8": 98.0, "none": 99.0}, LLAMA_7B, gpu) == ("none", "fp8")[: 1 + fp8]
+
+
+def test_a_model_in_fp8_alone_is_refused_by_a_gpu_without_it() -> None:
+    said = no_quantization_reason({"fp8": 98.0}, LLAMA_7B, "NVIDIA A100-SXM4-80GB")
+    assert "fp8 needs GPUs of compute capability 8.9 or more, and NVIDIA A100-SXM4-80GB has 8.0" in said
+    with pytest.raises(PlanError, match=r"compute capability 8\.9"):
+        check_plan(LLAMA_7B, plan(quantization="fp8"), "A100-80GB")
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4])

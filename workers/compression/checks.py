@@ -15,10 +15,14 @@ import torch
 
 from profiler.errors import AdapterError, CheckpointError
 from profiler.files import read_json
+from profiler.types import ModelSpec
+from profiler.variants.sparse import group_problem
+from profiler.variants.types import VariantKind
+from workers.compression.choose import OptionError
 from workers.compression.layout import added_rows, all_tensors, at_layer, linear_modules
 from workers.compression.rope import rope_of
 from workers.compression.sources import Source
-from workers.compression.types import Progress
+from workers.compression.types import Method, Progress
 
 SUSPICIOUS = 0.2
 IMPLAUSIBLE = 0.5
@@ -66,10 +70,25 @@ def check_alike(base: Source, tuned: Source) -> list[str]:
     ):
         if left != right:
             raise AdapterError(
-                f"{tuned.folder} is no fine-tune of {base.folder}: expected the {what} to be "
+                f"{tuned.origin} is no fine-tune of {base.origin}: expected the {what} to be "
                 f"{_difference(left, right)}; give the checkpoint it was fine-tuned from"
             )
     return [*_vocabulary(base, tuned), *_settings(base, tuned)]
+
+
+def check_groups(spec: ModelSpec, method: Method) -> None:
+    """Raises OptionError where columns that share a scale are too many, or too few, for an engine to load the
+    delta of some module."""
+    size = method.facts.get("group_size")
+    if method.kind is not VariantKind.SPARSE_DELTA or size is None:
+        return
+    for module in linear_modules(spec):
+        inputs = spec.linears[module].into
+        if problem := group_problem(inputs, size):
+            raise OptionError(
+                "group_size",
+                f"{module} has {inputs} inputs, {problem}; or leave it out: then a row shares a scale",
+            )
 
 
 def scan(base: Source, tuned: Source, device: str, tell: Progress) -> Scan:
@@ -103,13 +122,13 @@ def judge(found: Scan, base: Source, tuned: Source, force: bool) -> list[str]:
     """
     if not found.differing:
         raise AdapterError(
-            f"all {found.tensors} tensors of {tuned.folder} equal those of {base.folder}: expected a "
+            f"all {found.tensors} tensors of {tuned.origin} equal those of {base.origin}: expected a "
             "fine-tune, got the base itself; there is nothing to compress"
         )
     if found.distance <= SUSPICIOUS:
         return []
     figures = (
-        f"the linear layers of {tuned.folder} differ from those of {base.folder} by {found.distance:.2f} of "
+        f"the linear layers of {tuned.origin} differ from those of {base.origin} by {found.distance:.2f} of "
         f"their norm ({found.delta_norm:.4g} of {found.base_norm:.4g}); fine-tunes differ by less than 0.1, "
         "unrelated models by about 1.4"
     )
@@ -125,7 +144,7 @@ def _vocabulary(base: Source, tuned: Source) -> list[str]:
     size = base.spec.vocab_size
     if added < 0:
         raise AdapterError(
-            f"{tuned.folder} is no fine-tune of {base.folder}: expected at least the base's {size} tokens, "
+            f"{tuned.origin} is no fine-tune of {base.origin}: expected at least the base's {size} tokens, "
             f"got {size + added}; give the checkpoint it was fine-tuned from"
         )
     if not added:
@@ -188,7 +207,7 @@ def _check_finite(source: Source, name: str, tensor: torch.Tensor) -> None:
             at = start + int(bad.to(torch.uint8).argmax())
             place = [int(i) for i in torch.unravel_index(torch.tensor(at), tensor.shape)]
             raise CheckpointError(
-                f"{name} in {source.folder} holds {float(tensor.flatten()[at])} at {place}: expected finite "
+                f"{name} in {source.origin} holds {float(tensor.flatten()[at])} at {place}: expected finite "
                 "values; train it again or copy it again"
             )
         start += chunk.numel()

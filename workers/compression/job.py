@@ -70,7 +70,7 @@ def compress(job: Job, progress: Progress | None = None) -> Result:
 
     Raises CheckpointError when files cannot be read or written, hold values that are not finite, `out`
     exists, or another process or job works on it; AdapterError when the two do not belong together, or the
-    method cannot code them; OptionError for a device that is not there.
+    method cannot code them; OptionError for a device that is not there, and groups that no engine loads.
     """
     require_device(job.device)
     out = job.out.absolute()
@@ -98,6 +98,7 @@ class _Run:
         self.job, self.tell, self.method = job, tell, job.method
         self.base = open_source(job.base)
         self.tuned = open_source(job.tuned, self.base)
+        checks.check_groups(self.base.spec, self.method)
         self.warnings = checks.check_alike(self.base, self.tuned)
         self.artefact = self._artefact()
         self.texts = self._texts()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -56,11 +57,14 @@ def check_request(request: Request) -> None:
     auto = request.options.method is MethodName.auto
     if auto and request.max_loss is None:
         raise OptionError("max_loss", "auto needs the largest loss that may be, in percent")
+    if request.max_loss is not None and not 0 <= request.max_loss < math.inf:
+        raise OptionError("max_loss", f"expected percent, 0 or more, got {request.max_loss:g}")
     if not auto and request.max_loss is not None:
         raise OptionError("max_loss", f"only auto takes max_loss, not {request.options.method}")
     if auto and request.evaluation is None:
         raise OptionError("evaluation", "auto needs tasks to measure the loss with")
-    if request.storage_mb_per_s is not None and not (request.lossless and request.storage_mb_per_s > 0):
+    rate = request.storage_mb_per_s
+    if rate is not None and not (request.lossless and 0 < rate < math.inf):
         raise OptionError("storage_mb_per_s", "expected a rate above 0, together with lossless")
     if request.lossless and not auto and method_of(request.options).kind is None:
         raise OptionError("lossless", f"{request.options.method} writes a checkpoint; only deltas are packed")

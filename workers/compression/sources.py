@@ -30,11 +30,13 @@ ANY_RANK = VariantLimits(max_lora_rank=2**31)
 class Source(Protocol):
     """A model's tensors by their full names, read when they are asked for.
 
-    `folder` has its config and its tokenizer. `identity` tells sources apart, 64 hexadecimal digits.
-    `tensor` gives memory of the caller's own; the head of a tied model is its embedding. It raises
-    CheckpointError when files changed or are corrupt.
+    `origin` is the folder that was given, of an adapter its own; `folder` has config and tokenizer.
+    `identity` tells sources apart, 64 hexadecimal digits. `tensor` gives memory of the caller's own; the head
+    of a tied model is its embedding. It raises CheckpointError when files changed or are corrupt.
     """
 
+    @property
+    def origin(self) -> Path: ...
     @property
     def folder(self) -> Path: ...
     @property
@@ -61,7 +63,8 @@ class Checkpoint:
     """A plain Hugging Face folder."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.spec = folder, read_model(folder)
+        self.origin = self.folder = folder
+        self.spec = read_model(folder)
         self._places = locate(folder)
 
     @property
@@ -80,7 +83,7 @@ class Adapted:
     """
 
     def __init__(self, base: Source, variant: Path) -> None:
-        self._base, self.spec, self.folder = base, base.spec, base.folder
+        self._base, self.spec, self.folder, self.origin = base, base.spec, base.folder, variant
         self._manifest = read_manifest(variant, base.spec, ANY_RANK)
         self._files = VariantFiles(self._manifest)
         self._modules: Mapping[str, Module] = self._manifest.modules

@@ -80,10 +80,13 @@ def _warnings(rows: Sequence[torch.Tensor], source: str, widest: int, asked: int
     tokens = sum(len(row) for row in rows)
     if tokens >= widest:
         return ()
-    return (
+    found = (
         f"{source} gives {tokens} tokens in {len(rows)} rows, fewer than the {widest} inputs of the model's "
-        f"widest layer: it cannot tell all of them apart; give {widest} tokens or more, at best {asked}",
+        "widest layer: it cannot tell all of them apart; "
     )
+    if asked < widest:
+        return (f"{found}take more than these {asked} (--rows, --tokens): {widest} or more",)
+    return (f"{found}give {widest} tokens or more, at best {asked}",)
 
 
 def _tokenizer(folder: Path) -> Any:

@@ -7,20 +7,22 @@ import torch
 from workers.compression.types import Compressed, Method, Problem
 
 
-def round_to_nearest(bits: int = 4, group_size: int = 128) -> Method:
-    """Asymmetric: the grid of `group_size` weights of a row spans their least and largest, and 0.
+def round_to_nearest(bits: int = 4, group_size: int | None = None) -> Method:
+    """Asymmetric: the grid of `group_size` weights of a row, or of all of it (None), spans their least and
+    largest, and 0.
 
     The last group of a row may be shorter. The size counts `bits` per weight, and per group a float16 scale
     and a zero of `bits`, each row padded to whole bytes. Raises ValueError for other than 2 to 8 bits.
     """
-    if not 2 <= bits <= 8 or group_size < 1:
+    if not 2 <= bits <= 8 or (group_size is not None and group_size < 1):
         raise ValueError(f"expected 2 to 8 bits and a group size above 0, got {bits} and {group_size}")
 
     def step(problem: Problem) -> Compressed:
         rows, columns = problem.tuned.shape
-        groups = -(-columns // group_size)
+        size = group_size or columns
+        groups = -(-columns // size)
         row_bytes = -(-columns * bits // 8) + -(-groups * bits // 8) + 2 * groups
-        return Compressed(_rounded(problem.tuned, bits, group_size), rows * row_bytes)
+        return Compressed(_rounded(problem.tuned, bits, size), rows * row_bytes)
 
     facts = {"bits": bits, "group_size": group_size}
     return Method(f"round-to-nearest: whole weights, {bits} bits", None, False, step, facts)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import torch
 
+from profiler.variants.sparse import group_problem
 from workers.kernels.sparse_delta import squares
 from workers.kernels.types import Part
 
@@ -28,7 +29,6 @@ FIELDS = 5
 IN_SQUARES = 8
 
 GROUP = 4  # columns of which two are kept
-ALIGNED_COLUMNS = 64  # whose bytes a GPU loads at once
 DROPPED = 2  # 2-bit code of the value zero
 TRANSLATED = 1 << 16  # bytes at a time: few enough for a processor's cache
 
@@ -59,11 +59,8 @@ class Shape:
                 f"{self.scales} scales for {self.inputs} columns; each must serve as many columns as the"
                 " others, a multiple of 4."
             )
-        if self.scales > 1 and not self.inputs % ALIGNED_COLUMNS and self.columns_per_scale % ALIGNED_COLUMNS:
-            raise ValueError(
-                f"A scale serves {self.columns_per_scale} of {self.inputs} columns; expected a multiple of"
-                f" {ALIGNED_COLUMNS}, or one scale a row."
-            )
+        if problem := group_problem(self.inputs, self.columns_per_scale):
+            raise ValueError(f"A sparse delta of {self.inputs} columns, {problem}, or one scale a row.")
         if self.squares and not squares.fits(self.inputs, self.outputs):
             raise ValueError(
                 f"[{self.outputs}, {self.inputs}] in squares; expected multiples of {squares.SIDE}."
