@@ -9,28 +9,34 @@ from controlplane.routing.snapshot import (
     ELSEWHERE,
     IN_HOST_MEMORY,
     LOADING,
+    NO_PROMISE,
+    SHORTEST_PROMISE_S,
     Snapshot,
-    promise_class,
     promised_s,
 )
-from controlplane.routing.starts import context_of, prompt_s, starts_s
+from controlplane.routing.starts import context_of, prompt_s, spread_s, starts_s
 from profiler.compiled import Records, compiled
 from profiler.step_time.steps import prefill_curve_s, step_with_one_more_s
 
+FAR = 10.0  # widths, and deviations: nothing of a spread is further away
+LEAST_SPREAD = 0.05  # of a promise: predictions err
+LOGISTIC = 1.7  # a logistic curve of width 1 / 1.7 is near a normal one of deviation 1
+LEAST_TTFT_S = 1e-3  # a promise of less counts as this
 MARGIN = 0.93  # a promise counts as kept up to this share of it: predictions err by a few percent
 
 
 class Prospect(NamedTuple):
     """Seconds. `ttft_s`: from now to the request's first token; `step_s` a step with it, `added_s` how much
     longer that is than without. `tpot_s` and `added_tpot_s` are the same with what prefills take between
-    steps. `broken`: rows in the batch whose TPOT would be kept without it and not with it; `breaks_own`: its
-    own TPOT or TTFT would not be kept. `rows` are those it would share steps with."""
+    steps. `excess`: by how much more the rows of the batch would exceed their promised TPOT with it than
+    without, as shares of these promises, summed; `own_excess`: the same of its own TPOT and TTFT. `rows` are
+    those it would share steps with."""
 
     ttft_s: float
     step_s: float
     added_s: float
-    broken: int
-    breaks_own: bool
+    excess: float
+    own_excess: float
     rows: int
     tpot_s: float
     added_tpot_s: float
@@ -58,16 +64,17 @@ def prospect(snapshot: Snapshot, g: int, request: Records) -> Prospect:
         group.start_tokens + request.prompt / output,
         group.start_s + prompt_s(snapshot, g, request) / output,
     )
-    broken = newly_broken(group, group.tpot_s, others_s)
-    late = request.waited_s + ttft_s > request.ttft_s
-    breaks_own = late or own_s > MARGIN * request.tpot_s
+    own_spread_s = group.correction * spread_s(model, rows, group.starts, group.start_tokens, output)
+    excess = added_excess(model, group, request, others_s)
+    own_excess = excess_of(own_s, own_spread_s, max(request.tpot_s, SHORTEST_PROMISE_S))
+    own_excess += max(0.0, (request.waited_s + ttft_s) / max(request.ttft_s, LEAST_TTFT_S) - 1.0)
     added_s = max(0.0, step_s - group.step_s)
     return Prospect(
         ttft_s,
         step_s,
         added_s,
-        broken,
-        breaks_own,
+        excess,
+        own_excess,
         group.batch.rows,
         own_s,
         max(0.0, others_s - group.tpot_s),
@@ -111,11 +118,34 @@ def places_s(group: Records, model: Records, request: Records, step_s: float) ->
 
 
 @compiled
-def newly_broken(group: Records, before_s: float, after_s: float) -> int:
-    """Rows whose promise lies between two step times."""
-    number, count = max(0, group.tightest, promise_class(before_s / MARGIN) - 1), 0
-    while MARGIN * promised_s(number) < after_s:
-        if MARGIN * promised_s(number) >= before_s:
-            count += group.promises[number]
+def added_excess(model: Records, group: Records, request: Records, after_s: float) -> float:
+    """How much further the rows' promises are exceeded with the request than without, in all."""
+    rows, output = group.batch.rows, max(1.0, request.output)
+    if rows == 0:
+        return 0.0
+    each = rows / group.starts if group.starts > 0.0 else 1.0  # output tokens of a row
+    before_spread_s = group.correction * spread_s(model, rows, group.starts, group.start_tokens, each)
+    starts, tokens = group.starts + 1.0 / output, group.start_tokens + request.prompt / output
+    after_spread_s = group.correction * spread_s(model, rows, starts, tokens, each)
+    number, excess = max(0, group.tightest), 0.0
+    while number < NO_PROMISE and MARGIN * promised_s(number) < after_s + FAR * after_spread_s:
+        if group.promises[number] > 0:
+            promise_s = promised_s(number)
+            more = excess_of(after_s, after_spread_s, promise_s)
+            more -= excess_of(group.tpot_s, before_spread_s, promise_s)
+            excess += group.promises[number] * max(0.0, more)
         number += 1
-    return count
+    return excess
+
+
+@compiled
+def excess_of(tpot_s: float, spread_s: float, promise_s: float) -> float:
+    """By which share of a promise a TPOT with this mean and spread is expected to exceed it: about 0 where
+    the mean is well below, and the difference where it is well above."""
+    if promise_s == math.inf:
+        return 0.0
+    width_s = max(spread_s, LEAST_SPREAD * promise_s) / LOGISTIC
+    over = (tpot_s - MARGIN * promise_s) / width_s
+    if over > FAR:
+        return (tpot_s - MARGIN * promise_s) / promise_s
+    return width_s * math.log1p(math.exp(max(over, -FAR))) / promise_s

@@ -2,14 +2,20 @@
 
 Between two steps in which all rows decode, prompts are filled. With n rows that each make L tokens, one every
 `tpot`, n / (L tpot) requests start each second (Little's law), and each makes one step longer, by p seconds.
-So `tpot = step + n p / L`: every row adds 1 / L starts for every token of the others.
+So `tpot = step + n p / L`: every row adds 1 / L starts for every token of the others. Where that is more than
+one start a token, every step fills prompts, and several share one: `tpot` is the time of such a step.
 """
 
 from __future__ import annotations
 
+import math
+
 from controlplane.routing.snapshot import Snapshot
 from profiler.compiled import Records, compiled
 from profiler.step_time.steps import decode_curve_s, prefill_curve_s
+
+# Over the variance of a Poisson process: prompts differ in length, and outputs too.
+CHANCE = 6.0
 
 
 @compiled
@@ -24,8 +30,19 @@ def starts_s(model: Records, rows: int, starts: float, tokens: float, added_s: f
     token) in all, beside `rows` that decode."""
     if starts <= 0.0:
         return 0.0
-    longer_s = prefill_curve_s(model, tokens / starts + rows) - decode_curve_s(model, rows)
-    return starts * max(0.0, longer_s) + added_s
+    steps = min(1.0, starts)  # of those a token takes, the share that fills prompts
+    longer_s = prefill_curve_s(model, tokens / steps + rows) - decode_curve_s(model, rows)
+    return steps * max(0.0, longer_s) + added_s
+
+
+@compiled
+def spread_s(model: Records, rows: int, starts: float, tokens: float, output: float) -> float:
+    """The standard deviation of the TPOT of a row that makes `output` tokens: which prompts are filled
+    meanwhile is chance, and the fewer its tokens are the more one prompt weighs."""
+    if starts <= 0.0:
+        return 0.0
+    each_s = prefill_curve_s(model, tokens / starts + rows) - decode_curve_s(model, rows)
+    return max(0.0, each_s) * math.sqrt(CHANCE * starts / max(1.0, output))
 
 
 @compiled

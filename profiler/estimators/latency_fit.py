@@ -150,6 +150,12 @@ def fit_latency(
     )
 
 
+def predicted_s(fit: LatencyFit, query: Query, works: Works) -> float:
+    """What a row of a measured TP takes, by the fitted figures."""
+    work = works.get(query) or _all_layers(query)
+    return float(_row(query, work, fit.widths, fit.law) @ fit.coefficients) + work.constant_s
+
+
 def at_batch(fit: LatencyFit, rows: Sequence[Point]) -> LatencyFit:
     """The same fit with figures at the batch of `rows`, by its law."""
     batch = rows[0].query.batch

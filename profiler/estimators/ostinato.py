@@ -3,7 +3,8 @@
 Built in a few passes, each a pure function of the fingerprints: (1) fit the plans of one stage, and choose by
 cross-validation what stages cost beside their layers; what rows disagree by is the noise; (2) families tell
 each other how fast weights are read, and together how long the prompts were; (3) fit again with both, and the
-growth with the batch from the batches that are there; (4) fit each batch with that as what is expected.
+growth with the batch from the batches that are there; (4) fit each batch with that as what is expected, as
+far as cross-validation says that this is better at large batches.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from profiler.estimators import latency_fit, laws, memory_fit, pooling, stage_law
+from profiler.estimators import batch_fits, latency_fit, laws, memory_fit, pooling, stage_law
 from profiler.estimators.latency_fit import TPOT_LAYER, LatencyFit, Noise, Prior, Priors, Works
 from profiler.estimators.laws import BatchLaw
 from profiler.estimators.memory_fit import MemoryFit, memory_form
@@ -34,8 +35,6 @@ MESSAGE_SHARE = 1 / 64  # one more row in an all-reduce, over its start
 UNKNOWN_KV = 2e-5  # a cached token over a layer's weights, without figures of memory
 PASSES = 2
 NOISE_PASSES = 3  # outliers of the noise of one are not those of the next
-# How far a batch's own figures are from those of all batches: a share, and so much of what rows are off by.
-MIN_OWN, OWN = 0.05, 20.0
 
 
 class Ostinato:
@@ -76,9 +75,8 @@ class Ostinato:
     def _latency(self, fit: LatencyFit, query: Query) -> Interval:
         key = (query.family, query.tensor_parallel, query.pipeline_parallel)
         if key not in self._forms:
-            fits = self.by_batch[query.family]
             plan = query.tensor_parallel, query.pipeline_parallel
-            self._forms[key] = PlanForm(fits, self.misfits, self.stages, *plan)
+            self._forms[key] = PlanForm(self.by_batch[query.family], fit, self.misfits, self.stages, *plan)
         return _interval(*self._forms[key].latency(query))
 
     def _pipelines(self, points_of: PointsOf) -> tuple[StageLaw, Noise]:
@@ -118,20 +116,15 @@ class Ostinato:
         return fits
 
     def _at_each_batch(self, points_of: PointsOf) -> dict[Family, tuple[LatencyFit, ...]]:
-        """By family, a fit to each measured batch alone: near the fit to all batches as far as that fits."""
-        return {family: self._own(fit, points_of[family]) for family, fit in self.latency.items()}
-
-    def _own(self, fit: LatencyFit, rows: Sequence[Point]) -> tuple[LatencyFit, ...]:
-        works, fits = self._works(fit.family, rows), []
-        for batch in fit.batches:
-            alone = [p for p in rows if p.query.batch == batch]
-            near = latency_fit.at_batch(fit, alone)
-            if len(fit.batches) > 1 and latency_fit.sufficient(alone):
-                priors = latency_fit.figures_near(near, OWN * self.misfits[batch] + MIN_OWN)
-                own = latency_fit.fit_latency(fit.family, alone, self.noise, near.law, priors, works)
-                near = replace(own, plans=fit.plans) if own.widths == fit.widths else near
-            fits.append(near)
-        return tuple(fits)
+        """By family, a fit at each measured batch, as near to that of all as cross-validation says."""
+        works = {family: self._works(family, points_of[family]) for family in self.latency}
+        leeway = batch_fits.choose_leeway(self.latency, points_of, self.noise, works, self.misfits)
+        return {
+            family: batch_fits.own_fits(
+                fit, points_of[family], self.noise, works[family], self.misfits, leeway
+            )
+            for family, fit in self.latency.items()
+        }
 
     def _works(self, family: Family, rows: Sequence[Point]) -> Works:
         """What layers cost in each row's pipeline, by the last fit's figures."""

@@ -20,7 +20,7 @@ Array = NDArray[np.float64]
 OF_FINGERPRINTS = 0.065
 PER_WIDTH = 0.04  # per doubling of TP beyond what was measured
 PER_STAGE = 0.01  # per doubling of stages beyond
-PER_BATCH = 0.03  # per doubling of the batch beyond
+PER_BATCH = 0.03  # per doubling of the batch from the smallest that was measured
 # Of what rows of a batch are off by beyond their noise: full models are many layers further. And at most.
 PER_MISFIT, MAX_MISFIT = 5.0, 0.15
 
@@ -28,11 +28,18 @@ PER_MISFIT, MAX_MISFIT = 5.0, 0.15
 class PlanForm:
     """All that does not depend on layers, tokens and batch is done once.
 
-    `fits`: by batch, of one family. `misfits`: by batch, see `pooling.misfit_by_batch`.
+    `fits`: by batch, of one family; `of_all`: the fit to all batches, which says what is beyond the largest.
+    `misfits`: by batch, see `pooling.misfit_by_batch`.
     """
 
     def __init__(
-        self, fits: Sequence[LatencyFit], misfits: Mapping[int, float], stages: StageLaw, tp: int, pp: int
+        self,
+        fits: Sequence[LatencyFit],
+        of_all: LatencyFit,
+        misfits: Mapping[int, float],
+        stages: StageLaw,
+        tp: int,
+        pp: int,
     ) -> None:
         forms = [latency_fit.form(fit, tp, pp) for fit in fits]
         self.fits, self.stages = fits, stages
@@ -40,6 +47,8 @@ class PlanForm:
         self.misfits = [min(MAX_MISFIT, PER_MISFIT * misfits.get(fit.law.reference, 0.0)) for fit in fits]
         self.parts = [np.maximum(0.0, form @ fit.coefficients) for form, fit in zip(forms, fits, strict=True)]
         self.covariances = [form @ fit.covariance @ form.T for form, fit in zip(forms, fits, strict=True)]
+        whole = latency_fit.form(of_all, tp, pp)
+        self.of_all, self.whole = of_all, np.maximum(0.0, whole @ of_all.coefficients)
         family = fits[0].family
         self.pipeline = laws.pipeline_factor(laws.exponents(family.dtype, family.int8_kv), pp)
         near = min(abs(np.log2(tp / width)) for width in fits[0].widths)
@@ -64,7 +73,7 @@ class PlanForm:
         value = float(factors @ parts) + work.constant_s
         own = self.parts[at]
         scaled = factors * np.where(own > 0, parts / np.where(own > 0, own, 1.0), 1.0)
-        beyond = float(np.log2(max(1.0, query.batch / self.batches[-1])))
+        beyond = float(np.log2(max(1.0, query.batch / self.batches[0])))
         variance = float(scaled @ self.covariances[at] @ scaled)
         variance += (self.law_error + self.misfits[at] ** 2 + (PER_BATCH * beyond) ** 2) * value**2
         return value, float(np.sqrt(max(0.0, variance)))
@@ -75,6 +84,10 @@ class PlanForm:
         least = np.zeros(7)
         for i in range(at):
             least = np.maximum(least, self._grown(i, int(self.batches[i]), query.output_tokens))
+        if query.batch > self.batches[-1]:
+            most_measured = self._grown(at, int(self.batches[-1]), query.output_tokens)
+            beyond = _grown(self.of_all, self.whole, query.batch, query.output_tokens)
+            return np.asarray(np.maximum(np.maximum(least, most_measured), beyond))
         parts = np.maximum(least, self._grown(at, query.batch, query.output_tokens))
         if at + 1 < len(self.fits):
             most = self._grown(at + 1, int(self.batches[at + 1]), query.output_tokens)
@@ -83,7 +96,11 @@ class PlanForm:
         return parts
 
     def _grown(self, at: int, batch: int, output_tokens: int) -> Array:
-        law = self.fits[at].law
-        growth = latency_fit.weights(law, ONE_LAYER, 2, batch)
-        growth[1] = law.decode(batch, output_tokens)
-        return np.asarray(self.parts[at] * growth)
+        return _grown(self.fits[at], self.parts[at], batch, output_tokens)
+
+
+def _grown(fit: LatencyFit, parts: Array, batch: int, output_tokens: int) -> Array:
+    """Parts of a fit at another batch, by its law."""
+    growth = latency_fit.weights(fit.law, ONE_LAYER, 2, batch)
+    growth[1] = fit.law.decode(batch, output_tokens)
+    return np.asarray(parts * growth)

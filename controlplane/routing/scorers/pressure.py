@@ -20,10 +20,11 @@ from profiler.compiled import Records, compiled
 from profiler.step_time.steps import decode_curve_s
 
 # The potential of a resource that is all taken, in seconds; it falls by a factor of e for each sixth that is
-# free. Found by simulation (benchmarks/routing).
+# free. Found by simulation (benchmarks/routing). Of more than all it goes on in a straight line: a group that
+# has too much already must never be the one where more costs least.
 FULL_S = 300.0
 STEEPNESS = 6.0
-MOST = 2.0  # a share above this counts as this
+LEAST_LEFT = 0.1  # of one row's time: so much of a promise counts as left where none is
 
 
 @compiled
@@ -61,11 +62,18 @@ def share(tpot_s: float, promise_s: float, least_s: float) -> float:
     """Of the time between tokens that a promise leaves beside one row alone."""
     if tpot_s <= least_s:
         return 0.0
-    left_s = MARGIN * promise_s - least_s
-    return (tpot_s - least_s) / left_s if left_s > 0.0 else MOST
+    left_s = max(MARGIN * promise_s - least_s, LEAST_LEFT * least_s)
+    return (tpot_s - least_s) / left_s if left_s > 0.0 else 0.0
 
 
 @compiled
 def rise(before: float, after: float) -> float:
     """Of the potential of one resource, of which these shares are taken."""
-    return math.exp(STEEPNESS * (min(after, MOST) - 1.0)) - math.exp(STEEPNESS * (min(before, MOST) - 1.0))
+    return potential(after) - potential(before)
+
+
+@compiled
+def potential(taken: float) -> float:
+    if taken > 1.0:
+        return 1.0 + STEEPNESS * (taken - 1.0)
+    return math.exp(STEEPNESS * (taken - 1.0))

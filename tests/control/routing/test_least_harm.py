@@ -15,9 +15,11 @@ from controlplane.routing.bookkeeping import cached, ended, sent
 from controlplane.routing.placements.tick import tick
 from controlplane.routing.policies.choose import POLICIES, choose
 from controlplane.routing.policies.least_harm import pool_of, predicted_s
-from controlplane.routing.prospect import prospect
-from controlplane.routing.scorers.pressure import FULL_S, MOST, STEEPNESS, pressure_s, rise
+from controlplane.routing.prospect import MARGIN, excess_of, prospect
+from controlplane.routing.scorers.pressure import FULL_S, STEEPNESS, pressure_s, rise
 from controlplane.routing.scorers.total import cost_s
+from controlplane.routing.snapshot import promise_class
+from controlplane.routing.starts import starts_s
 
 seeds = st.integers(0, 1 << 48)
 OURS = POLICIES.index("least-harm")
@@ -113,8 +115,57 @@ def test_with_pools_an_idle_group_more_never_worsens_it_either(seed: int, ceilin
 
 @given(st.floats(0, 3), st.floats(0, 3))
 def test_a_resource_costs_what_its_potential_rises(before: float, after: float) -> None:
-    low, high = (math.exp(STEEPNESS * (min(MOST, share) - 1)) for share in (before, after))
+    """It grows exponentially to all that there is, and then in a straight line."""
+    low, high = (
+        math.exp(STEEPNESS * (share - 1)) if share <= 1 else 1 + STEEPNESS * (share - 1)
+        for share in (before, after)
+    )
     assert rise(before, after) == pytest.approx(high - low)
+
+
+@given(st.floats(0, 9), st.floats(0, 9), st.floats(0.01, 3))
+def test_the_fuller_a_resource_is_the_more_a_share_of_it_costs(a: float, b: float, more: float) -> None:
+    """Also of one that is overdrawn: what has too much already is never the cheapest."""
+    low, high = sorted((a, b))
+    assert rise(low, low + more) <= rise(high, high + more) * (1 + 1e-9)
+
+
+@given(st.floats(1e-3, 1.0), st.floats(1e-3, 1.0), st.floats(0, 0.5), st.floats(2e-3, 1.0))
+def test_a_promise_that_is_exceeded_further_costs_more(
+    a: float, b: float, spread_s: float, promise_s: float
+) -> None:
+    """By as much as it is exceeded at the least, and at the most by what it is exceeded by and the spread."""
+    low, high = sorted((a, b))
+    costs = [excess_of(tpot_s, spread_s, promise_s) for tpot_s in (low, high)]
+    assert costs[0] <= costs[1]
+    over = max(0.0, high / promise_s - MARGIN)
+    assert over * (1 - 1e-9) <= costs[1] <= over + max(spread_s / promise_s, 0.05) + 1e-9
+
+
+@pytest.mark.parametrize(("rows", "each_output"), [(2, 25), (40, 25), (40, 4)])
+def test_prompts_that_start_within_one_step_share_it(rows: int, each_output: int) -> None:
+    """Of n rows that make L tokens n / L start in each step: up to one a step each makes one longer, and more
+    than one are filled together. By hand, of steps that take 10 ms + 0.1 ms a prompt token, or a row."""
+    model = slots_only().snapshot.models[0]
+    model.decode_s = 0.010 + 1e-4 * np.arange(len(model.decode_s))
+    model.prefill_grain = 100.0
+    model.prefill_s = 0.010 + 1e-4 * 100.0 * np.arange(len(model.prefill_s))
+    starts = rows / each_output
+    longer_s = starts_s(model, rows, starts, 200.0 * starts, 0.0)
+    assert longer_s == pytest.approx(1e-4 * 200 * starts)
+
+
+def test_an_idle_group_is_before_one_whose_promises_are_broken_already() -> None:
+    """Long prompts with short answers: three requests are more than a group keeps. The fourth one would break
+    no promise there that is not broken already, and goes to the idle group all the same."""
+    asked = slots_only()
+    snapshot, request = asked.snapshot, asked.request
+    request.variant, request.prompt, request.output = 0, 2000.0, 5.0
+    request.tpot_s, request.promise = 0.02, promise_class(0.02)
+    loaded = with_idle_group(asked)
+    for _ in range(3):
+        sent(loaded.snapshot, 0, request)
+    assert predicted(loaded, len(snapshot.groups)) < predicted(loaded, 0)
 
 
 def slots_only() -> World:
