@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
@@ -35,6 +36,11 @@ class Session:
 
 
 def session(ctx: typer.Context) -> Session:
+    """Of a command, whose options are read. Raises BadParameter for one that is NaN or infinite."""
+    for parameter in ctx.command.params:
+        value = ctx.params.get(parameter.name or "")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise typer.BadParameter(f"expected a finite number, got {value}", ctx, parameter)
     current: Session = ctx.obj
     return current
 
