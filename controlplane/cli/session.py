@@ -40,7 +40,8 @@ def session(ctx: typer.Context) -> Session:
     for parameter in ctx.command.params:
         value = ctx.params.get(parameter.name or "")
         if isinstance(value, float) and not math.isfinite(value):
-            raise typer.BadParameter(f"expected a finite number, got {value}", ctx, parameter)
+            hint = f"'{parameter.opts[0]}'"
+            raise typer.BadParameter(f"expected a finite number, got {value}", param_hint=hint)
     current: Session = ctx.obj
     return current
 
