@@ -16,6 +16,7 @@ from workers.addresses import Ports
 MAX_SEQUENCES = 16  # of a request
 MAX_WORDS = 256  # in a list of them; OpenAI takes four stop sequences
 MAX_GRAMMAR_BYTES = 64 << 10
+MAX_BODY_PARTS = 1 << 16  # Python reads as many in 20 ms
 MAX_PROMPT_LOGPROBS = 4096  # an engine answers nobody while it writes them, for about 80 ms
 WRITE_TIMEOUT_S = 17.0
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
@@ -218,6 +219,16 @@ class Settings(BaseSettings):
         default=9.0, gt=0, description="Longest that a request's body may take to arrive."
     )
     max_body_bytes: int = Field(default=4 << 20, ge=1024)
+    max_body_parts: int = Field(
+        default=MAX_BODY_PARTS,
+        ge=1024,
+        description="Texts, lists and objects of a body, in all; and four times as many numbers.",
+    )
+    large_body_bytes: int = Field(
+        default=256 << 20,
+        ge=1 << 20,
+        description="Of bodies above 16 KiB, those that a gateway reads of one tenant in a minute.",
+    )
     write_timeout_s: float = Field(
         default=WRITE_TIMEOUT_S,
         gt=0,

@@ -29,6 +29,7 @@ def environment(
         START_METHOD: "spawn",  # a process with Ray's threads must not be forked
         "VLLM_USE_FLASHINFER_SAMPLER": "0",
         "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_XGRAMMAR_CACHE_MB": "64",  # of 512: requests fill it
         "VLLM_MAX_N_SEQUENCES": str(MAX_SEQUENCES),
         "VLLM_HOST_IP": host_ip,
         "HF_HUB_OFFLINE": "1",

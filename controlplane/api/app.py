@@ -21,7 +21,7 @@ from controlplane.api.docs_page import page_of
 from controlplane.api.front import Front
 from controlplane.api.hidden_paths import Hide
 from controlplane.api.inference_path import InferencePath
-from controlplane.api.middleware import Guard
+from controlplane.api.middleware import BodyBounds, Guard
 from controlplane.api.routes import management, openai
 from controlplane.api.services import Services
 from controlplane.repeated_lines import REPEATED, Rarely
@@ -74,8 +74,7 @@ def _guarding(services: Services) -> dict[str, Any]:
     settings = services.settings
     return {
         "api_key": settings.api_key,
-        "max_body_bytes": settings.max_body_bytes,
-        "body_timeout_s": settings.body_timeout_s,
+        "bodies": BodyBounds(settings.max_body_bytes, settings.max_body_parts, settings.body_timeout_s),
         "hosts": settings.hosts,
         "origins": settings.origins,
         "tenants": lambda: services.tenants.tenants,

@@ -25,8 +25,10 @@ from controlplane.api.time_limit import TimeLimit, WriteLimit
 from controlplane.gateway.engine_errors import from_engine, from_engine_event
 from controlplane.gateway.metrics import UNKNOWN
 from controlplane.gateway.rate_book import Charge
+from controlplane.gateway.stream_usage import OPTIONS, StreamUsage
 from controlplane.settings import WRITE_TIMEOUT_S
 from controlplane.traffic.attainment import Outcome, attained
+from controlplane.traffic.body_bounds import check_parts
 from controlplane.traffic.request_fields import CHAT, LENGTHS, check_fields
 from controlplane.traffic.request_terms import (
     NO_TERMS,
@@ -44,11 +46,9 @@ from workers.messages import ERROR_EVENT, EngineCall, EngineHead, EngineReply
 
 log = logging.getLogger(__name__)
 
-# A half of a surrogate pair that may stand alone: first ones, last ones, any that is coded, and what only
-# looks like one, behind a backslash.
-_SURROGATE = re.compile(
-    rb"\\u[dD][89abAB]..(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F]|\xed[\xa0-\xbf]|\\\\u[dD]"
-)
+# A half of a surrogate pair, which may stand alone. It begins with bytes that are quickly searched for.
+_ESCAPED_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
+_CODED_HALF = re.compile(rb"\xed[\xa0-\xbf]")
 COMPLETION_TOKENS = 16  # of a completion that says no length, as OpenAI has it
 _MAX_SALT = 128  # characters that vLLM takes
 _NO_SALT = frozenset("@/\\\0")  # and that it does not, for they mean something to stores of KV blocks
@@ -73,7 +73,7 @@ def parse_body(raw: bytes) -> dict[str, Any]:
         raise errors.InvalidRequest(f"the body is not JSON: {e}") from e
     if not isinstance(body, dict):
         raise errors.InvalidRequest(f"expected a JSON object, got a {type(body).__name__}")
-    if _SURROGATE.search(raw) or b"\0" in raw[:4]:  # UTF-16 and UTF-32 have a zero there
+    if _ESCAPED_HALF.search(raw) or _CODED_HALF.search(raw) or b"\0" in raw[:4]:  # UTF-16, UTF-32: a zero
         _check_text(body)
     if not isinstance(body.get("model"), str) or not body["model"]:
         raise errors.InvalidRequest("`model` must be the name of a served model", param="model")
@@ -105,11 +105,12 @@ def engine_call(
     counted: bool = True,
     bounds: Bounds = DEFAULTS,
     *,
-    salt: str = "",
+    tenant: Tenant = DEFAULT,
 ) -> EngineCall:
     """The body as the engine should see it: its own name for the model, a bounded answer, and a cache salt
-    that keeps its KV blocks from those of other tenants (`salt` is the tenant's, "" where there is one) and,
-    for a variant, of an earlier one of the same name.
+    that keeps its KV blocks from those of other tenants and, for a variant, of an earlier one of its name.
+
+    A stream of a tenant whose tokens are counted is to say in each event what was used until then.
 
     `raw` is what `body` was read from, which is sent as it came where it needs no change but additions.
 
@@ -117,13 +118,16 @@ def engine_call(
     """
     check_fields(path, body, bounds.template_arguments)
     check(body, len(raw), bounds)
-    changes: dict[str, str | int] = {**_bounded(path, body, route.max_output_tokens)}
+    changes: dict[str, Any] = {**_bounded(path, body, route.max_output_tokens)}
     if body["model"] != route.model:
         changes["model"] = route.model
-    if (own := _salt(route, salt)) is not None:
+    if (own := _salt(route, tenant.cache_salt)) is not None:
         changes["cache_salt"] = _with_salt(own, body.get("cache_salt"))
+    if tenant.quota.tokens_per_minute is not None and body.get("stream"):
+        changes["stream_options"] = {**(body.get("stream_options") or {}), **OPTIONS}
     # A number is taken into the request's terms; vLLM would refuse it.
-    sent = None if type(body.get("priority")) is int else _with_more(raw, body, changes)
+    is_written = type(body.get("priority")) is int or "stream_options" in changes
+    sent = None if is_written else _with_more(raw, body, changes)
     sent = _written(body, changes) if sent is None else sent
     grammar = next(iter(grammars_of(body)), "")
     return EngineCall(path, sent, route.variant, route.variant_limit, counted, grammar)
@@ -217,6 +221,11 @@ class Watch:
             if self.counted:
                 self.services.metrics.of(self.model).ttft.observe(self.first_s)
 
+    def shown(self, piece: bytes) -> bytes:
+        """What of a stream's piece goes to the client."""
+        usage = None if self.charged is None else self.charged.usage
+        return piece if usage is None else usage.passed(piece)
+
     def fail(self, error: errors.OstinatoError) -> None:
         """It ended with this error."""
         if self.counted and not self.ended:
@@ -253,13 +262,15 @@ async def answer(
     watch = Watch(services)
     try:
         services.rates.request(tenant)
+        services.rates.body(tenant, len(raw))
+        check_parts(raw, services.settings.max_body_parts)
         body = parse_body(raw)
         watch.counted = not services.metrics.is_probe(body.get("request_id"))
         name = body["model"]
         route = services.routes.known(name, tenant) or await services.routes.resolve(name, tenant)
         watch.routed(route)
-        bounds, salt = services.request_bounds, tenant.cache_salt
-        call = engine_call(path, body, route, raw, watch.counted, bounds, salt=salt)
+        bounds = services.request_bounds
+        call = engine_call(path, body, route, raw, watch.counted, bounds, tenant=tenant)
         limit = cut_at(path, body, route.max_output_tokens)
         tokens = estimated_tokens(len(raw), body, limit, route.context_tokens)
         prompt = estimated_prompt(len(raw))
@@ -267,6 +278,8 @@ async def answer(
         watch.streams = body.get("stream") is True
         watch.charge(tenant)
         if watch.streams:
+            if watch.charged is not None:
+                watch.charged.usage = StreamUsage(body)
             return await _streamed(services, route, call, watch)
         return await _whole(services, route, call, watch)
     except errors.OstinatoError as e:
@@ -351,13 +364,14 @@ async def _chunks(
     try:
         with TimeLimit(limit_s) as limit:
             async with contextlib.aclosing(items):
-                if first is not None:
+                if first is not None and (shown := watch.shown(first)):
                     limit.pause()
-                    yield first
+                    yield shown
                     limit.go_on()
                 async for item in items:
                     watch.chunk(item)
-                    piece = _checked(item, grammar)
+                    if not (piece := watch.shown(_checked(item, grammar))):
+                        continue
                     limit.pause()  # how long the client takes is limited by the response
                     yield piece
                     limit.go_on()

@@ -10,15 +10,17 @@ import asyncio
 import hmac
 import math
 from collections.abc import Callable, Collection
+from typing import NamedTuple
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from controlplane import errors
 from controlplane.api.access import OPEN_PATHS, require_role
 from controlplane.api.error_handlers import respond
+from controlplane.traffic.body_bounds import check_parts
 from controlplane.traffic.tenants import INSTALLATION, ONE_TENANT, Caller, Tenant, Tenants, shown
 
-# Whose bodies are read at once, in `inference_path`, which times that itself for less.
+# Whose bodies are read at once, in `inference_path`, which times and bounds that itself for less.
 TIMED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
 _CALLER = "ostinato.caller"
 _BEARER = b"bearer"
@@ -53,6 +55,14 @@ def key_in(given: bytes) -> bytes:
     return key.strip() if scheme.lower() == _BEARER else b""
 
 
+class BodyBounds(NamedTuple):
+    """Of a request's body: its size, its texts, lists and objects, and how long it may take to arrive."""
+
+    bytes: int
+    parts: int
+    timeout_s: float
+
+
 class Guard:
     """Pure ASGI, so that streaming and disconnects pass through untouched."""
 
@@ -60,9 +70,8 @@ class Guard:
         self,
         app: ASGIApp,
         api_key: str,
-        max_body_bytes: int,
+        bodies: BodyBounds,
         tenants: Callable[[], Tenants] = lambda: ONE_TENANT,
-        body_timeout_s: float = math.inf,
         hosts: Collection[str] = (),
         origins: Collection[str] = (),
     ) -> None:
@@ -71,11 +80,11 @@ class Guard:
         self._app = app
         self._origins = frozenset(origins)
         self._hosts = frozenset(host.lower() for host in hosts)
-        self._body_timeout_s = body_timeout_s
+        self._body_timeout_s = bodies.timeout_s
         self._tenants = tenants
         self._key = api_key.encode()
         self._own_digits = shown(api_key.encode())
-        self._limit = max_body_bytes
+        self._limit, self._max_parts = bodies.bytes, bodies.parts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -91,7 +100,7 @@ class Guard:
         if not bounded:
             receive = self._counted(receive)
         if scope["path"] not in TIMED_PATHS:
-            receive = _within(receive, self._body_timeout_s)
+            receive = _readable(_within(receive, self._body_timeout_s), self._max_parts)
         await self._app(scope, receive, send)
 
     def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
@@ -175,6 +184,28 @@ def _within(receive: Receive, limit_s: float) -> Receive:
         return message
 
     return timed
+
+
+def _readable(receive: Receive, most_parts: int) -> Receive:
+    """Bodies come whole, and reading them as JSON keeps nobody waiting. Errors: InvalidRequest."""
+    is_first = True
+
+    async def whole() -> Message:
+        nonlocal is_first
+        if not is_first:
+            return await receive()
+        is_first, parts = False, []
+        while True:
+            message = await receive()
+            if message["type"] != "http.request":
+                return message
+            parts.append(message.get("body", b""))
+            if not message.get("more_body", False):
+                body = b"".join(parts)
+                check_parts(body, most_parts)
+                return {**message, "body": body}
+
+    return whole
 
 
 def _without_port(host: str) -> str:

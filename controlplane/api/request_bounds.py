@@ -10,6 +10,7 @@ from typing import Any
 from controlplane import errors
 from controlplane.settings import MAX_GRAMMAR_BYTES, MAX_PROMPT_LOGPROBS, MAX_SEQUENCES, MAX_WORDS
 from controlplane.template_arguments import TEMPLATE_ARGUMENTS
+from controlplane.traffic.grammar_bounds import check_grammar
 from controlplane.traffic.request_terms import choices_of, estimated_prompt, prompts_of, sequences_of
 
 # An engine goes through each of these again and again: for every token, or for every word of its vocabulary.
@@ -87,6 +88,12 @@ def _check_grammars(body: Mapping[str, Any], most: int) -> None:
                 "(OSTINATO_MAX_GRAMMAR_BYTES): expected a smaller one",
                 param=name,
             )
+        try:
+            check_grammar(body[name])
+        except ValueError as e:
+            raise errors.InvalidRequest(
+                f"{name} takes too long to follow: {e}; expected a simpler one", param=name
+            ) from e
 
 
 def _check_prompt_logprobs(body: Mapping[str, Any], body_bytes: int, most: int) -> None:

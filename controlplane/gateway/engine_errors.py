@@ -41,8 +41,9 @@ def from_engine(status: int, body: bytes, grammar: str = "") -> errors.OstinatoE
 def _not_answered(status: int, message: str, grammar: str) -> errors.OstinatoError:
     if grammar and status == 500 and message == GIVEN_UP:
         return errors.InvalidRequest(
-            f"the engine gave the request up: most likely no token follows {grammar}, or it is not sound;"
-            " expected a grammar of texts that the model's vocabulary can write",
+            f"the engine gave the request up: most likely no token follows {grammar}, it is not sound, or the"
+            " tokens that may follow take too long to find; expected a grammar of texts that the model's"
+            " vocabulary can write, without repetitions of repetitions",
             param=grammar,
         )
     if status == 503:

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 from controlplane import errors
 from controlplane.gateway.rate_sharing import EXCHANGE_S, Key, Others, RateReport, Share
+from controlplane.gateway.stream_usage import StreamUsage
 from controlplane.traffic import rate_limits
+from controlplane.traffic.body_bounds import SMALL_BYTES
 from controlplane.traffic.rate_limits import Bucket
 from controlplane.traffic.tenants import Tenant
 
@@ -19,7 +21,7 @@ _USAGE = re.compile(rb'"total_tokens":\s*(\d+)')
 # Of a stream's events one says that it begins or why it ends, and one that it has ended.
 _OTHER_EVENTS = 2
 _TAIL_BYTES = 4096
-REQUESTS, TOKENS = "requests_per_minute", "tokens_per_minute"
+REQUESTS, TOKENS, BYTES = "requests_per_minute", "tokens_per_minute", "bytes_of_large_bodies_per_minute"
 
 
 @dataclass
@@ -30,6 +32,7 @@ class Charge:
     tenant: Tenant
     tokens: float
     settled: bool = False
+    usage: StreamUsage | None = None
     events: int = 0
     end: bytes = b""
 
@@ -39,8 +42,9 @@ class Charge:
         self.end = self.end[-_TAIL_BYTES:] + piece
 
     def streamed(self, prompt_tokens: int) -> None:
-        """The stream is over: it cost what the engine says, or its prompt and a token for each event."""
-        self.settle(_said(self.end) or prompt_tokens + max(0, self.events - _OTHER_EVENTS))
+        """The stream is over, or was cut: it cost what the engine has said, else a token for each event."""
+        counted = None if self.usage is None else self.usage.tokens
+        self.settle(counted or _said(self.end) or prompt_tokens + max(0, self.events - _OTHER_EVENTS))
 
     def whole(self, body: bytes) -> None:
         """The answer came whole; without a word of its cost it cost what was charged."""
@@ -62,7 +66,10 @@ class RateBook:
     """Buckets by tenant's name; a tenant without quotas has none, and costs nothing. Where there are other
     gateways, it gives a share of what is left until it hears them (`rate_sharing`)."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, large_body_bytes: float = math.inf
+    ) -> None:
+        """`large_body_bytes`: of large bodies, what any tenant may send in a minute."""
         self._clock = clock
         self._buckets: dict[Key, Bucket] = {}
         self._limits: dict[Key, float] = {}
@@ -70,11 +77,17 @@ class RateBook:
         self._spent: dict[Key, float] = {}
         self._others = Others()
         self._shares: dict[Key, Share] = {}
+        self._large_body_bytes = large_body_bytes
 
     def request(self, tenant: Tenant) -> None:
         """Count one. Errors: RateLimited."""
         if (limit := tenant.quota.requests_per_minute) is not None:
             self._take(tenant, REQUESTS, limit, 1.0)
+
+    def body(self, tenant: Tenant, size_bytes: int) -> None:
+        """Count a body, if it is large: to read it keeps others waiting. Errors: RateLimited."""
+        if size_bytes > SMALL_BYTES and self._large_body_bytes != math.inf:
+            self._take(tenant, BYTES, self._large_body_bytes, size_bytes)
 
     def charge(self, tenant: Tenant, tokens: int) -> Charge | None:
         """Take as many as a request may use at most; None where nobody counts. Errors: RateLimited."""

@@ -101,7 +101,7 @@ def _tenants() -> TenantsBook:
 
 @cache
 def _rates() -> RateBook:
-    return RateBook()
+    return RateBook(large_body_bytes=Settings().large_body_bytes)
 
 
 async def _rates_of_all() -> list[RateReport]:

@@ -25,6 +25,7 @@ from controlplane.controller.leadership import Leadership
 from controlplane.controller.metrics import ControllerMetrics
 from controlplane.gateway.audit import AuditLog
 from controlplane.gateway.metrics import Metrics
+from controlplane.gateway.rate_book import RateBook
 from controlplane.gateway.route_book import RouteBook
 from controlplane.gateway.tenants_book import TenantsBook
 from controlplane.settings import Settings
@@ -53,6 +54,7 @@ class Installation:
             self.metrics,
             TenantsBook(self.settings),
             AuditLog(self.settings, self.metrics.audit_lost),
+            RateBook(large_body_bytes=self.settings.large_body_bytes),
         )
         self.socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self.socket.getsockname()[1]}"

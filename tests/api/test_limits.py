@@ -66,6 +66,30 @@ def test_one_that_comes_piece_by_piece_in_time_is_read(served: Installation) -> 
     assert served.http.post("/v1/completions", content=pieces(), headers=headers).status_code == 200
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/register_model", "/plan"])
+def test_a_body_of_many_parts_is_refused_unread(start: Start, path: str) -> None:
+    """4 MiB of keys took a gateway half a second, in which it answered nobody."""
+    installation = start(max_body_parts=1024)
+    keys = {f"key{number}": 1 for number in range(3_000)}
+    refused = installation.post(path, {"model": "base", "prompt": "a", "x": keys})
+    assert code(refused)[:2] == (400, "invalid_request")
+    assert "OSTINATO_MAX_BODY_PARTS" in refused.text
+    deep = installation.http.post(path, content=b"[" * 20_000)
+    assert code(deep)[:2] == (400, "invalid_request")
+
+
+def test_large_bodies_are_counted_by_tenant(start: Start) -> None:
+    installation = start(large_body_bytes=1 << 20)
+    installation.up()
+    body = {"model": "base", "prompt": "a" * (300 << 10), "max_tokens": 1}
+    statuses = [installation.post("/v1/completions", body).status_code for _ in range(4)]
+    assert statuses == [200, 200, 200, 429]
+    refused = installation.post("/v1/completions", body)
+    assert refused.json()["error"]["details"] == {"reason": "bytes_of_large_bodies_per_minute"}
+    assert int(refused.headers["retry-after"]) > 0
+    assert ask(installation, prompt="small ones pass").status_code == 200
+
+
 # --- answers of one request ----------------------------------------------------------------------------
 
 

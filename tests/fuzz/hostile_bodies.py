@@ -11,13 +11,14 @@ import contextlib
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 import hostile_json
+import psutil
 import random_adapters
 import random_variants
 import started_worker
@@ -28,16 +29,24 @@ from random_adapters import RandomLora
 from controlplane import errors
 from controlplane.api import inference
 from controlplane.gateway.engine_errors import from_engine, from_engine_event
-from controlplane.traffic.request_fields import CHAT, COMPLETIONS
+from controlplane.settings import MAX_BODY_PARTS
+from controlplane.traffic.body_bounds import check_parts
+from controlplane.traffic.request_fields import CHAT, COMPLETIONS, FIELDS
 from controlplane.traffic.route_table import Route
+from controlplane.traffic.tenants import Quota, Tenant
 from workers.messages import ERROR_EVENT, EngineCall, EngineConfig, EngineReply, VariantRef
 from workers.server.worker import Worker
+
+T = TypeVar("T")
 
 PATHS = (COMPLETIONS, CHAT)
 LAYERS, ROWS, MAX_MODEL_LEN, MAX_OUTPUT = 2, 8, 256, 32
 WAIT_S = 120.0  # the machine may be busy
+MEMORY_BYTES = 256 << 20  # that bodies may have an engine's processes take
 GOOD_EVERY = 50  # requests: a good one must have its answer beside them
 NAMES = ("base", "v1")
+COUNTED = Tenant("t", quota=Quota(tokens_per_minute=1e9), cache_salt="t")
+OF_VERSIONS = json.loads((Path(__file__).parents[1] / "api/vllm_request_fields.json").read_text())
 GRAMMARS = (
     *("root ::= root", 'root ::= "a" root', "root ::=", "", 'x ::= "a"', 'root ::= "\\u0000"'),
     *("root ::= [^\\x00-\\U0010ffff]", f'root ::= "{"a" * 300}"'),
@@ -53,6 +62,35 @@ SCHEMAS: tuple[Any, ...] = (
     {"type": "object", "properties": {}, "additionalProperties": False, "required": ["a"]},
 )
 CHOICES: tuple[Any, ...] = ([], [""], ["a", ""], ["\x00"], ["\ud800"], ["é"] * 3, [1])
+# Of both versions of vLLM that we support: bodies have fields of the other one, too.
+NAMED = {
+    path: sorted({name for fields in OF_VERSIONS.values() for name in fields[path]} | FIELDS[path].keys())
+    for path in PATHS
+}
+# What harmed an engine or those beside it, before it was bounded.
+ATTACKS: tuple[tuple[str, dict[str, Any]], ...] = (
+    (CHAT, {"chat_template_kwargs": {"tokenize": True, "padding": "max_length", "max_length": 2 * 10**7}}),
+    (CHAT, {"mm_processor_kwargs": {"num_crops": 10**9}, "media_io_kwargs": {"video": {"num_frames": -1}}}),
+    (
+        CHAT,
+        {
+            "documents": [{"text": "a" * 1_000}] * 500,
+            "chat_template": "{% for _ in range(10**9) %}{% endfor %}",
+        },
+    ),
+    (COMPLETIONS, {"structured_outputs": {"regex": "(([a-z ]{1,40}){1,40}){1,40}"}}),
+    (COMPLETIONS, {"structured_outputs": {"regex": "([a-z]+ ?)*[.]"}, "ignore_eos": True}),
+    (COMPLETIONS, {"structured_outputs": {"regex": "[a-z]{0,90}[a-z]{0,90}[a-z]{0,90}[a-z]{0,90}"}}),
+    (COMPLETIONS, {"repetition_detection": {"max_pattern_size": 10**9, "min_count": 2}}),
+    (
+        COMPLETIONS,
+        {"vllm_xargs": {"kv_transfer_params": "x"}, "kv_transfer_params": {"do_remote_prefill": True}},
+    ),
+    (COMPLETIONS, {"use_beam_search": True, "n": 16, "length_penalty": 1e3}),
+    (COMPLETIONS, {"stream": True, "stream_interval": 1_000, "n": 4, "temperature": 1}),
+    (COMPLETIONS, {"prompt": [1] * 100_000, "truncate_prompt_tokens": -1}),
+    (COMPLETIONS, {"prompt_embeds": "AAAA" * 1_000}),
+)
 TAGS = (
     "{}",
     "x",
@@ -63,16 +101,26 @@ TAGS = (
 
 @dataclass
 class Found:
-    """`codes` of the answers: "ok", or an error's. `broken` has seeds and what happened."""
+    """`codes` of the answers: "ok", or an error's. `passed`: how often each field reached the worker.
+    `broken` has seeds and what happened. `growth_bytes`: of the memory of the worker's processes.
+    `alone_s` and `beside_s`: what answers to two other tenants took, before these bodies and beside them."""
 
     codes: Counter[str] = field(default_factory=Counter)
+    passed: Counter[str] = field(default_factory=Counter)
     broken: list[dict[str, Any]] = field(default_factory=list)
     slowest_s: float = 0.0
     slowest_seed: int = -1
+    growth_bytes: int = 0
+    alone_s: list[float] = field(default_factory=list)
+    beside_s: list[float] = field(default_factory=list)
 
     def add(self, other: Found) -> None:
         self.codes += other.codes
+        self.passed += other.passed
         self.broken += other.broken
+        self.growth_bytes = max(self.growth_bytes, other.growth_bytes)
+        self.alone_s += other.alone_s
+        self.beside_s += other.beside_s
         if other.slowest_s > self.slowest_s:
             self.slowest_s, self.slowest_seed = other.slowest_s, other.slowest_seed
 
@@ -90,6 +138,12 @@ class Bodies:
     def draw(self, seed: int) -> tuple[str, bytes]:
         """A path and a body for it."""
         random = Random(seed)
+        if random.random() < 0.02:
+            path, attack = random.choice(ATTACKS)
+            told = {"messages": [{"role": "user", "content": "a"}]} if path == CHAT else {"prompt": "a"}
+            return path, json.dumps(
+                {"model": random.choice(NAMES), "max_tokens": 8, **told, **attack}
+            ).encode()
         path = random.choice(PATHS)
         value = self._drawer.example(self._schemas[path], random, random.choice((0.0, 0.03, 0.08, 0.2)))
         chance = random.random()
@@ -98,6 +152,8 @@ class Bodies:
         elif chance < 0.8:
             value = hostile_json.mutated(value, random, random.choice((1, 1, 1, 2)))
         if isinstance(value, dict):
+            if random.random() < 0.2:
+                value |= {random.choice(NAMED[path]): hostile_json.hostile(random)}
             value = {**value, "model": random.choice(NAMES)}
             if random.random() < 0.8:
                 value["max_tokens"] = random.choice((1, 4, 8))
@@ -126,14 +182,18 @@ def _asking_for_a_form(random: Random) -> dict[str, Any]:
 
 @dataclass
 class Served:
+    """`on_call` sees each call that a gateway would send."""
+
     worker: Worker
     variants: dict[str, VariantRef]
     description: dict[str, Any]
+    on_call: Callable[[EngineCall], None] = lambda call: None
 
     async def asked(self, path: str, raw: bytes) -> str:
         """How a gateway's answer ends: "ok", or with an error's code. Raises what no gateway would send."""
         try:
             call = self._call(path, raw)
+            self.on_call(call)
             reply = await self.worker.call(call)
             _raise_errors(reply, call.grammar)
         except errors.OstinatoError as e:
@@ -143,10 +203,11 @@ class Served:
         return "ok"
 
     def _call(self, path: str, raw: bytes) -> EngineCall:
+        check_parts(raw, MAX_BODY_PARTS)
         body = inference.parse_body(raw)
         variant = self.variants.get(body["model"])
         route = Route(body["model"], "base", MAX_OUTPUT, variant, 0.0)
-        return inference.engine_call(path, body, route, raw, salt="t")
+        return inference.engine_call(path, body, route, raw, tenant=COUNTED)
 
 
 def _raise_errors(reply: EngineReply, grammar: str) -> None:
@@ -186,9 +247,86 @@ def _config(base: Path) -> EngineConfig:
     )
 
 
-async def ask(to: Served, seeds: range) -> Found:
-    """The bodies of these seeds, ROWS at once, and good ones among them."""
+async def ask_beside_others(to: Served, seeds: range, rows: int, alone_s: float) -> Found:
+    """The same beside two tenants, each with one request after the other; and how much memory that takes."""
+    alone, beside = Others(to), Others(to)
+    await alone.go_on(asyncio.sleep(alone_s))
+    memory = Memory()
+    found = await beside.go_on(memory.watched(ask(to, seeds, rows)))
+    found.alone_s, found.beside_s, found.growth_bytes = alone.took_s, beside.took_s, memory.growth_bytes
+    if found.growth_bytes > MEMORY_BYTES:
+        found.broken.append({"seed": seeds.start, "what": f"memory grew by {found.growth_bytes} bytes"})
+    return found
+
+
+class Others:
+    """Two tenants, who are answered at the base and at a variant."""
+
+    def __init__(self, to: Served) -> None:
+        self._to = to
+        self.took_s: list[float] = []
+
+    async def go_on(self, during: Coroutine[Any, Any, T]) -> T:
+        asking = [asyncio.create_task(self._one_after_the_other(name)) for name in NAMES]
+        try:
+            return await during
+        finally:
+            for task in asking:
+                task.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+
+    async def _one_after_the_other(self, name: str) -> None:
+        body = {"model": name, "prompt": "Once upon a time", "max_tokens": 8, "ignore_eos": True}
+        while True:
+            began_s = time.monotonic()
+            code = await self._to.asked(COMPLETIONS, json.dumps(body).encode())
+            assert code == "ok", code
+            self.took_s.append(time.monotonic() - began_s)
+
+
+class Memory:
+    """Of this process and of those that it started."""
+
+    def __init__(self) -> None:
+        self._before = _resident_bytes()
+        self.growth_bytes = 0
+
+    async def watched(self, during: Coroutine[Any, Any, T]) -> T:
+        watching = asyncio.create_task(self._watch())
+        try:
+            return await during
+        finally:
+            watching.cancel()
+            self._look()
+
+    async def _watch(self) -> None:
+        while True:
+            self._look()
+            await asyncio.sleep(0.5)
+
+    def _look(self) -> None:
+        self.growth_bytes = max(self.growth_bytes, _resident_bytes() - self._before)
+
+
+def _resident_bytes() -> int:
+    total = 0
+    for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            total += process.memory_info().rss
+    return total
+
+
+async def ask(to: Served, seeds: range, rows: int = ROWS) -> Found:
+    """The bodies of these seeds, as many at once as there are rows, and good ones among them."""
     found, bodies, left = Found(), Bodies(to.description), iter(seeds)
+
+    def passes(call: EngineCall) -> None:
+        fields = json.loads(call.body).keys()
+        found.passed.update(fields)
+        if unknown := fields - FIELDS[call.path].keys():
+            raise AssertionError(f"fields that the table does not name reached the worker: {unknown}")
+
+    to.on_call = passes
 
     async def one_after_the_other() -> None:
         for seed in left:
@@ -196,7 +334,7 @@ async def ask(to: Served, seeds: range) -> Found:
                 await _look(to, found, seed, PATHS[0], GOOD)
             await _look(to, found, seed, *bodies.draw(seed))
 
-    await asyncio.gather(*(one_after_the_other() for _ in range(ROWS)))
+    await asyncio.gather(*(one_after_the_other() for _ in range(rows)))
     await _look(to, found, seeds.stop, PATHS[0], GOOD)
     if to.worker.engine.failed:
         found.broken.append({"seed": seeds.stop, "what": "the engine ended"})

@@ -49,6 +49,19 @@ RELIED_ON = [
     ("v1/request.py", "RequestStatus", ("PREEMPTED", "FINISHED_ERROR")),
     ("v1/engine/__init__.py", "EngineCoreOutput", ("request_id", "new_token_ids", "finish_reason")),
     ("v1/engine/__init__.py", "EngineCoreOutputs", ("outputs",)),
+    # workers.group.grammar_masks
+    (
+        "v1/structured_output/backend_xgrammar.py",
+        "XgrammarGrammar",
+        ("fill_bitmask", "accept_tokens"),
+    ),
+    ("v1/structured_output/backend_xgrammar.py", "XgrammarBackend", ("compile_grammar",)),
+    (
+        "v1/structured_output/backend_guidance.py",
+        "GuidanceGrammar",
+        ("fill_bitmask", "accept_tokens"),
+    ),
+    ("v1/structured_output/backend_guidance.py", "GuidanceBackend", ("compile_grammar",)),
     # workers.engine.instant_answers
     ("v1/engine/__init__.py", "EngineCoreOutput", ("events",)),
     ("v1/engine/__init__.py", "EngineCoreEvent", ("new_event",)),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from itertools import cycle, islice
 from typing import Any, NamedTuple
@@ -155,8 +155,12 @@ class EchoEngine:
         if count > 1:
             self.observer.steps(count - 1, pace_s or took_s / (count - 1))
         # Not made beforehand: a long one would fill the memory of the engine, where a gateway's is looked at.
-        tokens, end = islice(cycle(chunks), count), [_event(speaker, "", "stop")]
-        if (request.get("stream_options") or {}).get("include_usage"):
+        tokens: Iterable[bytes] = islice(cycle(chunks), count)
+        end = [_event(speaker, "", "stop")]
+        options = request.get("stream_options") or {}
+        if options.get("include_usage"):
+            if options.get("continuous_usage_stats"):
+                tokens = _counted(tokens, len(words))
             end.append(_usage_event(speaker, len(words), count))
         await _respond(send, "text/event-stream", tokens, [*end, b"data: [DONE]\n\n"], pace_s)
 
@@ -218,6 +222,13 @@ def _event(speaker: Speaker, text: str, finish: str | None) -> bytes:
     choice: dict[str, Any] = {"index": 0, "finish_reason": finish, "logprobs": None}
     choice |= {"delta": {"role": "assistant", "content": text}} if speaker.is_chat else {"text": text}
     return _chunk(speaker, {"choices": [choice]})
+
+
+def _counted(events: Iterable[bytes], prompt: int) -> Iterator[bytes]:
+    """With what was used until each."""
+    for count, event in enumerate(events, start=1):
+        usage = {"prompt_tokens": prompt, "completion_tokens": count, "total_tokens": prompt + count}
+        yield event.rstrip()[:-1] + b', "usage": %b}\n\n' % json.dumps(usage).encode()
 
 
 def _usage_event(speaker: Speaker, prompt: int, answer: int) -> bytes:

@@ -266,13 +266,13 @@ async def _answer(
 
 def _chat_call(route: Route, body: InferenceModelRequest, tenant: Tenant) -> EngineCall:
     sent = {**_options(body), "messages": [{"role": "user", "content": body.inputText}]}
-    return inference.engine_call(CHAT, sent, route, salt=tenant.cache_salt)
+    return inference.engine_call(CHAT, sent, route, tenant=tenant)
 
 
 def _raw_call(route: Route, body: InferenceModelRequest, tenant: Tenant) -> EngineCall:
     """The engine's own limit of a completion would be a few tokens; null is the context's end."""
     sent = {"max_tokens": route.max_output_tokens, **_options(body), "prompt": body.inputText}
-    return inference.engine_call(COMPLETIONS, sent, route, salt=tenant.cache_salt)
+    return inference.engine_call(COMPLETIONS, sent, route, tenant=tenant)
 
 
 def _options(body: InferenceModelRequest) -> dict[str, Any]:

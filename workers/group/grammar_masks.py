@@ -1,0 +1,80 @@
+"""What a grammar costs the step that all requests share: bounded.
+
+Before each step vLLM asks each request's grammar which tokens may follow, one after the other, in the loop
+that schedules. Nested repetitions make that take seconds, in which no stream goes on. So a request whose
+grammar takes longer than MASK_LIMIT_S for one token ends in an error with its next token, and its grammar is
+not compiled again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+# CPU time of the thread, so that a busy machine ends no request. JSON schemas take 5 ms at most.
+MASK_LIMIT_S = 0.1
+KEPT = 1024  # grammars that are known to be slow
+
+_slow: dict[int, None] = {}  # hashes of grammars, in the order in which they were found
+
+
+class SlowGrammar(ValueError):
+    """A grammar that was found to take too long in an earlier request."""
+
+
+def bound() -> None:
+    """Have vLLM's grammars of this process bounded. A second call changes nothing."""
+    from vllm.v1.structured_output.backend_guidance import GuidanceBackend, GuidanceGrammar
+    from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend, XgrammarGrammar
+
+    for backend, grammar in ((XgrammarBackend, XgrammarGrammar), (GuidanceBackend, GuidanceGrammar)):
+        bound_grammars(backend, grammar)
+
+
+def bound_grammars(backend: Any, grammar: Any) -> None:
+    """Of a backend of vLLM's and of what it compiles (both classes)."""
+    if hasattr(grammar, "ostinato_slow"):
+        return
+    fill, accept, compile_ = grammar.fill_bitmask, grammar.accept_tokens, backend.compile_grammar
+
+    def compile_grammar(self: Any, request_type: Any, grammar_spec: str, *args: Any, **kwargs: Any) -> Any:
+        key = hash((request_type, grammar_spec))
+        if key in _slow:
+            raise SlowGrammar("this grammar takes too long to find the tokens that may follow")
+        made = compile_(self, request_type, grammar_spec, *args, **kwargs)
+        made.ostinato_key = key
+        return made
+
+    def fill_bitmask(self: Any, bitmask: Any, idx: int) -> None:
+        if self.ostinato_slow:  # it ends with this step's token, whichever that is
+            bitmask[idx].fill_(-1)
+            return
+        began_s = time.thread_time()
+        fill(self, bitmask, idx)
+        _judge(self, time.thread_time() - began_s)
+
+    def accept_tokens(self: Any, request_id: str, tokens: list[int]) -> bool:
+        if self.ostinato_slow:
+            return False
+        began_s = time.thread_time()
+        accepted = bool(accept(self, request_id, tokens))
+        _judge(self, time.thread_time() - began_s)
+        return accepted
+
+    grammar.ostinato_slow, grammar.ostinato_key = False, None
+    grammar.fill_bitmask, grammar.accept_tokens = fill_bitmask, accept_tokens
+    backend.compile_grammar = compile_grammar
+
+
+def _judge(grammar: Any, took_s: float) -> None:
+    if took_s <= MASK_LIMIT_S:
+        return
+    grammar.ostinato_slow = True
+    log.warning("a grammar took %.2f s to find which tokens may follow: its request ends", took_s)
+    if grammar.ostinato_key is not None:
+        _slow[grammar.ostinato_key] = None
+        while len(_slow) > KEPT:
+            del _slow[next(iter(_slow))]
