@@ -41,7 +41,7 @@ QUICK = [
 def test_repetitions_of_repetitions_are_refused(pattern: str) -> None:
     with pytest.raises(TooManyWays):
         check_regex(pattern)
-    for grammar in (
+    grammars: tuple[Any, ...] = (
         {"regex": pattern},
         {"json": {"type": "string", "pattern": pattern}},
         {"json": json.dumps({"properties": {"a": {"items": [{"pattern": pattern}]}}})},
@@ -52,7 +52,8 @@ def test_repetitions_of_repetitions_are_refused(pattern: str) -> None:
             "json_schema": {"name": "x", "schema": {"$defs": {"a": {"pattern": pattern}}}},
         },
         [{"function": {"name": "f", "parameters": {"properties": {"a": {"pattern": pattern}}}}}],
-    ):
+    )
+    for grammar in grammars:
         with pytest.raises(TooManyWays):
             check_grammar(grammar)
 
