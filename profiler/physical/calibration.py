@@ -55,8 +55,10 @@ class VariantCost:
         per_module_s m + per_pair_s p + pace w + more_pace w' + per_tile_s t
 
     m kinds of modules, p (module, distinct variant) pairs, w seconds at the pace at which the base's own
-    layer reads and computes, w' those of reading all variants but two, and t tiles of a variant's rows beyond
-    its first. `error`: root mean square of the fit's errors, relative to whole steps."""
+    layer reads and computes, w' those of reading all variants but two. t of steps that decode: tiles of a
+    variant's rows beyond its first; of those that fill prompts: (module, prompt) pairs beyond a prompt's for
+    each module, where prompts one after the other ask different variants. `error`: root mean square of the
+    fit's errors, relative to whole steps."""
 
     per_module_s: float = 0.0
     per_pair_s: float = 0.0

@@ -85,11 +85,14 @@ class VariantLoad:
 @dataclass(frozen=True)
 class Share:
     """The part of a batch that one step has: which share of its variants, how many tokens of each row (as a
-    mean over all), and which share of its rows. A batch that decodes whole: all of them, one token each."""
+    mean over all), and which share of its rows. A batch that decodes whole: all of them, one token each.
+    `prompts` of each row, where those one after the other ask different members: each is then a run of rows
+    by itself, and else all are one."""
 
     present: float = 1.0
     tokens: float = 1.0
     rows: float = 1.0
+    prompts: float = 0.0
 
 
 WHOLE = Share()
@@ -161,7 +164,10 @@ def prefill_share(load: VariantLoad, step: PrefillSteps, input_tokens: int) -> S
     """Of a step that fills prompts, beside the requests that decode in it."""
     prompts = min(load.batch, step.tokens / input_tokens + (step.tokens % input_tokens > 0))
     return Share(
-        min(1.0, (prompts + step.decoding) / load.members), (step.tokens + step.decoding) / load.batch, 0.0
+        min(1.0, (prompts + step.decoding) / load.members),
+        (step.tokens + step.decoding) / load.batch,
+        0.0,
+        prompts / load.batch if load.members > 1 else 0.0,
     )
 
 
@@ -234,14 +240,15 @@ def parts_of(
     calibration: Calibration, cut: Cut, load: KindLoad, share: Share, padding: float = 1.0
 ) -> tuple[float, float, float, float, float]:
     """What `VariantCost` has figures for: modules, pairs, seconds of work, of reading all but FEW variants,
-    and tiles beyond each variant's first."""
+    and tiles beyond each variant's first, or runs of rows beyond the kind's first."""
     read_s, compute_s = work_s(calibration, cut, load, share.tokens)
     read_s *= share.present
     pairs = load.pairs * share.present
     distinct = load.distinct * share.present
     more_s = read_s * max(0.0, 1.0 - FEW / distinct) if distinct else 0.0
     tiles = max(0.0, load.rows * share.rows / (TILE_ROWS * distinct) - 1.0) if distinct else 0.0
-    return load.modules, pairs, read_s + compute_s * padding, more_s, pairs * tiles
+    runs = max(0.0, load.rows * share.prompts - 1.0) if distinct else 0.0
+    return load.modules, pairs, read_s + compute_s * padding, more_s, pairs * tiles + load.modules * runs
 
 
 def work_s(calibration: Calibration, cut: Cut, load: KindLoad, tokens: float) -> tuple[float, float]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 from engine_simulator import ClientSees, Kernel, Machine, measured, simulate
 from known_models import LLAMA_7B
 from simulated_profile import RATES
 
-from profiler.measurements import Point, SyntheticVariant, Timing
+from profiler.measurements import Point, SyntheticVariant, Timing, from_lines
 from profiler.physical.calibrating import calibrate
 from profiler.physical.calibration import Calibration, Cut
 from profiler.physical.variants import decode_time, variant_load
@@ -22,6 +23,7 @@ from profiler.variants.synthetic import synthetic_spec
 from profiler.variants.types import VariantSpec
 
 STEP, OUT = 2048, 64
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "profiling"
 MACHINE = Machine(pair_s=5e-9)
 REACH = Reach(False, 1, 80 << 30, 4096, 64, STEP, max_variants=8)
 ALL_KINDS = ("lora", "boft", "sparse_delta")
@@ -193,3 +195,47 @@ def test_equal_members_are_one_variant_and_others_are_not() -> None:
         return variant_load(LLAMA_7B, mix, 8).kinds[0].distinct
 
     assert [distinct([one]), distinct([one, one, None]), distinct([one, other])] == [1, 1, 2]
+
+
+# --- against an H200 --------------------------------------------------------------------------------
+
+SEEN = tuple(
+    from_lines(
+        (RESULTS / "variants_h200.jsonl").read_text().splitlines(),
+        "a profile of Llama-2-7B's shape, vLLM 0.26",
+    )
+)
+MIXED = [m for m in SEEN if isinstance(m, Timing) and m.point.mix]
+
+
+def held_out(known: Calibration, load: Timing) -> dict[str, tuple[Interval, float]]:
+    """Of one load: what is estimated and what was measured."""
+    point = load.point
+    work = Workload(point.batch, point.input_tokens, load.output_tokens)
+    found = estimate(known, point.mix, work, load.setting.launched)
+    return {
+        "TTFT": (found.ttft_s, load.ttft_s),
+        "step": (found.step_s, load.tpot_s),
+        "latency": (found.latency_s, load.latency_s),
+    }
+
+
+def test_each_load_of_an_h200_is_foretold_by_the_others() -> None:
+    """One LoRA to four, one 4-bit delta to four, and both, asked by 1 to 64 requests."""
+    figures = [
+        figure
+        for load in MIXED
+        for figure in held_out(calibrate(LLAMA_7B, [m for m in SEEN if m is not load]), load).values()
+    ]
+    assert len(figures) > 75
+    assert sum(interval.holds(seen) for interval, seen in figures) >= 0.95 * len(figures)
+    off = sorted(abs(seen / interval.value - 1) for interval, seen in figures)
+    assert off[len(off) // 2] < 0.04
+    assert off[int(0.95 * len(off))] < 0.15
+
+
+def test_what_eight_requests_of_an_h200_tell_of_sixty_four_holds() -> None:
+    few = [m for m in SEEN if not isinstance(m, Timing) or not m.point.mix or m.point.batch <= 8]
+    known = calibrate(LLAMA_7B, few)
+    figures = [f for load in MIXED if load.point.batch > 8 for f in held_out(known, load).values()]
+    assert sum(interval.holds(seen) for interval, seen in figures) >= 0.9 * len(figures)
