@@ -99,8 +99,13 @@ def beside(folder: Path, **files: str) -> Path:
     return folder
 
 
+def without(folder: Path, name: str) -> Path:
+    (folder / name).unlink()
+    return folder
+
+
 ALL = tuple(SHAPES)
-LATER = {
+LATER: dict[str, Any] = {
     "eva_config": None,
     "corda_config": None,
     "loftq_config": {},
@@ -318,11 +323,11 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
         "adapter_config.json is a git-lfs pointer.*pull",
     ),
     "a whole model": (
-        lambda f: (beside(write(f), config__json="{}") and (f / "adapter_config.json").unlink()) or f,
+        lambda f: without(beside(write(f), config__json="{}"), "adapter_config.json"),
         "this is a whole model: register it as a fine-tune",
     ),
     "the weights alone": (
-        lambda f: ((write(f) / "adapter_config.json").unlink(), f)[-1],
+        lambda f: without(write(f), "adapter_config.json"),
         "alone: copy adapter_config.json there",
     ),
 }

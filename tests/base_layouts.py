@@ -155,6 +155,18 @@ def linked(folder: Path) -> Path:
     return folder
 
 
+def without(folder: Path, name: str) -> Path:
+    (folder / name).unlink()
+    return folder
+
+
+def both(folder: Path, other: Path) -> Path:
+    """The weights of another folder beside those of this one."""
+    for path in other.glob("model*"):
+        shutil.copy(path, folder)
+    return folder
+
+
 def as_pointer(folder: Path, *names: str) -> Path:
     for name in names:
         (folder / name).write_text(POINTER)
@@ -267,15 +279,15 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
         "web page.*download the file",
     ),
     "shards without an index": (
-        lambda f: (sharded(f), (f / INDEX).unlink(), f)[-1],
+        lambda f: without(sharded(f), INDEX),
         "no index.*download model.safetensors.index.json",
     ),
     "a shard is missing": (
-        lambda f: (sharded(f), shards_of(f)[1].unlink(), f)[-1],
+        lambda f: without(sharded(f), "model-00002-of-00006.safetensors"),
         r"1 of the \d+ files.*model-00002.*download",
     ),
     "one file and the shards of an index": (
-        lambda f: [shutil.copy(path, plain(f)) for path in sharded(f.parent / "b").glob("model*")] and f,
+        lambda f: both(plain(f), sharded(f.parent / "sharded")),
         "weights twice.*keep one: move",
     ),
     "a tensor in two shards": (
@@ -308,7 +320,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
         lambda f: (plain(f) / SINGLE).rename(f / "weights.safetensors").parent,
         "rename it to model.safetensors",
     ),
-    "no weights": (lambda f: ((plain(f) / SINGLE).unlink(), f)[-1], "found no weights; download"),
+    "no weights": (lambda f: without(plain(f), SINGLE), "found no weights; download"),
     "the weights lie in a folder in it": (
         lambda f: (plain(f / "snapshots" / "abc"), f)[-1],
         "one in .*snapshots/abc; give that folder",
@@ -456,7 +468,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
         "not valid JSON: .*correct it",
     ),
     "no tokenizer": (
-        lambda f: ((plain(f) / "tokenizer.json").unlink(), f)[-1],
+        lambda f: without(plain(f), "tokenizer.json"),
         "expected a tokenizer.*copy the tokenizer's",
     ),
 }

@@ -1,7 +1,8 @@
 """Bases as hubs and trainers lay them out: served as transformers reads them, or refused by what they are.
 
 What vLLM's own loader yields of the folder that a launch gives it is compared, bit for bit, with the state of
-transformers' model of the same folder. Which files a launch gives to vLLM: `group/test_model_of_launch.py`.
+transformers' model of the same folder. `test_layouts_served.py` has an engine serve one of
+them, and `group/test_model_of_launch.py` shows which files a launch gives to vLLM.
 """
 
 from __future__ import annotations
