@@ -34,6 +34,7 @@ STARTING_ENGINES = tuple(
         "workers/test_bundled",  # what converts a model takes as much memory
         "workers/test_families.py",
         "workers/test_layouts_served.py",
+        "workers/test_own_words.py",
         "workers/test_vllm_load.py",
     )
 )

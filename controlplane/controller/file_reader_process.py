@@ -46,7 +46,9 @@ def _listen(requests: queue.SimpleQueue[bytes]) -> None:
 
 def _answer(request: Request, limits: ReadLimits) -> Line:
     allowed = _limit(limits)
-    confine((*request.limits.roots, *([Path(request.bundled).resolve()] if request.bundled else [])))
+    base = request.base.path if request.base is not None else None
+    others = [Path(folder).resolve() for folder in (request.bundled, base) if folder]
+    confine((*request.limits.roots, *others))
 
     def growing(more_bytes: int) -> None:
         nonlocal allowed

@@ -24,6 +24,7 @@ from profiler.variants.delta import DELTA
 from profiler.variants.held import held_bytes
 from profiler.variants.modules import require_adaptable
 from profiler.variants.reading import read_manifest
+from profiler.variants.side_files import own_words
 from profiler.variants.types import VariantKind, VariantLimits, VariantSpec
 from profiler.variants.verifying import verify_data
 from workers.compression.lines import quality_of
@@ -128,6 +129,8 @@ def _variant(model: Model, base: Model | None, limits: Limits, growing: Growing)
     verify_data(manifest)
     spec = replace(manifest.spec, held=held_bytes(manifest))
     reason = f"{_described(spec)} on {', '.join(spec.target_modules) or 'no module'}, fits '{base.name}'"
+    if own := own_words(folder, Path(base.path or ""), base.spec.vocab_size):
+        reason += f"; answers with its own {', '.join(own)}"
     if model.delta is not None and model.delta.artifact is not None:
         reason += f"; {_made(model.delta.artifact)}"
     elif (quality := _measured(folder)) is not None:

@@ -30,7 +30,7 @@ def from_engine(status: int, body: bytes, grammar: str = "") -> errors.OstinatoE
     if 400 <= status < 500 and NO_TEMPLATE in message:
         return errors.NoChatTemplate(
             "the model has no chat template, so it takes no messages; send its text to POST /v1/completions, "
-            "or add chat_template.jinja to its folder and deploy it anew",
+            "or put chat_template.jinja into its folder (a variant may have its own) and register it anew",
             param="messages",
         )
     if 400 <= status < 500:

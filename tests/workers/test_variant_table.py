@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from workers.bus.client import VariantClient
+from workers.engine.own_applications import OwnApplications
 from workers.engine.step_observer import StepObserver
 from workers.engine.variant_table import VariantTable
 from workers.engine.vllm_engine import VllmEngine
@@ -67,7 +69,9 @@ def client() -> Client:
 def engine(client: Client) -> VllmEngine:
     llm = SimpleNamespace(engine_core=SimpleNamespace(add_request_async=None))
     launch = cast(Launch, None)
-    return VllmEngine(llm, Application(), "0", cast(VariantClient, client), launch, (), StepObserver())
+    nowhere, no_more = Path("/nowhere"), cast(Any, None)  # these variants bring weights alone
+    applications = OwnApplications(Application(), llm, nowhere, nowhere, (), no_more)
+    return VllmEngine(llm, applications, "0", cast(VariantClient, client), launch, (), StepObserver())
 
 
 async def asked(engine: VllmEngine, variant: VariantRef, pauses: int = 0) -> int:

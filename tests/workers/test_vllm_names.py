@@ -80,6 +80,14 @@ RELIED_ON = [
     ("v1/engine/output_processor.py", "RequestOutputCollector", ("put",)),
     ("v1/engine/async_llm.py", "AsyncLLM", ("output_processor",)),
     ("sampling_params.py", "SamplingParams", ("_bad_words_token_ids", "_all_stop_token_ids")),
+    # workers.engine.own_applications
+    ("v1/engine/async_llm.py", "AsyncLLM", ("renderer", "input_processor", "vllm_config", "model_config")),
+    ("v1/engine/async_llm.py", "AsyncLLM", ("output_handler", "shutdown", "__del__")),
+    ("v1/engine/input_processor.py", "InputProcessor", ("generation_config_fields", "renderer")),
+    ("renderers/hf.py", "HfRenderer", ("__init__",)),
+    ("renderers/base.py", "BaseRenderer", ("tokenizer",)),
+    ("config/model.py", "ModelConfig", ("generation_config", "get_diff_sampling_param")),
+    ("sampling_params.py", "SamplingParams", ("all_stop_token_ids", "structured_outputs", "ignore_eos")),
     # workers.engine.vllm_stats
     ("v1/metrics/stats.py", "SchedulerStats", ("num_running_reqs", "num_waiting_reqs", "kv_cache_usage")),
     ("v1/metrics/stats.py", "IterationStats", ("inter_token_latencies_iter", "finished_requests")),

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from profiler.files import is_file
 from profiler.variants.delta import (
     ADDED_ROWS,
     ADDED_ROWS_FILE,
@@ -25,10 +26,11 @@ from profiler.variants.delta import (
 )
 from profiler.variants.modules import require_adaptable
 from profiler.variants.reading import read_variant
+from profiler.variants.side_files import side_files
 from profiler.variants.types import VariantKind, VariantLimits, VariantSpec
 from profiler.weight_files import locate_in
 from workers.compression.artefacts import Stored, same
-from workers.compression.durable import Entry, held, write_json, write_tensors
+from workers.compression.durable import Entry, held, write_bytes, write_json, write_tensors
 from workers.compression.layout import added_rows
 from workers.compression.records import PartRecord
 from workers.compression.sources import Source
@@ -112,8 +114,17 @@ class DeltaArtefact:
         version = {"version": DIFFERENCE_VERSION} if DIFFERENCES in contents else {}
         document = {**self._head(), **version, **notes, **where, **contents}
         write_json(folder / DELTA, document, indent=1)
+        self._write_words(folder)
         self.spec(folder)
         return sum(entry.size_bytes for entry in added.values())
+
+    def _write_words(self, folder: Path) -> None:
+        """Its tokenizer, template, ends and generation defaults, where they are not the base's."""
+        own, base = self._tuned.origin, self._base.folder
+        for name in side_files(own):
+            contents = (own / name).read_bytes()
+            if not is_file(base / name) or (base / name).read_bytes() != contents:
+                write_bytes(folder / name, contents)
 
     def spec(self, folder: Path) -> VariantSpec:
         return read_variant(folder, self._spec, VariantLimits(0))

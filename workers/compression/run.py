@@ -225,6 +225,7 @@ class _Run:
             "fine-tune": tuned.identity,
             "config": file_digest(tuned.folder / "config.json"),
             "tokenizer": _words_digest(tuned.folder),
+            "own words": _words_digest(tuned.origin),
             "options": asdict(request.options),
             "methods": METHODS,
             "computed by": computed_by(request.device),

@@ -19,6 +19,7 @@ from profiler.files import DTYPE_BYTES, is_file, read_json
 from profiler.types import ModelSpec, TensorRef
 from profiler.variants.modules import EMBEDDING, HEAD, layer_of
 from profiler.variants.reading import read_manifest
+from profiler.variants.side_files import write_together
 from profiler.variants.types import Manifest, VariantLimits
 from profiler.weight_files import INDEX, locate
 from workers.deltas import differences
@@ -40,8 +41,8 @@ Progress = Callable[[float, str], None]
 def merge(base: Path, variant: Path, out: Path, progress: Progress | None = None) -> None:
     """Write the checkpoint in the folder `base` with the variant in `variant` merged to the new folder `out`.
 
-    Config and tokenizer files are copied; a variant with its own head unties it from the embedding, one with
-    added rows has a larger vocabulary (its tokenizer must be copied from the fine-tune). Raises
+    Config and tokenizer files are copied, the variant's own where it brings some; a variant with its own head
+    unties it from the embedding, one with added rows has a larger vocabulary. Raises
     CheckpointError when files cannot be read, are corrupt, or `out` exists or cannot be written, and
     AdapterError when the variant does not fit.
     """
@@ -91,6 +92,7 @@ class _Job:
         """Everything that is not weights: config, tokenizer, chat template, generation defaults."""
         for path in side_files(self.base):
             shutil.copyfile(path, folder / path.name)
+        write_together(self.base, self.manifest.folder, folder)
         config = read_json(self.base / CONFIG)
         if HEAD in self.places:
             config["tie_word_embeddings"] = False

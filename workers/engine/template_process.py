@@ -1,0 +1,160 @@
+"""Chat templates that variants bring are rendered in processes of their own, within limits.
+
+A template is a program of whoever registered the variant. In the engine's server it would hold up every
+client of the base, or take the server's memory. transformers compiles a template by its text
+(`_compile_jinja_template`) and renders what it gets: for these texts, that is a `Remote`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter, OrderedDict
+from pathlib import Path
+from typing import Any
+
+CHILD = "workers.engine.template_child"
+TIME_LIMIT_S = 5.0  # of one chat; templates take milliseconds
+PROCESSES = 8  # that wait for their template's next chat
+MAX_ANSWER_BYTES = 64 << 20
+READ_BYTES = 1 << 16
+
+
+class TemplateFailed(ValueError):
+    """What a template raised, or that it took too long."""
+
+
+class Templates:
+    """Renders the templates of variants. Several threads may call it."""
+
+    def __init__(self) -> None:
+        self._idle: OrderedDict[str, _Process] = OrderedDict()
+        self._lock = threading.Lock()
+        self._own: Counter[str] = Counter()
+
+    def give_back(self, template: str) -> None:
+        """Of one who had it taken over."""
+        self._own[template] -= 1
+        self._own += Counter()  # without those that nobody has
+
+    def take_over(self, template: str) -> None:
+        """From now on transformers renders this text here."""
+        from transformers.utils import chat_template_utils as utils
+
+        self._own[template] += 1
+        compiled = utils._compile_jinja_template
+        if getattr(compiled, "of_variants", None) is self:
+            return
+
+        def compile_template(chat_template: str) -> Any:
+            return Remote(self, chat_template) if chat_template in self._own else compiled(chat_template)
+
+        compile_template.of_variants = self  # type: ignore[attr-defined]
+        utils._compile_jinja_template = compile_template
+
+    def check(self, template: str) -> None:
+        """That servers may analyse it, as vLLM does by itself. Raises TemplateFailed."""
+        self._ask({"template": template})
+
+    def render(self, template: str, variables: dict[str, Any]) -> str:
+        """Raises TemplateFailed."""
+        return self._ask({"template": template, "variables": variables})
+
+    def _ask(self, asked: dict[str, Any]) -> str:
+        template = asked["template"]
+        with self._lock:
+            process = self._idle.pop(template, None)
+        process = process or _Process()
+        try:
+            answer = process.ask(asked, TIME_LIMIT_S)
+        except OSError as e:
+            process.kill()
+            raise TemplateFailed(f"the chat template was ended: {e}") from e
+        with self._lock:
+            dropped = [self._idle.pop(template, None)]
+            self._idle[template] = process
+            if len(self._idle) > PROCESSES:
+                dropped.append(self._idle.popitem(last=False)[1])
+        for each in filter(None, dropped):
+            each.kill()
+        if "error" in answer:
+            raise TemplateFailed(answer["error"])
+        return answer["text"]
+
+    def close(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, OrderedDict()
+        for process in idle.values():
+            process.kill()
+
+
+class Remote:
+    """In the place of a compiled template."""
+
+    def __init__(self, templates: Templates, text: str) -> None:
+        self._templates, self._text = templates, text
+
+    def render(self, **variables: Any) -> str:
+        return self._templates.render(self._text, variables)
+
+
+class _Process:
+    """It ends with this one: its input is closed then."""
+
+    def __init__(self) -> None:
+        self._kept = b""
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", CHILD],
+            env={"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": os.environ.get("PATH", "")},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def ask(self, asked: dict[str, Any], limit_s: float) -> dict[str, str]:
+        """The text, or the error that the template raised. Raises OSError; `kill` it then."""
+        ends_s = time.monotonic() + limit_s
+        self._write(json.dumps(asked, default=str).encode() + b"\n", ends_s)
+        answer: dict[str, str] = json.loads(self._line(ends_s))
+        return answer
+
+    def _write(self, data: bytes, ends_s: float) -> None:
+        assert self._process.stdin is not None
+        into = self._process.stdin.fileno()
+        os.set_blocking(into, False)
+        while data:
+            self._wait(into, select.POLLOUT, ends_s)
+            data = data[os.write(into, data) :]
+
+    def _line(self, ends_s: float) -> bytes:
+        assert self._process.stdout is not None
+        out = self._process.stdout.fileno()
+        while b"\n" not in self._kept:
+            self._wait(out, select.POLLIN, ends_s)
+            part = os.read(out, READ_BYTES)
+            if not part:
+                raise OSError("it gave no answer")
+            self._kept += part
+            if len(self._kept) > MAX_ANSWER_BYTES:
+                raise OSError(f"its text has more than {MAX_ANSWER_BYTES} bytes")
+        line, _, self._kept = self._kept.partition(b"\n")
+        return line
+
+    def _wait(self, descriptor: int, event: int, ends_s: float) -> None:
+        waiting = select.poll()
+        waiting.register(descriptor, event)
+        if not waiting.poll(max(0.0, 1000 * (ends_s - time.monotonic()))):
+            raise OSError(f"it took longer than {TIME_LIMIT_S:.0f} s")
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
