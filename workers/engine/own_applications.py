@@ -150,7 +150,7 @@ class OwnApplications:
     async def _made(self, words: Words) -> Any:
         tokenizer = self._llm.renderer.tokenizer
         if words.tokenizer:
-            side = tokenizer.truncation_side
+            side = getattr(tokenizer, "truncation_side", "left")
             tokenizer = await asyncio.to_thread(_own_tokenizer, words.folder, side)
         return await self._make(_client(self._llm, words, tokenizer), words.template)
 
