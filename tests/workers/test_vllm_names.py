@@ -81,6 +81,7 @@ RELIED_ON = [
     ("v1/engine/async_llm.py", "AsyncLLM", ("output_processor",)),
     ("sampling_params.py", "SamplingParams", ("_bad_words_token_ids", "_all_stop_token_ids")),
     # workers.engine.own_applications
+    ("entrypoints/anthropic/serving.py", "AnthropicServingMessages", ("_detect_merge_inline_system",)),
     ("v1/engine/async_llm.py", "AsyncLLM", ("renderer", "input_processor", "vllm_config", "model_config")),
     ("v1/engine/async_llm.py", "AsyncLLM", ("output_handler", "shutdown", "__del__")),
     ("v1/engine/input_processor.py", "InputProcessor", ("generation_config_fields", "renderer")),

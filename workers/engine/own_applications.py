@@ -186,8 +186,11 @@ def _json(where: Path) -> dict[str, Any]:
 
 def _client(llm: Any, words: Words, tokenizer: Any) -> Any:
     """AsyncLLM once more, around the same engine, with these words: it makes requests of prompts."""
+    from vllm.entrypoints.anthropic import serving
     from vllm.v1.engine.input_processor import InputProcessor
 
+    # Which renders the template in the server, for a call that gateways do not have.
+    serving.AnthropicServingMessages._detect_merge_inline_system = staticmethod(bool)
     config, model = copy.copy(llm.vllm_config), copy.copy(llm.model_config)
     config.model_config = model
     if words.generation:
