@@ -198,7 +198,7 @@ _COMMON: Mapping[str, Check] = {
     "use_beam_search": exactly(False, "a beam is many requests, which no share or place would count"),
     "watermarking": exactly(False, "no watermark is set up"),
     # --- where an answer ends ---
-    "max_tokens": integer(),
+    "max_tokens": COUNT,
     "min_tokens": COUNT,
     "stop": either(_word, listed(_word)),
     "stop_token_ids": _TOKENS,
@@ -272,7 +272,7 @@ FIELDS: Mapping[str, Mapping[str, Check]] = {
     CHAT: {
         **_COMMON,
         "messages": listed(_message, MOST_MESSAGES),
-        "max_completion_tokens": integer(),
+        "max_completion_tokens": COUNT,
         "logprobs": boolean,
         "top_logprobs": _LOGPROBS,
         "tools": listed(_tool, MOST_TOOLS),

@@ -198,7 +198,7 @@ def test_a_busy_device_is_said_to_be_busy_and_its_ranges_reach_farther(
 ) -> None:
     """By what strangers do there. What our own measuring did there will be gone: a deployment right after it
     is judged as on an idle device."""
-    load = {"batch": 2, "inputTokens": 8, "outputTokens": 8}
+    load: dict[str, Any] = {"batch": 2, "inputTokens": 8, "outputTokens": 8}
     devices = profiled.cluster.devices
     (device,) = devices.devices
     idle = ask(profiled, **load)

@@ -314,7 +314,8 @@ async def test_who_watches_an_operation_reads_nothing(
     monkeypatch.setattr(own, "read", None)  # for each watcher, ten times a second
     assert await anext(watching) == b": still at it\n\n"
     monkeypatch.undo()
-    fresh.repository.commit([Put(Operation("op-1", OperationKind.REGISTER, "x", Phase.READY), 1)])
+    ended = Operation("op-1", OperationKind.REGISTER, "x", Phase.READY)
+    fresh.repository.commit([Put(ended, found.version)])
     await book.refresh()
     assert b"Ready" in await anext(watching)
     with pytest.raises(StopAsyncIteration):

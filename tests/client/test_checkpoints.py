@@ -167,7 +167,7 @@ def test_merge_by_name_where_the_folders_are_not(cli: Cli, api: FakeApi, tmp_pat
         ([*COMPRESS, "NEW", "--method", "magnitude"], 1, "nothing to compress"),
         (["merge", "--to", "NEW"], 2, "either"),
         (["merge", "v1", "--base", "BASE", "--variant", "BASE", "--to", "NEW"], 2, "either"),
-        (["merge", "--base", "BASE", "--variant", "BASE", "--to", "NEW"], 1, "found neither"),
+        (["merge", "--base", "BASE", "--variant", "BASE", "--to", "NEW"], 1, "expected adapter_config.json"),
     ],
 )
 def test_mistakes(cli: Cli, tmp_path: Path, base: Path, argv: list[str], code: int, words: str) -> None:

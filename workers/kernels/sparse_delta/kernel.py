@@ -20,9 +20,10 @@ import torch
 import triton
 import triton.language as tl
 
+from profiler.variants.sparse import ALIGNED_COLUMNS
 from workers.kernels.low_rank.kernel import dot
 from workers.kernels.rows import LARGE_BLOCK, Rows, Tiles
-from workers.kernels.sparse_delta.layout import ALIGNED_COLUMNS, FIELDS, GROUP
+from workers.kernels.sparse_delta.layout import FIELDS, GROUP
 
 HALF_DTYPES = (torch.bfloat16, torch.float16)
 ALIGNED_GROUPS = ALIGNED_COLUMNS // GROUP
