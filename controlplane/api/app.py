@@ -115,11 +115,11 @@ def _add_probes(app: FastAPI, services: Services) -> None:
         """By the names that vLLM's clients, SageMaker's and Kubernetes' ask for."""
         return {"status": "ok"}
 
-    @app.get("/version", tags=["probes"])
+    @app.get("/version", tags=["probes"], responses=management.ERRORS)
     async def version() -> dict[str, str]:
         return {"version": __version__}
 
-    @app.get("/docs", tags=["probes"], response_class=HTMLResponse)
+    @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:
         """What there is, for people: one page, that needs nothing from elsewhere."""
         return HTMLResponse(page_of(app.openapi()))

@@ -5,6 +5,7 @@ Run by test_warming, in a process of its own: in that of the tests, kernels are 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import sys
@@ -53,7 +54,9 @@ def hooked(kinds: tuple[str, ...], tokens: int, biased: bool) -> list[warming.Ho
             op: torch.empty(SLOTS, operators.table_width(op, shape), dtype=torch.int64, device=META)
             for op in names
         }
-        return SimpleNamespace(batch=batch, arena=arena, tables=tables, workspace=space)
+        return SimpleNamespace(
+            batch=batch, arena=arena, tables=tables, workspace=space, layout=contextlib.nullcontext()
+        )
 
     return [(module, shape, site(shape)) for module, shape in layers(biased)]
 
