@@ -31,7 +31,8 @@ QUANTIZED_ENDINGS = {
 QUANTIZED_DTYPES = frozenset({"F8_E4M3", "F8_E5M2", "F8_E8M0", "I8", "U8", "I32"})
 UNQUANTIZED = (
     "quantized checkpoints are not served: register the unquantized one (16 bits) that it was made from, "
-    "which its model card names; Ostinato can quantize that itself (register it with --compression fp8=...)"
+    "which its model card names; Ostinato can quantize that itself (`ostinato register NAME FOLDER "
+    "--compression fp8=100`)"
 )
 SETTINGS = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")  # beside older checkpoints
 
@@ -104,7 +105,8 @@ def _renamed(description: Description, expected: Shapes, tensors: Tensors, folde
     for match, meaning in _RENAMED:
         wrong = [name for name in tensors.keys() - expected.keys() if match(name)]
         if wrong and not expected.keys() <= tensors.keys():
-            return f"{folder} has tensors named {_some(wrong)}: {meaning}"
+            file = tensors[min(wrong)].file
+            return f"{folder}: {file} has tensors named {_some(wrong)}: {meaning}"
     return None
 
 
@@ -120,8 +122,8 @@ _RENAMED: tuple[tuple[Callable[[str], bool], str], ...] = (
     ),
     (
         _starts("module."),
-        "they were saved from a model wrapped by DataParallel, which puts module. before every name; save "
-        "model.module with save_pretrained",
+        "they were saved from a model wrapped by DataParallel, which puts module. before every name; take "
+        "module. out of the names, or save model.module with save_pretrained",
     ),
     (
         lambda name: ".lora_A." in name or name.startswith("base_model.model."),
@@ -131,12 +133,15 @@ _RENAMED: tuple[tuple[Callable[[str], bool], str], ...] = (
     (
         _starts("model.language_model.", "language_model."),
         "they are of a model for text and images; load its language model alone (for Gemma 3 with "
-        "Gemma3ForCausalLM) and save that with save_pretrained",
+        "Gemma3ForCausalLM) and save that with save_pretrained, or register the text-only model of its "
+        "family",
     ),
     (
         _starts("layers.", "embed_tokens.", "h.", "embed_out"),
-        "they lack the prefix that a model for generating text has, for AutoModel saved them; load the "
-        "folder with AutoModelForCausalLM and save it with save_pretrained (embedding models are not served)",
+        "they lack the prefix that a model for generating text has: AutoModel saved them, which leaves the "
+        "head out. If config.json says tie_word_embeddings true, load the folder with AutoModelForCausalLM "
+        "and save it with save_pretrained; else the head is lost (loading would make up a random one): get "
+        "the model with its head. Embedding models are not served",
     ),
     (
         _starts("tok_embeddings."),
@@ -167,20 +172,20 @@ def _known_extras(description: Description, expected: Shapes, tensors: Tensors, 
     extra = tensors.keys() - expected.keys()
     for match, meaning in _EXTRAS:
         if found := {name for name in extra if match(name)}:
-            return f"{folder} holds {_some(found)}: {meaning}"
+            return f"{folder}: {tensors[min(found)].file} holds {_some(found)}: {meaning}"
     return None
 
 
 _EXTRAS: tuple[tuple[Callable[[str], bool], str], ...] = (
     (
         lambda name: KV_SCALE.fullmatch(name) is not None,
-        "scales for a KV cache in fp8, which is not served; take these tensors out of the file, or register "
-        "the checkpoint that they were added to",
+        "scales for a KV cache in fp8, which is not served; register the checkpoint that they were added "
+        "to, or take every k_scale and v_scale out of the files and their index",
     ),
     (
         _starts("v_head.", "value_head."),
-        "the value head of TRL, with which a model is trained by PPO and which generates nothing; save the "
-        "model without it: model.pretrained_model.save_pretrained(folder)",
+        "the value head of TRL, with which a model is trained by PPO and which generates nothing; load "
+        "it with AutoModelForCausalLMWithValueHead and save model.pretrained_model with save_pretrained",
     ),
     (
         _starts("score.", "classifier.", "summary."),
@@ -209,7 +214,8 @@ def _resized(description: Description, expected: Shapes, tensors: Tensors, folde
         return (
             f"{description.embedding} in {folder} has {ref.shape[0]} rows, {description.head} has "
             f"{head.shape[0]} and config.json says vocab_size {description.vocab}: tokens were added to one "
-            "of the two; call resize_token_embeddings on the model and save it again with save_pretrained"
+            "of the two; download the model again, or resize both where it was trained "
+            "(resize_token_embeddings, with tokens of the head trained, too) and save it with save_pretrained"
         )
     return (
         f"{description.embedding} in {folder} has {ref.shape[0]} rows, but config.json says vocab_size "

@@ -227,7 +227,10 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
         lambda f: write(f, tensors=also(model__layers__0__self_attn__q_proj__lora_velora_embed=(4,))),
         f"lora_velora_embed is of VeLoRA.*{MERGED}",
     ),
-    "activated LoRA": (lambda f: write(f, alora_invocation_tokens=[1, 2]), f"activated LoRA.*{MERGED}"),
+    "activated LoRA": (
+        lambda f: write(f, alora_invocation_tokens=[1, 2]),
+        r"activated LoRA is not served; train without it\Z",
+    ),
     "trained tokens": (
         lambda f: write(f, trainable_token_indices=[3]),
         f"trainable_token_indices is set: trained rows.*{MERGED}",
@@ -235,13 +238,16 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "fully trained modules": (lambda f: write(f, modules_to_save=["lm_head"]), f"modules_to_save.*{MERGED}"),
     "a classifier": (
         lambda f: write(f, task_type="SEQ_CLS", modules_to_save=["score"]),
-        "SEQ_CLS.*classifies; only adapters",
+        "SEQ_CLS.*classifies, which.*choose another",
     ),
     "PiSSA": (
         lambda f: write(f, init_lora_weights="pissa_niter_4"),
         f"pissa_niter_4.*changed the base's weights.*path_initial_model_for_weight_conversion.*{MERGED}",
     ),
-    "an unknown initialisation": (lambda f: write(f, init_lora_weights="true"), "not known here.*write true"),
+    "an unknown initialisation": (
+        lambda f: write(f, init_lora_weights="true"),
+        "is the text 'true'; write true without quotes",
+    ),
     "AdaLoRA": (lambda f: write(f, peft_type="ADALORA"), f"got ADALORA; {MERGED}"),
     "MLX": (
         lambda f: beside(
@@ -304,7 +310,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "a pattern that looks ahead": (
         lambda f: write(f, rank_pattern={"(?!q).*": 8}),
-        "rank_pattern.*assert_not is not matched.*write plain names",
+        "rank_pattern.*looking ahead.*not supported; write plain names",
     ),
     "a checkpoint in a trainer's folder": (
         lambda f: write(f / "checkpoint-500").parent,

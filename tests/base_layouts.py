@@ -375,11 +375,11 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "float64": (lambda f: cast(plain(f), torch.float64), "F64; expected F32.*bfloat16 and save it again"),
     "scales of an fp8 KV cache": (
         lambda f: added(plain(f), model__layers__0__self_attn__k_proj__k_scale=(1,)),
-        "k_scale.*take these",
+        "k_scale.*register the checkpoint that they were added to",
     ),
     "a value head": (
         lambda f: added(plain(f), v_head__summary__weight=(1, 16)),
-        "value head of TRL.*save the",
+        "value head of TRL.*AutoModelForCausalLMWithValueHead",
     ),
     "torch.compile's names": (
         lambda f: renamed(plain(f), "_orig_mod.{}".format),

@@ -49,7 +49,7 @@ REFUSED = {
     "use_qalora": "QALoRA is",
     "trainable_token_indices": "trained rows of the embedding are",
     "target_parameters": "adapters of parameters that are no linear layer's are",
-    "kasa_config": "KaSA, which changes the base's weights, too, is",
+    "kasa_config": "KaSA, which also changes the base's weights, is",
     "velora_config": "VeLoRA is",
     "monteclora_config": "MonteCLoRA is",
     "arrow_config": "Arrow, which chooses among adapters, is",
@@ -126,8 +126,8 @@ def parse_config(raw: dict[str, Any], max_rank: int) -> LoraConfig:
     peft.require_type(raw, "LORA")
     if raw.get("task_type") in CLASSIFYING and raw.get("modules_to_save"):
         raise AdapterError(
-            f"{CONFIG}: task_type is {raw['task_type']}: the adapter has a head that classifies; only "
-            "adapters for generating text (task_type CAUSAL_LM) are served"
+            f"{CONFIG}: task_type is {raw['task_type']}: the adapter has a head that classifies, which "
+            "is not served; train one for generating text (task_type CAUSAL_LM), or choose another adapter"
         )
     peft.refuse_options(raw, REFUSED)
     _refuse_bias_and_init(raw)
@@ -158,9 +158,13 @@ def _refuse_bias_and_init(raw: dict[str, Any]) -> None:
             "training: the adapter fits that changed base only; save it again with save_pretrained(folder, "
             f"path_initial_model_for_weight_conversion=...), so that it fits the base as it is, or {MERGE}"
         )
+    if init.lower() in ("true", "false"):
+        raise AdapterError(
+            f"{CONFIG}: init_lora_weights is the text {init!r}; write {init.lower()} without quotes"
+        )
     raise AdapterError(
-        f"{CONFIG}: init_lora_weights is {init[:40]!r}, which is not known here: if it left the base's "
-        "weights as they were, write true in its place"
+        f"{CONFIG}: init_lora_weights is {init[:40]!r}, which is not known: if it left the base's weights as "
+        f"they were, write true in its place; else {MERGE}"
     )
 
 

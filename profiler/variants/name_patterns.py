@@ -28,6 +28,11 @@ _CATEGORIES: dict[Any, Test] = {
     ops.CATEGORY_SPACE: str.isspace,
     ops.CATEGORY_NOT_SPACE: lambda c: not c.isspace(),
 }
+_SAID = {
+    ops.ASSERT: "looking ahead or back, (?=...)",
+    ops.ASSERT_NOT: "looking ahead or back, (?!...)",
+    ops.GROUPREF: "a group named again, \\1",
+}
 _BEGINNINGS = (ops.AT_BEGINNING, ops.AT_BEGINNING_STRING)
 _ENDS = (ops.AT_END, ops.AT_END_STRING)
 
@@ -126,7 +131,7 @@ class NamePattern:
             end = self._state()
             self._join(start, end, ops.AT_BEGINNING if argument in _BEGINNINGS else ops.AT_END)
             return end
-        raise ValueError(f"{str(op).lower()} is not matched here")
+        raise ValueError(f"{_SAID.get(op, str(op).lower())} is not supported")
 
     def _any_of(self, branches: Any, start: int) -> int:
         end = self._state()

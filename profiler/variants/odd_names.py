@@ -8,7 +8,8 @@ from collections.abc import Callable
 from profiler.types import ModelSpec, TensorRef
 
 MERGE = (
-    "merge the adapter into its base with PEFT (four lines in docs/formats.md) and register the merged model"
+    "merge the adapter into its base with PEFT (PeftModel.from_pretrained(base, folder).merge_and_unload(), "
+    "then save_pretrained) and register the merged model"
 )
 PREFIX = "base_model.model."
 _WHOLE = re.compile(r".*?(embed_tokens|lm_head|embed_out|wte)(\.base_layer)?\.weight")
@@ -63,10 +64,19 @@ def _ends(*endings: str) -> Test:
 _MEANINGS: tuple[tuple[Test, str], ...] = (
     (
         _has(".lora_magnitude_vector"),
-        f"is of DoRA, which rescales the base's rows and is not served; {MERGE}",
+        "is of DoRA, which rescales the base's rows and is not served; PEFT would leave it out, because "
+        f"adapter_config.json does not say so: set use_dora to true there, then {MERGE}",
     ),
-    (_has(".lora_diag"), f"is of KaSA, which changes the base's weights, too, and is not served; {MERGE}"),
-    (_has(".lora_velora"), f"is of VeLoRA, which is not served; {MERGE}"),
+    (
+        _has(".lora_diag"),
+        "is of KaSA, which also changes the base's weights and is not served; PEFT would leave it out, "
+        f"because adapter_config.json lacks kasa_config: put that back, then {MERGE}",
+    ),
+    (
+        _has(".lora_velora"),
+        "is of VeLoRA, which is not served; PEFT would leave it out, because adapter_config.json lacks "
+        f"velora_config: put that back, then {MERGE}",
+    ),
     (_has(".lora_E", ".ranknum"), f"is of AdaLoRA, which is not served; {MERGE}"),
     (_has(".lora_embedding_"), f"is an adapter of the embedding, which is not served; {MERGE}"),
     (_has("lm_head.lora_", "embed_out.lora_"), f"is an adapter of the head, which is not served; {MERGE}"),
@@ -85,7 +95,7 @@ _MEANINGS: tuple[tuple[Test, str], ...] = (
     (
         _has("_orig_mod."),
         "was saved from a model compiled by torch.compile, which puts _orig_mod. into every name; take it "
-        "out of the names, or save the adapter from model._orig_mod",
+        "out of the names",
     ),
     (
         _has(".default.weight"),
@@ -108,7 +118,12 @@ _MEANINGS: tuple[tuple[Test, str], ...] = (
         "has a name that trainers of image models use; expected an adapter saved by PEFT",
     ),
     (_has(".base_layer."), f"is a weight of the base, stored beside the adapter of it; {MERGE}"),
-    (_ends(".bias"), f"is a trained bias, which is not served with LoRA; {MERGE}"),
+    (
+        _ends(".bias"),
+        "is a trained bias, which is not served with LoRA; PEFT would leave it out, because "
+        'adapter_config.json says bias "none": write the value of the training there (all or lora_only), '
+        f"then {MERGE}",
+    ),
     (_has("norm.weight"), f"is a norm as a whole, which is not served with LoRA; {MERGE}"),
     (
         _begins("base_model.model.layers.", "base_model.model.h."),

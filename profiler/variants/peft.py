@@ -53,11 +53,16 @@ def require_type(raw: Mapping[str, Any], expected: str) -> None:
         raise AdapterError(f"{CONFIG}: expected peft_type {expected}, got {shown(raw.get('peft_type'))}")
 
 
+# Options of adapters that act on some tokens or requests only, so that no merged weights say the same.
+UNMERGEABLE = frozenset({"alora_invocation_tokens", "arrow_config"})
+
+
 def refuse_options(raw: Mapping[str, Any], refused: Mapping[str, str]) -> None:
     """Raises AdapterError for any option in `refused` (key: what it means) that is on."""
     for key, what in refused.items():
         if raw.get(key):
-            raise AdapterError(f"{CONFIG}: {key} is set: {what} not served; train without it, or {MERGE}")
+            merge = "" if key in UNMERGEABLE else f", or {MERGE}"
+            raise AdapterError(f"{CONFIG}: {key} is set: {what} not served; train without it{merge}")
 
 
 @dataclass(frozen=True)

@@ -65,8 +65,9 @@ def _no_variant(folder: Path) -> str:
         return f"{expected}; found it in {inner.name}, a folder in there: give that folder"
     if is_file(folder / MODEL_CONFIG):
         return (
-            f"{expected}; found {MODEL_CONFIG}, so this is a whole model: register it as a fine-tune, which "
-            "is compressed to a variant (docs/compression.md), or without its base as a model of its own"
+            f"{expected}; found {MODEL_CONFIG}, so this is a whole model: register it as a fine-tune "
+            "(`ostinato register NAME FOLDER --base BASE`), which is compressed to a variant, or as a model "
+            "of its own (`ostinato register NAME FOLDER`)"
         )
     if is_file(folder / WEIGHTS):
         return f"{expected}; found {WEIGHTS} alone: copy {CONFIG} there, which the trainer wrote beside it"
