@@ -53,7 +53,7 @@ def test_registering_measured_the_architecture(cluster: Cluster) -> None:
     found = profile(cluster)
     print(f"\n{found['reason']}: {[(p['batch'], p['inputTokens'], p['tpotMs']) for p in found['loads']]}")
     assert (found["model"], found["phase"], found["dtype"]) == (BASE, "Ready", "float32")
-    assert len(found["loads"]) == found["plannedLoads"] == 4 + 7  # of the base, with variants
+    assert len(found["loads"]) == found["plannedLoads"] == 4 + 8  # of the base, with variants
     assert not measuring(cluster)
 
 
@@ -164,7 +164,7 @@ def test_a_model_of_another_family_is_profiled_estimated_deployed_and_answers(
     assert [one["phase"] for one in measured.ended] == ["Ready", "Ready"]
     found = profile(cluster, SECOND)
     assert found["phase"] == "Ready"
-    assert len(found["loads"]) == found["plannedLoads"] == 4 + 7  # of itself, with variants
+    assert len(found["loads"]) == found["plannedLoads"] == 4 + 8  # of itself, with variants
     load = {"batch": 1, "inputTokens": 16, "outputTokens": 16}
     estimate = cluster.http.post(f"/models/{SECOND}/estimate", json=load).json()
     assert estimate["basis"] == "profile"

@@ -20,7 +20,7 @@ def test_gemma_is_registered_profiled_estimated_deployed_and_answers(cluster: Cl
     profile = cluster.get(f"/models/{NAME}/profile")
     print(f"\n{profile['reason']}: {[(p['batch'], p['inputTokens'], p['tpotMs']) for p in profile['loads']]}")
     assert profile["phase"] == "Ready"
-    assert len(profile["loads"]) == profile["plannedLoads"] == 4 + 7  # of itself, with variants
+    assert len(profile["loads"]) == profile["plannedLoads"] == 4 + 8  # of itself, with variants
     load = {"batch": 1, "inputTokens": 16, "outputTokens": 16}
     estimate = cluster.http.post(f"/models/{NAME}/estimate", json=load).json()
     assert estimate["basis"] == "profile"
