@@ -59,7 +59,7 @@ def write_dummy_base(folder: Path, shape: dict[str, int]) -> Path:
         **shape,
     }
     (folder / "config.json").write_text(json.dumps(config))
-    (folder / TOKENIZER).write_text("{}")
+    write_tokenizer(folder / TOKENIZER, shape["vocab_size"])
     header, at = {}, 0
     for name, dims in tensor_shapes(shape).items():
         size = 2 * dims[0] * (dims[1] if len(dims) > 1 else 1)
@@ -70,6 +70,17 @@ def write_dummy_base(folder: Path, shape: dict[str, int]) -> Path:
         file.write(struct.pack("<Q", len(raw)) + raw)
         file.truncate(8 + len(raw) + at)
     return folder
+
+
+def write_tokenizer(path: Path, words: int) -> None:
+    """One that knows a word for each id."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+
+    made = Tokenizer(WordLevel({f"w{number}": number for number in range(words)}, unk_token="w0"))
+    made.pre_tokenizer = Whitespace()
+    made.save(str(path))
 
 
 def linear_shapes(shape: dict[str, int]) -> dict[str, tuple[int, int]]:

@@ -95,7 +95,7 @@ def write_base(work: Path, shape: dict[str, int]) -> Path:
     with torch.no_grad():
         model.lm_head.weight.mul_(6)  # decided answers: greedy tokens mean something
     model.save_pretrained(work / "base")
-    (work / "base" / gpu_engine.TOKENIZER).write_text("{}")
+    gpu_engine.write_tokenizer(work / "base" / gpu_engine.TOKENIZER, config.vocab_size)
     return work / "base"
 
 

@@ -90,22 +90,11 @@ def write_model(folder: Path, tokenizer: Path | None, size: Size) -> Path:
     """
     gpu_engine.write_dummy_base(folder, size.shape)
     if tokenizer is None:
-        write_tokenizer(folder / gpu_engine.TOKENIZER, size.shape["vocab_size"])
         return folder
     for path in tokenizer.iterdir():
         if path.is_file() and path.name != "config.json" and "safetensors" not in path.name:
             shutil.copy(path, folder)
     return folder
-
-
-def write_tokenizer(path: Path, words: int) -> None:
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from tokenizers.pre_tokenizers import Whitespace
-
-    made = Tokenizer(WordLevel({f"w{number}": number for number in range(words)}, unk_token="w0"))
-    made.pre_tokenizer = Whitespace()
-    made.save(str(path))
 
 
 def write_adapter(

@@ -13,7 +13,7 @@ from typing import Any, Protocol, cast
 import psutil
 
 from benchmarks import gpu_lora, gpu_variants, rehearsing
-from benchmarks.gpu_worker import write_tokenizer
+from benchmarks.gpu_engine import write_tokenizer
 from benchmarks.serving.settings import SHAPES
 from controlplane.client.client import Client
 from controlplane.management.schemas.deploy import AntiAffinity, DeployModelRequest, Replicas

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import rehearsing
+from benchmarks import gpu_engine, rehearsing
 from benchmarks.placement_gpu.asking import named
 from benchmarks.placement_gpu.experiment import Experiment
 from benchmarks.placement_gpu.host import BALLAST_S, Children, Host, rates_of
@@ -144,7 +144,7 @@ def rehearse(folder: Path) -> None:
     """Two tiny models beside some ballast on this host's CPU; engines echo, and so are not measured."""
     tokenizer, out = folder / "tokenizer", folder / "placement_gpu.json"
     tokenizer.mkdir()
-    (tokenizer / "tokenizer.json").write_text("{}")
+    gpu_engine.write_tokenizer(tokenizer / gpu_engine.TOKENIZER, 64)
     paths = ["--tokenizer", str(tokenizer), "--work", str(folder / "work"), "--out", str(out)]
     small = "--models tiny,tiny --ballast 0:0.05 --settle-s 0 --max-model-len 512 --concurrency 1"
     main([*paths, *shlex.split(small), "--batches", ""])

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_engine import TOKENIZER
+from benchmarks.gpu_engine import TOKENIZER, write_tokenizer
 from profiler.architectures.registry import describe
 from profiler.checkpoint import spec_of
 from profiler.fingerprints.folder import write_fingerprint
@@ -68,6 +68,6 @@ def folder(name: str, layers: int, at: Path) -> Path:
     if not made.exists():
         whole.mkdir(parents=True, exist_ok=True)
         (whole / "config.json").write_text(json.dumps(SHAPES[name]))
-        (whole / TOKENIZER).write_text("{}")
+        write_tokenizer(whole / TOKENIZER, SHAPES[name]["vocab_size"])
         write_fingerprint(whole, made, layers)
     return made
