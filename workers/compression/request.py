@@ -57,8 +57,8 @@ def check_request(request: Request) -> None:
     auto = request.options.method is MethodName.auto
     if auto and request.max_loss is None:
         raise OptionError("max_loss", "auto needs the largest loss that may be, in percent")
-    if request.max_loss is not None and not 0 <= request.max_loss < math.inf:
-        raise OptionError("max_loss", f"expected percent, 0 or more, got {request.max_loss:g}")
+    if request.max_loss is not None and not math.isfinite(request.max_loss):
+        raise OptionError("max_loss", f"expected a finite percentage, got {request.max_loss:g}")
     if not auto and request.max_loss is not None:
         raise OptionError("max_loss", f"only auto takes max_loss, not {request.options.method}")
     if auto and request.evaluation is None:
