@@ -71,7 +71,6 @@ def up(
     that starts it again when its head died. Errors: Unavailable with what went wrong; InvalidRequest when a
     cluster runs with other settings."""
     settings = with_gateways(settings)
-    start_checks.require_home(settings)
     cluster = find(settings)
     if cluster is not None:
         start_checks.require_same_settings(settings, _running_environment(settings))
@@ -95,8 +94,9 @@ def start_again(settings: Settings, progress: Progress) -> None:
 
 def _first_start(settings: Settings, progress: Progress, dashboard_port: int) -> LocalCluster:
     _check_tenants(settings)
-    _require_free_port(settings.http_host, settings.http_port)
     _check_torch(settings)
+    start_checks.require_home(settings)
+    _require_free_port(settings.http_host, settings.http_port)
     end_leftovers(settings, progress)
     return _start(settings, progress, _describe(settings, dashboard_port))
 
