@@ -51,10 +51,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def runs(folder: Path) -> dict[str, EngineRun]:
-    """By the kind it is for, every engine with variants that a profile starts on a GPU."""
+    """By the kind it is for, every engine with one kind of variants that a profile starts on a GPU."""
     spec = read_model(folder)
     reach = Reach(False, 1, 80 << 30, 64, 32, 64, max_lora_rank=4, max_variants=SLOTS)
-    return {run.setting.launched[-1]: run for run in profiling_plan(spec, reach) if run.variants}
+    with_variants = [run for run in profiling_plan(spec, reach) if run.variants]
+    own = [run for run in with_variants if len({*run.setting.launched} - {"lora"}) <= 1]
+    assert len(with_variants) == len(own) + 1  # and one engine of all kinds
+    return {run.setting.launched[-1]: run for run in own}
 
 
 @pytest.fixture(scope="module", autouse=True)
