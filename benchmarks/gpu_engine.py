@@ -133,7 +133,7 @@ def _need_plugin() -> None:
     if not entry_points(group=PLUGINS, name="ostinato"):
         sys.exit(
             "vLLM would not find our plug-in: install the project, or put a folder ostinato-0.dist-info"
-            " beside vLLM as docs/benchmarks-details.md says, On a GPU host"
+            ' next to vLLM, as benchmarks/README.md describes under "On a GPU host"'
         )
 
 

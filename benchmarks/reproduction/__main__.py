@@ -6,8 +6,8 @@ Figures: maveriq-8, maveriq-10 to maveriq-14, deltazip-11-13 (throughput, latenc
 runs), deltazip-19, deltazip-measured (the simulation beside what was measured), deltazip-promises (the
 highest rates that keep a promise, with today's costs); `maveriq` and `deltazip` are
 all of a paper's. `--data` holds Azure's LLM inference traces of 2023 (`AzureLLMInferenceTrace_code.csv` and
-`_conv.csv`) and DeltaZip's `deltazip-azure-ar0.5.jsonl` and `-ar1.0.jsonl` (docs/reproduction.md says where
-they are from). Results of other figures in RESULT.json stay.
+`_conv.csv`) and DeltaZip's `deltazip-azure-ar0.5.jsonl` and `-ar1.0.jsonl`;
+benchmarks/results/reproduction.md names their sources. Results of other figures in RESULT.json stay.
 """
 
 from __future__ import annotations

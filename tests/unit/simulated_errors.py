@@ -1,4 +1,7 @@
-"""The table of docs/profiler-results.md: PYTHONPATH=.:tests/unit python tests/unit/simulated_errors.py"""
+"""Median errors of both estimators on tables of simulated machines.
+
+PYTHONPATH=.:tests/unit python tests/unit/simulated_errors.py
+"""
 
 from __future__ import annotations
 

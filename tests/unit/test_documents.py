@@ -10,7 +10,14 @@ import pytest
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
     path.relative_to(ROOT)
-    for pattern in ("*.md", "docs/*.md", "deploy/*.md", "requirements/*.md", "helm/**/*.md")
+    for pattern in (
+        "*.md",
+        "docs/**/*.md",
+        "benchmarks/**/*.md",
+        "deploy/*.md",
+        "requirements/*.md",
+        "helm/**/*.md",
+    )
     for path in ROOT.glob(pattern)
 )
 CODE = ("controlplane", "workers", "placement", "profiler", "benchmarks", "scripts", "tests", "docs")
@@ -33,7 +40,7 @@ def test_every_module_that_a_document_names_exists(document: Path) -> None:
 
 def is_module(name: str) -> bool:
     """Of a module's own names, as in `package.module.name`, the module."""
-    if name.endswith((".md", ".py", ".json")):
+    if name.endswith((".md", ".py", ".json", ".png")):
         return True
     path = ROOT / name.replace(".", "/")
     return any(

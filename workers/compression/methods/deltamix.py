@@ -7,9 +7,9 @@
 5. U is corrected for what V lost (equation 7), and rounded with the same widths (equation 6).
 6. Not in the paper: once more V, for U as it is now, and U (`sweeps`), kept if the layer's error falls.
 
-Less error over calibration's inputs does not mean better answers. With all that `Settings` has beyond the
-paper, and its damping of 0.01, a third less error is left, and a fine-tune that kept 54% of its facts keeps
-33% (docs/benchmarks-details.md). So none of it is done unless asked for.
+Less error over calibration's inputs does not mean better answers. With all options of `Settings` that the
+paper does not have, and its damping of 0.01, the error falls by a third, and a fine-tune that kept 54% of its
+facts keeps 33% (benchmarks/results/compression.md). So the defaults leave these options off.
 """
 
 from __future__ import annotations
