@@ -3,7 +3,7 @@
 A room is a direct child of a package: a folder, or a module beside the folders. An arrow says that one room
 (or module) imports another of the same package. Levels are the longest chain of arrows, a circle counting as
 one. Arrows back up are those that would have to go for the circles to open. Only the files' text is read.
-Of two checkouts the last table is that of ARCHITECTURE.md: the first's figures, then the second's.
+Of two checkouts the last table compares both: the figures of the first, then of the second.
 """
 
 from __future__ import annotations

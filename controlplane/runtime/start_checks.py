@@ -62,7 +62,7 @@ def describe_unknown(found: Mapping[str, str]) -> str:
     said = [
         f"{name} is no setting" + (f"; did you mean {near}?" if near else "") for name, near in found.items()
     ]
-    return ". ".join(said) + " (docs/operating.md lists the settings; unset what is not one)"
+    return ". ".join(said) + " (docs/settings.md lists the settings; unset every other)"
 
 
 def require_known_variables(environment: Iterable[str]) -> None:
