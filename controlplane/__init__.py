@@ -1,3 +1,3 @@
 """Ostinato's control plane: one base line, many variations."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

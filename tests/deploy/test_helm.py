@@ -485,7 +485,7 @@ def test_a_gpu_group(chart: Chart) -> None:
     assert "nvidia.com/gpu" not in cpu["spec"]["containers"][0]["resources"]["limits"]
     # One Ray cluster, one Python: the head and the CPU workers use the same image.
     images = {each["spec"]["containers"][0]["image"] for each in (head, cpu, gpu)}
-    assert images == {"ostinato:0.1.0-gpu"}
+    assert images == {"ostinato:0.2.0-gpu"}
     assert gpu["spec"]["tolerations"] == GPU_GROUP["tolerations"]
     assert gpu["spec"]["nodeSelector"] == GPU_GROUP["nodeSelector"]
     assert gpu["spec"]["runtimeClassName"] == "nvidia"

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from engine_configs import echo_config
 from prometheus_client import CollectorRegistry
 from typer.core import TyperCommand
 
+from controlplane import __version__
 from controlplane.api.access import NEEDED, OPEN_PATHS
 from controlplane.cli.lazy_commands import LazyCommand
 from controlplane.cli.main import COMMANDS
@@ -98,6 +101,14 @@ def test_the_page_of_metrics_names_all_of_them() -> None:
     exposed = {f.name + ("_total" if f.type == "counter" else "") for f in families}
     exposed |= {f.name for f in READ_SECONDS.collect()}
     assert set(METRIC.findall((ROOT / "docs/monitoring.md").read_text())) == exposed
+
+
+def test_every_place_has_the_same_version() -> None:
+    chart = yaml.safe_load((ROOT / "helm/ostinato/Chart.yaml").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    released = re.findall(r"^## (\d+\.\d+\.\d+)$", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    images = re.findall(r"ostinato:([\d.]+)-", (ROOT / "docs/deploying.md").read_text())
+    assert {chart["version"], chart["appVersion"], project["version"], released[0], *images} == {__version__}
 
 
 def test_documents_stay_short() -> None:
