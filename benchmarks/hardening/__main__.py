@@ -19,7 +19,7 @@
         --out benchmarks/results/hardening_hosts.json
     python -m benchmarks.hardening kills --store hosts --victims agent controller engine gateway proxy \\
         redis node head --clients 8 --rest 1 --kills 200 --between 2 --kill-minutes 29 \\
-        --out benchmarks/results/hardening_answers_with_head.json
+        --out benchmarks/results/hardening_answers.json
     python -m benchmarks.hardening kills --store hosts --victims cut stop:agent stop:controller stop:engine \\
         stop:gateway stop:proxy stop:redis --kills 40 --between 3 \\
         --out benchmarks/results/hardening_stopped.json
