@@ -9,16 +9,18 @@ from typing import NamedTuple
 from controlplane.gateway import warming
 from controlplane.gateway.engine_limits import EngineLimits
 from controlplane.gateway.exchange import Exchange
-from controlplane.gateway.worker_pool import Alive, Find, HostWorkers
+from controlplane.gateway.host_workers import HostWorkers
+from controlplane.gateway.worker_directory import Alive, Find
 from controlplane.state.terms import Priority
-from controlplane.traffic.host_router import RoutingRules, StepModels
+from controlplane.traffic.host_router import RoutingRules
+from controlplane.traffic.member_set import StepModels
 from controlplane.traffic.request_terms import NO_TERMS, RequestTerms
 from workers.messages import EngineCall, EngineHead, EngineReply
 
 
 class HostView(NamedTuple):
-    """Of one host, for metrics: requests in the line and for how long the oldest waits, by priority; the mean
-    relative error of predicted times per token (None: none was seen)."""
+    """The metrics of one host: by priority, the number of waiting requests and how long the oldest waits; the
+    mean relative error of predicted times per token (None: unknown)."""
 
     waiting: dict[Priority, tuple[int, float]]
     step_error: float | None
@@ -47,21 +49,21 @@ class EngineClient:
         self._hosts: dict[str, HostWorkers] = {}
         self._models: dict[str, StepModels] = {}
 
-    async def call(self, host: str, request: EngineCall, terms: RequestTerms = NO_TERMS) -> EngineReply:
+    async def call(self, host: str, call: EngineCall, terms: RequestTerms = NO_TERMS) -> EngineReply:
         """One request, answered as a whole. Raises Overloaded, Late, Cut, EngineFailed or Unavailable."""
-        with Exchange(host, self._workers(host), request, terms, streams=False) as exchange:
+        with Exchange(host, self._workers(host), call, terms, streams=False) as exchange:
             answer = await exchange.answer()
             body = await exchange.read()
             return EngineReply(answer.status, answer.content_type, body)
 
     async def stream(
-        self, host: str, request: EngineCall, terms: RequestTerms = NO_TERMS
+        self, host: str, call: EngineCall, terms: RequestTerms = NO_TERMS
     ) -> AsyncGenerator[EngineHead | bytes, None]:
         """One request, answered piece by piece: the engine's own pieces, each an event of a stream.
 
         Closing the generator closes the connection, which cancels the request in the engine.
         """
-        with Exchange(host, self._workers(host), request, terms, streams=True) as exchange:
+        with Exchange(host, self._workers(host), call, terms, streams=True) as exchange:
             answer = await exchange.answer()
             yield EngineHead(answer.status, answer.content_type)
             while (piece := await exchange.piece()) is not None:
@@ -72,21 +74,21 @@ class EngineClient:
 
         As it is a mean, requests that came and went between two calls count as well.
         """
-        means = {host: workers.demand() for host, workers in self._hosts.items()}
+        means = {host: workers.demand.average() for host, workers in self._hosts.items()}
         return {host: mean for host, mean in means.items() if mean > 0}
 
     def learn(self, host: str, models: StepModels) -> None:
-        """What steps of the host's engines take, from now on. The same object again changes nothing."""
+        """Step times of the host's engines from now on. The same object again changes nothing."""
         self._models[host] = models
         if host in self._hosts:
             self._hosts[host].learn(models)
 
     def hosts(self) -> list[str]:
-        """That were asked."""
+        """The hosts that received requests."""
         return list(self._hosts)
 
     def views(self) -> dict[str, HostView]:
-        """Of all hosts that were asked. For another thread, too."""
+        """The views of all hosts that received requests. Other threads may call this, too."""
         return {host: _view(workers) for host, workers in list(self._hosts.items())}
 
     def close(self) -> None:
@@ -109,6 +111,6 @@ def _view(workers: HostWorkers) -> HostView:
     now_s = time.monotonic()
     waiting = {
         priority: (count, 0.0 if since_s is None else max(0.0, now_s - since_s))
-        for priority, (count, since_s) in workers.turnstile.standing().items()
+        for priority, (count, since_s) in workers.queue.standing().items()
     }
     return HostView(waiting, workers.router.error)

@@ -1,43 +1,71 @@
-"""Which worker reads a variant whose request waits for its turn, and how often it is told so."""
+"""Have a worker read a variant from disk while the variant's request waits in the line."""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from controlplane.gateway import probes
+from controlplane.gateway.known_worker import KnownWorker
 from controlplane.traffic.worker_health import Takes
+from workers.messages import VariantRef
 
-if TYPE_CHECKING:
-    from controlplane.gateway.worker_pool import KnownWorker
-
-# Of several requests for a variant that come within so long, the first has it told.
+# Of several requests for one variant within this time, only the first is announced.
 AGAIN_S = 2.0
-MOST = 4096  # uids that are remembered
+MAX_REMEMBERED = 4096  # uids
 
 
-class Wanted:
-    """When workers were told of each variant."""
+class Announced:
+    """When each variant was last announced to a worker."""
 
     def __init__(self) -> None:
-        self._told_s: OrderedDict[int, float] = OrderedDict()  # the oldest first
+        self._announced_s: OrderedDict[int, float] = OrderedDict()  # the oldest first
 
-    def is_new(self, uid: int, now_s: float) -> bool:
-        """Whether nobody was told within AGAIN_S."""
-        told_s = self._told_s.get(uid)
-        return told_s is None or now_s - told_s >= AGAIN_S
+    def is_due(self, uid: int, now_s: float) -> bool:
+        """Whether the variant was not announced within AGAIN_S."""
+        announced_s = self._announced_s.get(uid)
+        return announced_s is None or now_s - announced_s >= AGAIN_S
 
-    def told(self, uid: int, now_s: float) -> None:
-        self._told_s[uid] = now_s
-        self._told_s.move_to_end(uid)
-        if len(self._told_s) > MOST:
-            self._told_s.popitem(last=False)
+    def note(self, uid: int, now_s: float) -> None:
+        self._announced_s[uid] = now_s
+        self._announced_s.move_to_end(uid)
+        if len(self._announced_s) > MAX_REMEMBERED:
+            self._announced_s.popitem(last=False)
+
+
+class ReadAhead:
+    """Announces the variants of waiting requests to workers."""
+
+    def __init__(self) -> None:
+        self._announced = Announced()
+        self._announcing: set[asyncio.Task[None]] = set()
+
+    def announce(self, workers: Sequence[KnownWorker], variant: VariantRef) -> None:
+        """Have one worker read the variant, unless a worker has it in memory; the worker's load then says
+        that it has it."""
+        now_s = time.monotonic()
+        if not self._announced.is_due(variant.uid, now_s):
+            return
+        worker = reader(workers, variant.uid)
+        if worker is None:
+            return
+        self._announced.note(variant.uid, now_s)
+        worker.announced_s = now_s
+        task = asyncio.create_task(probes.announce(worker, variant))
+        self._announcing.add(task)
+        task.add_done_callback(self._announcing.discard)
+
+    def close(self) -> None:
+        for task in self._announcing:
+            task.cancel()
 
 
 def reader(workers: Sequence[KnownWorker], uid: int) -> KnownWorker | None:
-    """The least busy of those that take requests, and of equals the one that was told longest ago; None where
-    one of them has the variant in memory."""
+    """The least busy worker that takes requests, and of equals the worker whose last announcement is longest
+    ago; None where a worker has the variant in memory."""
     taking = [worker for worker in workers if worker.takes is Takes.ALL]
     if any(uid in worker.held for worker in taking):
         return None
-    return min(taking, key=lambda worker: (worker.outstanding, worker.told_s), default=None)
+    return min(taking, key=lambda worker: (worker.outstanding, worker.announced_s), default=None)

@@ -1,6 +1,6 @@
 """Compiles the routing code in a thread, once in a process, so that no request waits for it.
 
-The first start on a machine compiles (a minute on a slow one), later ones read what it kept.
+The first start on a machine compiles (a minute on a slow machine); later starts read what it stored.
 """
 
 from __future__ import annotations
@@ -15,14 +15,10 @@ from functools import cache
 
 from controlplane.routing.bookkeeping import set_usable
 from controlplane.routing.snapshot import new_snapshot
-from controlplane.traffic.host_router import (
-    PLACE_EVERY_S,
-    Asked,
-    HostRouter,
-    Member,
-    RoutingRules,
-    equal_rows,
-)
+from controlplane.traffic.host_router import PLACE_EVERY_S, HostRouter, RoutingRules
+from controlplane.traffic.live_snapshot import equal_rows
+from controlplane.traffic.member import Member
+from controlplane.traffic.request import InferenceRequest
 from controlplane.traffic.request_terms import RequestTerms
 from profiler import compiled
 from profiler.compiled import Records
@@ -31,7 +27,7 @@ from workers.messages import WorkerLoad
 
 log = logging.getLogger(__name__)
 
-LONGEST_WAIT_S = 300.0  # for another process that compiles: several times as long as that takes
+LONGEST_WAIT_S = 300.0  # for another process that compiles; several times what a compilation takes
 
 _ready = threading.Event()
 
@@ -70,8 +66,8 @@ def _warm() -> None:
 
 @contextlib.contextmanager
 def one_at_a_time() -> Iterator[None]:
-    """Of processes that would compile the same at once, as the gateways of a node do that start together, one
-    does, and the others then read what it kept. Where that cannot be agreed on, each goes on by itself."""
+    """Let one process of a node compile: gateways that start together would compile the same code. The others
+    then read what it stored. Each process compiles by itself where the lock cannot be had."""
     with contextlib.ExitStack() as held:
         with contextlib.suppress(OSError, jobs.FolderBusy):
             folder = compiled.folder()
@@ -81,18 +77,18 @@ def one_at_a_time() -> Iterator[None]:
 
 
 def run_through() -> None:
-    """Every call that a router makes of compiled code, with the types that it makes it with."""
+    """Make every call of compiled code that a router makes, with the same argument types."""
     models = equal_rows()
     router = HostRouter(RoutingRules(), 0.0)
     member = Member("base", 8)
     router.set_members([member])
-    flight = router.send(Asked(RequestTerms(tpot_s=1.0), streams=True), 0.0)
-    assert flight is not None
+    routed = router.send(InferenceRequest(RequestTerms(tpot_s=1.0), streams=True), 0.0)
+    assert routed is not None
     router.learn(_Models(models, new_snapshot(0, 2, models).variants, {"base": 0}, {1: 1}))
     for ongoing in (2, 3, 1):
         router.loaded(member, WorkerLoad(ongoing, ongoing, 0, 0.0, 1, 0.1, 0, 0.0, ((1, "device"),)), 1.0)
-    router.filled(flight)
-    router.ended(flight, 1)
+    router.filled(routed)
+    router.ended(routed, 1)
     router.tick(PLACE_EVERY_S + 1.0)
     assert router.snapshot is not None
     set_usable(router.snapshot, 0, True)  # called where there are many workers

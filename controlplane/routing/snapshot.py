@@ -83,6 +83,23 @@ REQUEST = np.dtype(
 )
 
 
+class RequestRow(NamedTuple):
+    """The fields of `REQUEST`, in its order and units, as Python has them."""
+
+    variant: int
+    prompt: float
+    output: float
+    ttft_s: float
+    tpot_s: float
+    waited_s: float
+    session: int
+    prefix: int
+    key: int
+    cached: float
+    home: int
+    promise: int
+
+
 # Up to so many groups a policy looks at all.
 LOOK_AT_ALL = 64
 ORDERS = 3

@@ -24,13 +24,14 @@ from controlplane.cluster.engine_status import EngineView
 from controlplane.cluster.inventory import NodeState, inventory_of
 from controlplane.gateway.engine_client import EngineClient, HostView
 from controlplane.gateway.engine_limits import EngineLimits
-from controlplane.gateway.worker_pool import Alive
+from controlplane.gateway.worker_directory import Alive
 from controlplane.runtime import serve
 from controlplane.runtime.engine_replica import engine_application
 from controlplane.runtime.node_agents import AgentBook, living_node_ids
 from controlplane.runtime.path_probe import Probe, answering_at_once, probe
 from controlplane.settings import Settings
-from controlplane.traffic.host_router import RoutingRules, StepModels
+from controlplane.traffic.host_router import RoutingRules
+from controlplane.traffic.member_set import StepModels
 from controlplane.traffic.request_terms import RequestTerms
 from placement.types import Inventory
 from profiler.request_path import Burst

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from doors import opened, part, report
 
-from controlplane.gateway import engine_limits, worker_pool
+from controlplane.gateway import engine_limits, health_watch, host_workers
 from controlplane.gateway.engine_client import EngineClient
 from controlplane.traffic.worker_health import HealthRules, Takes
 from workers import request_headers
@@ -63,7 +63,7 @@ class Engine:
 
 @pytest.fixture(autouse=True)
 async def _quick(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
-    for module in (worker_pool, engine_limits):
+    for module in (host_workers, health_watch, engine_limits):
         monkeypatch.setattr(module, "LOOK_S", 0.02)
     async with asyncio.timeout(90):
         yield
@@ -78,13 +78,13 @@ async def two() -> AsyncIterator[tuple[EngineClient, list[Engine]]]:
             return [report(first), report(second)]
 
         client = EngineClient(find, 100)
-        await client._workers("b").refresh()
+        await client._workers("b").directory.refresh()
         yield client, engines
         client.close()
 
 
 def takes(client: EngineClient) -> list[Takes]:
-    return [worker.takes for worker in client._hosts["b"]._known]
+    return [worker.takes for worker in client._hosts["b"].directory.known]
 
 
 async def held_up(client: EngineClient, engines: list[Engine]) -> None:
@@ -109,7 +109,7 @@ async def test_whoever_sends_bad_requests_takes_no_engine_from_others(
     for _ in range(20 * FAILURES):
         assert (await client.call("b", bad)).status == status
         assert takes(client) == [Takes.ALL, Takes.ALL]
-    await until(lambda: not any(worker.is_asked for worker in client._hosts["b"]._known))
+    await until(lambda: not any(worker.is_probed for worker in client._hosts["b"].directory.known))
     assert takes(client) == [Takes.ALL, Takes.ALL]
     assert (await client.call("b", GOOD)).status == 200
     for engine in engines:
@@ -140,12 +140,12 @@ async def test_a_harmless_request_that_is_late_says_nothing_where_others_were_an
 ) -> None:
     client, engines = two
     await held_up(client, engines)
-    while not all(worker.good for worker in client._hosts["b"]._known):
+    while not all(worker.good for worker in client._hosts["b"].directory.known):
         await client.call("b", GOOD)
     for engine in engines:
         engine.ill = True
         engine.may_tell.set()
-    await until(lambda: not any(worker.is_asked for worker in client._hosts["b"]._known))
+    await until(lambda: not any(worker.is_probed for worker in client._hosts["b"].directory.known))
     assert takes(client) == [Takes.ALL, Takes.ALL]
 
 
@@ -172,4 +172,4 @@ async def test_a_harmless_request_is_no_demand(two: tuple[EngineClient, list[Eng
     assert client.demand() == {}  # though one is under way
     for engine in engines:
         engine.may_tell.set()
-    await until(lambda: not any(worker.outstanding for worker in client._hosts["b"]._known))
+    await until(lambda: not any(worker.outstanding for worker in client._hosts["b"].directory.known))

@@ -16,7 +16,7 @@ from doors import HEAD, Held, opened, part, report
 from engine_configs import echo_config
 
 from controlplane import errors
-from controlplane.gateway import worker_pool
+from controlplane.gateway import host_workers, worker_directory
 from controlplane.gateway.engine_client import EngineClient
 from workers.messages import EngineCall, EngineHead, VariantRef, WorkerReport
 from workers.server.worker import Worker
@@ -44,8 +44,8 @@ class Cluster:
 
 @pytest.fixture(autouse=True)
 async def _quick(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
-    monkeypatch.setattr(worker_pool, "RETRY_S", 0.01)
-    monkeypatch.setattr(worker_pool, "REFRESH_S", 0.02)
+    monkeypatch.setattr(worker_directory, "RETRY_S", 0.01)
+    monkeypatch.setattr(host_workers, "REFRESH_S", 0.02)
     async with asyncio.timeout(60):
         yield
 
@@ -153,7 +153,7 @@ async def test_requests_go_where_there_is_least_to_do() -> None:
 
 
 async def test_all_who_ask_at_once_share_one_answer(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_pool, "REFRESH_S", 60.0)
+    monkeypatch.setattr(host_workers, "REFRESH_S", 60.0)
     cluster = Cluster(await worker.report())
     async with client_of(cluster) as client:
         await asyncio.gather(*(client.call("b", ASK) for _ in range(20)))
@@ -178,11 +178,11 @@ async def test_workers_that_come_and_go_are_noticed() -> None:
 
 
 async def test_a_host_nobody_asks_is_left_alone(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_pool, "IDLE_S", 0.05)
+    monkeypatch.setattr(host_workers, "IDLE_S", 0.05)
     cluster = Cluster(await worker.report())
     async with client_of(cluster) as client:
         await client.call("b", ASK)
-        watching = client._hosts["b"]._watching
+        watching = client._hosts["b"]._refreshing
         assert watching is not None
         await watching
         seen = cluster.asked
@@ -282,7 +282,7 @@ async def test_requests_wait_for_an_engine_that_restarts() -> None:
 
 
 async def test_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_pool, "WAIT_S", 0.1)
+    monkeypatch.setattr(host_workers, "WAIT_S", 0.1)
     async with opened(answering) as gone:
         dead = report(gone)
     for cluster in (Cluster(), Cluster(dead)):
@@ -361,7 +361,7 @@ async def test_a_client_that_leaves_is_seen_by_the_worker(streams: bool) -> None
             await asyncio.gather(running, return_exceptions=True)
         await app.left.wait()
         app.may_answer.set()
-        assert client._workers("b")._in_flight == 0
+        assert client._workers("b").demand.in_flight == 0
         assert (await client.call("b", ASK)).status == 200
 
 
@@ -391,7 +391,7 @@ async def test_a_request_that_is_no_clients_says_nothing_of_demand_and_takes_roo
         for _ in range(2):  # the first one is at the worker, the second one waits
             running.append(asyncio.create_task(client.call("b", replace(ASK, counted=False))))
             await until(lambda: app.asked == 1)
-        await until(lambda: len(client._hosts["b"].turnstile) == 1)
+        await until(lambda: len(client._hosts["b"].queue) == 1)
         assert client.demand() == {}
         with pytest.raises(errors.Overloaded):
             await client.call("b", replace(ASK, counted=False))

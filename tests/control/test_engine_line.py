@@ -12,13 +12,13 @@ import pytest
 from doors import HEAD, Held, opened, part, report
 
 from controlplane import errors
-from controlplane.gateway import worker_pool
+from controlplane.gateway import host_workers, worker_directory
+from controlplane.gateway.demand_meter import DemandMeter
 from controlplane.gateway.engine_client import EngineClient
 from controlplane.gateway.line_metrics import LineMetrics
-from controlplane.gateway.refused_demand import RefusedDemand
-from controlplane.gateway.time_average import TimeAverage
 from controlplane.state.terms import LatePolicy, Priority
 from controlplane.traffic.attainment import Outcome, attained
+from controlplane.traffic.request import InferenceRequest
 from controlplane.traffic.request_terms import RequestTerms
 from workers.messages import EngineCall, EngineHead, WorkerReport
 
@@ -28,8 +28,8 @@ DROP = RequestTerms(ttft_s=0.05, late=LatePolicy.DROP)
 
 @pytest.fixture(autouse=True)
 async def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_pool, "RETRY_S", 0.01)
-    monkeypatch.setattr(worker_pool, "REFRESH_S", 0.02)
+    monkeypatch.setattr(worker_directory, "RETRY_S", 0.01)
+    monkeypatch.setattr(host_workers, "REFRESH_S", 0.02)
 
 
 async def until(check: Callable[[], object]) -> None:
@@ -197,7 +197,7 @@ async def test_one_who_leaves_while_it_waits_is_forgotten() -> None:
         app.may_answer.set()
         assert [(await task).status for task in (tasks[0], tasks[2])] == [200, 200]
         assert app.asked == 2
-        await until(lambda: client._hosts["b"]._in_flight == 0)
+        await until(lambda: client._hosts["b"].demand.in_flight == 0)
 
 
 async def test_who_waits_for_a_dead_worker_goes_to_the_next() -> None:
@@ -212,7 +212,7 @@ async def test_who_waits_for_a_dead_worker_goes_to_the_next() -> None:
 
         client = EngineClient(find, 10)
         tasks = [call(client) for _ in range(4)]
-        await until(lambda: client.views() and not client._hosts["b"]._known)
+        await until(lambda: client.views() and not client._hosts["b"].directory.known)
         reports[:] = [report(door, 1)]
         app.may_answer.set()
         assert [(await task).status for task in tasks] == [200] * 4
@@ -235,7 +235,7 @@ async def test_answers_tell_how_long_they_were() -> None:
 
     async with serving(app) as client:
         await client.call("b", EngineCall("/v1/completions", b"whole"))
-        lengths = client._hosts["b"].router._lengths
+        lengths = client._hosts["b"].router._history._lengths
         assert lengths.expected(0, 0) == 17
         async for _ in client.stream("b", ASK):
             pass
@@ -260,12 +260,13 @@ async def test_who_waits_shows_in_metrics() -> None:
 
 
 async def test_refused_requests_count_as_demand_for_a_while_and_not_without_bound() -> None:
-    demand = TimeAverage(asyncio.get_running_loop().time)
-    refused = RefusedDemand(demand, 3)
+    demand, request = DemandMeter(asyncio.get_running_loop().time, 3), InferenceRequest()
     for _ in range(64):
-        refused.took(0.001)
+        demand.answered(0.001)
+    demand.average()
     for _ in range(9):
-        refused.add()
+        demand.begin(request)
+        demand.end(request, refused=True)
     assert demand.now == 3
     await until(lambda: demand.now == 0)
 

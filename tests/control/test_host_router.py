@@ -1,4 +1,4 @@
-"""What a gateway keeps of its requests, against sums over those that are in flight."""
+"""What a gateway keeps of its requests, against sums over those that are in routed."""
 
 from __future__ import annotations
 
@@ -15,15 +15,10 @@ from controlplane.routing.orders import order_all
 from controlplane.routing.policies.choose import POLICIES
 from controlplane.routing.snapshot import ELSEWHERE, IN_HOST_MEMORY, IN_SLOT, LOADING, NO_PROMISE, ORDER
 from controlplane.settings import Settings
-from controlplane.traffic.host_router import (
-    PLACE_EVERY_S,
-    Asked,
-    Flight,
-    HostRouter,
-    Member,
-    RoutingRules,
-    equal_rows,
-)
+from controlplane.traffic.host_router import PLACE_EVERY_S, HostRouter, RoutingRules
+from controlplane.traffic.live_snapshot import equal_rows
+from controlplane.traffic.member import Member, RoutedRequest
+from controlplane.traffic.request import InferenceRequest
 from controlplane.traffic.request_terms import RequestTerms
 from controlplane.traffic.worker_health import Takes
 from profiler.compiled import Records, records
@@ -68,10 +63,10 @@ def router(
     return made, members
 
 
-def sent(to: HostRouter, asked: Asked | None = None, now_s: float = 0.0) -> Flight:
-    flight = to.send(asked or Asked(), now_s)
-    assert flight is not None
-    return flight
+def sent(to: HostRouter, request: InferenceRequest | None = None, now_s: float = 0.0) -> RoutedRequest:
+    routed = to.send(request or InferenceRequest(), now_s)
+    assert routed is not None
+    return routed
 
 
 def load(ongoing: int, variants: tuple[tuple[int, str], ...] = (), **more: Any) -> WorkerLoad:
@@ -101,9 +96,9 @@ def test_equals_share_what_comes_at_random() -> None:
     made, members = router(*"abcd")
     counts = {member.group: 0 for member in members}
     for _ in range(400):
-        flight = sent(made)
-        counts[flight.member.group] += 1
-        made.ended(flight)
+        routed = sent(made)
+        counts[routed.member.group] += 1
+        made.ended(routed)
     assert min(counts.values()) > 40  # the mean is 100, with a standard deviation of 8.7
 
 
@@ -111,12 +106,12 @@ def test_a_session_goes_to_one_place_whichever_gateway_has_it() -> None:
     """While all are idle."""
     gateways = [router(*order)[0] for order in ("abcd", "dbca", "cadb")]
     for session in ("x", "y", "z"):
-        asked = Asked(RequestTerms(session=session))
+        request = InferenceRequest(RequestTerms(session=session))
         places = set()
         for made in gateways:
-            flight = sent(made, asked)
-            places.add(flight.member.group)
-            made.ended(flight)
+            routed = sent(made, request)
+            places.add(routed.member.group)
+            made.ended(routed)
         assert len(places) == 1
 
 
@@ -126,29 +121,33 @@ def test_a_conversation_stays_where_its_prompt_is_cached_unless_that_costs_more(
 ) -> None:
     made, _ = router("a", "a2")
     made.learn(models(max_rows=64))
-    asked = Asked(RequestTerms(prompt_tokens=1000, tokens=1100, **terms))
-    first = sent(made, asked)
+    request = InferenceRequest(RequestTerms(prompt_tokens=1000, tokens=1100, **terms))
+    first = sent(made, request)
     home = first.member
     made.filled(first)
     made.ended(first, 100)
-    while (beside := sent(made, Asked(RequestTerms(prompt_tokens=10, tokens=20)))).member is not home:
+    while (
+        beside := sent(made, InferenceRequest(RequestTerms(prompt_tokens=10, tokens=20)))
+    ).member is not home:
         made.ended(beside)  # ties are broken at random
     made.filled(beside)
-    follow = sent(made, asked)
+    follow = sent(made, request)
     assert follow.member is home, "the other one is idle, and would fill the whole prompt again"
     made.ended(follow)
     for _ in range(40):
-        made._note_sent(home, made._values(Asked(RequestTerms(prompt_tokens=2000, tokens=4000)), 0.0))
-    assert sent(made, asked).member is not home
+        made._live.sent(
+            home.slot, made._row(InferenceRequest(RequestTerms(prompt_tokens=2000, tokens=4000)), 0.0)
+        )
+    assert sent(made, request).member is not home
 
 
 @pytest.mark.parametrize(("factor", "most"), [(1.0, 8), (1.25, 10)])
 def test_only_as_many_are_sent_as_an_engine_runs(factor: float, most: int) -> None:
     made, members = router("a", limit=100, rules=RoutingRules(in_flight_factor=factor))
     made.learn(models(max_rows=8))
-    flights = [sent(made) for _ in range(most)]
-    assert made.send(Asked(), 0.0) is None
-    made.ended(flights[3])
+    in_flight = [sent(made) for _ in range(most)]
+    assert made.send(InferenceRequest(), 0.0) is None
+    made.ended(in_flight[3])
     assert sent(made).member is members[0]
 
 
@@ -157,7 +156,7 @@ def test_never_more_than_a_worker_takes() -> None:
     made.learn(models(max_rows=8))
     for _ in range(6):
         sent(made)
-    assert made.send(Asked(), 0.0) is None
+    assert made.send(InferenceRequest(), 0.0) is None
 
 
 def test_requests_of_other_gateways_take_room_and_count_as_rows() -> None:
@@ -183,15 +182,15 @@ def test_what_a_worker_said_long_ago_is_forgotten() -> None:
 def test_where_variants_are() -> None:
     made, (a,) = router("a")
     made.learn(models())
-    flight = sent(made, Asked(variant=8, streams=True))
+    routed = sent(made, InferenceRequest(variant=8, streams=True))
     assert made.snapshot is not None
     where = made.snapshot.held.where[:, a.slot]
     assert list(where[:3]) == [ELSEWHERE, ELSEWHERE, LOADING]
     made.loaded(a, load(1, ((7, "host"), (99, "device"))), 0.0)
     assert list(where[:3]) == [ELSEWHERE, IN_HOST_MEMORY, LOADING]
-    made.filled(flight)
+    made.filled(routed)
     assert where[2] == IN_SLOT
-    made.ended(flight)
+    made.ended(routed)
     made.loaded(a, load(0, ((7, "device"),)), 0.0)
     assert list(where[:3]) == [ELSEWHERE, IN_SLOT, ELSEWHERE]
 
@@ -200,9 +199,9 @@ def test_predictions_follow_what_steps_take() -> None:
     """Engines that take 1.4 times as long as predicted."""
     made, (a,) = router("a")
     made.learn(models())
-    flights = [sent(made, Asked(streams=True)) for _ in range(4)]
-    for flight in flights:
-        made.filled(flight)
+    in_flight = [sent(made, InferenceRequest(streams=True)) for _ in range(4)]
+    for routed in in_flight:
+        made.filled(routed)
     truth_s = 1.4 * float(group_of(made, a).tpot_s)
     for second in range(100):
         made.loaded(a, load(4, steps=50, step_s=truth_s), float(second))
@@ -217,28 +216,28 @@ def test_a_policy_that_chooses_nobody_does_not_lose_the_request() -> None:
     """Every policy, with workers that are full but for one."""
     for policy in POLICIES:
         made, members = router("a", "b", "c", rules=RoutingRules(policy), limit=2)
-        flights = [sent(made, Asked(variant=n % 3)) for n in range(6)]
-        assert made.send(Asked(), 0.0) is None
+        in_flight = [sent(made, InferenceRequest(variant=n % 3)) for n in range(6)]
+        assert made.send(InferenceRequest(), 0.0) is None
         assert [member.own for member in members] == [2, 2, 2]
-        made.ended(flights[0])
-        assert sent(made).member is flights[0].member
+        made.ended(in_flight[0])
+        assert sent(made).member is in_flight[0].member
         made.tick(PLACE_EVERY_S)
 
 
 def test_expected_answers_follow_those_seen_and_their_limit() -> None:
     made, _ = router("a")
     for _ in range(200):
-        made.ended(sent(made, Asked(variant=7)), 40)
-        made.ended(sent(made, Asked(variant=8)), 400)
+        made.ended(sent(made, InferenceRequest(variant=7)), 40)
+        made.ended(sent(made, InferenceRequest(variant=8)), 400)
     long = RequestTerms(tokens=10_000)
-    expected = {uid: made._values(Asked(long, uid), 0.0)[2] for uid in (7, 8)}
+    expected = {uid: made._row(InferenceRequest(long, uid), 0.0)[2] for uid in (7, 8)}
     assert expected == {7: pytest.approx(40), 8: pytest.approx(400)}
-    assert made._values(Asked(RequestTerms(tokens=11), 8), 0.0)[2] == 10
+    assert made._row(InferenceRequest(RequestTerms(tokens=11), 8), 0.0)[2] == 10
 
 
 def test_whole_answers_have_their_prompt_filled_once_nothing_waits() -> None:
     made, (a,) = router("a")
-    sent(made, Asked(RequestTerms(prompt_tokens=50, tokens=60)), now_s=0.0)
+    sent(made, InferenceRequest(RequestTerms(prompt_tokens=50, tokens=60)), now_s=0.0)
     made.loaded(a, load(1, waiting=1), 5.0)
     assert float(group_of(made, a).unfilled) == 50
     made.loaded(a, load(1, waiting=0), 5.0)
@@ -247,12 +246,12 @@ def test_whole_answers_have_their_prompt_filled_once_nothing_waits() -> None:
 
 def test_step_models_that_make_no_sense_are_left_out() -> None:
     made, (a,) = router("a")
-    flight = sent(made, Asked(variant=7))
+    routed = sent(made, InferenceRequest(variant=7))
     broken = models()
     broken.model_of_group["a"] = 9
     made.learn(broken)
-    assert sent(made, Asked(variant=8)).member is a
-    made.ended(flight)
+    assert sent(made, InferenceRequest(variant=8)).member is a
+    made.ended(routed)
     assert int(group_of(made, a).batch.rows) == 1
     made.learn(models())
     assert a.limit == 8
@@ -272,7 +271,7 @@ def test_memory_is_bounded_by_what_is_in_flight() -> None:
     """Variants come and go, with no step model that names them."""
     made, _ = router("a")
     for uid in range(1, 3000):
-        made.ended(sent(made, Asked(variant=uid)), 5)
+        made.ended(sent(made, InferenceRequest(variant=uid)), 5)
     assert made.snapshot is not None
     assert made.snapshot.held.shape[0] < 100
 
@@ -281,38 +280,38 @@ def test_memory_is_bounded_by_what_is_in_flight() -> None:
 
 
 class Reference:
-    """Sums over the requests in flight, by what they ask for alone."""
+    """Sums over the requests in routed, by what they ask for alone."""
 
     def __init__(self, of: HostRouter) -> None:
         self.of = of
 
-    def check(self, member: Member, flights: list[Flight]) -> None:
+    def check(self, member: Member, in_flight: list[RoutedRequest]) -> None:
         snapshot = self.of.snapshot
         assert snapshot is not None
         group, held = snapshot.groups[member.slot], snapshot.held[:, member.slot]
-        assert member.own == len(flights)
-        assert group.batch.rows == len(flights) + member.foreign
-        contexts = sum(f.values[1] + f.values[2] / 2 for f in flights)
-        prompt, output = (member.typical[1], member.typical[2]) if member.foreign else (0.0, 0.0)
+        assert member.own == len(in_flight)
+        assert group.batch.rows == len(in_flight) + member.foreign
+        contexts = sum(f.row.prompt + f.row.output / 2 for f in in_flight)
+        prompt, output = (member.typical.prompt, member.typical.output) if member.typical else (0.0, 0.0)
         contexts += member.foreign * (prompt + output / 2)
         assert group.batch.context == pytest.approx(contexts, rel=1e-6, abs=1e-3)
-        unfilled = sum(f.values[1] for f in flights if not f.filled)
+        unfilled = sum(f.row.prompt for f in in_flight if not f.filled)
         assert group.unfilled == pytest.approx(unfilled, rel=1e-6, abs=1e-3)
         rows: dict[int, int] = {0: member.foreign}
-        for flight in flights:
-            uid = flight.asked.variant
+        for routed in in_flight:
+            uid = routed.request.variant
             rows[uid] = rows.get(uid, 0) + 1
-        by_column = {self.of._columns[uid]: count for uid, count in rows.items() if count}
+        by_column = {self.of._live._columns[uid]: count for uid, count in rows.items() if count}
         assert {v: int(h.rows) for v, h in enumerate(held) if h.rows} == by_column
         assert group.distinct == len([uid for uid, count in rows.items() if uid and count])
-        promises = [f.values[-1] for f in flights] + [NO_PROMISE] * member.foreign
+        promises = [f.row.promise for f in in_flight] + [NO_PROMISE] * member.foreign
         assert sum(group.promises) == len(promises)
         assert group.tightest == min(promises, default=NO_PROMISE)
         assert bool(group.usable) is member.has_room
         model = snapshot.models[group.model]
         step_s = 0.0
         if len(promises):
-            kinds = {7: 1e-5, 8: 1e-5} if self.of._learned is not None else {}
+            kinds = {7: 1e-5, 8: 1e-5} if self.of._models is not None else {}
             step_s = float(model.decode_s[len(promises)]) + float(model.context_s) * contexts
             step_s += sum(kinds.get(uid, 0.0) * count for uid, count in rows.items())
             step_s += sum(2e-5 for uid, count in rows.items() if uid in kinds and count)
@@ -336,7 +335,7 @@ def test_sums_are_those_of_the_requests_in_flight(events: list[tuple[str, int]],
     made = HostRouter(RoutingRules(), 0.0, is_ready=not late_start)
     members: list[Member] = [Member("a", 6), Member("b", 6)]
     made.set_members(members)
-    flights: list[Flight] = []
+    in_flight: list[RoutedRequest] = []
     known = [models(), models(max_rows=3)]
     for now_s, (what, number) in enumerate(events):
         if what == "send":
@@ -347,17 +346,19 @@ def test_sums_are_those_of_the_requests_in_flight(events: list[tuple[str, int]],
                 session=str(number % 4) if number % 2 else "",
             )
             had_room = any(member.has_room for member in members)
-            flight = made.send(Asked(terms, (0, 7, 8, 9, 10 + number % 40)[number % 5]), float(now_s))
-            assert (flight is not None) is had_room
-            if flight is not None:
-                assert flight.member in members
-                flights.append(flight)
-        elif what == "filled" and flights:
-            made.filled(flights[number % len(flights)])
-        elif what == "ended" and flights:
-            flight = flights.pop(number % len(flights))
-            made.ended(flight, number if number % 3 else None)
-            made.ended(flight)
+            routed = made.send(
+                InferenceRequest(terms, (0, 7, 8, 9, 10 + number % 40)[number % 5]), float(now_s)
+            )
+            assert (routed is not None) is had_room
+            if routed is not None:
+                assert routed.member in members
+                in_flight.append(routed)
+        elif what == "filled" and in_flight:
+            made.filled(in_flight[number % len(in_flight)])
+        elif what == "ended" and in_flight:
+            routed = in_flight.pop(number % len(in_flight))
+            made.ended(routed, number if number % 3 else None)
+            made.ended(routed)
         elif what == "load" and members:
             member = members[number % len(members)]
             made.loaded(
@@ -376,10 +377,10 @@ def test_sums_are_those_of_the_requests_in_flight(events: list[tuple[str, int]],
             made.tick(float(now_s))
     made.start_routing()
     for member in members:
-        Reference(made).check(member, [f for f in flights if f.member is member])
+        Reference(made).check(member, [f for f in in_flight if f.member is member])
     assert made.has_room is any(member.has_room for member in members)
-    for flight in flights:
-        made.ended(flight)
+    for routed in in_flight:
+        made.ended(routed)
     for member in members:
         Reference(made).check(member, [])
 
@@ -396,7 +397,7 @@ def test_requests_that_turn_out_longer_count_as_longer() -> None:
     to, (member,) = router("a")
     to.learn(models())
     for _ in range(6):
-        sent(to, Asked(RequestTerms(tokens=300, prompt_tokens=100)))
+        sent(to, InferenceRequest(RequestTerms(tokens=300, prompt_tokens=100)))
     assert to.snapshot is not None
     group = to.snapshot.groups[member.slot]
     assert group.stretch == 1.0
@@ -427,7 +428,7 @@ def test_of_many_workers_the_orders_are_those_that_would_be_made_anew(seed: int)
     known.model_of_group = {member.group: n % 2 for n, member in enumerate(members)}
     made.set_members(members[:40])
     made.learn(known)
-    flights: list[Flight] = []
+    in_flight: list[RoutedRequest] = []
     now_s = 0.0
     for _ in range(150):
         now_s += 0.2
@@ -435,12 +436,12 @@ def test_of_many_workers_the_orders_are_those_that_would_be_made_anew(seed: int)
         kind = rng.integers(12)
         if kind <= 5:
             terms = RequestTerms(tpot_s=0.02 if rng.random() < 0.5 else None)
-            flight = made.send(Asked(terms, int(rng.choice([0, 7, 8, 9])), streams=True), now_s)
-            flights += [flight] if flight is not None else []
-        elif kind == 6 and flights:
-            made.filled(flights[int(rng.integers(len(flights)))])
-        elif kind <= 8 and flights:
-            made.ended(flights.pop(int(rng.integers(len(flights)))), 20)
+            routed = made.send(InferenceRequest(terms, int(rng.choice([0, 7, 8, 9])), streams=True), now_s)
+            in_flight += [routed] if routed is not None else []
+        elif kind == 6 and in_flight:
+            made.filled(in_flight[int(rng.integers(len(in_flight)))])
+        elif kind <= 8 and in_flight:
+            made.ended(in_flight.pop(int(rng.integers(len(in_flight)))), 20)
         elif kind == 9:
             told = load(int(rng.integers(9)), ((7, "device"),), steps=9, step_s=0.01, kv_usage=0.01)
             made.loaded(member, told, now_s)
@@ -486,25 +487,25 @@ def test_places_are_those_of_the_sequences_under_way(
     made.set_members(members)
     known = models(max_rows=limit)
     for which, width, learns in events:
-        if which < 2 and members[which].flights:
-            made.ended(next(iter(members[which].flights)))
+        if which < 2 and members[which].routed:
+            made.ended(next(iter(members[which].routed)))
         if learns:
-            made.learn(models(max_rows=limit) if made._learned is known else known)
+            made.learn(models(max_rows=limit) if made._models is known else known)
         free = [member.fits(width) for member in members]
-        flight = made.send(Asked(RequestTerms(sequences=width)), 0.0)
-        assert (flight is not None) == any(free)
-        assert flight is None or free[members.index(flight.member)]
+        routed = made.send(InferenceRequest(RequestTerms(sequences=width)), 0.0)
+        assert (routed is not None) == any(free)
+        assert routed is None or free[members.index(routed.member)]
         for member in members:
-            assert member.places == sum(f.asked.terms.sequences for f in member.flights)
-            assert member.own == len(member.flights)
+            assert member.places == sum(f.request.terms.sequences for f in member.routed)
+            assert member.own == len(member.routed)
             assert member.places <= limit or member.own == 1
             if is_ready:
                 assert group_of(made, member).batch.rows == member.places
                 assert group_of(made, member).usable == int(member.has_room)
         assert made.has_room == any(member.has_room for member in members)
     for member in members:
-        for flight in list(member.flights):
-            made.ended(flight)
+        for routed in list(member.routed):
+            made.ended(routed)
     assert [member.places for member in members] == [0, 0]
     if is_ready:
         assert all(group_of(made, member).batch.rows == 0 for member in members)
@@ -516,7 +517,7 @@ def test_a_worker_on_trial_has_one_request_at_a_time() -> None:
     made.set_takes(other, Takes.NONE)
     trial = sent(made)
     assert trial.member is one
-    assert made.send(Asked(), 0.0) is None
+    assert made.send(InferenceRequest(), 0.0) is None
     made.ended(trial)
     again = sent(made)
     assert again.member is one

@@ -14,10 +14,11 @@ import pytest
 from doors import HEAD, Held, opened, part, report
 from engine_configs import echo_config
 
-from controlplane.gateway import load_reader, worker_pool
+from controlplane.gateway import host_workers, load_reader
 from controlplane.gateway.engine_client import EngineClient
+from controlplane.gateway.host_workers import HostWorkers
+from controlplane.gateway.known_worker import KnownWorker
 from controlplane.gateway.load_reader import LoadReader
-from controlplane.gateway.worker_pool import HostWorkers, KnownWorker
 from workers import request_headers
 from workers.load_lines import PATH, STALE_S, line_of
 from workers.messages import EngineCall, WorkerLoad, WorkerReport
@@ -34,7 +35,7 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 @pytest.fixture(autouse=True)
 async def _soon(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
     monkeypatch.setattr(load_reader, "FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr(worker_pool, "REFRESH_S", 0.02)
+    monkeypatch.setattr(host_workers, "REFRESH_S", 0.02)
     async with asyncio.timeout(60):
         yield
 
@@ -182,7 +183,7 @@ def workers_of(client: EngineClient) -> HostWorkers:
 
 
 def only(client: EngineClient) -> KnownWorker:
-    (worker,) = workers_of(client)._known
+    (worker,) = workers_of(client).directory.known
     return worker
 
 
@@ -214,7 +215,7 @@ async def test_one_that_left_is_not_listened_to() -> None:
             await until(lambda: only(client).load)
             gone = only(client)
             known.clear()
-            await until(lambda: not workers_of(client)._known)
+            await until(lambda: not workers_of(client).directory.known)
             feed = worker._door._feed if worker._door else None
             assert feed is not None
             await until(lambda: not feed._listeners)

@@ -10,7 +10,7 @@ import pytest
 
 from controlplane.routing import bookkeeping
 from controlplane.routing.snapshot import REQUEST, new_snapshot
-from controlplane.traffic.host_router import equal_rows
+from controlplane.traffic.live_snapshot import equal_rows
 from controlplane.traffic.machine_code import first_record, machine_code
 from profiler.compiled import records
 

@@ -18,10 +18,10 @@ import pytest
 from doors import Held, opened, report
 
 from controlplane import errors
-from controlplane.gateway import engine_limits, load_reader, worker_pool
+from controlplane.gateway import engine_limits, health_watch, host_workers, load_reader
 from controlplane.gateway.engine_client import EngineClient
 from controlplane.gateway.engine_limits import EngineLimits
-from controlplane.gateway.worker_pool import KnownWorker
+from controlplane.gateway.known_worker import KnownWorker
 from controlplane.traffic.worker_health import Takes
 from workers.messages import EngineCall, EngineHead, WorkerReport
 
@@ -71,9 +71,10 @@ class Stopping:
 
 @pytest.fixture(autouse=True)
 async def _quick(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
-    monkeypatch.setattr(worker_pool, "LOOK_S", 0.1)
+    monkeypatch.setattr(host_workers, "LOOK_S", 0.1)
+    monkeypatch.setattr(health_watch, "LOOK_S", 0.1)
     monkeypatch.setattr(engine_limits, "LOOK_S", 0.1)
-    monkeypatch.setattr(worker_pool, "REFRESH_S", 0.1)
+    monkeypatch.setattr(host_workers, "REFRESH_S", 0.1)
     monkeypatch.setattr(load_reader, "LONGEST_OF_ONE_HEARD_S", 0.1)
     async with asyncio.timeout(90):
         yield
@@ -114,13 +115,13 @@ async def until(check: Any) -> None:
 
 
 def known(client: EngineClient, group: str) -> KnownWorker:
-    (found,) = [w for w in client._hosts["b"]._known if w.group == group]
+    (found,) = [w for w in client._hosts["b"].directory.known if w.group == group]
     return found
 
 
 async def heard(client: EngineClient, group: str = "stopping") -> KnownWorker:
     """Once a worker has told its load: then its silence says something."""
-    await client._workers("b").refresh()
+    await client._workers("b").directory.refresh()
     worker = known(client, group)
     await until(lambda: worker.load is not None)
     return worker
@@ -157,7 +158,7 @@ async def test_a_stream_without_a_first_byte_is_moved_once(stopping: Stopping) -
         first = asyncio.create_task(anext(items))
         await until(lambda: worker.own == 1)
         hosts = client._workers("b")
-        hosts._find = _finding(stopping.report, report(door))
+        hosts.directory._find = _finding(stopping.report, report(door))
         assert await first == EngineHead(200, "text/event-stream")
         assert await anext(items) == b"data: 1\n\n"
         assert other.asked == 1

@@ -1,4 +1,4 @@
-"""Requests of the gateway's own to a worker: to tell whether its engine fails, and what is about to come."""
+"""Requests that the gateway itself sends to a worker: probes of its engine, announcements of variants."""
 
 from __future__ import annotations
 
@@ -6,32 +6,29 @@ import asyncio
 import json
 from contextlib import suppress
 from enum import Enum, auto
-from typing import TYPE_CHECKING
 
 from controlplane import errors
 from controlplane.gateway.http1 import BrokenOff, Connection, NotConnected, head_of
+from controlplane.gateway.known_worker import KnownWorker
 from workers import request_headers
 from workers.messages import VariantRef
 
-if TYPE_CHECKING:
-    from controlplane.gateway.worker_pool import KnownWorker
-
 _REFUSED = request_headers.REFUSED.encode()
 COMPLETIONS = "/v1/completions"
-# Every tokenizer makes some token of one of these words.
+# Every tokenizer makes at least one token of these words.
 PROMPT = "Hello, 1 a w0"
-TELLING_S = 10.0  # a worker that does not listen within this time will see the request itself
+ANNOUNCE_S = 10.0  # a worker that does not answer within this time will see the request itself
 
 
 class Verdict(Enum):
     WELL = auto()
     FAILING = auto()
-    GONE = auto()  # nobody is there, or a stranger
-    BUSY = auto()  # it answered nothing in time, or that it takes no request now
+    GONE = auto()  # no process listens there, or a stranger's
+    BUSY = auto()  # no answer in time, or the answer that it takes no request now
 
 
 async def verdict(worker: KnownWorker, host: str, limit_s: float) -> Verdict:
-    """Whether the worker's engine makes a token of the base within `limit_s`."""
+    """Whether the worker's engine generates a token of the base within `limit_s`."""
     body = json.dumps({"model": host, "prompt": PROMPT, "max_tokens": 1}).encode()
     try:
         connection = await _answered(worker, COMPLETIONS, body, None, limit_s)
@@ -48,13 +45,13 @@ async def verdict(worker: KnownWorker, host: str, limit_s: float) -> Verdict:
     return Verdict.WELL if connection.status < 300 else Verdict.FAILING
 
 
-async def tell_wanted(worker: KnownWorker, variant: VariantRef) -> None:
-    """Have the worker read a variant ahead of its request; what fails is told when the request comes.
+async def announce(worker: KnownWorker, variant: VariantRef) -> None:
+    """Have the worker read a variant ahead of its request. Failures are ignored: the request will show them.
 
-    An older worker loads it, and answers 404.
+    An older worker loads the variant, and answers 404.
     """
     with suppress(NotConnected, BrokenOff, errors.Cut, TimeoutError):
-        await _answered(worker, request_headers.WANTED_PATH, b"", variant, TELLING_S)
+        await _answered(worker, request_headers.WANTED_PATH, b"", variant, ANNOUNCE_S)
 
 
 async def _answered(

@@ -1,4 +1,4 @@
-"""Requests at the turnstile of one base: at once, in turn, refused; and none is ever lost."""
+"""Admission of requests to one base: at once, in turn, refused; and no request is ever lost."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane import errors
-from controlplane.gateway.turnstile import Turnstile
+from controlplane.gateway.admission_queue import AdmissionQueue
 from controlplane.state.terms import LatePolicy, Priority
-from controlplane.traffic.host_router import Asked, Flight, HostRouter, Member, RoutingRules
+from controlplane.traffic.host_router import HostRouter, RoutingRules
+from controlplane.traffic.member import Member, RoutedRequest
+from controlplane.traffic.request import InferenceRequest
 from controlplane.traffic.request_terms import RequestTerms
 from controlplane.traffic.tenants import Tenant
 
@@ -28,15 +30,15 @@ class World:
         self.router = HostRouter(RoutingRules(), 0.0, is_ready=False)
         self.members = [Member(f"g{n}", limit) for n in range(workers)]
         self.router.set_members(self.members)
-        self.turnstile = Turnstile("base", self.router, places, lambda: self.now_s)
+        self.queue = AdmissionQueue("base", self.router, places, lambda: self.now_s)
 
-    def ask(self, **terms: Any) -> asyncio.Task[Flight]:
-        asked = Asked(RequestTerms(**terms), arrived_s=self.now_s)
-        return asyncio.create_task(self.turnstile.enter(asked))
+    def ask(self, **terms: Any) -> asyncio.Task[RoutedRequest]:
+        request = InferenceRequest(RequestTerms(**terms), arrived_s=self.now_s)
+        return asyncio.create_task(self.queue.enter(request))
 
-    def end(self, flight: Flight) -> None:
-        self.router.ended(flight)
-        self.turnstile.pump()
+    def end(self, routed: RoutedRequest) -> None:
+        self.router.ended(routed)
+        self.queue.pump()
 
 
 async def settle() -> None:
@@ -44,12 +46,12 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def gone(*tasks: asyncio.Task[Flight]) -> list[bool]:
+async def gone(*tasks: asyncio.Task[RoutedRequest]) -> list[bool]:
     await settle()
     return [task.done() for task in tasks]
 
 
-def reason(task: asyncio.Task[Flight]) -> str:
+def reason(task: asyncio.Task[RoutedRequest]) -> str:
     error = task.exception()
     assert isinstance(error, errors.Overloaded | errors.Late)
     assert isinstance(error, errors.Late) or (error.retry_after_s or 0) >= 1
@@ -140,11 +142,11 @@ async def test_one_who_leaves_gives_its_place_and_its_turn() -> None:
     await settle()
     leaves.cancel()
     assert await gone(leaves, waits) == [True, False]
-    assert len(world.turnstile) == 1
+    assert len(world.queue) == 1
     world.end(running.result())
     waits.cancel()  # it has its turn, and does not know yet
     await settle()
-    assert (len(world.turnstile), world.members[0].own) == (0, 0)
+    assert (len(world.queue), world.members[0].own) == (0, 0)
     assert await gone(world.ask()) == [True]
 
 
@@ -153,10 +155,10 @@ async def test_one_whose_worker_was_not_there_goes_before_those_who_wait() -> No
     first = world.ask()
     waiting = world.ask()
     await settle()
-    flight = first.result()
-    again = asyncio.create_task(world.turnstile.enter(flight.asked, went=True))
+    routed = first.result()
+    again = asyncio.create_task(world.queue.enter(routed.request, resent=True))
     await settle()
-    world.end(flight)
+    world.end(routed)
     assert await gone(again, waiting) == [True, False]
 
 
@@ -167,12 +169,12 @@ async def test_without_workers_all_wait_and_those_who_waited_for_too_long_hear_o
     world.now_s = 10.0
     young = world.ask(ttft_s=0.001)
     await settle()
-    world.turnstile.expire(5.0, lambda: errors.Unavailable("not there", retry_after_s=5))
+    world.queue.expire(5.0, lambda: errors.Unavailable("not there", retry_after_s=5))
     assert await gone(old, young) == [True, False]
     assert isinstance(old.exception(), errors.Unavailable)
     world.members.append(Member("new", 1))
     world.router.set_members(world.members)
-    world.turnstile.begin()
+    world.queue.begin()
     assert await gone(young) == [True]
 
 
@@ -210,12 +212,12 @@ async def test_one_that_waits_for_many_places_and_leaves_holds_nobody_up() -> No
 
 async def test_a_wide_one_goes_where_all_of_it_fits() -> None:
     world = World(workers=2, limit=4)
-    flights = [await world.ask() for _ in range(2)]  # one each
+    in_flight = [await world.ask() for _ in range(2)]  # one each
     more = await world.ask(sequences=3)
     assert more.member.places == 4
     other = await world.ask(sequences=3)
     assert other.member is not more.member
-    assert len(flights) == 2
+    assert len(in_flight) == 2
 
 
 @pytest.mark.parametrize("narrow", [1, 4, 8, 15])
@@ -224,7 +226,7 @@ async def test_the_widest_request_delays_others_by_two_answers_at_most(narrow: i
     have their answer, and one that always asks for 16 of them."""
     world = World(limit=16)
     waiting = {world.ask(): ("narrow", 0.0) for _ in range(narrow)}
-    ends: list[tuple[float, int, Flight, str, float]] = []
+    ends: list[tuple[float, int, RoutedRequest, str, float]] = []
     took: dict[str, list[float]] = {"narrow": [], "wide": []}
     order = count()
     for number in range(300):
@@ -232,9 +234,9 @@ async def test_the_widest_request_delays_others_by_two_answers_at_most(narrow: i
         for task in [task for task in waiting if task.done()]:
             who, since_s = waiting.pop(task)
             heapq.heappush(ends, (world.now_s + 1.0, next(order), task.result(), who, since_s))
-        world.now_s, _, flight, who, since_s = heapq.heappop(ends)
+        world.now_s, _, routed, who, since_s = heapq.heappop(ends)
         took[who].append(world.now_s - since_s)
-        world.end(flight)
+        world.end(routed)
         waiting[world.ask(sequences=16 if who == "wide" else 1)] = who, world.now_s
         if number == 50:
             waiting[world.ask(sequences=16)] = "wide", world.now_s
@@ -287,10 +289,10 @@ def test_no_order_of_events_loses_a_request(events: list[tuple[str, int]]) -> No
 
 async def _play(events: list[tuple[str, int]]) -> None:  # noqa: PLR0915
     world = World(workers=1, limit=2, places=6)
-    tasks: list[asyncio.Task[Flight]] = []
-    cancelled: set[asyncio.Task[Flight]] = set()
+    tasks: list[asyncio.Task[RoutedRequest]] = []
+    cancelled: set[asyncio.Task[RoutedRequest]] = set()
 
-    def running() -> list[Flight]:
+    def running() -> list[RoutedRequest]:
         return [
             task.result()
             for task in tasks
@@ -298,7 +300,7 @@ async def _play(events: list[tuple[str, int]]) -> None:  # noqa: PLR0915
         ]
 
     async def event(what: str, number: int) -> None:
-        flights = running()
+        in_flight = running()
         if what == "ask":
             tasks.append(
                 world.ask(
@@ -310,12 +312,12 @@ async def _play(events: list[tuple[str, int]]) -> None:  # noqa: PLR0915
                     sequences=(1, 1, 1, 2, 5)[number % 5],
                 )
             )
-        elif what == "end" and flights:
-            world.end(flights[number % len(flights)])
-        elif what == "broken" and flights:
-            flight = flights[number % len(flights)]
-            tasks.append(asyncio.create_task(world.turnstile.enter(flight.asked, went=True)))
-            world.end(flight)
+        elif what == "end" and in_flight:
+            world.end(in_flight[number % len(in_flight)])
+        elif what == "broken" and in_flight:
+            routed = in_flight[number % len(in_flight)]
+            tasks.append(asyncio.create_task(world.queue.enter(routed.request, resent=True)))
+            world.end(routed)
         elif what == "cancel" and tasks:
             task = tasks[number % len(tasks)]
             if not task.done():
@@ -324,14 +326,14 @@ async def _play(events: list[tuple[str, int]]) -> None:  # noqa: PLR0915
         elif what == "come":
             world.members = [*world.members, Member(f"n{number}", 1 + number % 3)]
             world.router.set_members(world.members)
-            world.turnstile.begin()
+            world.queue.begin()
         elif what == "go" and world.members:
             world.members = world.members[1:]
             world.router.set_members(world.members)
         elif what == "time":
             world.now_s += number % 7
         elif what == "expire" and not world.members:
-            world.turnstile.expire(world.now_s - 5.0, lambda: errors.Unavailable("gone"))
+            world.queue.expire(world.now_s - 5.0, lambda: errors.Unavailable("gone"))
 
     rng = random.Random(len(events))
     for what, number in events:
@@ -342,19 +344,19 @@ async def _play(events: list[tuple[str, int]]) -> None:  # noqa: PLR0915
             assert member.places <= member.limit or member.own == 1
     await settle()
     for member in world.members:
-        own = [flight for flight in running() if flight.member is member]
-        assert member.places == sum(flight.asked.terms.sequences for flight in own)
+        own = [routed for routed in running() if routed.member is member]
+        assert member.places == sum(routed.request.terms.sequences for routed in own)
     waiting = [task for task in tasks if not task.done()]
-    assert len(world.turnstile) == len(waiting)
+    assert len(world.queue) == len(waiting)
     if waiting and world.router.has_room:
-        needed = world.turnstile._again[0].asked.terms.sequences
+        needed = world.queue._again[0].request.terms.sequences
         assert needed > 1, "somebody waits though there is room"
         assert not any(member.fits(needed) for member in world.members)
-    here = [flight for flight in running() if flight.member.slot >= 0]
+    here = [routed for routed in running() if routed.member.slot >= 0]
     assert sum(member.own for member in world.members) == len(here)
     world.members = [*world.members, Member("last", 1000)]
     world.router.set_members(world.members)
-    world.turnstile.begin()
+    world.queue.begin()
     await settle()
     for task in tasks:
         assert task.done(), "it waits for ever"
@@ -362,6 +364,6 @@ async def _play(events: list[tuple[str, int]]) -> None:  # noqa: PLR0915
             assert task in cancelled
         elif task.exception() is not None:
             assert isinstance(task.exception(), errors.Overloaded | errors.Late | errors.Unavailable)
-    for flight in running():
-        world.end(flight)
+    for routed in running():
+        world.end(routed)
     assert [member.own for member in world.members] == [0] * len(world.members)

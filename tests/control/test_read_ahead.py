@@ -12,7 +12,7 @@ from doors import HEAD, opened, part, report
 
 from controlplane import errors
 from controlplane.gateway.engine_client import EngineClient
-from controlplane.gateway.read_ahead import AGAIN_S, MOST, Wanted
+from controlplane.gateway.read_ahead import AGAIN_S, MAX_REMEMBERED, Announced
 from workers import request_headers
 from workers.engine.step_observer import StepObserver
 from workers.messages import EngineCall, EngineResidency, RankBytes, VariantPlace, VariantRef, WorkerReport
@@ -89,7 +89,7 @@ async def test_nobody_is_told_of_a_request_that_need_not_wait() -> None:
     worker.may_end.set()
     async with opened(worker) as door:
         client = client_of(door)
-        await client._workers("b").refresh()
+        await client._workers("b").directory.refresh()
         for _ in range(3):
             await client.call("b", call(V1))
         assert worker.told == []
@@ -104,10 +104,10 @@ async def test_nobody_is_told_of_one_that_is_refused() -> None:
         asked = [asyncio.create_task(client.call("b", BASE))]
         await worker.arrived.wait()
         asked.append(asyncio.create_task(client.call("b", BASE)))
-        await until(lambda: len(client._hosts["b"].turnstile) == 1)
+        await until(lambda: len(client._hosts["b"].queue) == 1)
         with pytest.raises(errors.Overloaded):
             await client.call("b", call(V1))
-        assert client._hosts["b"]._asking == set()
+        assert client._hosts["b"]._read_ahead._announcing == set()
         worker.may_end.set()
         await asyncio.gather(*asked)
         assert worker.told == []
@@ -120,7 +120,7 @@ async def test_nobody_is_told_of_a_base() -> None:
         client = client_of(door)
         asked = [asyncio.create_task(client.call("b", BASE)) for _ in range(3)]
         await worker.arrived.wait()
-        await until(lambda: len(client._hosts["b"].turnstile) == 2)
+        await until(lambda: len(client._hosts["b"].queue) == 2)
         worker.may_end.set()
         await asyncio.gather(*asked)
         assert worker.told == []
@@ -139,8 +139,8 @@ async def test_nobody_is_told_where_a_worker_has_it() -> None:
     async with opened(other) as second:
         client = client_of(door, second)
         workers = client._workers("b")
-        await workers.refresh()
-        await until(lambda: any(w.load is not None and w.load.variants for w in workers._known))
+        await workers.directory.refresh()
+        await until(lambda: any(w.load is not None and w.load.variants for w in workers.directory.known))
         asked = [asyncio.create_task(client.call("b", BASE)) for _ in range(2)]
         await holder.arrived.wait()
         await other.arrived.wait()
@@ -180,12 +180,12 @@ async def test_a_worker_that_does_not_know_of_it_costs_nobody_a_request() -> Non
 
 
 def test_it_is_told_again_after_a_while_and_not_remembered_for_ever() -> None:
-    wanted = Wanted()
-    assert wanted.is_new(1, 0.0)
-    wanted.told(1, 0.0)
-    assert [wanted.is_new(1, at_s) for at_s in (0.0, AGAIN_S - 0.1, AGAIN_S)] == [False, False, True]
-    for uid in range(3 * MOST):
-        wanted.told(uid, 100.0)
-        assert len(wanted._told_s) <= MOST
-    assert wanted.is_new(0, 100.0)
-    assert not wanted.is_new(3 * MOST - 1, 100.0)
+    wanted = Announced()
+    assert wanted.is_due(1, 0.0)
+    wanted.note(1, 0.0)
+    assert [wanted.is_due(1, at_s) for at_s in (0.0, AGAIN_S - 0.1, AGAIN_S)] == [False, False, True]
+    for uid in range(3 * MAX_REMEMBERED):
+        wanted.note(uid, 100.0)
+        assert len(wanted._announced_s) <= MAX_REMEMBERED
+    assert wanted.is_due(0, 100.0)
+    assert not wanted.is_due(3 * MAX_REMEMBERED - 1, 100.0)
