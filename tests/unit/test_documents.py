@@ -62,3 +62,16 @@ def leads(document: Path, to: str, anchor: str) -> bool:
 def anchors(document: Path) -> set[str]:
     titles = re.findall(r"^#+ (.+)$", document.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+CODE_IN_TEXT = re.compile(r"```.*?```|^    [^\n]*$|`[^`]*`|\]\([^)]*\)", re.S | re.M)
+# Each has a plainer word: no client, any client, again, next to, N, a noun; see CONTRIBUTING.md.
+HARD_TO_READ = re.compile(
+    r"\b(nobody|somebody|anybody|whoever|(?<!lace )anew|once more|beside|so many|what who)\b", re.I
+)
+
+
+@pytest.mark.parametrize("document", [d for d in DOCUMENTS if d.name != "settings.md"], ids=str)
+def test_documents_use_plain_words(document: Path) -> None:
+    prose = CODE_IN_TEXT.sub("", (ROOT / document).read_text())
+    assert [prose[max(0, m.start() - 30) : m.end() + 30] for m in HARD_TO_READ.finditer(prose)] == []
