@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from profiler import advice
 from profiler.architectures.description import Description, Shapes
 from profiler.architectures.registry import describe
 from profiler.checkpoint_digest import fingerprint
@@ -30,6 +31,7 @@ from profiler.types import ModelSpec, TensorRef
 from profiler.weight_files import locate, weight_files
 
 CONFIG_DTYPES = {"float32": 4, "float16": 2, "half": 2, "bfloat16": 2, "float": 4}
+BFLOAT16 = ", dtype='bfloat16'"
 STORED_DTYPES = {"F32": 4, "F16": 2, "BF16": 2}
 TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"), ("tekken.json",))
 # Of which vLLM 0.26 knows no other head than the embedding.
@@ -140,8 +142,8 @@ def declared_dtype_bytes(raw: dict[str, Any], where: Path) -> int | None:
         return None
     if not isinstance(name, str) or name not in CONFIG_DTYPES:
         raise CheckpointError(
-            f"{where}: dtype {shown(name)} is not one of {', '.join(CONFIG_DTYPES)}; write the type that the "
-            "weights are stored in"
+            f'{where}: dtype {shown(name)} is not one of {", ".join(CONFIG_DTYPES)}; write "dtype": '
+            '"auto" there, which takes the type that the weights are stored in, and register the model again'
         )
     return CONFIG_DTYPES[name]
 
@@ -159,7 +161,9 @@ def _check_named_weights(raw: dict[str, Any], folder: Path) -> None:
     if named is not None and named != read[0]:
         raise CheckpointError(
             f"{folder / 'config.json'}: transformers_weights names {shown(named)}, which is not read here; "
-            f"take the key out to serve the weights of {read[0]}, or rename that file to model.safetensors"
+            f"to serve the weights of {read[0]}, delete transformers_weights from config.json and register "
+            f"the model again; to serve those of {shown(named)}, move that file to a folder of its own, as "
+            "model.safetensors, with a copy of the config and the tokenizer"
         )
 
 
@@ -169,8 +173,10 @@ def _check_tokenizer(folder: Path) -> None:
     if not any(all(is_file(folder / name) for name in names) for names in TOKENIZERS):
         wanted = " or ".join(" with ".join(names) for names in TOKENIZERS)
         raise CheckpointError(
-            f"expected a tokenizer ({wanted}) in {folder}, found none; copy the tokenizer's files from where "
-            "the model comes from, or call save_pretrained(folder) on its tokenizer"
+            f"expected a tokenizer ({wanted}) in {folder}, found none; fetch it with "
+            f"{advice.download(folder)}, "
+            'or, for a model that you trained, write that of its base: `python -c "from transformers import '
+            f"AutoTokenizer as T; T.from_pretrained('BASE').save_pretrained({str(folder)!r})\"`"
         )
 
 
@@ -208,10 +214,10 @@ def _check_tensor(name: str, info: TensorRef, shape: tuple[int, ...], folder: Pa
             "config.json, or copy the config that was saved with these weights"
         )
     if info.dtype not in FLOAT_DTYPES:
-        castable = "load the model with dtype=torch.bfloat16 and save it again with save_pretrained"
+        castable = f"write a copy in bfloat16: {advice.save_again(folder, BFLOAT16)}"
         raise CheckpointError(
-            f"{name} in {folder} is of type {info.dtype}; expected {', '.join(STORED_DTYPES)}: "
-            f"{castable if info.dtype.startswith('F') else UNQUANTIZED}"
+            f"{name} in {folder / info.file} is of type {info.dtype}, which is not served (served are "
+            f"{', '.join(STORED_DTYPES)}); {castable if info.dtype.startswith('F') else UNQUANTIZED}"
         )
 
 

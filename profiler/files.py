@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from profiler import advice
 from profiler.contents import opened
 from profiler.errors import CheckpointError
 from profiler.inside import open_file
@@ -70,12 +71,22 @@ def shown(value: Any, limit: int = 60) -> str:
 
 
 def _absent(path: Path) -> CheckpointError:
-    return CheckpointError(f"expected a file {path.name} in {path.parent}, found none; copy the whole folder")
+    return CheckpointError(
+        f"expected a file {path.name} in {path.parent}, found none; copy the whole folder again, or run "
+        f"{advice.download(path.parent)}"
+    )
 
 
 def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
     """The JSON object in `path`. Raises CheckpointError when it is absent, too large or not an object."""
-    return parse_json(_read(path, max_bytes), str(path))
+    raw = _read(path, max_bytes)
+    if raw.startswith(codecs.BOM_UTF8):
+        raise CheckpointError(
+            f"{path} begins with a byte-order mark, with which transformers cannot read it; take the mark "
+            f"away: `sed -i '1s/^\\xEF\\xBB\\xBF//' {advice.quoted(path)}`"
+        )
+    mend = f"correct it in an editor, or download it again: {advice.download(path.parent, path.name)}"
+    return parse_json(raw, str(path), mend)
 
 
 def read_text(path: Path, max_bytes: int) -> str:
@@ -99,8 +110,8 @@ def _read(path: Path, max_bytes: int) -> bytes:
             raw = b"".join(iter(lambda: file.read(max_bytes), b""))
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}; check its permissions") from error
-    if problem := lookalike(raw):
-        raise CheckpointError(f"{path} {problem}")
+    if problem := lookalike(raw, path):
+        raise CheckpointError(problem)
     return raw
 
 
@@ -112,22 +123,20 @@ def refuse_lookalike(path: Path) -> None:
             start = file.read(FIRST_BYTES) or b""
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}; check its permissions") from error
-    if problem := lookalike(start):
-        raise CheckpointError(f"{path} {problem}")
+    if problem := lookalike(start, path):
+        raise CheckpointError(problem)
 
 
-def parse_json(raw: bytes, where: str) -> dict[str, Any]:
-    """A JSON object without repeated keys, of at most MAX_TOKENS and finite numbers; or CheckpointError."""
+def parse_json(raw: bytes, where: str, mend: str) -> dict[str, Any]:
+    """A JSON object without repeated keys, of at most MAX_TOKENS and finite numbers.
+
+    Raises CheckpointError; for text that is no JSON it ends with `mend`, which says what to do.
+    """
     tokens = sum(map(raw.count, (b"{", b"[", b":", b",")))
     if tokens > MAX_TOKENS:
         raise CheckpointError(
             f"{where} has {tokens} brackets, colons and commas; at most {MAX_TOKENS} are allowed: is it the"
             " right file?"
-        )
-    if raw.startswith(codecs.BOM_UTF8):
-        raise CheckpointError(
-            f"{where} begins with a byte-order mark, with which transformers cannot read it; save it as "
-            "UTF-8 without one"
         )
     try:
         value = json.loads(
@@ -137,9 +146,7 @@ def parse_json(raw: bytes, where: str) -> dict[str, Any]:
             parse_float=_finite,
         )
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(
-            f"{where} is not valid JSON: {error}; correct it, or download it again"
-        ) from error
+        raise CheckpointError(f"{where} is not valid JSON: {error}; {mend}") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"expected a JSON object in {where}, got {type(value).__name__}")
     return value
@@ -181,7 +188,7 @@ def read_layout(path: Path, contents_bytes: int | None = None) -> tuple[dict[str
             header = source.read(_header_length(source.read(8), size, path))
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}; check its permissions") from error
-    entries = parse_json(header, f"the header of {path}")
+    entries = parse_json(header, f"the header of {path}", "the file is damaged: download or copy it again")
     _check_metadata(entries.pop("__metadata__", {}), path)
     tensors = {name: _tensor(name, entry, path) for name, entry in entries.items()}
     _check_layout(tensors, size - 8 - len(header), path)
@@ -192,8 +199,9 @@ def _check_metadata(metadata: Any, path: Path) -> None:
     """The safetensors library, which engines read with, takes texts only. Raises CheckpointError."""
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise CheckpointError(
-            f"{path}: expected every value of its __metadata__ to be a text, got {shown(metadata)}; save the "
-            'file again with save_file(tensors, file, metadata={"format": "pt"})'
+            f"{path}: expected every value of its __metadata__ to be a text, got {shown(metadata)}; in the "
+            "script that wrote the file, write texts, and run it again: "
+            '`save_file(tensors, file, metadata={"format": "pt"})`'
         )
 
 

@@ -2,31 +2,54 @@
 
 from __future__ import annotations
 
-LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+from collections.abc import Callable
+from pathlib import Path
+
+from profiler import advice
+
 FIRST_BYTES = 64  # that are enough to tell
 
-_KINDS = (
-    (LFS_POINTER, "a git-lfs pointer, a few lines of text that stand for the file"),
-    (b"# xet version", "a git-xet pointer, a few lines of text that stand for the file"),
-    (b"<!doctype html", "a web page about the file"),
-    (b"<html", "a web page about the file"),
-    (b"pk\x03\x04", "a zip archive, as torch.save writes it"),
-    (b"gguf", "a GGUF file, as llama.cpp reads it"),
+
+def _pull(path: Path) -> str:
+    return (
+        f"download the model again with {advice.download(path.parent)}, or run `git lfs install` and `git "
+        f"lfs pull` in {path.parent}"
+    )
+
+
+def _download(path: Path) -> str:
+    return (
+        f"download the file itself with {advice.download(path.parent, path.name)}, or from the link with "
+        "/resolve/ in the place of /blob/"
+    )
+
+
+def _safetensors(path: Path) -> str:
+    return f"save the model again with save_pretrained, which writes {path.name} in safetensors format"
+
+
+def _original(path: Path) -> str:
+    return f"download the model's original files, in safetensors format: {advice.download(path.parent)}"
+
+
+_KINDS: tuple[tuple[bytes, str, Callable[[Path], str]], ...] = (
+    (
+        b"version https://git-lfs.github.com/spec/",
+        "a git-lfs pointer (a few lines that stand for it), so it was cloned without git-lfs",
+        _pull,
+    ),
+    (b"# xet version", "a git-xet pointer (a few lines that stand for it)", _download),
+    (b"<!doctype html", "a web page about it", _download),
+    (b"<html", "a web page about it", _download),
+    (b"pk\x03\x04", "a zip archive, as torch.save writes it", _safetensors),
+    (b"gguf", "a GGUF file, as llama.cpp reads it", _original),
 )
-DOWNLOAD = "download the file itself (on Hugging Face its link has /resolve/ where the page's has /blob/)"
-_DO = {
-    LFS_POINTER: "run `git lfs pull` in its folder, or download the file itself",
-    b"<!doctype html": DOWNLOAD,
-    b"<html": DOWNLOAD,
-    b"pk\x03\x04": "save the model again with save_pretrained(safe_serialization=True)",
-    b"gguf": "download the model's original files, in safetensors format",
-}
 
 
-def lookalike(start: bytes) -> str | None:
-    """What a file with these first bytes is, and what to do; None if nothing is known of them."""
+def lookalike(start: bytes, path: Path) -> str | None:
+    """What the file at `path` is by its first bytes, and what to do; None if nothing is known of them."""
     lower = start[:FIRST_BYTES].lstrip().lower()
-    for mark, kind in _KINDS:
-        if lower.startswith(mark.lower()):
-            return f"is {kind}, and not the file itself; {_DO.get(mark, 'download the file itself')}"
+    for mark, kind, what_to_do in _KINDS:
+        if lower.startswith(mark):
+            return f"{path} is not the file itself but {kind}; {what_to_do(path)}"
     return None

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from profiler import advice
+
 MAX_NAMES = 2_000  # of a folder, that are looked at
-EXPECTED = "expected model.safetensors, or model.safetensors.index.json with the files that it names"
-SAVE = "load it with transformers and save it again with save_pretrained, which writes model.safetensors"
 SHARD = re.compile(r"model-\d+-of-(\d+)\.safetensors")
+INDEX = "model.safetensors.index.json"
 VARIANT = re.compile(r"model\.\w{1,20}\.safetensors")
 
 
 def no_weights(folder: Path) -> str:
     """The message for a folder without `model.safetensors` and without an index."""
-    return f"{EXPECTED}, in {folder}; {_advice(folder, _names(folder))}"
+    return (
+        f"expected model.safetensors, or {INDEX} with the files that it names, in {folder}, "
+        f"{_advice(folder, _names(folder))}"
+    )
 
 
 def no_config(folder: Path) -> str:
@@ -23,59 +27,106 @@ def no_config(folder: Path) -> str:
     expected, names = f"expected a file config.json in {folder}, found none", _names(folder)
     variant = next((name for name in ("adapter_config.json", "delta.json") if name in names), None)
     if variant is not None:
-        return f"{expected}, but {variant}: this is a variant; register it with its base (--base)"
+        return (
+            f"{expected}, but {variant}: this is a variant; register its base first, then "
+            f"{advice.register_variant(folder)}"
+        )
     if inner := _inner(folder, names):
-        return f"{expected}, but one in {inner}; give that folder"
+        return f"{expected}, but a model in {inner}; register that: {advice.register(inner)}"
     if found := _first(names, suffix=".gguf"):
-        return f"{expected}; found {found}, {_FORMATS['.gguf']}"
-    return f"{expected}; download or copy all of the model's files into this folder"
+        return f"{expected}, but {found}, {_gguf(folder, found)}"
+    return f"{expected}; copy all of the model's files into this folder, or run {advice.download(folder)}"
 
 
 def _advice(folder: Path, names: list[str]) -> str:
     """What was found, and what to do: the nearest to a checkpoint first."""
     if shards := [name for name in names if SHARD.fullmatch(name)]:
         return (
-            f"found {shards[0]} but no index, without which the files of a model cannot be told from "
-            "leftovers; download model.safetensors.index.json from where the files come from, or save the "
-            "model again with save_pretrained"
+            f"found {shards[0]} but no index, which says which files belong to the model; copy {INDEX} from "
+            f"where the model was saved, or fetch it with {advice.download(folder, INDEX)}; if it is lost, "
+            "save the model again with save_pretrained"
         )
     if found := next((name for name in names if VARIANT.fullmatch(name)), None):
+        wanted = VARIANT.sub(r"model.safetensors", found)
         return (
-            f"found {found}, which transformers reads only when it is asked for that variant; rename it to "
-            f"{VARIANT.sub(r'model.safetensors', found)}"
+            f"found {found}, which transformers reads only when it is asked for that variant; rename it: "
+            f"{advice.rename_file(folder, found, wanted)}"
         )
     if found := _first(names, prefix="consolidated", suffix=".safetensors"):
         return (
-            f"found {found}, weights in Mistral's own layout, whose tensors have other names; download the "
-            "model's files for transformers (model-*.safetensors and their index), or convert it with "
-            "transformers' convert_mistral_weights_to_hf.py"
+            f"found {found}, weights in Mistral's own layout, which is not read; fetch the files for "
+            f"transformers, which the same repository has: {advice.download(folder)}"
         )
     for suffix, meaning in _FORMATS.items():
         if found := _first(names, suffix=suffix):
-            return f"found {found}, {meaning}"
+            return f"found {found}, {meaning(folder, found)}"
     if inner := _inner(folder, names):
-        return f"found none here, but in {inner}; give that folder"
-    return "found no weights; download or copy all of the model's files into this folder"
+        return f"found none here, but a model in {inner}; register that: {advice.register(inner)}"
+    return (
+        f"found no weights; copy all of the model's files into this folder, or run {advice.download(folder)}"
+    )
 
 
-_FORMATS = {
-    "adapter_model.safetensors": "an adapter without its base: register it as a variant of its base",
-    ".gguf": (
-        "a file for llama.cpp; download the model's original files, which are in safetensors format, from "
-        "the repository that the GGUF was made from"
-    ),
-    ".bin": f"a pickle, which can run code when it is read; {SAVE}",
-    ".pth": f"a pickle, which can run code when it is read; convert it for transformers, then {SAVE}",
-    ".pt": f"a pickle, which can run code when it is read; convert it for transformers, then {SAVE}",
-    ".safetensors": (
-        "a name that transformers does not look for; if that file holds the whole model with transformers' "
-        "names, rename it to model.safetensors"
-    ),
-    ".npz": "weights of MLX; register the model that they were converted from",
-    ".msgpack": f"weights for Flax; {SAVE}",
-    ".h5": f"weights for TensorFlow; {SAVE}",
-    ".onnx": "a model for ONNX; register the model that it was exported from",
-    ".incomplete": "a download that did not end; download the model again",
+def _adapter(folder: Path, found: str) -> str:
+    return (
+        "an adapter without its base; register the base first, then the adapter with "
+        f"{advice.register_variant(folder)}"
+    )
+
+
+def _gguf(folder: Path, found: str) -> str:
+    original = advice.download(folder.with_name(f"{folder.name}-original"))
+    return (
+        "a file for llama.cpp, which is not read; the page of the GGUF names the model that it was made from "
+        f'("Base model"): download that with {original}'
+    )
+
+
+def _pickle(folder: Path, found: str) -> str:
+    return (
+        "a pickle, which is not read because it can run code; if you trust it, write a copy in safetensors "
+        f"format: {advice.save_again(folder)}"
+    )
+
+
+def _raw_pickle(folder: Path, found: str) -> str:
+    return (
+        "a pickle, which is not read because it can run code; fetch the model's files for transformers: "
+        f"{advice.download(folder.with_name(f'{folder.name}-original'))}, or save it with save_pretrained "
+        "where it was trained"
+    )
+
+
+def _odd_name(folder: Path, found: str) -> str:
+    return (
+        "a name that transformers does not look for; if that file holds the whole model, rename it: "
+        f"{advice.rename_file(folder, found, 'model.safetensors')}"
+    )
+
+
+def _other_library(folder: Path, found: str) -> str:
+    return (
+        "weights of another library, which are not read; fetch the model's files for transformers: "
+        f"{advice.download(folder.with_name(f'{folder.name}-original'))}"
+    )
+
+
+def _broken_off(folder: Path, found: str) -> str:
+    return f"a download that did not end; run it again: {advice.download(folder)}"
+
+
+_FORMATS: dict[str, Callable[[Path, str], str]] = {
+    "adapter_model.safetensors": _adapter,
+    ".gguf": _gguf,
+    ".bin": _pickle,
+    ".pth": _raw_pickle,
+    ".pt": _raw_pickle,
+    ".safetensors": _odd_name,
+    ".npz": _other_library,
+    ".msgpack": _other_library,
+    ".h5": _other_library,
+    ".onnx": _other_library,
+    ".incomplete": _broken_off,
 }
 
 

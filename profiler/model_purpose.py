@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from profiler import advice
 from profiler.errors import CheckpointError
 from profiler.files import is_file, shown
 
@@ -19,22 +20,24 @@ def check_purpose(folder: Path, raw: Mapping[str, Any]) -> None:
     embeds = next((name for name in SENTENCE_TRANSFORMERS if is_file(folder / name)), None)
     if embeds is not None:
         raise CheckpointError(
-            f"{folder / embeds} says that this is a model of sentence-transformers, which makes embeddings; "
-            "only models that generate text are served: register the model that it was trained from, or, if "
-            f"this one does generate text, move {embeds} out of the folder"
+            f"{folder / embeds} says that this is a model of sentence-transformers, which makes embeddings, "
+            "and only models that generate text are served; choose such a model, or, if this one does "
+            f"generate text, run {advice.set_aside(folder / embeds)} and register it again"
         )
     if is_file(folder / ADAPTER):
+        own = advice.quoted(folder, "-adapter")
         raise CheckpointError(
-            f"{folder} holds a whole model and an adapter ({ADAPTER}), which transformers would add to the "
-            "model when it loads this folder; if the adapter is merged into the model already, move "
-            f"{ADAPTER} and adapter_model.safetensors out of the folder; if not, put them into a folder of "
-            "their own and register that as a variant of this model"
+            f"{folder} holds a whole model and an adapter ({ADAPTER}); move the adapter away: `mkdir {own} "
+            f"&& mv {advice.quoted(folder)}/adapter_* {own}`, and register the model again. If the adapter "
+            "was not merged into the model (merge_and_unload), register it as a variant: `ostinato register "
+            f"VARIANT --base NAME --adapter {own}`"
         )
     chunks = raw.get("dual_chunk_attention_config")
     if chunks:
         longest = chunks.get("original_max_position_embeddings") if isinstance(chunks, dict) else None
         raise CheckpointError(
-            f"{folder / 'config.json'}: dual_chunk_attention_config (Qwen2.5-1M) asks for dual chunk "
-            "attention, which is not served; register the model without -1M, or take the key out and set "
-            f"max_position_embeddings to {shown(longest) if longest else 'the length it was trained with'}"
+            f"{folder / 'config.json'}: dual_chunk_attention_config asks for dual chunk attention "
+            "(Qwen2.5-1M), which is not served; in that file delete dual_chunk_attention_config, write "
+            f'"max_position_embeddings": {shown(longest or 262_144)}, and register the model again '
+            "(longer prompts are then refused)"
         )

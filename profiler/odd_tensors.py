@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from profiler import advice
 from profiler.architectures.description import Description, Shapes
 from profiler.files import shown
 from profiler.types import TensorRef
@@ -31,8 +32,8 @@ QUANTIZED_ENDINGS = {
 QUANTIZED_DTYPES = frozenset({"F8_E4M3", "F8_E5M2", "F8_E8M0", "I8", "U8", "I32"})
 UNQUANTIZED = (
     "quantized checkpoints are not served: register the unquantized one (16 bits) that it was made from, "
-    "which its model card names; Ostinato can quantize that itself (`ostinato register NAME FOLDER "
-    "--compression fp8=100`)"
+    'which its page on Hugging Face names ("Base model"): `hf download REPO --local-dir FOLDER`, then '
+    "`ostinato register NAME FOLDER`; with `--compression fp8=100` Ostinato serves that one quantized to fp8"
 )
 SETTINGS = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")  # beside older checkpoints
 
@@ -61,7 +62,8 @@ def quantization_problem(folder: Path, key: str, settings: Any, tensors: Tensors
     if quantized_by(tensors) is None:
         return (
             f"{where}: {key} says that the weights are {by}, but they are stored unquantized, so it was left "
-            f"in by mistake (merging an adapter does that); take {key} out of config.json and register again"
+            f"in by mistake (merging an adapter does that); delete {key} and its value {{...}} from that "
+            "file, and register the model again"
         )
     return f"{where} describes a checkpoint {by} ({key}); {UNQUANTIZED}"
 
@@ -79,8 +81,9 @@ def problem(description: Description, expected: Shapes, tensors: Tensors, folder
     if missing:
         return (
             f"{len(missing)} of the {len(expected)} tensors that config.json implies are missing in "
-            f"{folder}, such as {_some(missing)}; download all of the model's files again, or correct "
-            "config.json if it is another model's"
+            f"{folder}, such as {_some(missing)}: the weights are incomplete, or config.json is another "
+            f"model's; download both again: {advice.download(folder)}; or, for a model that you trained, "
+            "save it again with save_pretrained, which writes both"
         )
     return _unknown(odd, description, folder) if odd else None
 
@@ -106,7 +109,9 @@ def _renamed(description: Description, expected: Shapes, tensors: Tensors, folde
         wrong = [name for name in tensors.keys() - expected.keys() if match(name)]
         if wrong and not expected.keys() <= tensors.keys():
             file = tensors[min(wrong)].file
-            return f"{folder}: {file} has tensors named {_some(wrong)}: {meaning}"
+            files = {ref.file for ref in tensors.values()}
+            what = meaning(folder, files, description.tied)
+            return f"{folder}: {file} has tensors named {_some(wrong)}: {what}"
     return None
 
 
@@ -114,45 +119,108 @@ def _starts(*prefixes: str) -> Callable[[str], bool]:
     return lambda name: name.startswith(prefixes)
 
 
-_RENAMED: tuple[tuple[Callable[[str], bool], str], ...] = (
+Meaning = Callable[
+    [Path, Collection[str], bool], str
+]  # of a folder, its weight files, and whether it is tied
+
+
+def _fixed(text: str) -> Meaning:
+    return lambda folder, files, tied: text
+
+
+def _prefixed(old: str, new: str, origin: str, saving: str) -> Meaning:
+    return lambda folder, files, tied: (
+        f"{origin}; where it was trained, save it again with `{saving}`, or take {old} out of the names: "
+        f"{advice.rename_tensors(folder, files, old, new)}"
+    )
+
+
+_IMAGES = (
+    "they are of a model for text and images, which is not served; register the text-only model of its family"
+)
+
+
+def _of_images(old: str, new: str) -> Meaning:
+    return lambda folder, files, tied: (
+        f"{_IMAGES}, or, if these files hold nothing but its language model, rename the tensors: "
+        f"{advice.rename_tensors(folder, files, old, new)}"
+    )
+
+
+def _with_adapter(folder: Path, files: Collection[str], tied: bool) -> str:
+    return (
+        "they were saved from a model with a PEFT adapter in it; where it was trained, save the merged model "
+        f"with `model.merge_and_unload().save_pretrained('{folder}-merged')`, or the adapter alone with "
+        f"`model.save_pretrained('{folder}-adapter')`, and register that as a variant of its base"
+    )
+
+
+def _without_head(folder: Path, files: Collection[str], tied: bool) -> str:
+    saved = "AutoModel saved them, which leaves out the head for generating text. "
+    if tied:
+        return (
+            f"{saved}This model's head is its embedding (tie_word_embeddings), so nothing is lost; write it "
+            f"again with AutoModelForCausalLM: {advice.save_again(folder)}. Models for embeddings are not "
+            "served"
+        )
+    return (
+        f"{saved}The head is lost in these files, and loading would make up a random one; where the model "
+        "was trained, save it with AutoModelForCausalLM, or download the model again, with its head: "
+        f"{advice.download(folder)}. Models for embeddings are not served"
+    )
+
+
+def _own_names(folder: Path, files: Collection[str], tied: bool) -> str:
+    return (
+        "they are Meta's or Mistral's own names, which are not read; download the repository in the format "
+        "of transformers, whose name often ends in -hf: "
+        f"{advice.download(folder.with_name(f'{folder.name}-hf'))}, or convert these files with the script "
+        "convert_*_weights_to_hf.py of transformers' repository on GitHub"
+    )
+
+
+def _fused_experts(folder: Path, files: Collection[str], tied: bool) -> str:
+    return (
+        "all experts of a layer are fused in one tensor, as transformers 5 holds them in memory; write them "
+        f"one by one: {advice.split_experts(folder)}"
+    )
+
+
+_RENAMED: tuple[tuple[Callable[[str], bool], Meaning], ...] = (
     (
         _starts("_orig_mod."),
-        "they were saved from a model compiled by torch.compile, which puts _orig_mod. before every name; "
-        "take _orig_mod. out of the names, or save model._orig_mod with save_pretrained",
+        _prefixed(
+            "_orig_mod.",
+            "",
+            "they were saved from a model compiled by torch.compile, which puts _orig_mod. before every name",
+            "model._orig_mod.save_pretrained(folder)",
+        ),
     ),
     (
         _starts("module."),
-        "they were saved from a model wrapped by DataParallel, which puts module. before every name; take "
-        "module. out of the names, or save model.module with save_pretrained",
+        _prefixed(
+            "module.",
+            "",
+            "they were saved from a model wrapped by DataParallel, which puts module. before every name",
+            "model.module.save_pretrained(folder)",
+        ),
     ),
+    (lambda name: ".lora_A." in name, _with_adapter),
     (
-        lambda name: ".lora_A." in name or name.startswith("base_model.model."),
-        "they were saved from a model with a PEFT adapter in it; merge the adapter with merge_and_unload() "
-        "and save that with save_pretrained, or save the adapter alone and register it as a variant",
+        _starts("base_model.model."),
+        _prefixed(
+            "base_model.model.",
+            "",
+            "they were saved from a model wrapped by PEFT, which puts base_model.model. before every name",
+            "model.merge_and_unload().save_pretrained(folder)",
+        ),
     ),
-    (
-        _starts("model.language_model.", "language_model."),
-        "they are of a model for text and images; load its language model alone (for Gemma 3 with "
-        "Gemma3ForCausalLM) and save that with save_pretrained, or register the text-only model of its "
-        "family",
-    ),
-    (
-        _starts("layers.", "embed_tokens.", "h.", "embed_out"),
-        "they lack the prefix that a model for generating text has: AutoModel saved them, which leaves the "
-        "head out. If config.json says tie_word_embeddings true, load the folder with AutoModelForCausalLM "
-        "and save it with save_pretrained; else the head is lost (loading would make up a random one): get "
-        "the model with its head. Embedding models are not served",
-    ),
-    (
-        _starts("tok_embeddings."),
-        "they are Meta's or Mistral's own names; download the files for transformers, or convert these with "
-        "the model's conversion script of transformers",
-    ),
-    (
-        lambda name: name.endswith((".mlp.experts.gate_up_proj", ".mlp.experts.down_proj")),
-        "all experts of a layer are fused in one tensor, as transformers 5 holds them in memory; save the "
-        "model with save_pretrained(folder, save_original_format=True)",
-    ),
+    (_starts("model.language_model."), _of_images("model.language_model.", "model.")),
+    (_starts("language_model.model."), _of_images("language_model.", "")),
+    (_starts("language_model."), _fixed(_IMAGES)),
+    (_starts("layers.", "embed_tokens.", "h.", "embed_out"), _without_head),
+    (_starts("tok_embeddings."), _own_names),
+    (lambda name: name.endswith((".mlp.experts.gate_up_proj", ".mlp.experts.down_proj")), _fused_experts),
 )
 
 
@@ -172,33 +240,43 @@ def _known_extras(description: Description, expected: Shapes, tensors: Tensors, 
     extra = tensors.keys() - expected.keys()
     for match, meaning in _EXTRAS:
         if found := {name for name in extra if match(name)}:
-            return f"{folder}: {tensors[min(found)].file} holds {_some(found)}: {meaning}"
+            what = meaning(folder, (), description.tied)
+            return f"{folder}: {tensors[min(found)].file} holds {_some(found)}: {what}"
     return None
 
 
-_EXTRAS: tuple[tuple[Callable[[str], bool], str], ...] = (
+def _left_out(what: str) -> Meaning:
+    """Tensors that transformers does not load, so that a saved copy lacks them."""
+    return lambda folder, files, tied: f"{what}; write a copy without them: {advice.save_again(folder)}"
+
+
+_EXTRAS: tuple[tuple[Callable[[str], bool], Meaning], ...] = (
     (
         lambda name: KV_SCALE.fullmatch(name) is not None,
-        "scales for a KV cache in fp8, which is not served; register the checkpoint that they were added "
-        "to, or take every k_scale and v_scale out of the files and their index",
+        _left_out("scales for a KV cache in fp8, which is not served"),
     ),
     (
         _starts("v_head.", "value_head."),
-        "the value head of TRL, with which a model is trained by PPO and which generates nothing; load "
-        "it with AutoModelForCausalLMWithValueHead and save model.pretrained_model with save_pretrained",
+        _left_out(
+            "the value head of TRL, with which a model is trained by PPO and which does not help to "
+            "generate text"
+        ),
     ),
     (
         _starts("score.", "classifier.", "summary."),
-        "the head of a classifier; models that classify are not served, only those that generate text",
+        _fixed(
+            "the head of a classifier; models that classify are not served: choose a model that generates "
+            "text"
+        ),
     ),
     (
         _starts("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "visual."),
-        "the part of a model that reads images, which is not served; save its language model alone",
+        _fixed(
+            "the part of a model that reads images, which is not served; register the text-only model of its "
+            "family"
+        ),
     ),
-    (
-        lambda name: ".lora_A." in name or ".lora_B." in name,
-        "an adapter's matrices among the model's; merge them with merge_and_unload() and save that",
-    ),
+    (lambda name: ".lora_A." in name or ".lora_B." in name, _with_adapter),
 )
 
 
@@ -214,19 +292,21 @@ def _resized(description: Description, expected: Shapes, tensors: Tensors, folde
         return (
             f"{description.embedding} in {folder} has {ref.shape[0]} rows, {description.head} has "
             f"{head.shape[0]} and config.json says vocab_size {description.vocab}: tokens were added to one "
-            "of the two; download the model again, or resize both where it was trained "
-            "(resize_token_embeddings, with tokens of the head trained, too) and save it with save_pretrained"
+            "of the two only, and no engine loads that; where it was trained, call "
+            f"`model.resize_token_embeddings({max(ref.shape[0], head.shape[0])})`, which resizes both, and "
+            f"save it with save_pretrained; or download the model again: {advice.download(folder)}"
         )
     return (
         f"{description.embedding} in {folder} has {ref.shape[0]} rows, but config.json says vocab_size "
         f"{description.vocab}: the vocabulary was resized (resize_token_embeddings), and the config is from "
-        f"before; set vocab_size to {ref.shape[0]} in config.json if the tokenizer is the resized one, too"
+        f'before; write "vocab_size": {ref.shape[0]} in {folder / "config.json"}, copy the tokenizer that '
+        "has the added tokens into the folder, and register the model again"
     )
 
 
 def _unknown(odd: Collection[str], description: Description, folder: Path) -> str:
     return (
         f"{folder} holds {len(odd)} tensors that a {description.layers}-layer {description.architecture} "
-        f"does not have, such as {_some(odd)}; correct config.json if it is another model's, or save the "
-        "model again with save_pretrained, which leaves them out"
+        f"does not have, such as {_some(odd)}; if config.json is another model's, copy the right one; else "
+        f"write a copy without them: {advice.save_again(folder)}"
     )

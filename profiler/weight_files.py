@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from profiler import advice
 from profiler.contents import SUFFIX
 from profiler.errors import CheckpointError
 from profiler.files import is_file, read_json, read_layout, shown
@@ -25,8 +26,9 @@ def locate(folder: Path) -> dict[str, TensorRef]:
         for name, ref in locate_in(folder, file).items() if file != INDEX else ():
             if name in tensors:
                 raise CheckpointError(
-                    f"{folder}: {tensors[name].file} and {file} both hold {name[:200]}, and only one can be "
-                    "meant; save the model again with save_pretrained, or download its files again"
+                    f"{folder}: {tensors[name].file} and {file} both hold {name[:200]}: files of two models "
+                    "are mixed; into an empty folder, save the model again with save_pretrained, or download "
+                    f"it: {advice.download(folder.with_name(f'{folder.name}-new'))}"
                 )
             tensors[name] = ref
     return tensors
@@ -42,9 +44,10 @@ def weight_files(folder: Path) -> tuple[str, ...]:
     missing = [name for name in shards if not is_file(folder / name)]
     if single and shards and shards != (SINGLE,) and len(missing) < len(shards):
         raise CheckpointError(
-            f"{folder} holds weights twice, in {SINGLE} and in the files that {INDEX} names, such as "
-            f"{shards[0]}, and which are meant is unclear; keep one: move {SINGLE}, or the index with its "
-            "files, out of the folder"
+            f"{folder} holds weights twice: in {SINGLE}, and in the files that {INDEX} names, such as "
+            f"{shards[0]}; `ls -l {advice.quoted(folder)}` says which are newer: to serve {SINGLE}, run "
+            f"{advice.set_aside(folder / INDEX)}, to serve the others, run "
+            f"{advice.set_aside(folder / SINGLE)}"
         )
     if single:
         return (SINGLE,)
@@ -52,8 +55,9 @@ def weight_files(folder: Path) -> tuple[str, ...]:
         raise CheckpointError(no_weights(folder))
     if missing:
         raise CheckpointError(
-            f"{len(missing)} of the {len(shards)} files that {folder / INDEX} names are missing, such as "
-            f"{missing[0]}; download or copy them into this folder"
+            f"{folder}: {len(missing)} of the {len(shards)} files that {INDEX} names are missing, such as "
+            f"{missing[0]}; copy them from where the model was saved, or fetch them with "
+            f"{advice.download(folder)}"
         )
     return (INDEX, *shards)
 
@@ -66,7 +70,8 @@ def _shards(folder: Path) -> tuple[str, ...]:
     weight_map = read_json(where).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(
-            f"{where}: expected weight_map to map tensor names to files; download the index again"
+            f"{where}: expected weight_map to map tensor names to files; download the index again: "
+            f"{advice.download(folder, INDEX)}"
         )
     return tuple(sorted({shard_name(name, where) for name in weight_map.values()}))
 

@@ -229,7 +229,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "activated LoRA": (
         lambda f: write(f, alora_invocation_tokens=[1, 2]),
-        r"activated LoRA is not served; train without it\Z",
+        r"activated LoRA is not served; train an adapter without it, or choose another",
     ),
     "trained tokens": (
         lambda f: write(f, trainable_token_indices=[3]),
@@ -248,37 +248,37 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
         lambda f: write(f, init_lora_weights="true"),
         "is the text 'true'; write true without quotes",
     ),
-    "AdaLoRA": (lambda f: write(f, peft_type="ADALORA"), f"got ADALORA; {MERGED}"),
+    "AdaLoRA": (lambda f: write(f, peft_type="ADALORA"), f"got ADALORA, which is not served; {MERGED}"),
     "MLX": (
         lambda f: beside(
             write(f), adapter_config__json='{"fine_tune_type": "lora", "lora_parameters": {"rank": 8}}'
         ),
-        "adapter of MLX; fuse it",
+        "adapter of MLX.*mlx_lm fuse --model BASE --adapter-path",
     ),
     "empty tensors of DeepSpeed": (
         lambda f: write(f, tensors={name: torch.zeros(0) for name in weights()}),
-        "empty.*ZeRO-3.*save it again",
+        "empty.*ZeRO-3.*save the adapter again",
     ),
-    "no tensors": (lambda f: write(f, tensors={}), "holds no tensors.*save it again"),
+    "no tensors": (lambda f: write(f, tensors={}), "holds no tensors.*save the adapter again"),
     "a state_dict's names": (
         lambda f: write(f, tensors=weights(suffix=".default.weight")),
-        r"\(default\).*save_pretrained",
+        r"\(default\).*`python -c",
     ),
     "torch.compile's names": (
         lambda f: write(f, tensors=weights(prefix="base_model.model._orig_mod.model.")),
-        "_orig_mod.*take it out",
+        "_orig_mod.*take it out.*`python -c",
     ),
     "names of a model for images": (
         lambda f: write(f, tensors=weights(prefix="base_model.model.model.language_model.")),
-        "text and images.*take language_model. out",
+        "text and images.*take language_model. out.*`python -c",
     ),
     "no prefix of PEFT": (
         lambda f: write(f, tensors=weights(prefix="model.")),
-        "lacks PEFT's prefix: put base_model.model.",
+        "lacks PEFT's prefix; put base_model.model. before every name: `python -c",
     ),
     "AutoModel's names": (
         lambda f: write(f, tensors=weights(prefix="base_model.model.")),
-        "lacks a model. in its name.*put model.",
+        "lacks a model. in its name.*put it into the names: `python -c",
     ),
     "fused projections": (
         lambda f: write(f, tensors=also(model__layers__0__self_attn__qkv_proj__lora_A__weight=(4, 128))),
@@ -294,46 +294,46 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "another rank than the config says": (
         lambda f: write(f, r=8),
-        r"shape \(4, 128\), but rank 8.*correct r or rank_pattern",
+        r'shape \(4, 128\), but rank 8.*write "r": 4',
     ),
     "tensors that the targets leave out": (
         lambda f: write(f, target_modules=["q_proj"]),
-        "v_proj has weights.*target_modules does not name it.*correct",
+        'v_proj has weights.*target_modules does not name it; add "v_proj" to target_modules',
     ),
     "tensors that are excluded": (
         lambda f: write(f, exclude_modules=["v_proj"]),
-        "v_proj has weights.*exclude_modules names it.*correct",
+        'v_proj has weights.*exclude_modules names it; take "v_proj" out',
     ),
     "tensors of layers that are left out": (
         lambda f: write(f, layers_to_transform=[0]),
-        "layers.1.*layers_to_transform leaves its layer out.*correct",
+        "layers.1.*layers_to_transform leaves its layer out; add 1 to",
     ),
     "a pattern that looks ahead": (
         lambda f: write(f, rank_pattern={"(?!q).*": 8}),
-        "rank_pattern.*looking ahead.*not supported; write plain names",
+        "rank_pattern.*looking ahead.*not supported; .*names of the modules",
     ),
     "a checkpoint in a trainer's folder": (
         lambda f: write(f / "checkpoint-500").parent,
-        "found it in checkpoint-500.*give that folder",
+        "found it in checkpoint-500.*`ostinato register NAME --base BASE --adapter .*checkpoint-500`",
     ),
     "a pickle": (
         lambda f: (write(f) / "adapter_model.safetensors").rename(f / "adapter_model.bin").parent,
-        "adapter_model.bin, which is pickle.*safe_serialization=True",
+        "adapter_model.bin, a pickle.*`python -c .*weights_only=True",
     ),
     "a git-lfs pointer": (
         lambda f: beside(write(f), adapter_model__safetensors=POINTER),
-        "is a git-lfs pointer.*git lfs pull",
+        "a git-lfs pointer.*git lfs pull",
     ),
     "a git-lfs pointer for the config": (
         lambda f: beside(write(f), adapter_config__json=POINTER),
-        "adapter_config.json is a git-lfs pointer.*pull",
+        "adapter_config.json is .* a git-lfs pointer.*pull",
     ),
     "a whole model": (
         lambda f: without(beside(write(f), config__json="{}"), "adapter_config.json"),
-        "this is a whole model: register it as a fine-tune",
+        "this is a whole model; register it as.*register NAME .*adapter`.*--base BASE`",
     ),
     "the weights alone": (
         lambda f: without(write(f), "adapter_config.json"),
-        "alone: copy adapter_config.json there",
+        "alone; copy adapter_config.json there",
     ),
 }

@@ -173,6 +173,11 @@ def as_pointer(folder: Path, *names: str) -> Path:
     return folder
 
 
+def pickled(folder: Path) -> Path:
+    torch.save(load_file(folder / SINGLE), folder / "pytorch_model.bin")
+    return folder
+
+
 def with_reference(
     folder: Path, change: Callable[[Path], Path], make: Callable[[Path], Path] = plain
 ) -> tuple[Path, Path]:
@@ -248,6 +253,9 @@ SERVED: dict[str, Callable[[Path], Path | tuple[Path, Path]]] = {
 }
 
 
+CHUNKS = {"chunk_size": 262_144, "local_size": 8_192, "original_max_position_embeddings": 262_144}
+
+
 def gptq(folder: Path) -> Path:
     return quantized(plain(folder), "qweight", "qzeros", "scales")
 
@@ -255,32 +263,35 @@ def gptq(folder: Path) -> Path:
 REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "a git-lfs pointer for the weights": (
         lambda f: as_pointer(plain(f), SINGLE),
-        r"model\.safetensors is a git-lfs pointer.*git lfs pull",
+        r"model\.safetensors is not the file.* a git-lfs pointer.*hf download REPO .*git lfs pull",
     ),
     "git-lfs pointers for shards": (
         lambda f: as_pointer(sharded(f), *(p.name for p in shards_of(f))),
-        r"model-00001-of-.* is a git-lfs.*pull",
+        r"model-00001-of-.* a git-lfs pointer.*pull",
     ),
-    "a git-lfs pointer for the index": (lambda f: as_pointer(sharded(f), INDEX), "index.json is a git-lfs"),
+    "a git-lfs pointer for the index": (
+        lambda f: as_pointer(sharded(f), INDEX),
+        "index.json is .* a git-lfs pointer",
+    ),
     "a git-lfs pointer for the tokenizer": (
         lambda f: as_pointer(plain(f), "tokenizer.json"),
-        r"tokenizer\.json is a git-lfs pointer.*git lfs pull",
+        r"tokenizer\.json is .* a git-lfs pointer.*git lfs pull",
     ),
     "a git-lfs pointer for the config": (
         lambda f: as_pointer(plain(f), "config.json"),
-        r"config\.json is a git-lfs pointer.*git lfs pull",
+        r"config\.json is .* a git-lfs pointer.*git lfs pull",
     ),
     "a git-lfs pointer for a chat template": (
         lambda f: as_pointer(plain(f), "chat_template.jinja"),
-        r"chat_template\.jinja is a git-lfs pointer",
+        r"chat_template\.jinja is .* a git-lfs pointer",
     ),
     "a web page for the weights": (
         lambda f: beside(plain(f), model__safetensors="<!DOCTYPE html><html>"),
-        "web page.*download the file",
+        "web page.*hf download REPO model.safetensors",
     ),
     "shards without an index": (
         lambda f: without(sharded(f), INDEX),
-        "no index.*download model.safetensors.index.json",
+        "no index.*hf download REPO model.safetensors.index.json",
     ),
     "a shard is missing": (
         lambda f: without(sharded(f), "model-00002-of-00006.safetensors"),
@@ -288,7 +299,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "one file and the shards of an index": (
         lambda f: both(plain(f), sharded(f.parent / "sharded")),
-        "weights twice.*keep one: move",
+        "weights twice.*`mv .*index.json.unused`.*`mv .*model.safetensors.unused`",
     ),
     "a tensor in two shards": (
         lambda f: (
@@ -298,32 +309,32 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
             ),
             f,
         )[-1],
-        "both hold .*only one can be meant; save",
+        "both hold .*files of two models are mixed.*save",
     ),
     "a pickle alone": (
-        lambda f: (plain(f) / SINGLE).rename(f / "pytorch_model.bin").parent,
-        "pytorch_model.bin, a pickle.*save",
+        lambda f: without(pickled(plain(f)), SINGLE),
+        "pytorch_model.bin, a pickle.*if you trust it.*save_pretrained.*register NAME .*model-saved",
     ),
     "GGUF alone": (
         lambda f: (plain(f) / SINGLE).rename(f / "q4.gguf").parent,
-        "q4.gguf.*llama.cpp; download",
+        "q4.gguf.*llama.cpp.*Base model.*hf download",
     ),
     "Mistral's own file alone": (
         lambda f: (plain(f) / SINGLE).rename(f / "consolidated.safetensors").parent,
-        "Mistral's own.*download",
+        "Mistral's own.*hf download REPO",
     ),
     "a variant of precision alone": (
         lambda f: (plain(f) / SINGLE).rename(f / "model.fp16.safetensors").parent,
-        "model.fp16.safetensors.*rename it to model.safetensors",
+        "model.fp16.safetensors.*`mv .*model.fp16.safetensors .*/model.safetensors`",
     ),
     "another name alone": (
         lambda f: (plain(f) / SINGLE).rename(f / "weights.safetensors").parent,
-        "rename it to model.safetensors",
+        "`mv .*weights.safetensors .*/model.safetensors`",
     ),
-    "no weights": (lambda f: without(plain(f), SINGLE), "found no weights; download"),
+    "no weights": (lambda f: without(plain(f), SINGLE), "found no weights; copy .*hf download"),
     "the weights lie in a folder in it": (
         lambda f: (plain(f / "snapshots" / "abc"), f)[-1],
-        "one in .*snapshots/abc; give that folder",
+        "a model in .*snapshots/abc; register that: `ostinato register NAME .*snapshots/abc`",
     ),
     "weights in a folder beside the config": (
         lambda f: (
@@ -332,15 +343,15 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
             (f / "tokenizer.json").write_text("{}"),
             f,
         )[-1],
-        r"in .*inner; give that folder",
+        r"a model in .*inner; register that: `ostinato register NAME .*inner`",
     ),
     "an adapter and a whole model": (
         lambda f: beside(stray(plain(f), "adapter_model.safetensors"), adapter_config__json="{}"),
-        "a whole model and an adapter.*move adapter_config.json",
+        "a whole model and an adapter.*`mkdir .*mv .*register VARIANT --base NAME --adapter",
     ),
     "quantization_config left in": (
         lambda f: configured(plain(f), quantization_config={"quant_method": "bitsandbytes"}),
-        "quantized by bitsandbytes, but they are stored unquantized.*take quantization_config out",
+        "quantized by bitsandbytes, but they are stored unquantized.*delete quantization_config",
     ),
     "GPTQ": (
         lambda f: configured(gptq(f), quantization_config={"quant_method": "gptq"}),
@@ -370,54 +381,57 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "cast to fp8": (
         lambda f: cast(plain(f), torch.float8_e4m3fn, but="norm"),
-        "F8_E4M3; expected F32.*save it again",
+        "F8_E4M3, which is not served.*bfloat16",
     ),
-    "float64": (lambda f: cast(plain(f), torch.float64), "F64; expected F32.*bfloat16 and save it again"),
+    "float64": (lambda f: cast(plain(f), torch.float64), "F64, which is not served.*bfloat16"),
     "scales of an fp8 KV cache": (
         lambda f: added(plain(f), model__layers__0__self_attn__k_proj__k_scale=(1,)),
-        "k_scale.*register the checkpoint that they were added to",
+        "k_scale.*write a copy without them",
     ),
     "a value head": (
         lambda f: added(plain(f), v_head__summary__weight=(1, 16)),
-        "value head of TRL.*AutoModelForCausalLMWithValueHead",
+        "value head of TRL.*write a copy without them",
     ),
     "torch.compile's names": (
         lambda f: renamed(plain(f), "_orig_mod.{}".format),
-        "_orig_mod.*torch.compile.*save_pretrained",
+        "_orig_mod.*torch.compile.*model._orig_mod.save_pretrained.*python -c",
     ),
     "DataParallel's names": (lambda f: renamed(plain(f), "module.{}".format), "DataParallel.*save"),
     "no model. in the names": (
         lambda f: renamed(plain(f), lambda n: n.removeprefix("model.")),
-        "AutoModel saved.*AutoModelForCausalLM",
+        "AutoModel saved.*head is lost.*AutoModelForCausalLM",
     ),
-    "PEFT's names": (lambda f: renamed(plain(f), "base_model.model.{}".format), "PEFT adapter in it; merge"),
+    "PEFT's names": (
+        lambda f: renamed(plain(f), "base_model.model.{}".format),
+        "wrapped by PEFT.*merge_and_unload",
+    ),
     "a language model's names within another": (
         lambda f: renamed(plain(f), lambda n: n.replace("model.", "model.language_model.", 1)),
         "text and images",
     ),
     "Meta's names": (
         lambda f: renamed(plain(f), lambda n: n.replace("model.embed_tokens", "tok_embeddings")),
-        "own names; down",
+        "own names.*download",
     ),
     "fused experts": (
         lambda f: plain(f, MOE, save_original_format=False),
-        "fused.*save_original_format=True",
+        "fused.*one by one",
     ),
     "a resized embedding": (
         lambda f: changed(
             plain(f), lambda ts: {n: torch.ones(44, 16) if t.shape == (40, 16) else t for n, t in ts.items()}
         ),
-        "44 rows.*vocab_size 40.*set vocab_size to 44",
+        '44 rows.*vocab_size 40.*write "vocab_size": 44',
     ),
     "an embedding resized without its head": (
         lambda f: changed(
             plain(f), lambda ts: {n: torch.ones(44, 16) if "embed_tokens" in n else t for n, t in ts.items()}
         ),
-        "has 44 rows, lm_head.weight has 40.*resize_token_embeddings",
+        r"has 44 rows, lm_head.weight has 40.*resize_token_embeddings\(44\)",
     ),
     "a tensor is missing": (
         lambda f: changed(plain(f), lambda ts: {n: t for n, t in ts.items() if n != "model.norm.weight"}),
-        r"1 of the \d+ tensors.*model.norm.weight; download",
+        r"1 of the \d+ tensors.*model.norm.weight: .*; download.*hf download",
     ),
     "metadata that is no text": (
         lambda f: header_of(plain(f), lambda header: header["__metadata__"].update(step=1000)),
@@ -425,15 +439,15 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "a sentence-transformers folder": (
         lambda f: beside(plain(f, QWEN), modules__json='[{"type": "sentence_transformers.models.Pooling"}]'),
-        r"modules\.json says .*sentence-transformers.*register the model that it was trained from",
+        r"modules\.json says .*sentence-transformers.*choose such a model.*modules.json.unused",
     ),
     "Qwen2.5-1M": (
-        lambda f: configured(plain(f, QWEN), dual_chunk_attention_config={"chunk_size": 64}),
-        "dual_chunk_attention_config.*register the model without -1M",
+        lambda f: configured(plain(f, QWEN), dual_chunk_attention_config=CHUNKS),
+        'delete dual_chunk_attention_config, write "max_position_embeddings": 262144',
     ),
     "transformers_weights names another file": (
         lambda f: configured(plain(f), transformers_weights="old.safetensors"),
-        "names old.safetensors.*take the key",
+        "names old.safetensors.*delete transformers_weights",
     ),
     "no architectures": (
         lambda f: configured(plain(f), "architectures"),
@@ -441,11 +455,11 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "a classifier": (
         lambda f: configured(plain(f), architectures=["LlamaForSequenceClassification"]),
-        "classifies.*served are",
+        "classifies.*choose a model whose config.json names one of",
     ),
     "a model for images and text": (
         lambda f: configured(plain(f), architectures=["Gemma3ForConditionalGeneration"]),
-        "images.*save that alone",
+        "images.*text-only model in their family.*choose",
     ),
     "an unknown architecture": (
         lambda f: configured(plain(f), architectures=["Olmo2ForCausalLM"]),
@@ -453,11 +467,11 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "dtype float8": (
         lambda f: configured(plain(f), dtype="float8_e4m3fn"),
-        "float8_e4m3fn is not one of.*write",
+        'float8_e4m3fn is not one of.*write "dtype": "auto"',
     ),
     "a byte-order mark": (
         lambda f: beside(plain(f), config__json="\ufeff" + (f / "config.json").read_text()),
-        "byte-order mark.*save",
+        "byte-order mark.*`sed",
     ),
     "a key twice": (
         lambda f: beside(plain(f), config__json='{"a": 1, "a": 2}'),
@@ -469,6 +483,6 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "no tokenizer": (
         lambda f: without(plain(f), "tokenizer.json"),
-        "expected a tokenizer.*copy the tokenizer's",
+        "expected a tokenizer.*hf download.*AutoTokenizer",
     ),
 }

@@ -56,7 +56,10 @@ def _architecture(reader: ConfigReader) -> str:
         reader.refuse(f'expected "architectures" to name one class, such as {EXAMPLE}, got {shown(names)}')
     name: str = names[0]
     if name not in FAMILIES:
-        reader.refuse(f"architecture {name[:80]} is not served: {_meaning(name)}; served are {_served()}")
+        reader.refuse(
+            f"architecture {name[:80]} is not served: {_meaning(name)}; choose a model whose config.json "
+            f"names one of these architectures: {', '.join(FAMILIES)}"
+        )
     return name
 
 
@@ -64,21 +67,21 @@ EXAMPLE = '["LlamaForCausalLM"]'
 # What the ending of a class's name says of the model.
 _ENDINGS = {
     "ForConditionalGeneration": (
-        "it takes images or sound beside text, or has an encoder; if it has a language model of a class that "
-        "is served, save that alone with save_pretrained"
+        "it takes images or sound beside text, or has an encoder, though many of these have a text-only "
+        "model in their family, such as google/gemma-3-1b-it for Gemma 3"
     ),
     "ForSequenceClassification": "it classifies texts and generates none",
     "ForTokenClassification": "it classifies tokens and generates no text",
     "ForRewardModel": "it scores texts and generates none",
     "ForMaskedLM": "it fills in masked words and generates no text",
     "Model": (
-        "it has no head for generating text, as models for embeddings have none; if this one is meant to "
-        "generate, load it with AutoModelForCausalLM and save it with save_pretrained"
+        "it has no head for generating text, as models for embeddings have none (one that is meant to "
+        "generate can be loaded with AutoModelForCausalLM, saved with save_pretrained and registered)"
     ),
 }
 
 
-_UNKNOWN = "how its tensors are named and sharded is not known here; choose a model of another family"
+_UNKNOWN = "how its tensors are named and sharded is not known here"
 
 
 def _meaning(name: str) -> str:
@@ -87,17 +90,14 @@ def _meaning(name: str) -> str:
     return next((text for ending, text in _ENDINGS.items() if name.endswith(ending)), _UNKNOWN)
 
 
-def _served() -> str:
-    return ", ".join(FAMILIES)
-
-
 def _no_architecture(model_type: Any) -> str:
     """`architectures` is missing; older trainers leave it out, but `model_type` tells which it is."""
     wanted = str(model_type).replace("_text", "").replace("_", "").lower()
     name = next((n for n in FAMILIES if n.removesuffix("ForCausalLM").lower() == wanted), None)
     example = f'["{name}"]' if name else EXAMPLE
     return (
-        f'"architectures" is missing; add "architectures": {example} to it, or copy the original config.json'
+        f'"architectures" is missing; add "architectures": {example} to that file, or copy the original '
+        "config.json, and register the model again"
     )
 
 

@@ -26,7 +26,7 @@ from profiler.variants.modules import (
     require_shape,
     total_bytes,
 )
-from profiler.variants.peft import CONFIG, WEIGHTS
+from profiler.variants.odd_names import CONFIG, WEIGHTS
 from profiler.variants.types import BoftManifest, BoftModule, ModuleFacts, VariantKind, VariantSpec
 
 TENSOR_NAME = re.compile(r"base_model\.model\.([\w.]+)\.(boft_[RsP])", re.ASCII)

@@ -19,8 +19,8 @@ from profiler.types import ModelSpec, TensorRef
 from profiler.variants import peft
 from profiler.variants.modules import merged_facts, require_float, require_module, total_bytes
 from profiler.variants.name_patterns import NamePattern
-from profiler.variants.odd_names import MERGE
-from profiler.variants.peft import CONFIG, WEIGHTS, endings
+from profiler.variants.odd_names import CONFIG, MERGE, TRAINED_ON, WEIGHTS
+from profiler.variants.peft import endings
 from profiler.variants.types import (
     LoraManifest,
     LoraModule,
@@ -147,7 +147,7 @@ def _refuse_bias_and_init(raw: dict[str, Any]) -> None:
     if bias != "none":
         raise AdapterError(
             f'{CONFIG}: expected bias "none", got {shown(bias)}: biases trained beside LoRA are not served; '
-            f"train without them, or {MERGE}"
+            f"{MERGE}"
         )
     init = raw.get("init_lora_weights")
     if not isinstance(init, str) or init.lower() in HARMLESS_INITS:
@@ -155,16 +155,19 @@ def _refuse_bias_and_init(raw: dict[str, Any]) -> None:
     if init.lower().startswith(CHANGING_INITS):
         raise AdapterError(
             f"{CONFIG}: init_lora_weights is {init[:40]!r}, which changed the base's weights before "
-            "training: the adapter fits that changed base only; save it again with save_pretrained(folder, "
-            f"path_initial_model_for_weight_conversion=...), so that it fits the base as it is, or {MERGE}"
+            "training: the adapter fits that changed base only; where it was trained, save it again for the "
+            "base as it is: `model.save_pretrained(folder, "
+            "path_initial_model_for_weight_conversion=INITIAL)`, INITIAL "
+            f"being the folder of the adapter before its training, or {MERGE}"
         )
     if init.lower() in ("true", "false"):
         raise AdapterError(
-            f"{CONFIG}: init_lora_weights is the text {init!r}; write {init.lower()} without quotes"
+            f"{CONFIG}: init_lora_weights is the text {init!r}; write {init.lower()} without quotes in that "
+            "file, and register it again"
         )
     raise AdapterError(
         f"{CONFIG}: init_lora_weights is {init[:40]!r}, which is not known: if it left the base's weights as "
-        f"they were, write true in its place; else {MERGE}"
+        f"they were, write true in its place and register it again; else {MERGE}"
     )
 
 
@@ -185,8 +188,9 @@ def _compiled(text: str, key: str) -> str | NamePattern:
         return NamePattern(text)
     except ValueError as error:
         raise AdapterError(
-            f"{CONFIG}: {key} has a pattern that cannot be used, {text[:80]!r}: {error}; write plain names "
-            "of modules, such as layers.0.self_attn.q_proj"
+            f"{CONFIG}: {key} has a pattern that cannot be used, {text[:80]!r}: {error}; in that file "
+            "replace it by the names of the modules that it means, such as "
+            '"layers.0.self_attn.q_proj": 8, and register it again'
         ) from error
 
 
@@ -228,8 +232,11 @@ def _pairs(
         )
     if not tensors:
         raise CheckpointError(
-            f"{folder / WEIGHTS} holds no tensors: the adapter was saved before its weights were gathered "
-            "(DeepSpeed ZeRO-3, FSDP); save it again with all of them, or copy the file again"
+            f"{folder / WEIGHTS} holds no tensors: the adapter was saved before its weights were gathered. "
+            "For "
+            'DeepSpeed ZeRO-3 write "stage3_gather_16bit_weights_on_model_save": true in zero_optimization '
+            "of its config, for FSDP save with trainer.accelerator.state.fsdp_plugin.set_state_dict_type("
+            '"FULL_STATE_DICT"); load the last checkpoint, and save the adapter again with save_pretrained'
         )
     return {module: (a, sides["B"][module]) for module, a in sides["A"].items()}
 
@@ -247,6 +254,17 @@ def _classify(name: str, ref: TensorRef, base: ModelSpec) -> tuple[str, str]:
     return match[1], match[2]
 
 
+def _of_shape(side: str, ref: TensorRef, shape: tuple[int, ...], rank: int) -> str:
+    """What to do: the ranks differ if the other side of the shape is right, else the bases do."""
+    at = 0 if side == "A" else 1
+    if len(ref.shape) == 2 and ref.shape[1 - at] == shape[1 - at]:
+        return (
+            f'write "r": {ref.shape[at]} (or this module\'s rank in rank_pattern) in {CONFIG} in the place '
+            f"of {rank}, and register it again"
+        )
+    return f"register it with {TRAINED_ON}"
+
+
 def _module(name: str, a: TensorRef, b: TensorRef, base: ModelSpec, config: LoraConfig) -> LoraModule:
     """A pair whose shapes are (rank, in) and (out, rank)."""
     out, into = require_module(name, base, WEIGHTS)
@@ -255,7 +273,6 @@ def _module(name: str, a: TensorRef, b: TensorRef, base: ModelSpec, config: Lora
         if ref.shape != shape:
             raise AdapterError(
                 f"{WEIGHTS}: lora_{side} of {name} has shape {ref.shape}, but rank {rank} (by {CONFIG}) on "
-                f"this base needs {shape}; correct r or rank_pattern, or register it with the base that it "
-                "was trained on"
+                f"this base needs {shape}; {_of_shape(side, ref, shape, rank)}"
             )
     return LoraModule(a, b, rank, config.scaling_of(name))

@@ -9,6 +9,7 @@ from profiler.checkpoint import block_of
 from profiler.errors import AdapterError
 from profiler.files import FLOAT_DTYPES
 from profiler.types import ModelSpec, TensorRef
+from profiler.variants.odd_names import TRAINED_ON
 from profiler.variants.types import ModuleFacts
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -56,12 +57,12 @@ def require_module(name: str, base: ModelSpec, where: str) -> tuple[int, int]:
     if module not in base.linear_shapes or block != block_of(module):
         raise AdapterError(
             f"{where}: the base ({base.architecture}) has no module {block}.{module[:80]}; it has "
-            f"{', '.join(base.linear_shapes)}: register the adapter with the base that it was trained on"
+            f"{', '.join(base.linear_shapes)}: register the adapter with {TRAINED_ON}"
         )
     if layer >= base.num_layers:
         raise AdapterError(
             f"{where}: {name[:200]} is of layer {layer}, but the base has {base.num_layers} layers; register "
-            "it with the base that it was trained on"
+            f"it with {TRAINED_ON}"
         )
     return base.linear_shapes[module]
 

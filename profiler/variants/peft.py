@@ -13,16 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from profiler.advice import adapter_from_pickle
 from profiler.errors import AdapterError, CheckpointError
 from profiler.files import is_file, shown
 from profiler.types import ModelSpec, TensorRef
 from profiler.variants.modules import layer_of
-from profiler.variants.odd_names import MERGE, meaning
+from profiler.variants.odd_names import CONFIG, MERGE, WEIGHTS, meaning
 from profiler.variants.types import FileRef
 from profiler.weight_files import locate_in
 
-CONFIG = "adapter_config.json"
-WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
 MAX_PATTERN = 2_000  # characters of a regular expression: compiling one takes time
 DEFAULT_TARGETS = ("q_proj", "v_proj")  # PEFT's, of every family that adapters are served on
@@ -38,8 +37,9 @@ def read_weights(folder: Path) -> tuple[dict[str, TensorRef], FileRef]:
     """The tensors of the folder, by PEFT's name, and their file. Raises CheckpointError."""
     if not is_file(folder / WEIGHTS) and is_file(folder / "adapter_model.bin"):
         raise CheckpointError(
-            f"{folder} holds adapter_model.bin, which is pickle and can run code when read; "
-            f"save it again with save_pretrained(safe_serialization=True) to get {WEIGHTS}"
+            f"{folder} holds adapter_model.bin, a pickle, which is not read because it can run code; write "
+            f"its tensors to {WEIGHTS}, which runs none: "
+            f"{adapter_from_pickle(folder / 'adapter_model.bin', folder / WEIGHTS)}, and register it again"
         )
     tensors = locate_in(folder, WEIGHTS)
     return tensors, FileRef(
@@ -61,8 +61,12 @@ def refuse_options(raw: Mapping[str, Any], refused: Mapping[str, str]) -> None:
     """Raises AdapterError for any option in `refused` (key: what it means) that is on."""
     for key, what in refused.items():
         if raw.get(key):
-            merge = "" if key in UNMERGEABLE else f", or {MERGE}"
-            raise AdapterError(f"{CONFIG}: {key} is set: {what} not served; train without it{merge}")
+            instead = (
+                "train an adapter without it, or choose another (no merged model can do the same)"
+                if key in UNMERGEABLE
+                else MERGE
+            )
+            raise AdapterError(f"{CONFIG}: {key} is set: {what} not served; {instead}")
 
 
 @dataclass(frozen=True)
@@ -74,14 +78,15 @@ class Targets:
     layers: frozenset[int] | None = None
 
     def problem(self, module_name: str) -> str | None:
-        """Why PEFT would leave the tensors of this module out, though the file has them."""
-        ends = endings(module_name)
+        """Why PEFT would leave out the tensors of this module, and what to write in the config."""
+        ends, layer = endings(module_name), layer_of(f"{module_name}.weight")
         if self.listed is not None and not self.listed & ends:
-            return "target_modules does not name it"
-        if self.excluded & ends:
-            return "exclude_modules names it"
-        if self.layers is not None and layer_of(f"{module_name}.weight") not in self.layers:
-            return "layers_to_transform leaves its layer out"
+            last = module_name.rpartition(".")[2]
+            return f'target_modules does not name it; add "{last}" to target_modules'
+        if left_out := self.excluded & ends:
+            return f'exclude_modules names it; take "{min(left_out)}" out of exclude_modules'
+        if self.layers is not None and layer not in self.layers:
+            return f"layers_to_transform leaves its layer out; add {layer} to layers_to_transform"
         return None
 
 
@@ -122,8 +127,8 @@ def check_targets(targets: Targets, adapted: Iterable[str]) -> None:
     for name in adapted:
         if problem := targets.problem(name):
             raise AdapterError(
-                f"{WEIGHTS}: {name} has weights, but {CONFIG} does not adapt it ({problem}), so PEFT would "
-                "leave them out; correct the config, or save the adapter again"
+                f"{WEIGHTS}: {name} has weights, but PEFT would leave them out, because in {CONFIG} "
+                f"{problem}, and register it again"
             )
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from profiler.advice import download, quoted, register, register_variant
 from profiler.errors import AdapterError, CheckpointError
 from profiler.files import MAX_CONFIG_BYTES, is_file, read_json, shown
 from profiler.missing_weights import MAX_NAMES
@@ -12,9 +15,13 @@ from profiler.types import ModelSpec
 from profiler.variants import boft, lora, sparse, svd
 from profiler.variants.delta import DELTA, open_delta
 from profiler.variants.modules import require_adaptable
-from profiler.variants.odd_names import MERGE
-from profiler.variants.peft import CONFIG, WEIGHTS
+from profiler.variants.odd_names import CONFIG, MERGE, WEIGHTS, told_of
 from profiler.variants.types import Manifest, VariantKind, VariantLimits, VariantSpec
+
+# PEFT's kinds that put trained vectors before the prompt; merging adapters' weights knows nothing of them.
+UNMERGEABLE_TYPES = frozenset(
+    {"PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "MULTITASK_PROMPT_TUNING", "ADAPTION_PROMPT", "CPT"}
+)
 
 
 def is_variant(folder: Path) -> bool:
@@ -44,17 +51,33 @@ def read_manifest(folder: Path, base: ModelSpec, limits: VariantLimits) -> Manif
     if not has_peft:
         raise CheckpointError(_no_variant(folder))
     raw = read_json(folder / CONFIG, MAX_CONFIG_BYTES)
+    try:
+        return _read_adapter(folder, raw, base, limits)
+    except AdapterError as error:
+        raise AdapterError(told_of(folder, str(error), raw)) from error
+
+
+def _read_adapter(folder: Path, raw: Mapping[str, Any], base: ModelSpec, limits: VariantLimits) -> Manifest:
     kind = raw.get("peft_type")
     if kind == "LORA":
         return lora.read(folder, base, limits)
     if kind == "BOFT":
         return boft.read(folder, base)
     if kind is None and "lora_parameters" in raw:
+        fused = quoted(folder, "-fused")
         raise AdapterError(
-            f"{folder / CONFIG} is of an adapter of MLX; fuse it into its base with mlx_lm.fuse "
-            "--de-quantize and register the result as a base"
+            f"{CONFIG}: an adapter of MLX, which is not served; fuse it into its base and register the "
+            f"result: `python -m mlx_lm fuse --model BASE --adapter-path {quoted(folder)} --save-path "
+            f"{fused} --de-quantize`, then `ostinato register NAME {fused}`"
         )
-    raise AdapterError(f"{folder / CONFIG}: expected peft_type LORA or BOFT, got {shown(kind)}; {MERGE}")
+    if kind in UNMERGEABLE_TYPES:
+        raise AdapterError(
+            f"{CONFIG}: expected peft_type LORA or BOFT, got {kind}, which trains texts before the prompt "
+            "and no weights, so that it cannot be merged either; train a LoRA, or choose another adapter"
+        )
+    raise AdapterError(
+        f"{CONFIG}: expected peft_type LORA or BOFT, got {shown(kind)}, which is not served; {MERGE}"
+    )
 
 
 def _no_variant(folder: Path) -> str:
@@ -62,16 +85,22 @@ def _no_variant(folder: Path) -> str:
     expected = f"expected {CONFIG} (a PEFT adapter) or {DELTA} (a compressed delta) in {folder}"
     inner = next((f for f in _folders(folder) if is_file(f / CONFIG) or is_file(f / DELTA)), None)
     if inner is not None:
-        return f"{expected}; found it in {inner.name}, a folder in there: give that folder"
+        found = f"found it in {inner.name}, a folder in there"
+        return f"{expected}, {found}; register that: {register_variant(inner)}"
     if is_file(folder / MODEL_CONFIG):
         return (
-            f"{expected}; found {MODEL_CONFIG}, so this is a whole model: register it as a fine-tune "
-            "(`ostinato register NAME FOLDER --base BASE`), which is compressed to a variant, or as a model "
-            "of its own (`ostinato register NAME FOLDER`)"
+            f"{expected}, found {MODEL_CONFIG}, so this is a whole model; register it as a model of its own, "
+            f"{register(folder)}, or as a fine-tune of a base, which is compressed to a variant, "
+            f"{register(folder, options=' --base BASE')}"
         )
     if is_file(folder / WEIGHTS):
-        return f"{expected}; found {WEIGHTS} alone: copy {CONFIG} there, which the trainer wrote beside it"
-    return f"{expected}, found neither; copy the whole folder that the trainer wrote"
+        return (
+            f"{expected}, found {WEIGHTS} alone; copy {CONFIG} there, which the trainer wrote beside it, or "
+            f"fetch it with {download(folder, CONFIG)}"
+        )
+    return (
+        f"{expected}, found neither; copy the whole folder that the trainer wrote, or run {download(folder)}"
+    )
 
 
 def _folders(folder: Path) -> list[Path]:

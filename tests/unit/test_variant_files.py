@@ -336,7 +336,7 @@ def test_one_folder_one_variant(tmp_path: Path, base: ModelSpec) -> None:
     (folder / "adapter_config.json").write_text("{}")
     with pytest.raises(CheckpointError, match="both"):
         read_variant(folder, base, LIMITS)
-    with pytest.raises(CheckpointError, match=r"found it in d, .*give that folder"):
+    with pytest.raises(CheckpointError, match=r"found it in d, .*register that: .*/d`"):
         read_variant(tmp_path, base, LIMITS)
 
 

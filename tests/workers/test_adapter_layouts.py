@@ -55,8 +55,18 @@ def test_an_adapter_means_what_it_means_to_peft(name: str, base: Path, tmp_path:
 def test_what_is_not_served_is_refused_by_what_it_is(name: str, base: Path, tmp_path: Path) -> None:
     build, words = REFUSED[name]
     folder = build(tmp_path / "adapter")
-    with pytest.raises((AdapterError, CheckpointError), match=re.compile(words, re.DOTALL)):
+    with pytest.raises((AdapterError, CheckpointError), match=re.compile(words, re.DOTALL)) as refused:
         read_manifest(folder, read_model(base), LIMITS)
+    assert_says_what_to_do(str(refused.value), folder)
+
+
+def assert_says_what_to_do(message: str, folder: Path) -> None:
+    """In the form that the command line splits into an error and a hint, with no place left to fill in."""
+    wrong, _, step = message.partition("; ")
+    assert str(folder) in wrong
+    assert step
+    assert "<" not in message
+    assert "\n" not in message
 
 
 def test_every_option_of_peft_is_read_refused_or_known_to_be_harmless() -> None:

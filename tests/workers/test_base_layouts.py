@@ -55,6 +55,15 @@ def test_vllm_is_given_what_transformers_reads(name: str, tmp_path: Path) -> Non
     assert spec.fingerprint == read_model(view).fingerprint
 
 
+def assert_says_what_to_do(message: str, folder: Path) -> None:
+    """What is wrong with which file, and a step, as the command line splits it into an error and a hint."""
+    wrong, _, step = message.partition("; ")
+    assert str(folder) in wrong
+    assert step
+    assert "<" not in message
+    assert "\n" not in message
+
+
 def one(state: dict[str, torch.Tensor], name: str) -> torch.Tensor:
     """A tensor by its name in the files; transformers 5 holds all experts of a layer in one."""
     if match := re.fullmatch(r"(.*\.experts)\.(\d+)\.(\w+)_proj\.weight", name):
@@ -70,8 +79,9 @@ def one(state: dict[str, torch.Tensor], name: str) -> torch.Tensor:
 def test_what_is_not_served_is_refused_by_what_it_is(name: str, tmp_path: Path) -> None:
     build, words = REFUSED[name]
     folder = build(tmp_path / "model")
-    with pytest.raises(CheckpointError, match=re.compile(words, re.DOTALL)):
+    with pytest.raises(CheckpointError, match=re.compile(words, re.DOTALL)) as refused:
         read_model(folder)
+    assert_says_what_to_do(str(refused.value), folder)
 
 
 def test_an_evaluation_reads_the_same_files(tmp_path: Path) -> None:

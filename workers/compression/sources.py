@@ -15,7 +15,7 @@ from profiler.model_files import CONFIG as MODEL_CONFIG
 from profiler.model_purpose import check_purpose
 from profiler.types import ModelSpec
 from profiler.variants.delta import DELTA
-from profiler.variants.peft import CONFIG
+from profiler.variants.odd_names import CONFIG
 from profiler.variants.reading import is_variant, read_manifest
 from profiler.variants.types import VariantLimits
 from profiler.weight_files import INDEX, SINGLE, locate
