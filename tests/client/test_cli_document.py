@@ -1,4 +1,7 @@
-"""docs/cli.md and the command itself: each names the other's flags, for the same commands."""
+"""docs/cli.md and the command: the document names every command, and no flag that its command does not take.
+
+Which options a command has, its `--help` lists; each has a sentence there.
+"""
 
 from __future__ import annotations
 
@@ -6,64 +9,50 @@ import re
 from pathlib import Path
 
 import pytest
+from typer.core import TyperOption
 
 from controlplane.cli.main import COMMANDS
 
-DOCUMENT = (Path(__file__).parents[2] / "docs/cli.md").read_text(encoding="utf-8")
+DOCUMENTS = Path(__file__).parents[2]
+DOCUMENT = (DOCUMENTS / "docs/cli.md").read_text(encoding="utf-8")
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 OF_ALL = {"--json", "--help"}
-OF_OTHERS = {"--no-deps"}  # of pip
+BEFORE_THE_COMMAND = {"--url", "--debug"}
 NAMES = [str(command.name) for command in COMMANDS]
 
 
-def parts() -> list[tuple[set[str], str]]:
-    """The document's rows and paragraphs about commands, each with the commands that it is about."""
-    found: list[tuple[set[str], str]] = []
-    for left, right in re.findall(r"^\| (`.*?) \|(.*)$", DOCUMENT.partition("## Output")[0], re.M):
-        if commands := {name for name in re.findall(r"`([a-z-]+)", left) if name in NAMES}:
-            found.append((commands, f"{left} {right}"))
-    about: set[str] = set()
-    for paragraph in re.split(r"\n\s*\n", DOCUMENT.partition("## Output")[0]):
-        if starts := re.match(r"(?:(?:, | and )?\*\*[a-z -]+\*\*)+", paragraph):
-            about = {name.split()[0] for name in re.findall(r"\*\*([a-z-]+)", starts[0])}
-        elif paragraph.startswith("| command"):
-            about = set()
-        found.append((about, paragraph))
-    return found
-
-
-PARTS = parts()
-
-
-def named_for(command: str) -> set[str]:
-    return {flag for about, text in PARTS if command in about for flag in FLAG.findall(text)}
-
-
-def flags_of(command: str) -> tuple[set[str], set[str]]:
-    """All flags that the command takes, and of each option the first, which the document must name."""
+def options_of(command: str) -> list[TyperOption]:
     loaded = next(each for each in COMMANDS if each.name == command).load()
-    options = [parameter for parameter in loaded.params if parameter.param_type_name == "option"]
-    taken = {flag for option in options for flag in (*option.opts, *option.secondary_opts)}
-    return taken, {option.opts[0] for option in options} - OF_ALL
+    return [parameter for parameter in loaded.params if isinstance(parameter, TyperOption)]
 
 
-@pytest.mark.parametrize("command", NAMES)
-def test_the_document_names_every_flag_of_a_command(command: str) -> None:
-    _, needed = flags_of(command)
-    assert needed - named_for(command) == set()
+def flags_of(command: str) -> set[str]:
+    return OF_ALL.union(*({*option.opts, *option.secondary_opts} for option in options_of(command)))
 
 
-@pytest.mark.parametrize("number", range(len(PARTS)))
-def test_commands_take_every_flag_that_is_named_for_them(number: int) -> None:
-    about, text = PARTS[number]
-    taken = OF_ALL.union(*(flags_of(command)[0] for command in about))
-    assert not about or set(FLAG.findall(text)) - taken - OF_OTHERS == set()
+def calls(text: str) -> list[tuple[str, set[str]]]:
+    """The commands in code of a document, each with its flags."""
+    spans = [*re.findall(r"`([^`\n]+)`", text), *re.findall(r"^    (ostinato [^\n]*)$", text, re.M)]
+    words = [re.sub(r"\s#.*", "", span).removeprefix("ostinato ").split() for span in spans]
+    return [(call[0], set(FLAG.findall(" ".join(call)))) for call in words if call and call[0] in NAMES]
 
 
-def test_the_document_says_what_every_command_does() -> None:
-    assert set(NAMES) == set().union(*(about for about, _ in PARTS))
+def test_the_document_names_every_command() -> None:
+    assert {command for command, _ in calls(DOCUMENT)} == set(NAMES)
+
+
+@pytest.mark.parametrize("name", ["README.md", *(f"docs/{p.name}" for p in DOCUMENTS.glob("docs/*.md"))])
+def test_a_command_takes_every_flag_that_a_document_gives_it(name: str) -> None:
+    text = (DOCUMENTS / name).read_text(encoding="utf-8")
+    unknown = [(command, flags - flags_of(command)) for command, flags in calls(text)]
+    assert [(command, flags) for command, flags in unknown if flags] == []
 
 
 def test_every_flag_that_the_document_names_exists() -> None:
-    taken = {"--url", "--debug"}.union(*(flags_of(command)[0] for command in NAMES))
-    assert set(FLAG.findall(DOCUMENT)) - taken - OF_ALL - OF_OTHERS == set()
+    taken = BEFORE_THE_COMMAND.union(*map(flags_of, NAMES))
+    assert set(FLAG.findall(DOCUMENT)) - taken == set()
+
+
+@pytest.mark.parametrize("command", NAMES)
+def test_help_says_what_every_option_is_for(command: str) -> None:
+    assert [option.opts[0] for option in options_of(command) if not option.help] == []
