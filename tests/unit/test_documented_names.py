@@ -61,6 +61,11 @@ def test_every_option_that_a_document_names_is_its_commands(document: Path) -> N
     assert wrong == []
 
 
+def test_the_page_of_commands_names_all_of_them() -> None:
+    named = {said.split()[0] for said in SPAN.findall((ROOT / "docs/cli.md").read_text())}
+    assert {str(command.name) for command in COMMANDS} - named == set()
+
+
 def commands(text: str) -> Iterator[tuple[str, set[str]]]:
     """Each command of `ostinato` in code of a document, with the options that stand beside it."""
     names = {command.name for command in COMMANDS}
