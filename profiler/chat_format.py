@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from profiler.files import is_file, read_json, read_text
+from profiler.model_files import TEMPLATES
 
 MAX_TEMPLATE_BYTES = 1 << 20  # the longest known have 30 KB
 
@@ -33,6 +34,7 @@ _TOOL_FORMATS = (
     ("llama3_json", ('"parameters": dictionary of argument name',)),
 )
 _SHOWS_TOOLS = re.compile(r"\btools\b")
+DEFAULT = "default"  # the name of a template that is alone
 _QWEN3 = frozenset({"qwen3", "qwen3_moe"})
 
 
@@ -49,7 +51,7 @@ class ChatFormat:
 def read_chat_format(folder: Path) -> ChatFormat:
     """Of the checkpoint in `folder`. Raises CheckpointError when its template cannot be read."""
     family = str(read_json(folder / "config.json").get("model_type", ""))
-    template = read_template(folder)
+    template = "\n".join(named_templates(folder).values())
     if not template and is_file(folder / "tekken.json"):
         return ChatFormat(
             "mistral", "it has Mistral's own tokenizer", "", "no chat template says that it reasons"
@@ -86,22 +88,24 @@ def _reasoning_parser(template: str, family: str) -> tuple[str, str]:
     return "", "its chat template does not say that it reasons"
 
 
-def read_template(folder: Path) -> str:
-    """The chat templates of a folder, one after the other, as transformers finds them: those in a file of
-    their own take the place of the tokenizer's. "": none. Raises CheckpointError."""
-    own = folder / "chat_template.jinja"
-    if is_file(own):
-        return read_text(own, MAX_TEMPLATE_BYTES)
+def named_templates(folder: Path) -> dict[str, str]:
+    """The chat templates of a folder by their names, as transformers finds them: those in files of their own
+    take the place of the tokenizer's. Raises CheckpointError."""
+    own = {DEFAULT: folder / "chat_template.jinja"}
+    if (folder / TEMPLATES).is_dir():
+        own |= {path.stem: path for path in sorted((folder / TEMPLATES).glob("*.jinja"))}
+    if found := {name: read_text(file, MAX_TEMPLATE_BYTES) for name, file in own.items() if is_file(file)}:
+        return found
     for name in ("chat_template.json", "tokenizer_config.json"):
         if is_file(folder / name) and (found := _of(read_json(folder / name))):
             return found
-    return ""
+    return {}
 
 
-def _of(config: Mapping[str, Any]) -> str:
+def _of(config: Mapping[str, Any]) -> dict[str, str]:
     """Of a tokenizer's config: one template, or several with names."""
     found = config.get("chat_template")
     if isinstance(found, list):
-        named = (each.get("template") for each in found if isinstance(each, dict))
-        return "\n".join(text for text in named if isinstance(text, str))
-    return found if isinstance(found, str) else ""
+        named = {str(each.get("name")): each.get("template") for each in found if isinstance(each, dict)}
+        return {name: text for name, text in named.items() if isinstance(text, str)}
+    return {DEFAULT: found} if isinstance(found, str) and found else {}

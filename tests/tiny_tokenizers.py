@@ -3,4 +3,5 @@
 from __future__ import annotations
 
 # A tokenizer.json of one word, for folders whose texts nobody reads.
-ONE_WORD = '{"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}'
+ONE_WORD = """{"version": "1.0", "added_tokens": [],
+"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}"""

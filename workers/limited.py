@@ -31,7 +31,7 @@ def limited(what: str, cpu_s: float | None = None, memory_bytes: int | None = No
     in_main = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGPROF, _end) if in_main else None
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    allowed = _data_bytes() + memory_bytes
+    allowed = data_bytes() + memory_bytes
     bounds = [allowed, *(bound for bound in (soft, hard) if bound != resource.RLIM_INFINITY)]
     resource.setrlimit(resource.RLIMIT_DATA, (min(bounds), hard))
     try:
@@ -57,7 +57,7 @@ def _end(number: int, frame: FrameType | None) -> None:
     raise _TooLong
 
 
-def _data_bytes() -> int:
+def data_bytes() -> int:
     """What counts towards RLIMIT_DATA: private memory that can be written."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmData:"):

@@ -47,13 +47,21 @@ def load_tokenizer(folder: Path) -> Any:
     return _load(folder)[0]
 
 
+def is_corrected(folder: Path) -> bool:
+    """Whether the tokenizer in `folder` is served as its file is, and not as its config and type say.
+
+    Raises CheckpointError as `load_tokenizer`.
+    """
+    return _load(folder)[1]
+
+
 def served_folder(folder: Path, scratch: Path) -> Path:
     """The folder that an engine is given for the tokenizer in `folder`, for its file's ids.
 
     That is `folder` itself, or the new folder `scratch`. Raises CheckpointError as `load_tokenizer`. Where
     there is Mistral's own file, vLLM reads that with Mistral's library.
     """
-    if is_file(folder / MISTRAL) or not _load(folder)[1]:
+    if is_file(folder / MISTRAL) or not is_corrected(folder):
         return folder
     return _without_a_type(folder, scratch)
 

@@ -22,6 +22,7 @@ from controlplane.cluster.engine_status import EngineStatus, EngineView
 from controlplane.cluster.inventory import NodeState, inventory_of
 from controlplane.cluster.memory_usage import memory_by_node
 from controlplane.controller import file_reader, registration
+from controlplane.controller.child_process import ReaderDied
 from controlplane.controller.compress_action import MADE_SHARE, CompressActions
 from controlplane.controller.demand import DemandBook
 from controlplane.controller.deployment_actions import DeploymentActions
@@ -335,14 +336,16 @@ class Controller:
         await self._note(
             OperationKind.REGISTER, model.name, Phase.PROFILING, "reading its files", _read_share(model)
         )
-        limits = registration.Limits(self._roots(model), self._settings.max_lora_rank)
+        limits = registration.Limits(
+            self._roots(model), self._settings.max_lora_rank, self._settings.engine == "vllm"
+        )
         versioned = (await self._repository.read_async()).models.get(model.base or "")
         base = versioned.record if versioned else None
         try:
             if model.reads > MAX_READS:
                 raise errors.SourceUnreadable(_read_in_vain("the controller ended meanwhile"))
             ready = await self._files.read(model, base, limits, self._runtime.convert_bundled)
-        except file_reader.ReaderDied as e:
+        except ReaderDied as e:
             if model.reads < MAX_READS:
                 raise _KilledReader(f"what read its files did not answer: {e}") from e
             await self._fail_registration(model, errors.SourceUnreadable(_read_in_vain(str(e))))

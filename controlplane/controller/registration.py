@@ -36,8 +36,11 @@ Growing = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Limits:
+    """`compare_tokenizers`: an engine of this installation makes ids of texts, so they must be the file's."""
+
     roots: tuple[Path, ...]
     max_lora_rank: int
+    compare_tokenizers: bool = False
 
 
 def _unheard(more_bytes: int) -> None:

@@ -22,8 +22,9 @@ from world import World, placed, reserved
 
 from controlplane import errors
 from controlplane.cluster.engine_status import EngineStatus, EngineView
+from controlplane.controller.child_process import ReaderDied
 from controlplane.controller.controller import MAX_READS, Controller
-from controlplane.controller.file_reader import FileReader, ReaderDied
+from controlplane.controller.file_reader import FileReader
 from controlplane.controller.metrics import ControllerMetrics
 from controlplane.management.commands import delete_model
 from controlplane.planning import retrying

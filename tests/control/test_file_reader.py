@@ -17,7 +17,8 @@ from builders import base, no_bundles, ready_base, variant
 
 from controlplane import errors
 from controlplane.controller import file_reader
-from controlplane.controller.file_reader import FileReader, ReaderDied
+from controlplane.controller.child_process import ReaderDied
+from controlplane.controller.file_reader import FileReader
 from controlplane.controller.reading import ReadLimits
 from controlplane.controller.registration import Limits, read_model_files
 from controlplane.state.records import Model, Phase

@@ -210,8 +210,36 @@ def test_a_template_that_would_not_end_ends_its_request(lab: Lab, template: str)
     body = {"messages": [{"role": "user", "content": "w5"}], "max_tokens": 2}
     reply = lab.ask(body, own)
     assert reply.status == 400, reply.body
-    assert b"longer than 5 s" in reply.body or b"its code and its constants" in reply.body
+    assert b"more than 5 s of CPU time" in reply.body or b"its code and its constants" in reply.body
     assert lab.base_answers
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        (ENDLESS, b"more than 5 s of CPU time"),
+        ("{% for _ in range(10**9) %}{% endfor %}", b"Range too big"),
+        ("{% set n = 999 %}{{ 'w5 ' * (n * 2000000) }}", b"512 MiB"),
+    ],
+)
+def test_the_bases_own_template_is_bounded_too(lab: Lab, template: str, said: bytes) -> None:
+    tokenizer = lab.worker._engine._llm.renderer.tokenizer  # type: ignore[union-attr]
+    tokenizer.chat_template = template
+    try:
+        reply = lab.ask({"messages": [{"role": "user", "content": "w5"}], "max_tokens": 2})
+    finally:
+        tokenizer.chat_template = None
+    assert (reply.status, said in reply.body) == (400, True), reply.body
+    assert lab.base_answers
+
+
+def test_a_template_that_takes_content_in_parts_gets_parts(lab: Lab) -> None:
+    """vLLM finds that out from the template, and else gives it a text."""
+    parts = "{% for m in messages %}{% for part in m['content'] %}{{ part['text'] }} w8 {% endfor %}"
+    parts += "{% endfor %}"
+    own = lab.variant(chat_template__jinja=parts)
+    body = {"messages": [{"role": "user", "content": "w5 w6"}], "max_tokens": 2}
+    assert lab.choice(body, own)["prompt_token_ids"] == [5, 6, 8]
 
 
 def test_a_tokenizer_that_is_none_is_refused_when_the_variant_is_loaded(lab: Lab) -> None:

@@ -1,14 +1,16 @@
-"""Templates of variants, in processes of their own: texts as transformers', and no harm done."""
+"""Chat templates, in processes of their own: texts as transformers', and no harm done."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import jinja2.meta
 import pytest
 from transformers.utils import chat_template_utils
 
-from workers.engine import template_process
+from workers.engine import base_template, template_process
 from workers.engine.template_process import TemplateFailed, Templates
 
 CHATML = (
@@ -34,7 +36,7 @@ TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "
 
 @pytest.fixture
 def templates() -> Iterator[Templates]:
-    made, before = Templates(), chat_template_utils._compile_jinja_template
+    made, before = Templates(cpu_s=2), chat_template_utils._compile_jinja_template
     yield made
     made.close()
     chat_template_utils._compile_jinja_template = before
@@ -50,15 +52,37 @@ def rendered(template: str, **variables: Any) -> str:
 def test_a_text_is_as_transformers_renders_it(templates: Templates, template: str, tools: Any) -> None:
     variables = {"tools": tools, "add_generation_prompt": True, "bos_token": "<s>"}
     expected = rendered(template, **variables)
-    templates.take_over(template)
+    templates.install()
     assert rendered(template, **variables) == expected
     assert templates._idle.keys() == {template}, "it was not rendered in a process"
 
 
-def test_others_are_rendered_as_before(templates: Templates) -> None:
-    templates.take_over("own")
-    assert rendered("base's") == "base's"
-    assert not templates._idle
+def test_vllm_can_parse_a_template(templates: Templates) -> None:
+    """It does with the environment of what transformers compiled, to find out how content is taken."""
+    templates.install()
+    tree = chat_template_utils._compile_jinja_template(CHATML).environment.parse(CHATML)
+    assert "messages" in jinja2.meta.find_undeclared_variables(tree)
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        (CHATML, ""),
+        ("", ""),
+        ("{% for %}", "Expected an expression"),
+        ("{{ 'x' * 2000000000 }}", "constants"),
+    ],
+)
+def test_a_base_whose_template_cannot_be_used_says_so_to_each_chat(
+    templates: Templates, tmp_path: Path, template: str, reason: str
+) -> None:
+    (tmp_path / "chat_template.jinja").write_text(template)
+    given = base_template.arguments(templates, tmp_path, tmp_path / "told")
+    assert bool(given) == bool(reason)
+    if given:
+        assert given == ["--chat-template", str(tmp_path / "told")]
+        with pytest.raises(TemplateFailed, match=f"cannot be used: .*{reason}.*register the model again"):
+            templates.render((tmp_path / "told").read_text(), {})
 
 
 def test_what_a_template_raises_is_said_and_its_process_lives(templates: Templates) -> None:
@@ -75,7 +99,7 @@ def test_what_a_template_raises_is_said_and_its_process_lives(templates: Templat
     [
         (
             "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-            "took longer than",
+            "more than 2 s of CPU time",
         ),
         ("{{ 'x' * 2000000000 }}", "memory"),
         ("{% macro m(n) %}{{ m(n + 1) }}{% endmacro %}{{ m(0) }}", "recursion"),
@@ -84,10 +108,7 @@ def test_what_a_template_raises_is_said_and_its_process_lives(templates: Templat
         ("{% for %}", "Expected an expression"),
     ],
 )
-def test_a_hostile_template_fails_alone(
-    templates: Templates, monkeypatch: pytest.MonkeyPatch, template: str, named: str
-) -> None:
-    monkeypatch.setattr(template_process, "TIME_LIMIT_S", 2.0)
+def test_a_hostile_template_fails_alone(templates: Templates, template: str, named: str) -> None:
     with pytest.raises(TemplateFailed, match=named):
         templates.render(template, {"messages": []})
     assert templates.render("{{ 1 + 1 }}", {}) == "2"

@@ -59,11 +59,12 @@ class OwnApplications:
         scratch: Path,
         roots: Sequence[Path],
         make: Callable[[Any, Path | None], Awaitable[Any]],
+        templates: Templates,
     ) -> None:
         self.app = app
         self._llm, self._base, self._scratch = llm, base, scratch
         self._roots, self._make = here(roots), make
-        self._templates = Templates()
+        self._templates = templates
         self._of: dict[int, str] = {}
         self._words: dict[str, Words] = {}
         self._kept: OrderedDict[str, Any] = OrderedDict()
@@ -108,8 +109,6 @@ class OwnApplications:
             return
         self._kept.pop(digest, None)
         words = self._words.pop(digest)
-        if words.template is not None:
-            self._templates.give_back(words.template.read_text(encoding="utf-8"))
         shutil.rmtree(words.folder, ignore_errors=True)
 
     def close(self) -> None:
@@ -142,7 +141,6 @@ class OwnApplications:
             self._templates.check(text)
         except TemplateFailed as error:
             raise CheckpointError(f"the variant's chat template in {file} cannot be used: {error}") from error
-        self._templates.take_over(text)
         where = made / "own-template.jinja"
         where.write_text(text, encoding="utf-8")
         return where

@@ -1,4 +1,4 @@
-"""The process that renders a variant's chat template: a tenant's program, which may loop or take all memory.
+"""The process that renders a chat template: a tenant's program, which may loop or take all memory.
 
 It reads lines of JSON, each with a template and its variables, and answers each with a line: the text, or why
 there is none. It has the memory that a chat needs, CPU time for one, no files to write and no environment.
@@ -14,15 +14,15 @@ from datetime import datetime
 from functools import lru_cache, wraps
 from typing import Any
 
-CPU_S = 10  # of one chat
 MAX_SOURCE = 4 << 20
 MEMORY_BYTES = 512 << 20  # beyond what the process has when it begins
 
 
 def main() -> None:
     _limit()
+    cpu_s = int(sys.argv[1])
     for line in sys.stdin:
-        _limit_time()
+        _limit_time(cpu_s)
         sys.stdout.write(json.dumps(_answer(json.loads(line))) + "\n")
         sys.stdout.flush()
 
@@ -30,8 +30,8 @@ def main() -> None:
 def _answer(asked: dict[str, Any]) -> dict[str, str]:
     try:
         if "variables" not in asked:
-            return {"text": _checked(asked["template"])}
-        return {"text": _compiled(asked["template"]).render(**asked["variables"])}
+            return {"text": check(asked["template"])}
+        return {"text": render(asked["template"], asked["variables"])}
     except MemoryError:
         return {"error": f"the template takes more than {MEMORY_BYTES >> 20} MiB of memory"}
     except Exception as error:  # whatever a template's own code raises
@@ -42,18 +42,22 @@ class _TooLarge(BaseException):
     """A constant. jinja2 takes an Exception for one that it may leave to be computed later."""
 
 
-def _checked(template: str) -> str:
+def render(template: str, variables: dict[str, Any]) -> str:
+    return str(_compiled(template).render(**variables))
+
+
+def check(template: str) -> str:
     """Compile it, as servers do to analyse it: jinja2 computes what is constant then, such as 'x' * 10**9."""
     from jinja2 import nodes
 
-    environment = _environment().overlay()
-    environment.filters = {name: _small(filter_) for name, filter_ in environment.filters.items()}
+    trying = environment().overlay()
+    trying.filters = {name: _small(filter_) for name, filter_ in trying.filters.items()}
     operators, nodes._binop_to_func = (
         nodes._binop_to_func,
         {name: _small(operator) for name, operator in nodes._binop_to_func.items()},
     )
     try:
-        source = environment.compile(template, raw=True)
+        source = trying.compile(template, raw=True)
     except _TooLarge:
         source = None
     finally:
@@ -79,11 +83,11 @@ def _small(function: Any) -> Any:
 
 @lru_cache(4)
 def _compiled(template: str) -> Any:
-    return _environment().from_string(template)
+    return environment().from_string(template)
 
 
 @lru_cache(1)
-def _environment() -> Any:
+def environment() -> Any:
     """As transformers compiles chat templates; its tests compare the two."""
     import jinja2.exceptions
     import jinja2.ext
@@ -123,10 +127,10 @@ def _environment() -> Any:
     return made
 
 
-def _limit_time() -> None:
-    """In case that nobody is left who would end it."""
+def _limit_time(cpu_s: int) -> None:
+    """The kernel ends this process when one chat takes longer."""
     used = resource.getrusage(resource.RUSAGE_SELF)
-    soft = math.ceil(used.ru_utime + used.ru_stime + CPU_S)
+    soft = math.ceil(used.ru_utime + used.ru_stime + cpu_s)
     resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.RLIM_INFINITY))
 
 

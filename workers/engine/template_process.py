@@ -1,8 +1,8 @@
-"""Chat templates that variants bring are rendered in processes of their own, within limits.
+"""Chat templates are rendered in processes of their own, within limits.
 
-A template is a program of whoever registered the variant. In the engine's server it would hold up every
-client of the base, or take the server's memory. transformers compiles a template by its text
-(`_compile_jinja_template`) and renders what it gets: for these texts, that is a `Remote`.
+A template is a program of whoever registered the model. In the engine's server it would hold up every client
+of the base, or take the server's memory. transformers compiles a template by its text
+(`_compile_jinja_template`) and renders what it gets: in an engine's server, that is a `Remote`.
 """
 
 from __future__ import annotations
@@ -10,16 +10,21 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from workers.engine import template_child
+
 CHILD = "workers.engine.template_child"
-TIME_LIMIT_S = 5.0  # of one chat; templates take milliseconds
+CPU_S = 5  # of one chat; templates take milliseconds
+WALL_LIMIT_S = 60.0  # of one chat, in case that the kernel does not end it
 PROCESSES = 8  # that wait for their template's next chat
 MAX_ANSWER_BYTES = 64 << 20
 READ_BYTES = 1 << 16
@@ -30,32 +35,18 @@ class TemplateFailed(ValueError):
 
 
 class Templates:
-    """Renders the templates of variants. Several threads may call it."""
+    """Renders templates, each chat with `cpu_s` of CPU time. Several threads may call it."""
 
-    def __init__(self) -> None:
+    def __init__(self, cpu_s: int = CPU_S) -> None:
+        self._cpu_s = cpu_s
         self._idle: OrderedDict[str, _Process] = OrderedDict()
         self._lock = threading.Lock()
-        self._own: Counter[str] = Counter()
 
-    def give_back(self, template: str) -> None:
-        """Of one who had it taken over."""
-        self._own[template] -= 1
-        self._own += Counter()  # without those that nobody has
-
-    def take_over(self, template: str) -> None:
-        """From now on transformers renders this text here."""
+    def install(self) -> None:
+        """From now on transformers renders every chat here, in this process of ours."""
         from transformers.utils import chat_template_utils as utils
 
-        self._own[template] += 1
-        compiled = utils._compile_jinja_template
-        if getattr(compiled, "of_variants", None) is self:
-            return
-
-        def compile_template(chat_template: str) -> Any:
-            return Remote(self, chat_template) if chat_template in self._own else compiled(chat_template)
-
-        compile_template.of_variants = self  # type: ignore[attr-defined]
-        utils._compile_jinja_template = compile_template
+        utils._compile_jinja_template = partial(Remote, self)
 
     def check(self, template: str) -> None:
         """That servers may analyse it, as vLLM does by itself. Raises TemplateFailed."""
@@ -69,9 +60,9 @@ class Templates:
         template = asked["template"]
         with self._lock:
             process = self._idle.pop(template, None)
-        process = process or _Process()
+        process = process or _Process(self._cpu_s)
         try:
-            answer = process.ask(asked, TIME_LIMIT_S)
+            answer = process.ask(asked, WALL_LIMIT_S)
         except OSError as e:
             process.kill()
             raise TemplateFailed(f"the chat template was ended: {e}") from e
@@ -96,8 +87,13 @@ class Templates:
 class Remote:
     """In the place of a compiled template."""
 
-    def __init__(self, templates: Templates, text: str) -> None:
-        self._templates, self._text = templates, text
+    def __init__(self, templates: Templates, chat_template: str) -> None:
+        self._templates, self._text = templates, chat_template
+
+    @property
+    def environment(self) -> Any:
+        """What vLLM parses templates with, to find out how they take a message's content."""
+        return template_child.environment()
 
     def render(self, **variables: Any) -> str:
         return self._templates.render(self._text, variables)
@@ -106,10 +102,10 @@ class Remote:
 class _Process:
     """It ends with this one: its input is closed then."""
 
-    def __init__(self) -> None:
-        self._kept = b""
+    def __init__(self, cpu_s: int) -> None:
+        self._kept, self._cpu_s = b"", cpu_s
         self._process = subprocess.Popen(
-            [sys.executable, "-m", CHILD],
+            [sys.executable, "-m", CHILD, str(cpu_s)],
             env={"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": os.environ.get("PATH", "")},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -139,7 +135,7 @@ class _Process:
             self._wait(out, select.POLLIN, ends_s)
             part = os.read(out, READ_BYTES)
             if not part:
-                raise OSError("it gave no answer")
+                raise OSError(self._death())
             self._kept += part
             if len(self._kept) > MAX_ANSWER_BYTES:
                 raise OSError(f"its text has more than {MAX_ANSWER_BYTES} bytes")
@@ -150,7 +146,13 @@ class _Process:
         waiting = select.poll()
         waiting.register(descriptor, event)
         if not waiting.poll(max(0.0, 1000 * (ends_s - time.monotonic()))):
-            raise OSError(f"it took longer than {TIME_LIMIT_S:.0f} s")
+            raise OSError(f"it took longer than {WALL_LIMIT_S:.0f} s")
+
+    def _death(self) -> str:
+        code = self._process.wait()
+        if code == -signal.SIGXCPU:
+            return f"it took more than {self._cpu_s} s of CPU time"
+        return "it gave no answer"
 
     def kill(self) -> None:
         self._process.kill()

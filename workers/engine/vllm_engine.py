@@ -18,13 +18,14 @@ from profiler.model_files import is_tekken
 from workers.asgi import AsgiApp, Message
 from workers.bus.client import VariantClient
 from workers.bus.faults import LoadFailed, exception_of, fault_of
-from workers.engine import chat_parsers, torch_check
+from workers.engine import base_template, chat_parsers, torch_check
 from workers.engine.instant_answers import InstantAnswers
 from workers.engine.no_variants import NoVariants
 from workers.engine.own_applications import OwnApplications
 from workers.engine.request_guard import guard
 from workers.engine.residency_cache import residency_of
 from workers.engine.step_observer import StepObserver
+from workers.engine.template_process import Templates
 from workers.engine.variant_metrics import READ_SECONDS
 from workers.engine.variant_table import VariantTable
 from workers.engine.vllm_stats import stat_loggers
@@ -95,7 +96,12 @@ class VllmEngine:
         config = await asyncio.to_thread(chat_parsers.usable, launch.config, tokenizer)
         arguments = engine_arguments(config, launch.network_arguments())
         mode = "mistral" if is_tekken(tokenizer) else "hf"  # by itself vLLM would drop tekken's first token
-        args = vllm["parse"]([*arguments, "--tokenizer", str(tokenizer), "--tokenizer-mode", mode])
+        arguments += ["--tokenizer", str(tokenizer), "--tokenizer-mode", mode]
+        templates = Templates()
+        templates.install()
+        told = launch.scratch("template")
+        arguments += await asyncio.to_thread(base_template.arguments, templates, tokenizer, told)
+        args = vllm["parse"](arguments)
         observer, engine_args = StepObserver(), vllm["AsyncEngineArgs"].from_cli_args(args)
         with quick_children():
             llm = vllm["AsyncLLM"].from_engine_args(engine_args, stat_loggers=stat_loggers(observer))
@@ -121,7 +127,7 @@ class VllmEngine:
 
         await prepare(app, llm, args)
         roots, words = tuple(map(Path, config.roots)), launch.scratch("words")
-        applications = OwnApplications(app, llm, Path(config.model_path), words, roots, one_more)
+        applications = OwnApplications(app, llm, Path(config.model_path), words, roots, one_more, templates)
         ranks = reports_of(config, await llm.collective_rpc("rank_memory"))
         client = VariantClient(launch.bus) if config.max_variants else NoVariants()
         return cls(llm, applications, vllm["version"], client, launch, ranks, observer)

@@ -1,0 +1,129 @@
+"""What the regular expressions of a tokenizer.json cost: time that grows faster than its text is found out.
+
+An engine runs them on every prompt, in a thread that nothing can end. Each expression is run on texts that
+such expressions fail on slowly: characters and words of its own, repeated, with another character behind.
+This finds what people write by mistake or out of malice; it proves nothing of an expression that passes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from profiler.errors import CheckpointError
+
+MAX_PATTERNS = 32  # known tokenizers have up to 6
+MAX_PATTERN_CHARACTERS = 20_000  # long ones list a script's characters
+SHORT, LONG = 2_048, 8_192  # characters of the two texts whose times are compared
+GROWTH = 8.0  # of the time from one to the other: 4 is linear, 16 quadratic
+FREE_S = 0.05  # on the longer text; a linear expression takes 1 to 6 ms
+EVERY = "aA0 \n!'é中\u0301"  # letters, a digit, a space, a line, signs, an accent, an ideograph
+TAILS = ("", "\0", "!", " ", "a", "0")
+MAX_OWN = 12  # characters, and as many words, of the expression itself
+_WORD = re.compile(r"\\?[^\\()\[\]{}|?*+.^$]")
+
+
+def check_patterns(document: Any) -> None:
+    """Of a tokenizer.json, parsed. Raises CheckpointError for an expression that costs too much."""
+    patterns = tuple(dict.fromkeys(_patterns(document)))
+    if len(patterns) > MAX_PATTERNS:
+        raise CheckpointError(
+            f"tokenizer.json has {len(patterns)} regular expressions, and at most {MAX_PATTERNS} are run;"
+            " save the tokenizer with fewer of them"
+        )
+    for pattern in patterns:
+        check_pattern(pattern)
+
+
+def check_pattern(pattern: str) -> None:
+    """Raises CheckpointError. An expression may take all the time that this process has: it is run with a
+    limit."""
+    if len(pattern) > MAX_PATTERN_CHARACTERS:
+        raise _refused(pattern, f"it has more than {MAX_PATTERN_CHARACTERS} characters")
+    run = _splitter(pattern)
+    units = list(dict.fromkeys((*EVERY, *_own_characters(pattern), *_own_words(pattern))))
+    pairs = ("".join(pair) for pair in itertools.permutations((*EVERY[:6], *_own_characters(pattern)), 2))
+    for unit in (*units, *pairs):
+        for tail in TAILS if unit in units else TAILS[:2]:
+            _check_text(pattern, run, unit, tail)
+
+
+def _check_text(pattern: str, run: Any, unit: str, tail: str) -> None:
+    long = _seconds(pattern, run, unit, tail, LONG)
+    if long < FREE_S:
+        return
+    short = _seconds(pattern, run, unit, tail, SHORT)
+    again = min(long, _seconds(pattern, run, unit, tail, LONG))  # the first may have met something else
+    if again >= FREE_S and again > GROWTH * short:
+        raise _refused(
+            pattern,
+            f"{LONG // SHORT} times as much of {unit!r} takes {again / max(short, 1e-6):.0f} times as long",
+        )
+
+
+def _seconds(pattern: str, run: Any, unit: str, tail: str, characters: int) -> float:
+    """CPU time of this thread."""
+    text = unit * (characters // len(unit)) + tail
+    begun = time.thread_time()
+    try:
+        run.pre_tokenize_str(text)
+    except MemoryError:
+        raise
+    except BaseException as error:  # the library panics, which is no Exception
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
+        raise _refused(pattern, f"it fails on {unit!r}, repeated: {str(error)[:100]}") from None
+    return time.thread_time() - begun
+
+
+def _splitter(pattern: str) -> Any:
+    from tokenizers import Regex, pre_tokenizers
+
+    try:
+        return pre_tokenizers.Split(Regex(pattern), "isolated")
+    except Exception as error:
+        raise _refused(pattern, f"it cannot be read: {str(error)[:100]}") from error
+
+
+def _patterns(document: Any) -> Iterator[str]:
+    """Wherever they are: normalizer, pre-tokenizer, decoder."""
+    left = [document]
+    while left:
+        match left.pop():
+            case {"Regex": str(pattern)}:
+                yield pattern
+            case dict() as found:
+                left += [value for key, value in found.items() if key != "vocab"]
+            case list() as found if not found or not isinstance(found[0], str):
+                left += found
+
+
+def _own_characters(pattern: str) -> list[str]:
+    found = (c for c in pattern if c not in "()[]{}|?*+\\^$." and c not in EVERY)
+    return list(dict.fromkeys(found))[:MAX_OWN]
+
+
+def _own_words(pattern: str) -> list[str]:
+    """Runs of plain characters in it."""
+    words, at = [], 0
+    while at < len(pattern):
+        run = []
+        while (found := _WORD.match(pattern, at)) and not found[0][1:].isalpha():
+            run.append(found[0][-1])
+            at = found.end()
+        if len(run) > 1:
+            words.append("".join(run)[:64])
+        at += 1
+    return list(dict.fromkeys(words))[:MAX_OWN]
+
+
+def _refused(pattern: str, why: str) -> CheckpointError:
+    return CheckpointError(
+        f"the regular expression {json.dumps(pattern[:120], ensure_ascii=False)} of tokenizer.json holds up"
+        f" every request that is tokenized: {why}; write it without repetitions within repetitions, or take"
+        " the tokenizer of the model that this was made from"
+    )
