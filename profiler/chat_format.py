@@ -50,7 +50,7 @@ class ChatFormat:
 
 def read_chat_format(folder: Path) -> ChatFormat:
     """Of the checkpoint in `folder`. Raises CheckpointError when its template cannot be read."""
-    family = str(read_json(folder / "config.json").get("model_type", ""))
+    family = family_of(folder)
     template = "\n".join(named_templates(folder).values())
     if not template and is_file(folder / "tekken.json"):
         return ChatFormat(
@@ -59,11 +59,33 @@ def read_chat_format(folder: Path) -> ChatFormat:
     return chat_format(template, family)
 
 
+def family_of(folder: Path) -> str:
+    """The `model_type` of the checkpoint in `folder`. Raises CheckpointError."""
+    return str(read_json(folder / "config.json").get("model_type", ""))
+
+
 def chat_format(template: str, family: str = "") -> ChatFormat:
     """What a template with this text, of a model of this `model_type`, is answered in."""
     if not template:
         return ChatFormat("", "it has no chat template", "", "it has no chat template")
     return ChatFormat(*_tool_parser(template), *_reasoning_parser(template, family))
+
+
+def variant_format(own: str, family: str, base: ChatFormat) -> ChatFormat:
+    """What the answers of a variant are read with, whose `own` chat template may be "": none.
+
+    Its base's parsers take the place of those that its own template does not ask for.
+    """
+    mine = chat_format(own, family)
+    why = "its own chat template has no known format" if own else "it has no chat template of its own"
+    tools, reasoning = (
+        (parser, reason) if parser else (theirs, f"as its base, for {why} ({because})")
+        for parser, reason, theirs, because in (
+            (mine.tool_parser, mine.tool_reason, base.tool_parser, base.tool_reason),
+            (mine.reasoning_parser, mine.reasoning_reason, base.reasoning_parser, base.reasoning_reason),
+        )
+    )
+    return ChatFormat(*tools, *reasoning)
 
 
 def _tool_parser(template: str) -> tuple[str, str]:

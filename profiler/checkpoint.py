@@ -85,6 +85,18 @@ def as_stored(description: Description, tensors: dict[str, TensorRef], folder: P
     return replace(description, tied=False)
 
 
+def declared_fingerprint(folder: Path) -> str:
+    """The fingerprint that earlier versions gave: tied where the config says so, whatever head is stored.
+
+    Raises CheckpointError.
+    """
+    where = folder / "config.json"
+    description = describe(read_json(where, MAX_CONFIG_BYTES), where)
+    tensors = locate(folder)
+    expected = dict(_expected(description))
+    return fingerprint(folder, description.facts(), {name: tensors[name] for name in expected})
+
+
 def has_own_head(folder: Path) -> bool:
     """Whether the config in `folder` says that the head is the embedding, and the files hold another.
 

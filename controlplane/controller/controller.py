@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from controlplane import errors
@@ -140,7 +141,7 @@ class Controller:
             MeasurePath: PathAction(settings, repository, runtime).measure,
             BeginProfile: self._profiles.begin,
             EndProfile: self._profiles.end,
-            Launch: self._groups.launch,
+            Launch: self._launch,
             ConfirmServing: self._groups.confirm,
             Replan: self._groups.replan,
             Retire: self._groups.retire,
@@ -326,6 +327,28 @@ class Controller:
                 await self._do_not_count(name, counted[-1])
             raise
 
+    async def _launch(self, group_id: str) -> None:
+        await self._renew(host_of(group_id))
+        await self._groups.launch(group_id)
+
+    async def _renew(self, name: str) -> None:
+        """Read the files of a base again that a version registered which did not look at its chats, nor at a
+        head that its config denies."""
+        versioned = (await self._repository.read_async()).models.get(name)
+        if versioned is None or versioned.record.chat is not None or versioned.record.spec is None:
+            return
+        model = versioned.record
+        try:
+            read = await self._files.read(model, None, self._limits(model), self._runtime.convert_bundled)
+        except (ReaderDied, errors.OstinatoError) as e:  # an engine that cannot start will say so
+            log.warning("the files of '%s', registered by an older version, cannot be read: %s", name, e)
+            return
+        await self._edit_model(name, partial(_renewed, read=read))
+
+    def _limits(self, model: Model) -> registration.Limits:
+        compares = self._settings.engine == "vllm"
+        return registration.Limits(self._roots(model), self._settings.max_lora_rank, compares)
+
     def _roots(self, model: Model) -> tuple[Path, ...]:
         """Where its files may lie. A delta that was made here lies where those are made."""
         made_here = model.delta is not None and model.adapter is not None
@@ -336,9 +359,7 @@ class Controller:
         await self._note(
             OperationKind.REGISTER, model.name, Phase.PROFILING, "reading its files", _read_share(model)
         )
-        limits = registration.Limits(
-            self._roots(model), self._settings.max_lora_rank, self._settings.engine == "vllm"
-        )
+        limits = self._limits(model)
         versioned = (await self._repository.read_async()).models.get(model.base or "")
         base = versioned.record if versioned else None
         try:
@@ -411,6 +432,11 @@ class Controller:
 
 class _KilledReader(errors.Unavailable):
     """It is tried again, and counts."""
+
+
+def _renewed(now: Model, *, read: Model) -> Model:
+    """What an older version did not read. Estimates and names of the model stay."""
+    return replace(now, spec=read.spec, chat=read.chat) if now.uid == read.uid else now
 
 
 def _being_read(model: Model) -> Model:

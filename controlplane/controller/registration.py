@@ -15,16 +15,17 @@ from controlplane.controller import sources
 from controlplane.planning import accuracy
 from controlplane.state.deltas import Artifact, Delta, Quality
 from controlplane.state.records import Model, Phase
-from profiler.chat_format import read_chat_format
-from profiler.checkpoint import read_model
+from profiler.chat_format import ChatFormat, family_of, read_chat_format, variant_format
+from profiler.checkpoint import declared_fingerprint, read_model
 from profiler.errors import AdapterError, CheckpointError
 from profiler.files import is_file, read_json, shown
 from profiler.tokenizer_file import named, read_tokenizer
+from profiler.types import ModelSpec
 from profiler.variants.delta import DELTA
 from profiler.variants.held import held_bytes
 from profiler.variants.modules import require_adaptable
 from profiler.variants.reading import read_manifest
-from profiler.variants.side_files import own_words
+from profiler.variants.side_files import own_template, own_words
 from profiler.variants.types import VariantKind, VariantLimits, VariantSpec
 from profiler.variants.verifying import verify_data
 from workers.compression.lines import quality_of
@@ -112,12 +113,21 @@ def _base(model: Model, limits: Limits, convert: Convert) -> Model:
     else:
         folder = sources.require_folder(source, limits.roots, "source")
     spec = read_model(folder)
+    if model.spec is not None:
+        _require_same(model, spec, folder)
     reason = f"{spec.architecture}, {spec.num_layers} layers, {spec.weight_bytes / 2**20:.0f} MiB of weights"
     tokenizer = read_tokenizer(folder)
     if tokenizer is not None and (beyond := tokenizer.beyond(spec.vocab_size)):
         reason += f"; no row for {named(beyond)} of its tokenizer: requests with them are refused"
     chat = read_chat_format(folder)
     return replace(model, phase=Phase.READY, path=str(folder), spec=spec, chat=chat, reason=reason)
+
+
+def _require_same(model: Model, spec: ModelSpec, folder: Path) -> None:
+    """Of a model that is read again. Errors: CheckpointError."""
+    assert model.spec is not None
+    if model.spec.fingerprint not in (spec.fingerprint, declared_fingerprint(folder)):
+        raise CheckpointError(f"the weights in {folder} are not those that were registered as '{model.name}'")
 
 
 def _variant(model: Model, base: Model | None, limits: Limits, growing: Growing) -> Model:
@@ -134,12 +144,21 @@ def _variant(model: Model, base: Model | None, limits: Limits, growing: Growing)
     reason = f"{_described(spec)} on {', '.join(spec.target_modules) or 'no module'}, fits '{base.name}'"
     if own := own_words(folder, Path(base.path or ""), base.spec.vocab_size):
         reason += f"; answers with its own {', '.join(own)}"
+    model = replace(model, chat=_variant_chat(folder, base))
     if model.delta is not None and model.delta.artifact is not None:
         reason += f"; {_made(model.delta.artifact)}"
     elif (quality := _measured(folder)) is not None:
         reason += f"; by its {DELTA} {_keeps(quality)}"
         model = replace(model, compression=accuracy.registered(model.compression, quality))
     return replace(model, phase=Phase.READY, path=str(folder), variant_spec=spec, reason=reason)
+
+
+def _variant_chat(folder: Path, base: Model) -> ChatFormat:
+    where = Path(base.path or "")
+    if not is_file(where / "config.json"):
+        return variant_format("", "", base.chat or ChatFormat())
+    template, family = own_template(folder, where), family_of(where)
+    return variant_format(template, family, base.chat or read_chat_format(where))
 
 
 def _measured(folder: Path) -> Quality | None:

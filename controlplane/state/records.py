@@ -84,7 +84,7 @@ class Model:
     ModelProfile that its plans are estimated from. `evaluations` has one of each subject, the newest last.
     `tenant` is whose it is, "" the installation's: then all may use it. `max_host_bytes` is what the variants
     of its tenant may hold in all, as it was when this one was registered; None: any.
-    `reads`: how often its files were begun to be read without an end. `chat` of a base is how it writes tool
+    `reads`: how often its files were begun to be read without an end. `chat` is how it writes tool
     calls and reasoning; None: it was read before that was looked at.
     """
 

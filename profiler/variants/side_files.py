@@ -89,6 +89,13 @@ def _copy(source: Path, target: Path, most_bytes: int, roots: tuple[Path, ...] =
         raise CheckpointError(f"cannot copy {source}: {error.strerror}; check its permissions") from error
 
 
+def own_template(folder: Path, base: Path) -> str:
+    """The chat template that the variant in `folder` has, and its base has not; "": none. Raises
+    CheckpointError."""
+    text = chat_template(folder)[0]
+    return text if text is not None and text != chat_template(base)[0] else ""
+
+
 def _own_words(folder: Path, base: Path, rows: int) -> Iterator[str]:
     text, file = chat_template(folder)
     if text is not None and text != chat_template(base)[0]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from profiler.chat_format import ChatFormat, chat_format, read_chat_format
+from profiler.chat_format import ChatFormat, chat_format, read_chat_format, variant_format
 
 # The words of each template by which its format is known, as published; what stands between is left out.
 SHOWN = "{%- if tools %}{{- tools | tojson }}{%- endif %}"
@@ -110,3 +110,18 @@ def test_where_a_template_is_found(tmp_path: Path) -> None:
         "", "it has no chat template", "", "it has no chat template"
     )
     assert read_chat_format(write(tmp_path / "7", tekken__json="{}")).tool_parser == "mistral"
+
+
+def test_a_variant_is_read_as_its_own_template_asks_and_else_as_its_base() -> None:
+    base = chat_format(HERMES + CHATML, "qwen2")
+    distilled = variant_format(DISTILLED, "qwen2", base)
+    assert (distilled.tool_parser, distilled.reasoning_parser) == ("hermes", "deepseek_r1")
+    assert distilled.tool_reason == (
+        "as its base, for its own chat template has no known format (its chat template has <tool_call>)"
+    )
+    assert distilled.reasoning_reason == "its chat template is DeepSeek's, and has </think>"
+    plain = variant_format("", "qwen2", base)
+    assert (plain.tool_parser, plain.reasoning_parser) == ("hermes", "")
+    assert plain.tool_reason.startswith("as its base, for it has no chat template of its own")
+    other = variant_format(SHOWN + "[func_name1(params_name1=params_value1)]", "llama", base)
+    assert (other.tool_parser, other.tool_reason) == ("pythonic", "its chat template has [func_name1(")

@@ -117,3 +117,48 @@ def test_a_parser_that_does_not_suit_a_tokenizer_is_left_out(smollm2_folder: Pat
         LaunchError, match=r"parser llama3_json was asked for.*<\|python_tag\|>.*another parser"
     ):
         chat_parsers.usable(replace(config, needed_parsers=("llama3_json",)), smollm2_folder)
+
+
+def test_a_variants_template_chooses_its_parsers(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    from workers.engine import chat_parsers
+
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
+    own = tmp_path / "own.jinja"
+    own.write_text("{{ tools }}<tool_call>{% if add_generation_prompt %}<think>{% endif %}")
+    base = replace(echo_config(), model_path=str(tmp_path), tool_parser="pythonic", reasoning_parser="")
+    assert chat_parsers.of_variant(base, own, tokenizer) == ("hermes", "deepseek_r1")
+    named = replace(base, needed_parsers=("pythonic",))
+    assert chat_parsers.of_variant(named, own, tokenizer) == ("pythonic", "deepseek_r1")
+    own.write_text("{{ messages }}")
+    assert chat_parsers.of_variant(base, own, tokenizer) == ("pythonic", "")
+
+
+@pytest.mark.parametrize(
+    ("more", "serving"),
+    [
+        ({}, "reasoning"),
+        ({"response_format": {"type": "text"}}, "reasoning"),
+        ({"tool_choice": "auto"}, "reasoning"),
+        ({"tool_choice": "none"}, "reasoning"),
+        ({"response_format": {"type": "json_object"}}, "plain"),
+        ({"structured_outputs": {"regex": "a"}}, "plain"),
+        ({"tool_choice": "required"}, "plain"),
+        ({"tool_choice": {"type": "function", "function": {"name": "get_weather"}}}, "plain"),
+    ],
+)
+async def test_what_a_grammar_forces_is_no_reasoning(more: dict[str, Any], serving: str) -> None:
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+
+    from workers.engine.chat_parsers import ByGrammar
+
+    class Serving:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        async def create_chat_completion(self, request: Any) -> str:
+            return self.name
+
+    asked = ChatCompletionRequest.model_validate({**asking().model_dump(exclude_unset=True), **more})
+    chosen = ByGrammar(Serving("reasoning"), Serving("plain"))
+    assert await chosen.create_chat_completion(asked) == serving
+    assert chosen.name == "reasoning"

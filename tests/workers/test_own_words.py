@@ -242,6 +242,24 @@ def test_a_template_that_takes_content_in_parts_gets_parts(lab: Lab) -> None:
     assert lab.choice(body, own)["prompt_token_ids"] == [5, 6, 8]
 
 
+def test_a_variant_that_reasons_is_read_so_beside_a_base_that_does_not(lab: Lab) -> None:
+    """Of what a grammar forces nothing is reasoning: the engine's core applies it from the first token."""
+    made = lab.folder / "reasons"
+    made.mkdir()
+    tokenizer_of({**WORDS, **PAD}, {"<think>": 60, "</think>": 61}, made, eos_token="w1")
+    own = lab.variant(
+        tokenizer__json=(made / "tokenizer.json").read_text(),
+        tokenizer_config__json=(made / "tokenizer_config.json").read_text(),
+        chat_template__jinja="{{ messages[0].content }}{% if add_generation_prompt %} <think>{% endif %}",
+    )
+    body = {"messages": [{"role": "user", "content": "w5 w6"}], "max_tokens": 2, "allowed_token_ids": [7]}
+    message = lab.choice(body, own)["message"]
+    assert (message["content"], message["reasoning"].split()) == (None, ["w7", "w7"])
+    forced = {**body, "allowed_token_ids": None, "structured_outputs": {"choice": ["w9"]}}
+    message = lab.choice(forced, own)["message"]
+    assert (message["content"].strip(), message.get("reasoning")) == ("w9", None)
+
+
 def test_a_tokenizer_that_is_none_is_refused_when_the_variant_is_loaded(lab: Lab) -> None:
     own = lab.variant(tokenizer__json="version https://git-lfs.github.com/spec/v1")
     reply = lab.ask(GREEDY, own)

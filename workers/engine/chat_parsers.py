@@ -3,12 +3,14 @@ words."""
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from profiler.chat_format import chat_format, family_of
 from workers.group.launch import LaunchError
 from workers.group.vllm_arguments import FORCED_TOOLS
 from workers.messages import EngineConfig
@@ -34,6 +36,62 @@ def usable(config: EngineConfig, tokenizer_folder: Path) -> EngineConfig:
         config, config.reasoning_parser, ReasoningParserManager.get_reasoning_parser, tokenizer
     )
     return replace(config, tool_parser=tools, reasoning_parser=reasoning)
+
+
+def of_variant(config: EngineConfig, template: Path, tokenizer: Any) -> tuple[str, str]:
+    """The parsers of tool calls and reasoning of a variant whose chat template is its own.
+
+    They are those that its template asks for, and else the base's. Parsers that the deployment named read
+    the answers of variants, too.
+    """
+    from vllm.reasoning import ReasoningParserManager
+    from vllm.tool_parsers import ToolParserManager
+
+    family = family_of(Path(config.model_path))
+    own = chat_format(template.read_text(encoding="utf-8"), family)
+    tools, reasoning = own.tool_parser, own.reasoning_parser
+    if config.tool_parser in config.needed_parsers:
+        tools = ""
+    if config.reasoning_parser in config.needed_parsers:
+        reasoning = ""
+    tools = _checked(config, tools, ToolParserManager.get_tool_parser, tokenizer)
+    reasoning = _checked(config, reasoning, ReasoningParserManager.get_reasoning_parser, tokenizer)
+    return tools or config.tool_parser, reasoning or config.reasoning_parser
+
+
+def arguments(args: Any, template: Path, tools: str, reasoning: str) -> Any:
+    """vLLM's arguments of the base's application, with a variant's chat template and parsers."""
+    given = copy.copy(args)
+    given.chat_template, given.tool_call_parser = str(template), tools or FORCED_TOOLS
+    given.structured_outputs_config = copy.copy(args.structured_outputs_config)
+    given.structured_outputs_config.reasoning_parser = reasoning
+    return given
+
+
+class ByGrammar:
+    """vLLM's serving of chats: `reasoning` for free answers, `plain` for those that a grammar forces.
+
+    The engine's core knows the base's parser of reasoning alone, so a grammar begins with the answer's first
+    token: there is no reasoning to be read.
+    """
+
+    def __init__(self, reasoning: Any, plain: Any) -> None:
+        self._reasoning, self._plain = reasoning, plain
+
+    async def create_chat_completion(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        serving = self._plain if _is_forced(request) else self._reasoning
+        return await serving.create_chat_completion(request, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reasoning, name)
+
+
+def _is_forced(request: Any) -> bool:
+    """Whether a grammar says what the answer may be."""
+    form, choice = getattr(request, "response_format", None), getattr(request, "tool_choice", None)
+    if getattr(request, "structured_outputs", None) is not None or (form is not None and form.type != "text"):
+        return True
+    return bool(getattr(request, "tools", None)) and choice not in (None, "auto", "none")
 
 
 def _register() -> None:

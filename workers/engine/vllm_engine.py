@@ -116,13 +116,25 @@ class VllmEngine:
 
         async def one_more(client: Any, template: Path | None) -> Any:
             """The application with a state of its own; variants are found in the one table."""
-            made, given = copy.copy(app), copy.copy(args)
-            made.state = type(app.state)()
-            if template is not None:
-                given.chat_template = str(template)
-            await prepare(made, client, given)
-            table = app.state.openai_serving_models.lora_requests
-            made.state.openai_serving_models.lora_requests = table
+
+            async def made_of(given: Any) -> Any:
+                made = copy.copy(app)
+                made.state = type(app.state)()
+                await prepare(made, client, given)
+                table = app.state.openai_serving_models.lora_requests
+                made.state.openai_serving_models.lora_requests = table
+                return made
+
+            if template is None:
+                return await made_of(args)
+            parsers = chat_parsers.of_variant(config, template, client.renderer.tokenizer)
+            made = await made_of(chat_parsers.arguments(args, template, *parsers))
+            if parsers[1] != config.reasoning_parser:
+                plain = await made_of(
+                    chat_parsers.arguments(args, template, parsers[0], config.reasoning_parser)
+                )
+                chats = made.state.openai_serving_chat, plain.state.openai_serving_chat
+                made.state.openai_serving_chat = chat_parsers.ByGrammar(*chats)
             return made
 
         await prepare(app, llm, args)
