@@ -185,7 +185,8 @@ class Choice:
     `latency_s` of one request, end to end; intervals should hold nine times out of ten, None where nothing
     is known of them. One copy keeps up with `throughput_per_s` requests; `utilisation` is each stage's busy
     share under the expected rate. `alternatives` layouts of `shapes` shapes kept every limit. `relaxed` says
-    which limits gave way, as the user had allowed.
+    which limits gave way, as the user had allowed. The expected load's requests have `input_tokens` and
+    `output_tokens`; 0: an older record does not say it.
     """
 
     objective: float = 0.0
@@ -200,6 +201,8 @@ class Choice:
     reasons: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     relaxed: tuple[Relaxation, ...] = ()
+    input_tokens: int = 0
+    output_tokens: int = 0
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from controlplane.management.schemas.placement import (
     RankView,
     VariantsAtOnceView,
 )
+from placement.solver.explain import objective_text
 from profiler.figures import figure
 
 
@@ -117,9 +118,7 @@ def _choice_facts(choice: ChoiceView) -> list[tuple[str, str]]:
 
 
 def _objective(choice: ChoiceView) -> str:
-    """What was minimised. Seconds are those of one whole answer under the expected load."""
-    said = f"{figure(choice.objective, 4)} {choice.unit}"
-    return f"{said} to a whole answer" if choice.unit == "s" else said
+    return objective_text(choice.objective, choice.unit, choice.inputTokens, choice.outputTokens)
 
 
 def plan_shape(plan: PlanView) -> str:

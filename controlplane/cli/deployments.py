@@ -61,8 +61,12 @@ def deploy(  # noqa: PLR0913 - typer reads a command's options from its paramete
     cost: Annotated[float | None, typer.Option(help="Limit of a request, in GiB-seconds by default.")] = None,
     accuracy: Annotated[float | None, typer.Option(help="Least accuracy in percent.")] = None,
     rate: Annotated[float, typer.Option(min=0, help="Requests expected each second.")] = 0.0,
-    input_tokens: Annotated[int | None, typer.Option(min=1, help="Expected prompts.")] = None,
-    output_tokens: Annotated[int | None, typer.Option(min=1, help="Expected answers.")] = None,
+    input_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens expected of a prompt (128).")
+    ] = None,
+    output_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens expected of an answer (256, or --max-output).")
+    ] = None,
     tp: Annotated[list[int] | None, typer.Option(min=1, help="Allow this degree; repeatable.")] = None,
     pp: Annotated[list[int] | None, typer.Option(min=1, help="Allow so many stages; repeatable.")] = None,
     layers: Annotated[str, typer.Option(help="Layers of each stage, as 10,20.")] = "",

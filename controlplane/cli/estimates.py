@@ -28,6 +28,8 @@ from controlplane.management.schemas.estimates import (
     ProfileView,
     RankCostView,
 )
+from controlplane.state.terms import EXPECTED_INPUT_TOKENS as INPUT_TOKENS
+from controlplane.state.terms import EXPECTED_OUTPUT_TOKENS as OUTPUT_TOKENS
 
 Name = Annotated[str, typer.Argument(help="A registered model.")]
 
@@ -103,8 +105,8 @@ def estimate(  # noqa: PLR0913 - typer reads a command's options from its parame
     ] = None,
     quantization: Annotated[str, typer.Option(help="Of the weights.")] = "none",
     batch: Annotated[int, typer.Option(help="Requests at once.")] = 1,
-    input_tokens: Annotated[int, typer.Option("--input", help="Tokens of each prompt.")] = 128,
-    output_tokens: Annotated[int, typer.Option("--output", help="Tokens of each answer.")] = 128,
+    input_tokens: Annotated[int, typer.Option("--input", help="Tokens of each prompt.")] = INPUT_TOKENS,
+    output_tokens: Annotated[int, typer.Option("--output", help="Tokens of each answer.")] = OUTPUT_TOKENS,
     variants: Annotated[
         str | None,
         typer.Option(metavar="NAME,...", help="Asked in turn by the batch; the base is one if named."),

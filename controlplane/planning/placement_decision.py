@@ -17,6 +17,7 @@ from controlplane.profiling.calibrations import NO_MEASUREMENTS, ClusterMeasurem
 from controlplane.profiling.keys import engine_dtype, overheads, served_spec, spec_of
 from controlplane.settings import Settings
 from controlplane.state.records import Deployment, Model
+from controlplane.state.terms import EXPECTED_INPUT_TOKENS, EXPECTED_OUTPUT_TOKENS
 from controlplane.state.worker_groups import WorkerGroup
 from placement.solver.cluster import Cluster, Resident
 from placement.solver.decide import decide as decide_on
@@ -46,9 +47,6 @@ from profiler.quantization import UNCOMPRESSED, accuracy_of
 from profiler.types import ModelSpec
 from profiler.variants.types import VariantKind
 
-# Without an expected load, latency is that of one request with a prompt this long (MaverIQ: batch 1 too).
-JUDGED_INPUT_TOKENS = 128
-JUDGED_OUTPUT_TOKENS = 256  # where a deployment cuts no answers
 MAX_PARALLEL = 8  # TP and PP, unless the request names more
 
 POLICY = Joint()
@@ -271,14 +269,15 @@ def _request(
 
 
 def _lengths(deployment: Deployment, context: int) -> tuple[int, int]:
-    """Tokens of a prompt and of an answer. A length that nobody expects is what the context has room for.
+    """Tokens of a prompt and of an answer: as the deployment expects, or else as we assume, within the
+    context. (MaverIQ judges one request at once, too.)
 
     Errors: NoFeasiblePlan.
     """
     given_inputs, given_outputs = deployment.load.input_tokens, deployment.load.output_tokens
-    longest = deployment.max_output_tokens or JUDGED_OUTPUT_TOKENS
+    longest = min(EXPECTED_OUTPUT_TOKENS, deployment.max_output_tokens or EXPECTED_OUTPUT_TOKENS)
     outputs = given_outputs or max(1, min(longest, context - (given_inputs or 1)))
-    inputs = given_inputs or max(1, min(JUDGED_INPUT_TOKENS, context - outputs))
+    inputs = given_inputs or max(1, min(EXPECTED_INPUT_TOKENS, context - outputs))
     if inputs + outputs <= context:
         return inputs, outputs
     total = inputs + outputs

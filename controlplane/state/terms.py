@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+# What estimates and deployments assume of requests where nobody says more. An answer without a limit may fill
+# the context; few do. A deployment's own limit counts where it is lower.
+EXPECTED_INPUT_TOKENS = 128
+EXPECTED_OUTPUT_TOKENS = 256
+
 
 class Phase(StrEnum):
     PENDING = "Pending"

@@ -21,10 +21,11 @@ def reason(placement: Placement, inventory: Inventory, engine_alone: bool = Fals
     plan, choice = placement.plan, placement.choice
     used = {(r.node, r.device_kind, r.device_index): None for r in placement.ranks}
     free = sum(d.free_bytes for d in inventory.devices if key_of(d) in used)
+    minimised = objective_text(choice.objective, choice.unit, choice.input_tokens, choice.output_tokens)
     parts = [
         f"TP={plan.tensor_parallel} x PP={plan.pipeline_parallel} on {_places(used)}: "
         f"{sum(placement.estimate.memory_bytes) / GIB:.2f} of {free / GIB:.2f} GiB free",
-        f"{objective_text(choice.objective, choice.unit)}, the best of {choice.alternatives} layouts of "
+        f"{minimised}, the best of {choice.alternatives} layouts of "
         f"{choice.shapes} shapes within every limit",
         f"predicted {_BASIS[placement.estimate.basis]}: TTFT {_ms(choice.ttft)}, TPOT {_ms(choice.tpot)}",
     ]
@@ -35,10 +36,12 @@ def reason(placement: Placement, inventory: Inventory, engine_alone: bool = Fals
     return "; ".join(parts)
 
 
-def objective_text(value: float, unit: str) -> str:
-    """What was minimised, in words: seconds are those of one whole answer under the expected load."""
+def objective_text(value: float, unit: str, input_tokens: int, output_tokens: int) -> str:
+    """What was minimised, in words, and for which request. Seconds are those of one whole answer."""
     said = f"{figure(value, 4)} {unit}"
-    return f"{said} to a whole answer" if unit == "s" else said
+    if not output_tokens:
+        return f"{said} to a whole answer" if unit == "s" else said
+    return f"{said} for an answer of {output_tokens} tokens to a prompt of {input_tokens}"
 
 
 def _places(used: Iterable[DeviceKey]) -> str:

@@ -85,6 +85,8 @@ def placed(request: Request, view: View, layout: Layout, estimator: Estimator, s
         tpot=_interval(figures.tpot_s, account.tpot_share),
         reasons=search.reasons,
         notes=account.notes,
+        input_tokens=request.input_tokens,
+        output_tokens=request.output_tokens,
     )
     estimate = Estimate(
         figures.ttft_s,

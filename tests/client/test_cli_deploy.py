@@ -16,6 +16,8 @@ RELAXATION = {
     "text": "raise it to 4.2",
 }
 CHOICE = {
+    "inputTokens": 128,
+    "outputTokens": 256,
     **{
         "objective": 1.25,
         "unit": "GiB s",
@@ -82,7 +84,7 @@ def test_a_dry_run_shows_the_plan_and_deploys_nothing(cli: Cli, api: FakeApi) ->
         "rank 0 on n1 cpu:0, layers 0-29, 1.0 GiB",
         "from its profile, first token 10 to 15 ms, each further 4 to 5 ms",
         "up to 7.5 requests/s, busy 25%",
-        "1.25 GiB s, best of 12 layouts",
+        "1.25 GiB s for an answer of 256 tokens to a prompt of 128, best of 12 layouts",
         "raise it to 4.2",
     ):
         assert words in ended.out

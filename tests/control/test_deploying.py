@@ -15,7 +15,7 @@ from controlplane.planning.engine_config import engine_config
 from controlplane.planning.placement_decision import decide
 from controlplane.profiling.keys import served_spec, spec_of
 from controlplane.settings import Settings
-from controlplane.state.records import Deployment, Model, Phase
+from controlplane.state.records import Deployment, ExpectedLoad, Model, Phase
 from placement.types import Intent, Inventory, Slos
 from profiler.chat_format import ChatFormat
 from profiler.roofline import arena_bytes
@@ -47,6 +47,31 @@ def test_the_only_device_is_chosen(base: Model, settings: Settings) -> None:
         ("node", "cpu", 0, 2)
     ]
     assert (config.max_variants, config.max_lora_rank) == (settings.max_variants, settings.max_lora_rank)
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected", "answer"),
+    [
+        (None, None, 256),  # the context's rest would be 3,968, and few answers fill it
+        (4000, None, 256),  # a limit is no expectation
+        (16, None, 16),  # an answer cannot be longer
+        (None, 1000, 1000),
+        (16, 1000, 1000),
+    ],
+)
+def test_an_answer_without_an_expected_length_has_256_tokens_and_the_text_says_it(
+    base: Model, settings: Settings, limit: int | None, expected: int | None, answer: int
+) -> None:
+    assert base.spec is not None
+    long = replace(base, spec=replace(base.spec, max_position=4096))
+    deployment = replace(DEPLOYMENT, max_output_tokens=limit, load=ExpectedLoad(output_tokens=expected))
+    wide = settings.model_copy(update={"max_model_len": 4096})
+    placement = decide(long, deployment, HERE, wide)
+    choice = placement.choice
+    assert (choice.input_tokens, choice.output_tokens) == (128, answer)
+    assert f" GiB s for an answer of {answer} tokens to a prompt of 128, the best of" in placement.reason
+    quick = decide(long, replace(deployment, intent=Intent.MIN_LATENCY), HERE, wide)
+    assert f" s for an answer of {answer} tokens to a prompt of 128, the best of" in quick.reason
 
 
 def test_a_base_that_can_have_no_variants_gets_an_engine_without_slots(

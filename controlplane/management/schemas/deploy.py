@@ -58,8 +58,8 @@ class SloLimits(Strict):
 class LoadForm(Strict):
     """The expected load: requests per second, and the lengths of prompts and answers in tokens.
 
-    The defaults are no rate, prompts of 128 tokens and answers of `maxOutputLength`, or else of 256, cut to
-    fit the context.
+    The defaults are no rate, prompts of 128 tokens and answers of 256, or of `maxOutputLength` where that is
+    less, cut to fit the context.
     """
 
     ratePerS: float = Field(default=0.0, ge=0, le=1e6, allow_inf_nan=False)

@@ -8,6 +8,7 @@ from pydantic import Field, StringConstraints
 
 from controlplane.management.schemas.common import IntervalView, Strict, View
 from controlplane.management.schemas.placement import VariantsAtOnceView
+from controlplane.state.terms import EXPECTED_INPUT_TOKENS, EXPECTED_OUTPUT_TOKENS
 
 if TYPE_CHECKING:
     from controlplane.planning.estimates import Answer
@@ -25,8 +26,8 @@ class LoadRequest(Strict):
     """Requests that arrive together at an idle engine, for `variants` in turn; the base may be among them."""
 
     batch: int = Field(default=1, description="Requests at once, at least 1.")
-    inputTokens: int = Field(default=128, description="Of each prompt, at least 1.")
-    outputTokens: int = Field(default=128, description="Of each answer, at least 1.")
+    inputTokens: int = Field(default=EXPECTED_INPUT_TOKENS, description="Of each prompt, at least 1.")
+    outputTokens: int = Field(default=EXPECTED_OUTPUT_TOKENS, description="Of each answer, at least 1.")
     variants: list[_VariantName] = Field(default_factory=list, max_length=1000)
     devices: int | None = Field(
         default=None,

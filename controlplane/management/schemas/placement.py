@@ -60,13 +60,16 @@ class ChoiceView(View):
     """Why this plan: it has the smallest `objective` of `alternatives` layouts of `shapes` shapes that keep
     every limit.
 
-    Latencies are under the expected load. One engine keeps up with `throughputPerS` requests; each stage
-    is busy for its share in `utilisation`. `basis` is profile or rough. `relaxed` are the limits that were
-    relaxed, as allowed.
+    Latencies are under the expected load, whose requests have `inputTokens` and `outputTokens` (0: a
+    placement of an older version, which does not say it). One engine keeps up with `throughputPerS`
+    requests; each stage is busy for its share in `utilisation`. `basis` is profile or rough. `relaxed` are
+    the limits that were relaxed, as allowed.
     """
 
     objective: float
     unit: str
+    inputTokens: int = 0
+    outputTokens: int = 0
     alternatives: int
     shapes: int
     basis: str
@@ -84,6 +87,8 @@ class ChoiceView(View):
         return cls(
             objective=choice.objective,
             unit=choice.unit,
+            inputTokens=choice.input_tokens,
+            outputTokens=choice.output_tokens,
             alternatives=choice.alternatives,
             shapes=choice.shapes,
             basis=placement.estimate.basis,
