@@ -8,19 +8,23 @@ the same.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from profiler.config_corrections import corrected
 from profiler.files import MAX_CONFIG_BYTES, read_json
 from profiler.model_files import CONFIG, files_read, small_files
 from profiler.weight_files import INDEX
+
+LOCK = ".{}.lock"  # of a view; whoever uses the view has it, shared
 
 
 def make_view(folder: Path, parent: Path, *, weights: bool = True) -> Path:
@@ -29,14 +33,98 @@ def make_view(folder: Path, parent: Path, *, weights: bool = True) -> Path:
     Its name follows from what it links to, so every call for the same files returns the same path: what
     engines compile is kept by the path of the model. Raises CheckpointError; OSError if it cannot be made.
     """
-    folder = folder.resolve()
+    contents = _contents(folder.resolve(), weights)
+    return contents.made_in(parent)
+
+
+def hold_view(folder: Path, parent: Path, *, weights: bool = True) -> HeldView:
+    """As `make_view`; `sweep_views` leaves it until it is released, or this process ends however it does."""
+    contents = _contents(folder.resolve(), weights)
+    parent.mkdir(parents=True, exist_ok=True)
+    descriptor = _locked(parent / LOCK.format(contents.name), fcntl.LOCK_SH)
+    try:
+        return HeldView(contents.made_in(parent), descriptor)
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def sweep_views(parent: Path) -> None:
+    """Remove the views in `parent` that no process holds. Those without a lock are of an older version, and
+    are left: nobody knows who uses them."""
+    for lock in sorted(parent.glob(LOCK.format("*"))):
+        with suppress(OSError):  # held, another user's, or on a file system without locks
+            descriptor = _locked(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                _remove(parent, lock)
+            finally:
+                os.close(descriptor)
+
+
+def _remove(parent: Path, lock: Path) -> None:
+    """The view, what was left of making it, and at last its lock."""
+    name = lock.name.removeprefix(".").removesuffix(".lock")
+    for path in parent.iterdir():
+        if path != lock and (path.name == name or path.name.startswith(f".{name}.")):
+            shutil.rmtree(path, ignore_errors=True)
+    lock.unlink(missing_ok=True)
+
+
+class HeldView:
+    """A view that is in use."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path = path
+        self._descriptor = descriptor
+
+    def release(self) -> None:
+        os.close(self._descriptor)
+
+
+def _locked(lock: Path, kind: int) -> int:
+    """The lock, open. Raises OSError: BlockingIOError where another process has it."""
+    while True:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, kind)
+            if _is_still(descriptor, lock):
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # it was removed between the two
+
+
+def _is_still(descriptor: int, lock: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(lock))
+    except FileNotFoundError:
+        return False
+
+
+@dataclass(frozen=True)
+class _Contents:
+    """What a view of a folder links to, and what it holds by itself."""
+
+    folder: Path
+    names: tuple[str, ...]
+    written: Mapping[str, str]
+
+    @property
+    def name(self) -> str:
+        mark = hashlib.sha256(json.dumps([str(self.folder), self.names, self.written]).encode()).hexdigest()
+        return f"{self.folder.name[:40]}-{mark[:16]}"
+
+    def made_in(self, parent: Path) -> Path:
+        view = parent / self.name
+        if not view.is_dir():
+            _make(view, self.folder, self.names, self.written)
+        return view
+
+
+def _contents(folder: Path, weights: bool) -> _Contents:
     names = files_read(folder) if weights else small_files(folder)
-    written = _written(folder, names)
-    mark = hashlib.sha256(json.dumps([str(folder), names, written]).encode()).hexdigest()
-    view = parent / f"{folder.name[:40]}-{mark[:16]}"
-    if not view.is_dir():
-        _make(view, folder, names, written)
-    return view
+    return _Contents(folder, names, _written(folder, names))
 
 
 @contextmanager

@@ -32,7 +32,7 @@ _SERVICE_TIERS = {"flex": Priority.LOW, "priority": Priority.HIGH}
 MAX_SESSION = 256
 BYTES_PER_TOKEN = 4
 # What an answer that is cut at the context's end is taken to have, until it has ended: as a rule much less.
-UNLIMITED_TOKENS = 256
+UNLIMITED_TOKENS = EXPECTED_OUTPUT_TOKENS
 # Characters of a prompt that make its beginning; a prompt with less than a quarter of them has none.
 BEGINNING = 4096
 _MAX_SHOWN = 100

@@ -23,7 +23,7 @@ from workers.group.journal import verdict
 from workers.group.members import Rendezvous, device_environment, members_of, network_arguments
 from workers.group.plan import VARIABLE, plan_of
 from workers.messages import EngineConfig, RankReport
-from workers.model_view import make_view
+from workers.model_view import HeldView, hold_view, sweep_views
 from workers.variant_config import ADDRESS_VARIABLE
 from workers.vllm_environment import LOOPBACK, environment, put, share_cores, vllm_cache
 
@@ -57,6 +57,7 @@ class Launch:
         self._host_ip = host_ip
         self._journals: Path | None = None
         self._model: Path | None = None
+        self._view: HeldView | None = None
         self._before: set[psutil.Process] = set()
         self._lock = threading.Lock()
 
@@ -83,7 +84,8 @@ class Launch:
         self._before = processes.children()
         _sweep()
         self._journals = Path(tempfile.mkdtemp(prefix=f"{FOLDER}{os.getpid()}-"))
-        self._model = _model_view(self._config, self._journals)
+        self._view = _model_view(self._config, self._journals)
+        self._model = self._view.path if self._view is not None else None
         host_ip = self._host_ip if self._rendezvous else LOOPBACK
         put(environment(self._config.layers_per_stage, host_ip, self._config.on_gpu))
         put(device_environment(self.member))
@@ -123,6 +125,9 @@ class Launch:
     def close(self) -> None:
         """End what is left of it."""
         processes.end(self._started())
+        if self._view is not None:
+            self._view.release()
+            self._view = None
         if self._journals is not None:
             processes.finish_tracker()
             shutil.rmtree(self._journals, ignore_errors=True)
@@ -161,18 +166,21 @@ def _check_content(config: EngineConfig) -> None:
         )
 
 
-def _model_view(config: EngineConfig, journals: Path) -> Path | None:
+def _model_view(config: EngineConfig, journals: Path) -> HeldView | None:
     """What vLLM is given for the model's folder: in its cache, or with the journals where that cannot be
-    written. None where the folder is not on this machine. Raises LaunchError."""
+    written. Views that no engine uses any more are removed. None where the folder is not on this machine.
+    Raises LaunchError."""
     folder = Path(config.model_path)
     if not (folder / CONFIG).is_file():
         return None
     weights = config.load_format != "dummy" or _has_weights(folder)
     try:
         try:
-            return make_view(folder, Path(vllm_cache()) / VIEWS, weights=weights)
+            held = hold_view(folder, Path(vllm_cache()) / VIEWS, weights=weights)
+            sweep_views(Path(vllm_cache()) / VIEWS)
+            return held
         except OSError:
-            return make_view(folder, journals / VIEWS, weights=weights)
+            return hold_view(folder, journals / VIEWS, weights=weights)
     except (OSError, CheckpointError) as e:
         raise LaunchError(f"the model's files cannot be given to the engine: {e}") from e
 
