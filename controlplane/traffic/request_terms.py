@@ -12,7 +12,7 @@ from typing import Any
 
 from controlplane import errors
 from controlplane.state.records import ServingTargets
-from controlplane.state.terms import MAX_TARGET_MS, LatePolicy, Priority
+from controlplane.state.terms import EXPECTED_OUTPUT_TOKENS, MAX_TARGET_MS, LatePolicy, Priority
 from controlplane.traffic.request_fields import output_limit
 from controlplane.traffic.tenants import DEFAULT, Tenant
 
