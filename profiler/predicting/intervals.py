@@ -21,6 +21,9 @@ Floats = npt.NDArray[np.float64]
 NINE_IN_TEN = 1.645  # standard deviations
 NOISE = 0.03  # of repeated runs
 LAUNCH_S = 0.1e-3  # of a layer: steps of few tokens take what hosts take to launch them, and those differ
+# Of first tokens, in an engine that has kernels of variants: the base's came 6 to 18% later there than in the
+# profile's engine without (benchmarks/results/mixes_h200.json).
+OTHER_ENGINE = 0.10
 PER_DOUBLING = 0.10  # of the work beyond the largest measured, or of TP away from the nearest measured
 PER_STAGE = 0.03  # of a pipeline
 ELSEWHERE = 0.30  # scaled from another kind of device than the one that was measured

@@ -18,6 +18,7 @@ from profiler.predicting.intervals import (
     ELSEWHERE,
     LAUNCH_S,
     NOISE,
+    OTHER_ENGINE,
     OTHER_QUANTIZATION,
     PER_DOUBLING,
     PER_STAGE,
@@ -130,6 +131,7 @@ def _physical(
         stretch(times.prefill.widest, tokens),
         elsewhere,
         unsure.prefill,
+        OTHER_ENGINE if ground.launched else 0.0,
     )
 
     def decoding(of: Callable[[Latencies], Floats]) -> Ranges:
