@@ -192,6 +192,17 @@ def lasting_load(device: Device, promises: Mapping[str, int]) -> float:
     return min(1.0, max(0.0, device.load - passing))
 
 
+def busy_with_others(inventory: Inventory, held: Collection[DeviceKey], profile: str) -> float | None:
+    """The share of their time that other work takes of the devices which the measuring of a profile has, the
+    most of them. None: none of them is seen."""
+    shares = [
+        device.load - sum(share for holder, share in device.work if holder == measuring(profile))
+        for device in inventory.devices
+        if key_of(device) in held
+    ]
+    return min(1.0, max(0.0, *shares)) if shares else None
+
+
 def without_starts(inventory: Inventory, state: State, now_s: float) -> Inventory:
     """The inventory without what engines did in the samples' time while they started: reading weights and
     compiling is over once they serve."""

@@ -257,15 +257,22 @@ class ProfileActions:
                 async for line in lines:
                     now_s = time.monotonic()
                     took_s, last_s = now_s - last_s, now_s
-                    profile = await self._add(key, line, job.points, took_s)
+                    profile = await self._add(key, line, job, took_s)
                     await self._notify(key, profile.reason)
         except Exception:
             # Whoever took its memory may have made it fail.
             _require_measured(await self._repository.read_async(), key)
             raise
 
-    async def _add(self, key: str, line: str, points: int, took_s: float) -> ModelProfile:
-        return await self._edit(key, lambda p: progress.with_line(p, line, points, took_s, time.time()))
+    async def _add(self, key: str, line: str, job: ProfilingJob, took_s: float) -> ModelProfile:
+        try:
+            busy = reservations.busy_with_others(await self._cluster.inventory(), job.held, key)
+        except Exception:  # the measurement counts all the same
+            log.warning("how busy the devices are while %s is measured is not known", key, exc_info=True)
+            busy = None
+        return await self._edit(
+            key, lambda p: progress.with_line(p, line, job.points, took_s, time.time(), busy)
+        )
 
     async def _settle(self, key: str, problem: str) -> None:
         log.warning("the profile %s: %s", key, problem)

@@ -11,7 +11,7 @@ from controlplane.planning.engine_config import kinds_served
 from controlplane.planning.placement_decision import with_room_for_variants
 from controlplane.planning.variant_room import AtOnce, at_once
 from controlplane.profiling import request_paths
-from controlplane.profiling.calibrations import calibration_for
+from controlplane.profiling.calibrations import BUSY, calibration_for, measured_while_busy
 from controlplane.profiling.keys import (
     ablest_gpu,
     carrier_kind,
@@ -39,7 +39,6 @@ from profiler.variants.types import VariantSpec
 
 GIB = 2**30
 MAX_DEVICES = 64
-BUSY = 0.1  # of a device's time, from which on others' work is worth saying
 
 
 @dataclass(frozen=True)
@@ -135,6 +134,7 @@ class _Question:
     known: Calibration | None
     path: RequestPath
     path_note: str
+    profile_note: str
     own: frozenset[str]  # worker groups of this base: their work is what is asked about
 
     def answer(self, plan: Plan) -> Answer:
@@ -152,7 +152,7 @@ class _Question:
             cost = _within_engine(cost, work, self.settings.concurrency)
             if self.load.devices is None:
                 cost = _beside_others(cost, plan, self.inventory, self.own)
-            notes = (*cost.notes, self.path_note, self._note_of_turns(plan))
+            notes = (*cost.notes, self.path_note, self.profile_note, self._note_of_turns(plan))
             noted = dataclasses.replace(cost, notes=tuple(filter(None, notes)))
             fitting = at_once(plan, self.spec, self.variants)
             return Answer(self.base.name, plan, self.load, noted, at_once=fitting)
@@ -227,6 +227,7 @@ def _question(state: State, inventory: Inventory, settings: Settings, name: str,
         calibration_for(base, inventory, settings, state.profiles),
         request_paths.known_path(state, settings, inventory.devices) or ASSUMED,
         request_paths.note(state, settings, inventory.devices),
+        measured_while_busy(base, inventory, settings, state.profiles),
         frozenset(
             group
             for d in state.deployments.values()

@@ -21,6 +21,8 @@ _SLOS = {
     Constraint.TPOT: ("SLOs.tpot_ms", 1000.0),
     Constraint.COST: ("SLOs.cost", 1.0),
 }
+# Which of them are about times, as a profile measured them.
+TIMED = frozenset({*_SLOS, Constraint.RATE})
 _NAMES = {
     Constraint.ACCURACY: "SLOs.accuracy",
     Constraint.RATE: "load.ratePerS",
@@ -29,16 +31,21 @@ _NAMES = {
 
 
 def refusal(
-    outcome: NotPlaced, auto_relax: AutoRelax | None = None, unusable: Sequence[Unusable] = ()
+    outcome: NotPlaced,
+    auto_relax: AutoRelax | None = None,
+    unusable: Sequence[Unusable] = (),
+    busy: str = "",
 ) -> errors.NoFeasiblePlan:
     """`details` has the binding constraint, and the relaxations: any one suffices, or all `together`.
 
-    Nodes that were left out are named, since they may have room.
+    Nodes that were left out are named, since they may have room. `busy` is said where a time is in the way:
+    that the times were measured while other work had the device.
     """
     relaxations = [as_data(relaxation) for relaxation in outcome.relaxations]
+    doubt = f"; {busy}" if busy and outcome.binding in TIMED else ""
     left_out = f"; not looked at: {_reasons(unusable)}" if unusable else ""
     return errors.NoFeasiblePlan(
-        f"{_sentence(outcome, relaxations)}{_not_relaxed(outcome, auto_relax)}{left_out}",
+        f"{_sentence(outcome, relaxations)}{_not_relaxed(outcome, auto_relax)}{left_out}{doubt}",
         details=_details(name_of(outcome.binding), relaxations, outcome.together, unusable),
     )
 

@@ -13,7 +13,12 @@ from dataclasses import dataclass
 from controlplane.planning import infeasibility
 from controlplane.planning.variant_room import Room, rooms
 from controlplane.profiling import memory_feedback
-from controlplane.profiling.calibrations import NO_MEASUREMENTS, ClusterMeasurements, Profiles
+from controlplane.profiling.calibrations import (
+    NO_MEASUREMENTS,
+    ClusterMeasurements,
+    Profiles,
+    measured_while_busy,
+)
 from controlplane.profiling.keys import engine_dtype, overheads, served_spec, spec_of
 from controlplane.settings import Settings
 from controlplane.state.records import Deployment, Model
@@ -89,7 +94,8 @@ def decide(
         )
     if best is None:
         missed = [outcome for _, outcome in answers if isinstance(outcome, NotPlaced)]
-        raise infeasibility.refusal(_nearest(missed), deployment.auto_relax, inventory.unusable)
+        busy = measured_while_busy(model, inventory, settings, known.profiles)
+        raise infeasibility.refusal(_nearest(missed), deployment.auto_relax, inventory.unusable, busy)
     return dataclasses.replace(best, reason=reason(best, inventory, known.path is None))
 
 

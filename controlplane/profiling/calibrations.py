@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -19,6 +20,7 @@ from profiler.physical.calibration import Calibration
 from profiler.request_path import RequestPath
 from profiler.types import ModelSpec
 
+BUSY = 0.1  # of a device's time, from which on others' work is worth saying
 Profiles = Mapping[str, Versioned[ModelProfile]]
 
 
@@ -55,6 +57,21 @@ def calibration_on(
         return None
     known = calibration(profile.record.measurements)
     return known(served_spec(model.spec, key.dtype)) if known else None
+
+
+def measured_while_busy(model: Model, inventory: Inventory, settings: Settings, profiles: Profiles) -> str:
+    """What to say of a profile that was measured while other work had the device; "": nothing."""
+    device = profiled_device(inventory)
+    key = key_on(model, device, settings) if device is not None else None
+    found = profiles.get(key.text) if key else None
+    if device is None or found is None or (found.record.busy or 0.0) < BUSY:
+        return ""
+    when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(found.record.updated_at_s))
+    return (
+        f"the profile of '{model.name}' was measured until {when} while other work took"
+        f" {found.record.busy:.0%} of the device's time, which is {device.load:.0%} busy now: its figures may"
+        f" be too long; measure it again while the device is quiet (`ostinato profile {model.name} --again`)"
+    )
 
 
 @dataclass(frozen=True)

@@ -50,9 +50,15 @@ def attempted(profile: ModelProfile, job: ProfilingJob, now_s: float) -> ModelPr
 
 
 def with_line(
-    profile: ModelProfile, line: str, all_points: int, seconds: float, now_s: float
+    profile: ModelProfile,
+    line: str,
+    all_points: int,
+    seconds: float,
+    now_s: float,
+    busy: float | None = None,
 ) -> ModelProfile:
-    """The profile with one more measurement; what it holds already changes nothing."""
+    """The profile with one more measurement; what it holds already changes nothing. `busy`: the share of the
+    device's time that other work took in these `seconds`."""
     if line in profile.measurements:
         return profile
     lines = (*profile.measurements, line)
@@ -63,10 +69,17 @@ def with_line(
         points=timed,
         all_points=all_points,
         seconds=profile.seconds + seconds,
+        busy=_mean_busy(profile, seconds, busy),
         attempts=0,
         reason=described(line, timed, all_points),
         updated_at_s=now_s,
     )
+
+
+def _mean_busy(profile: ModelProfile, seconds: float, busy: float | None) -> float | None:
+    if busy is None or profile.busy is None:
+        return profile.busy if busy is None else busy
+    return (profile.busy * profile.seconds + busy * seconds) / max(profile.seconds + seconds, 1e-9)
 
 
 def described(line: str, points: int, all_points: int) -> str:

@@ -287,6 +287,7 @@ class ModelProfile:
     with less than was planned, which `reason` says), Failed, Cancelled. `attempts` that brought nothing new;
     `rounds`: how often it was begun afresh. `memory_excess` is what ranks of a shape ("2x1": TP x PP) were
     found to take beyond their estimate. `forms` are those to be measured beside the uncompressed one.
+    `busy` is the share of the device's time that other work took meanwhile, as a mean; None: not known.
     """
 
     key: str
@@ -306,6 +307,7 @@ class ModelProfile:
     updated_at_s: float = 0.0
     memory_excess: dict[str, int] = field(default_factory=dict)
     forms: tuple[str, ...] = ()
+    busy: float | None = None
 
     @property
     def settled(self) -> bool:

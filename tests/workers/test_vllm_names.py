@@ -49,6 +49,8 @@ RELIED_ON = [
     ("v1/request.py", "RequestStatus", ("PREEMPTED", "FINISHED_ERROR")),
     ("v1/engine/__init__.py", "EngineCoreOutput", ("request_id", "new_token_ids", "finish_reason")),
     ("v1/engine/__init__.py", "EngineCoreOutputs", ("outputs",)),
+    # workers.engine.chat_parsers
+    ("entrypoints/openai/chat_completion/serving.py", "OpenAIServingChat", ("create_chat_completion",)),
     # workers.group.grammar_masks
     (
         "v1/structured_output/backend_xgrammar.py",
