@@ -64,6 +64,14 @@ HINTS: dict[str, str] = {
 }
 
 
+# Of codes that no class has: they are about the call itself.
+CALL_HINTS = {
+    "path_not_found": (
+        "give --url without a path, such as http://127.0.0.1:8000; a server of another version may lack this"
+    ),
+}
+
+
 class NotSucceeded(Exception):
     """An operation that ended, but not as asked."""
 
@@ -112,16 +120,40 @@ def report(message: str, code: str, exit_code: ExitCode, as_json: bool) -> ExitC
     return _report({"error": error}, exit_code, as_json)
 
 
-def _report(body: dict[str, Any], code: ExitCode, as_json: bool) -> ExitCode:
+def report_usage(message: str, command: str | None, as_json: bool) -> ExitCode:
+    """A command line that is wrong; `command` is the first of ours in it."""
+    error = {"message": message, "type": "cli_error", "param": None, "code": USAGE}
+    return _report({"error": error}, ExitCode.USAGE, as_json, _help(message, command))
+
+
+def _help(message: str, command: str | None) -> str:
+    early = next(
+        (flag for flag in ("--url", "--debug") if message.startswith(f"No such option: {flag}")), None
+    )
+    if early and command:
+        return f"{early} stands before the command: `ostinato {early} ... {command}`"
+    if command is None:
+        return "`ostinato --help` lists the commands"
+    return f"`ostinato {command} --help` shows what it takes"
+
+
+def _report(body: dict[str, Any], code: ExitCode, as_json: bool, usage: str = "") -> ExitCode:
     if as_json:
         print(json_text({**body, "exitCode": int(code)}), file=sys.stderr)
         return code
     error = body["error"]
-    what, hint = _two_lines(error["message"], error["code"])
-    hint = _ways(error.get("details") or {}) or hint
+    details = error.get("details") or {}
+    what, hint = (error["message"], usage) if usage else _two_lines(error["message"], _code(error, details))
+    hint = _ways(details) or hint
     text = f"Error: {what}" + (f"\nHint:  {hint}" if hint else "")
     print(printable(text), file=sys.stderr)
     return code
+
+
+def _code(error: dict[str, Any], details: dict[str, Any]) -> str:
+    """The API's code; one that this version has no class for is in the details."""
+    named = details.get("code")
+    return named if isinstance(named, str) and named in CALL_HINTS else str(error["code"])
 
 
 def _ways(details: dict[str, Any]) -> str:
@@ -140,9 +172,7 @@ def _ways(details: dict[str, Any]) -> str:
 def _two_lines(message: str, code: str) -> tuple[str, str]:
     """Messages read "what happened; what to do". Those without a second half get their code's hint, and so do
     those that tell a client of the API what to call."""
-    if code == USAGE:
-        return message, "`ostinato COMMAND --help` shows what it takes"
     what, _, advice = message.partition("\n")[0].rstrip(": ").partition("; ")
     if not advice or REST_CALL.search(advice):
-        advice = HINTS.get(code, advice)
+        advice = CALL_HINTS.get(code) or HINTS.get(code, advice)
     return what, advice

@@ -17,6 +17,7 @@ from controlplane.errors import OstinatoError
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
+    from pydantic_core import ErrorDetails
 
     from controlplane.cli.failures import ExitCode
 
@@ -179,8 +180,13 @@ def run(argv: Sequence[str]) -> int:
     except (Exception, KeyboardInterrupt) as error:
         if cli.debug:
             traceback.print_exc()
-        return int(_report(error, cli.json or asked_for_json(argv)))
+        return int(_report(error, cli.json or asked_for_json(argv), _command(argv)))
     return result if isinstance(result, int) else 0
+
+
+def _command(argv: Sequence[str]) -> str | None:
+    names = {command.name for command in COMMANDS}
+    return next((word for word in argv if word in names), None)
 
 
 def _group() -> TyperGroup:
@@ -191,7 +197,7 @@ def _group() -> TyperGroup:
     return group
 
 
-def _report(error: BaseException, as_json: bool) -> ExitCode:
+def _report(error: BaseException, as_json: bool, command: str | None) -> ExitCode:
     from pydantic import ValidationError
 
     from controlplane.cli import failures
@@ -204,19 +210,20 @@ def _report(error: BaseException, as_json: bool) -> ExitCode:
         case failures.Interrupted():
             return failures.report_interrupt(error.operation, as_json)
         case ValidationError():
-            return failures.report(_problems(error), failures.USAGE, failures.ExitCode.USAGE, as_json)
+            return failures.report_usage(_problems(error), command, as_json)
         case typer.Abort() | KeyboardInterrupt():
             return failures.ExitCode.INTERRUPTED
-    return _report_other(error, as_json)
+    return _report_other(error, as_json, command)
 
 
-def _report_other(error: BaseException, as_json: bool) -> ExitCode:
+def _report_other(error: BaseException, as_json: bool, command: str | None) -> ExitCode:
     from controlplane.cli import failures
 
     if isinstance(error, ModuleNotFoundError):
         return failures.report(_not_installed(error), "not_installed", failures.ExitCode.FAILED, as_json)
     if hasattr(error, "format_message"):  # click's usage errors, whichever click typer brings
-        return failures.report(error.format_message(), failures.USAGE, failures.ExitCode.USAGE, as_json)
+        message = error.format_message().replace("Value error, ", "")  # pydantic's, before what ours say
+        return failures.report_usage(message, command, as_json)
     if isinstance(error, OSError) and error.strerror:  # of a disk or a folder: no defect
         return failures.report(_of_the_machine(error), "machine", failures.ExitCode.FAILED, as_json)
     what = f"{type(error).__name__}: {error}".rstrip(": ")
@@ -242,10 +249,32 @@ def _not_installed(error: ModuleNotFoundError) -> str:
 
 def _problems(error: ValidationError) -> str:
     """What pydantic found, as `field: problem`; a problem of the whole has no field."""
-    problems = [
-        (".".join(map(str, p["loc"])), p["msg"].removeprefix("Value error, ")) for p in error.errors()
-    ]
+    problems = [(_field(p["loc"]), _problem(p)) for p in error.errors()]
     return ", ".join(f"{field}: {problem}" if field else problem for field, problem in problems)
+
+
+# What a person gave, by the API's name of it.
+GIVEN = {"inputText": "TEXT", "model": "NAME", "maxOutputLength": "--max-output"}
+NAMES = "^[A-Za-z0-9][A-Za-z0-9._-]"  # how the pattern of names begins
+
+
+def _field(where: Sequence[int | str]) -> str:
+    name = ".".join(map(str, where))
+    return GIVEN.get(name, name)
+
+
+def _problem(found: ErrorDetails) -> str:
+    match found["type"]:
+        case "string_unicode":
+            return "expected text in UTF-8, got other bytes"
+        case "string_too_short":
+            return "expected a text, got an empty one"
+        case "string_pattern_mismatch" if str(found.get("ctx", {}).get("pattern")).startswith(NAMES):
+            return (
+                "expected a letter or digit, then up to 94 letters, digits, '.', '_' or '-', "
+                f"got {str(found['input'])[:100]!r}"
+            )
+    return found["msg"].removeprefix("Value error, ")
 
 
 def main() -> None:

@@ -75,6 +75,12 @@ def register(  # noqa: PLR0913 - typer reads a command's options from its parame
     With a SOURCE and --base, the fine-tune SOURCE is compressed to a delta of the base.
     """
     cli = session(ctx)
+    if (source is not None) + (adapter is not None) != 1 or (adapter is not None and base is None):
+        raise typer.BadParameter(
+            "give SOURCE for a base, --base and --adapter for a variant, or SOURCE and --base for a "
+            "fine-tune that "
+            "is made a delta of its base"
+        )
     fields: dict[str, object] = {"source": _location(source), "base": base, "adapter": _location(adapter)}
     recipe = {
         "method": method,

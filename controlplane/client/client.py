@@ -371,5 +371,6 @@ class Client:
             yield
         except httpx.TransportError as failure:
             raise Unavailable(
-                network_message(self.url, failure), details={"reachable": False, "url": str(self.url)}
+                network_message(self.url, failure),
+                details={"reachable": False, "url": str(self.url.copy_with(username=None, password=None))},
             ) from failure

@@ -23,6 +23,10 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def network_message(url: httpx.URL, failure: httpx.TransportError) -> str:
+    """What the network did to a call to `url`, which is printed without its password."""
+    url = url.copy_with(username=None, password=None)
+    if isinstance(failure, httpx.ConnectError) and "SSL" in str(failure):
+        return f"{url} does not speak TLS as it should ({failure}); name it with http:// if it has no TLS"
     if isinstance(failure, httpx.ConnectError | httpx.ConnectTimeout):
         return f"nothing answers at {url}; start it with `ostinato up`, or name another with --url"
     if isinstance(failure, httpx.TimeoutException):
@@ -37,6 +41,8 @@ def checked_url(text: str) -> httpx.URL:
         raise errors.InvalidRequest(f"{text!r} is not a URL ({failure})", param="url") from failure
     if url.scheme not in {"http", "https"} or not url.host:
         raise errors.InvalidRequest(f"the URL should look like {DEFAULT_URL}; got {text!r}", param="url")
+    if url.port is not None and not 0 < url.port < 65_536:
+        raise errors.InvalidRequest(f"the URL's port should be from 1 to 65535; got {url.port}", param="url")
     return url
 
 

@@ -62,7 +62,9 @@ def _allowed(path: Path, roots: Sequence[Path], param: str) -> Path:
     if not is_inside(real, roots):
         raise errors.PathNotAllowed(
             f"'{path}' is outside the folders this installation reads from (OSTINATO_ALLOWED_ROOTS, and of a "
-            "tenant the folder of its name in one); move it there or add its folder",
+            "tenant the folder of its name in one); move it there, or add its folder to "
+            "OSTINATO_ALLOWED_ROOTS and "
+            "start Ostinato again (`ostinato down`, then `ostinato up`)",
             param=param,
         )
     return real

@@ -48,8 +48,10 @@ def read(path: Path) -> Any:
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
         text = raw.decode()
-    except (OSError, ValueError) as error:
-        raise ScenarioError(f"expected a YAML file: {error}") from error
+    except OSError as error:
+        raise ScenarioError(f"expected a YAML file, and it cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ScenarioError(f"expected a YAML file in UTF-8: {error}") from error
     if len(raw) > MAX_BYTES:
         raise ScenarioError(f"expected a YAML file of at most {MAX_BYTES} bytes, got more")
     return parse(text)

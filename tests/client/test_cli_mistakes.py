@@ -1,0 +1,75 @@
+"""What people mistype: the answer names what they typed, not the API's fields, and the command to look at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from command_line import Cli
+from fake_api import FakeApi, answer, error
+
+from controlplane.client.client import Client
+from controlplane.errors import InvalidRequest
+
+
+@pytest.mark.parametrize(
+    ("argv", "said", "hint"),
+    [
+        (["infer"], "Missing argument 'model'.", "`ostinato infer --help` shows what it takes"),
+        (["nosuch"], "No such command 'nosuch'.", "`ostinato --help` lists the commands"),
+        (["status", "--url", "x"], "No such option: --url", "--url stands before the command"),
+        (["deploy", "m", "--intent", "fast"], "Invalid value for '--intent': 'fast' is not", "deploy --help"),
+        (["register", "../x", "/tmp"], "NAME: expected a letter or digit, then up to 94", "register --help"),
+        (["register", "x"], "Invalid value: give SOURCE for a base, --base and --adapter", "register --help"),
+        (["register", "x", "--base", "b"], "Invalid value: give SOURCE for a base", "register --help"),
+        (["register", "x", "--adapter", "a"], "Invalid value: give SOURCE for a base", "register --help"),
+        (["infer", "m", ""], "TEXT: expected a text, got an empty one", "infer --help"),
+        (["infer", "m", "a\udcffb"], "TEXT: expected text in UTF-8, got other bytes", "infer --help"),
+        (["--url", "http://h:99999", "models"], "Invalid value for --url: the URL's port", "models --help"),
+    ],
+)  # fmt: skip
+def test_a_mistyped_command_line(argv: list[str], said: str, hint: str, cli: Cli, api: FakeApi) -> None:
+    ended = cli(*argv)
+    assert ended.code == 2
+    assert api.asked == []
+    first, second = ended.err.splitlines()
+    assert first.startswith(f"Error: {said}")
+    assert hint in second
+
+
+@pytest.mark.parametrize("command", ["plan", "simulate"])
+def test_a_scenario_that_is_not_there(command: str, cli: Cli, tmp_path: Path) -> None:
+    for file, said in ((tmp_path / "none", "No such file or directory"), (tmp_path, "Is a directory")):
+        ended = cli(command, str(file))
+        assert ended.err.startswith(f"Error: {file}: expected a YAML file, and it cannot be read: {said}\n")
+
+
+def test_a_password_in_the_url_is_not_printed(cli: Cli, nowhere: str) -> None:
+    url = nowhere.replace("http://", "http://me:secret@")
+    for flags in ((), ("--json",)):
+        ended = cli("--url", url, *flags, "models")
+        assert ended.code == 3
+        assert nowhere in ended.err
+        assert "secret" not in ended.err
+
+
+def test_tls_that_the_server_does_not_speak_is_named(cli: Cli, api: FakeApi) -> None:
+    ended = cli("--url", api.url.replace("http:", "https:"), "models")
+    assert ended.code == 3
+    assert "does not speak TLS" in ended.err
+    assert "http://" in ended.err
+
+
+def test_a_url_with_a_path_is_said_to_have_one(cli: Cli, api: FakeApi) -> None:
+    said = "GET /v1/models: Not Found; GET /docs lists what there is"
+    api.script("GET /models", answer(error("path_not_found", said), 404))
+    ended = cli("models")
+    assert ended.err.splitlines()[1].startswith(
+        "Hint:  give --url without a path, such as http://127.0.0.1:8000"
+    )
+
+
+@pytest.mark.parametrize("port", [0, 65_536, 99_999])
+def test_a_client_needs_a_port_that_exists(port: int) -> None:
+    with pytest.raises(InvalidRequest, match="from 1 to 65535"):
+        Client(f"http://127.0.0.1:{port}")
