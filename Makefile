@@ -28,7 +28,7 @@ $(VENV)/.installed: requirements/cpu.txt pyproject.toml
 	  > $(VENV)/install.log 2>&1 || { tail -n 20 $(VENV)/install.log; exit 1; }
 	@echo "[3/3] installing ostinato"
 	@$(BIN)/pip install --disable-pip-version-check --no-deps -q -e . >> $(VENV)/install.log 2>&1 || { tail -n 20 $(VENV)/install.log; exit 1; }
-	@$(BIN)/python -c "from workers.engine import torch_check; torch_check.check()"
+	@$(BIN)/python -m workers.engine.torch_check
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed requirements/dev.txt

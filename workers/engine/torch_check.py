@@ -24,8 +24,9 @@ def check() -> None:
     if (reason := _failure(TORCH)) is not None:
         raise BrokenTorchStack(
             f"the installed torch cannot be imported ({reason}). On a CPU machine it must be a CPU build: "
-            "point pip at an index with CPU builds of torch (torch's installation page names one), delete "
-            ".venv and install again, perhaps with TORCH=torch==2.13.0+cpu (requirements/README.md)."
+            "point pip at an index with CPU builds of torch (PIP_EXTRA_INDEX_URL; torch's installation page "
+            "names "
+            "one), then `make install TORCH=torch==2.13.0+cpu` (requirements/README.md)"
         )
     broken = {name: reason for name in COMPANIONS if (reason := _failure(name)) is not None}
     if broken:
