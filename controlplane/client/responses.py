@@ -47,7 +47,13 @@ def checked_url(text: str) -> httpx.URL:
 
 
 def path_part(name: str) -> str:
-    return quote(name, safe="")
+    """Raises InvalidRequest for what would make another path of the one that it stands in."""
+    if not isinstance(name, str) or name in ("", ".", ".."):
+        raise errors.InvalidRequest(f"expected a name, got {name!r}; `ostinato models` lists them")
+    try:
+        return quote(name, safe="")
+    except UnicodeEncodeError as failure:
+        raise errors.InvalidRequest(f"the name {name!r} is not text in UTF-8; give it as such") from failure
 
 
 def body_of(request: BaseModel) -> dict[str, Any]:

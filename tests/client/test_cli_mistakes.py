@@ -69,6 +69,18 @@ def test_a_url_with_a_path_is_said_to_have_one(cli: Cli, api: FakeApi) -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["", ".", "..", "a\udcff"])
+@pytest.mark.parametrize("command", ["describe", "delete", "undeploy", "logs", "watch", "cancel"])
+def test_what_is_no_name_does_not_become_another_call(
+    command: str, name: str, cli: Cli, api: FakeApi
+) -> None:
+    ended = cli(command, name)
+    assert ended.code == 1
+    assert ended.err.startswith(("Error: expected a name, got ", "Error: the name "))
+    assert len(ended.err.splitlines()) == 2
+    assert api.asked == []
+
+
 @pytest.mark.parametrize("port", [0, 65_536, 99_999])
 def test_a_client_needs_a_port_that_exists(port: int) -> None:
     with pytest.raises(InvalidRequest, match="from 1 to 65535"):
