@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -277,7 +279,15 @@ def _problem(found: ErrorDetails) -> str:
     return found["msg"].removeprefix("Value error, ")
 
 
+def _replace_closed_streams() -> None:
+    """Python has None for a stream that the caller closed. Such a stream reads as empty and keeps nothing."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - until the end
+
+
 def main() -> None:
+    _replace_closed_streams()
     # httpx imports a command line of its own, and rich and pygments with it, unless that is missing.
     sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]
     # What imports make is no garbage; to look for some, again and again and at the end, is a fifth of a call.

@@ -15,6 +15,7 @@ from profiler.quantization import UNCOMPRESSED
 if TYPE_CHECKING:
     from rich.console import Console
 
+_NARROWEST_COLUMN = 8  # of a table on a terminal; narrower ones hold pieces of words
 _PIPED_WIDTH = 240  # a table cut at 80 columns would lose what grep looks for
 
 
@@ -56,6 +57,9 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], empty: st
     if not sys.stdout.isatty():
         _print_plain_table([columns, *rows])
         return
+    if console().width < _NARROWEST_COLUMN * len(columns):
+        _print_blocks(columns, rows)
+        return
     from rich import box
     from rich.table import Table
 
@@ -65,6 +69,14 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], empty: st
     for row in rows:
         table.add_row(*row)
     console().print(table)
+
+
+def _print_blocks(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """For narrow terminals: a row is a block with a line for each cell that is not empty."""
+    for number, row in enumerate(rows):
+        if number:
+            print_text("")
+        print_facts(zip(columns, row, strict=True))
 
 
 def _print_plain_table(rows: Sequence[Sequence[str]]) -> None:

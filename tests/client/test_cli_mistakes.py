@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from command_line import Cli
 from fake_api import FakeApi, answer, error
 
+from controlplane.cli.output import print_table
 from controlplane.client.client import Client
 from controlplane.errors import InvalidRequest
 
@@ -79,6 +83,33 @@ def test_what_is_no_name_does_not_become_another_call(
     assert ended.err.startswith(("Error: expected a name, got ", "Error: the name "))
     assert len(ended.err.splitlines()) == 2
     assert api.asked == []
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ("chat smol <&-", ""),
+        ("infer smol - <&-", "Error: TEXT: expected a text, got an empty one"),
+        ("status >&-", ""),
+        ("models --nosuch 2>&- >&-", ""),
+    ],
+)
+def test_streams_that_the_caller_closed(call: str, said: str, api: FakeApi) -> None:
+    command = shlex.join([sys.executable, "-m", "controlplane.cli.main", "--url", api.url])
+    ended = subprocess.run(f"{command} {call}", check=False, shell=True, capture_output=True, text=True)
+    assert ended.stderr.partition("\n")[0] == said
+
+
+def test_a_table_on_a_narrow_terminal_is_a_block_for_each_row(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "20")
+    print_table(["MODEL", "PHASE", "REASON"], [["smol", "Ready", ""], ["v1", "Failed", "no room"]], "none")
+    assert (
+        capsys.readouterr().out
+        == "MODEL  smol\nPHASE  Ready\n\nMODEL   v1\nPHASE   Failed\nREASON  no room\n"
+    )
 
 
 @pytest.mark.parametrize("port", [0, 65_536, 99_999])
