@@ -431,7 +431,9 @@ def ray_switches(settings: Settings) -> dict[str, str]:
         # Ray would run gateways, controller and engines at 15: what else works on this machine would get
         # thirty times their share of it.
         NICENESS: os.environ.get(NICENESS, "0"),
+        # Even so Ray's dashboard reports that nothing is reported, to an address outside. This is none.
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_USAGE_STATS_REPORT_URL": "none:",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "RAY_DEDUP_LOGS": "0",
         # A busy machine takes minutes to start what an idle one starts in seconds.

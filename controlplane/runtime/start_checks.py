@@ -125,4 +125,5 @@ def proxy_hint(environment: Mapping[str, str], url: str) -> str:
     host = re.sub(r"^https?://\[?|\]?:\d+$", "", url)
     if not asked or excepted & {host, "*"}:
         return ""
-    return f"http_proxy is set: clients on this machine need no_proxy={host}, too"
+    wanted = ",".join(dict.fromkeys([*sorted(excepted - {""}), host, "localhost"]))
+    return f"http_proxy is set: before you ask with other clients on this machine, `export no_proxy={wanted}`"

@@ -15,6 +15,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+import requests
+from ray._common.usage import usage_lib
 
 from controlplane import errors
 from controlplane.client.client import Client
@@ -208,9 +210,20 @@ def test_no_process_of_the_cluster_asks_a_proxy_for_this_machine() -> None:
     assert local.ray_switches(Settings())["grpc_proxy"] == ""
 
 
+def test_rays_report_that_reports_are_off_has_nowhere_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in local.ray_switches(Settings()).items():
+        monkeypatch.setenv(name, value)
+    assert not usage_lib.usage_stats_enabled()
+    report = usage_lib.generate_disabled_report_data()
+    with pytest.raises(requests.exceptions.InvalidSchema):
+        usage_lib.UsageReportClient().report_usage_data(usage_lib._usage_stats_report_url(), report)
+
+
 def test_clients_are_told_of_a_proxy_that_would_take_their_requests() -> None:
     url, proxy = "http://127.0.0.1:8000", {"HTTP_PROXY": "http://proxy:3128"}
-    assert "no_proxy=127.0.0.1" in start_checks.proxy_hint(proxy, url)
+    assert "export no_proxy=127.0.0.1,localhost`" in start_checks.proxy_hint(proxy, url)
+    others = {**proxy, "no_proxy": "example.com"}
+    assert "export no_proxy=example.com,127.0.0.1,localhost`" in start_checks.proxy_hint(others, url)
     assert "no_proxy=::1" in start_checks.proxy_hint(proxy, "http://[::1]:8000")
     assert start_checks.proxy_hint({**proxy, "no_proxy": "localhost,127.0.0.1"}, url) == ""
     assert start_checks.proxy_hint({}, url) == ""
