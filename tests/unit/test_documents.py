@@ -75,3 +75,13 @@ HARD_TO_READ = re.compile(
 def test_documents_use_plain_words(document: Path) -> None:
     prose = CODE_IN_TEXT.sub("", (ROOT / document).read_text())
     assert [prose[max(0, m.start() - 30) : m.end() + 30] for m in HARD_TO_READ.finditer(prose)] == []
+
+
+RESULTS = ROOT / "benchmarks/results"
+DATA = re.compile(r"`([\w.]+\.(?:json|jsonl|log))`")
+
+
+@pytest.mark.parametrize("page", sorted(RESULTS.rglob("*.md")), ids=lambda page: page.stem)
+def test_every_file_of_data_that_a_page_of_results_names_exists(page: Path) -> None:
+    files = {path.name for path in RESULTS.rglob("*")}
+    assert set(DATA.findall(page.read_text())) - files == set()
