@@ -70,7 +70,7 @@ def _read_adapter(folder: Path, raw: Mapping[str, Any], base: ModelSpec, limits:
             f"result: `python -m mlx_lm fuse --model BASE --adapter-path {quoted(folder)} --save-path "
             f"{fused} --de-quantize`, then `ostinato register NAME {fused}`"
         )
-    if kind in UNMERGEABLE_TYPES:
+    if isinstance(kind, str) and kind in UNMERGEABLE_TYPES:
         raise AdapterError(
             f"{CONFIG}: expected peft_type LORA or BOFT, got {kind}, which trains texts before the prompt "
             "and no weights, so that it cannot be merged either; train a LoRA, or choose another adapter"
