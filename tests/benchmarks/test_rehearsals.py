@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -49,6 +50,16 @@ def with_marks(names: list[str]) -> Iterator[Any]:
 @pytest.mark.parametrize("name", with_marks(sorted(REHEARSED.keys() - set(WITH_ENGINE) - STARTING_AN_ENGINE)))
 def test_it_runs(name: str, tmp_path: Path) -> None:
     rehearse(name, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.skipif(os.geteuid() != 0, reason="making network namespaces needs root")
+def test_hardening_runs_on_three_hosts(tmp_path: Path) -> None:
+    """tests/cluster/echo_engine/test_two_hosts.py kills nodes in every run of the tests."""
+    from benchmarks.hardening.__main__ import rehearse_hosts
+
+    rehearsing.carry_out(rehearse_hosts, tmp_path)
 
 
 def test_from_the_command_line() -> None:

@@ -209,7 +209,8 @@ def test_vllm_s_adapter_calls(cluster: Cluster, client: openai.OpenAI, adapters:
 
 
 def test_a_lost_stream_frees_its_slot(cluster: Cluster, client: openai.OpenAI) -> None:
-    started = time.monotonic()
+    """The engine does not make the tokens that the client no longer reads."""
+    before = cluster.engine_metric("vllm:generation_tokens_total", BASE)
     stream = client.completions.create(
         model="forte",
         prompt=PROMPT,
@@ -218,21 +219,13 @@ def test_a_lost_stream_frees_its_slot(cluster: Cluster, client: openai.OpenAI) -
         stream=True,
         extra_body={"ignore_eos": True},
     )
-    next(iter(stream))
-    first_at = time.monotonic()
-    for _ in range(19):
+    for _ in range(5):
         next(iter(stream))
-    per_token_s = (time.monotonic() - first_at) / 19
     assert cluster.engine_metric("vllm:num_requests_running", BASE) == 1
-    closed = time.monotonic()
     stream.close()
     _wait_idle(cluster)
-    freed_s, rest_s = time.monotonic() - closed, 460 * per_token_s
-    print(
-        f"\nfirst token after {first_at - started:.2f} s, {1 / per_token_s:.0f} tokens/s; slot free "
-        f"{freed_s:.2f} s after the client left, {rest_s:.0f} s of work saved"
-    )
-    assert freed_s < rest_s / 2
+    tokens = cluster.engine_metric("vllm:generation_tokens_total", BASE) - before
+    assert 5 <= tokens < 480
 
 
 def test_a_lost_whole_request_frees_its_slot(cluster: Cluster) -> None:

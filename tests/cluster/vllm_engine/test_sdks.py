@@ -37,7 +37,15 @@ def ran(command: list[str | Path], folder: Path | None = None) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("sdk", ["openai1", "openai2", "openai3", "node"])
+@pytest.mark.parametrize(
+    "sdk",
+    [
+        pytest.param("openai1", marks=pytest.mark.long),
+        pytest.param("openai2", marks=pytest.mark.long),
+        "openai3",
+        "node",
+    ],
+)
 def test_openai_s_sdk(cluster: Cluster, bias: str, sdk: str, tmp_path: Path) -> None:
     url = f"{cluster.url}/v1"
     if sdk == "node":

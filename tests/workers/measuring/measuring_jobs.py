@@ -13,6 +13,7 @@ import random_variants
 from profiler.measurements import Point, Setting
 from workers.measuring.engine_run_job import Job
 
+ROOT = Path(__file__).parents[3]
 SHAPE = {
     "hidden_size": 128,
     "num_attention_heads": 2,
@@ -48,16 +49,17 @@ def job_of(folder: Path, tmp_path: Path, setting: Setting, points: tuple[Point, 
     )
 
 
-def measured(job: Job, tmp_path: Path) -> str:
+def measured(job: Job, tmp_path: Path, *program: str) -> str:
+    """What the measuring process prints; another `program` may take its place."""
     request = tmp_path / "job.json"
     request.write_text(job.model_dump_json())
     done = subprocess.run(
-        [sys.executable, "-m", "workers.measuring", str(request)],
+        [sys.executable, *(program or ("-m", "workers.measuring")), str(request)],
         capture_output=True,
         text=True,
         timeout=540,
         check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
