@@ -5,9 +5,6 @@
 - `on demand`: as it was until layers were streamed. The copy waits for all steps that were begun, and the
   variant runs when all of it is there.
 - `streamed`: as it is served.
-- `CPU`: as CaraServe's section 4. The request runs at once, without a graph; until the copy has ended as a
-  whole, processes on the host compute what the adapter adds (`cpu_assisted.py`).
-- `streamed, CPU`: the same, but only for linears whose own part has not arrived when they are launched.
 
 `check` tells on a GPU that a step waits for what it reads, also from a graph.
 """
@@ -23,7 +20,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks import cpu_assisted
 from workers.kernels import lora
 from workers.kernels.lora import layout
 from workers.kernels.rows import Rows
@@ -35,14 +31,13 @@ from workers.variants.host import Entry, HostVariant
 from workers.variants.pages import page_locked, whole_pages
 from workers.variants.slot_uses import SlotUses
 
-ON_DEMAND, STREAMED, BY_CPU, BOTH = "on demand", "streamed", "CPU", "streamed, CPU"
-MODES = (ON_DEMAND, STREAMED, BY_CPU, BOTH)
+ON_DEMAND, STREAMED = "on demand", "streamed"
+MODES = (ON_DEMAND, STREAMED)
 
 
-def switch(worker: Any, mode: str, shared: str = "") -> dict[str, float]:
-    """To be called in a rank. `shared`: the memory of the processes that assist. Gives, of what was since the
-    last switch, how many linears the CPU has computed, and the medians of what takes time, in
-    milliseconds."""
+def switch(worker: Any, mode: str) -> dict[str, float]:
+    """Have a rank load variants in this way. Returns the medians of what took time since the last switch, in
+    milliseconds. Runs in the rank."""
     manager = worker.model_runner.lora_manager
     _TIMES.follow()
     found = _TIMES.take()
@@ -51,8 +46,7 @@ def switch(worker: Any, mode: str, shared: str = "") -> dict[str, float]:
         memory.line_of_its_own = memory._line
     memory._line = None if mode == ON_DEMAND else memory.line_of_its_own
     memory.uses.wait = _wait_for_all.__get__(memory.uses) if mode == ON_DEMAND else _usual(memory.uses)
-    assisting = shared if mode in (BY_CPU, BOTH) else ""
-    return {**found, "by_cpu": cpu_assisted.switch(manager, assisting, by_parts=mode == BOTH)}
+    return found
 
 
 class _Times:

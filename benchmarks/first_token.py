@@ -1,7 +1,7 @@
 """How long the first token of a variant takes that is not on the GPU: on disk, or in host memory.
 
     python -m benchmarks.first_token --out RESULT.json [--variants r16,r64,delta] [--beside 0,8,32]
-        [--modes "on demand;streamed;CPU;streamed, CPU"]
+        [--modes "on demand;streamed"]
 
 A Llama-2-7B shape with dummy weights in bfloat16, CUDA graphs on; an engine in a process of its own for each
 of the variants:
@@ -11,12 +11,11 @@ of the variants:
 
 Files lie in the page cache. TTFT of a prompt of PROMPT tokens, in milliseconds, medians: `disk`, the
 variant was never asked for; `host`, it has left the GPU for others; `warm`, it is in a slot. `mode` is how it
-gets there from host memory (`arrivals.py`); with the CPU's help, of LoRA, for at most FEW streams beside and
-not from disk. `beside`: so many streams of the base decode meanwhile, and `gap_p99_ms` are the gaps between
-their tokens until the first token is there (`none`: with nothing that arrives). `read_gb_per_s`: one thread
+gets there from host memory (`arrivals.py`). `beside`: so many streams of the base decode meanwhile, and
+`gap_p99_ms` are the gaps between their tokens until the first token is there (`none`: with nothing that
+arrives). `read_gb_per_s`: one thread
 reads the files. `same_tokens`: how many of the answers are those of the same variant when it is warm; a
-slot's variant before has other values. `times` (`arrivals.switch`) are parts of it. `by_cpu`: linears that
-were computed there, of a request.
+slot's variant before has other values. `times` (`arrivals.switch`) are parts of it.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import arrivals, cpu_assisted, gpu_engine, gpu_lora, rehearsing
+from benchmarks import arrivals, gpu_engine, gpu_lora, rehearsing
 from benchmarks.rehearsal_engine import SHAPE as REHEARSED
 from benchmarks.rehearsal_engine import SLOTS as REHEARSED_SLOTS
 from benchmarks.serving import deltas
@@ -45,7 +44,7 @@ GIB = 1 << 30
 LINEARS = (*gpu_lora.ATTENTION, "gate_proj", "up_proj", "down_proj")
 VARIANTS = ("r16", "r64", "delta")
 CHECK = "check"
-SLOTS, PROMPT, KV_GIB, MAX_SEQUENCES, FEW = 3, 128, 7, 40, 8
+SLOTS, PROMPT, KV_GIB, MAX_SEQUENCES = 3, 128, 7, 40
 STATES = ("disk", "host", "warm")
 TIMEOUT_S = 570
 
@@ -81,19 +80,10 @@ class Measuring:
         self._ask(self._new(1)[0], 0)  # whatever comes with a first one
 
     def from_disk(self, streams: int) -> dict[str, Any]:
-        """Of variants that were never asked for, with so many streams beside; then the same as
-        `from_host`."""
+        """Variants that were never asked for, with so many streams beside; then the same from host memory."""
         asked = self._new(max(self._sizes.rounds, 2 * self._sizes.slots))
         disk = [self._ask(variant, streams) for variant in asked]
         return self._found(streams, {"disk": disk, **self._from_host(asked, streams)})
-
-    def from_host(self, streams: int, rounds: int) -> dict[str, Any]:
-        """Of some that were asked for before, which have the same files."""
-        several = range(2, 2 + 2 * (self._sizes.slots + 1), 2)  # more than there are slots
-        numbers = list(several) * -(-rounds // len(several))
-        asked = [self._request(n) for n in numbers]
-        self._ask(asked[-1], streams)
-        return self._found(streams, self._from_host(asked, streams))
 
     def _from_host(self, asked: Sequence[Any], streams: int) -> dict[str, list[Asked]]:
         pairs = [(self._ask(variant, streams), self._ask(variant, streams)) for variant in asked]
@@ -202,28 +192,14 @@ def measured(
     modes: Sequence[str],
     sizes: Sizes,
 ) -> Iterator[dict[str, Any]]:
-    """Those without the CPU's processes first: these poll."""
     measuring = Measuring(player, folders, sizes)
-    for mode, streams in itertools.product((m for m in modes if "CPU" not in m), beside):
+    for mode, streams in itertools.product(modes, beside):
         bytes_, rate = read_rate(folders[0])
         llm.collective_rpc(arrivals.switch, args=(mode,))
         about = {"variant": kind, "bytes": bytes_, "read_gb_per_s": rate, "mode": mode}
         row = {**about, **measuring.from_disk(streams)}
         (times,) = llm.collective_rpc(arrivals.switch, args=(mode,))
-        yield {**row, "times": {name: took for name, took in times.items() if name.endswith("_ms")}}
-    if not (with_cpu := [mode for mode in modes if "CPU" in mode]):
-        return
-    with cpu_assisted.processes() as shared:
-        for mode, streams in itertools.product(with_cpu, (n for n in beside if n <= FEW)):
-            llm.collective_rpc(arrivals.switch, args=(mode, shared))
-            row = {
-                "variant": kind,
-                "bytes": bytes_,
-                "mode": mode,
-                **measuring.from_host(streams, sizes.rounds),
-            }
-            (times,) = llm.collective_rpc(arrivals.switch, args=(mode, shared))
-            yield {**row, "by_cpu": times["by_cpu"] // (1 + len(row["ttft_all_ms"]["host"]))}
+        yield {**row, "times": times}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -260,8 +236,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def rehearse(folder: Path, llm: Any) -> None:
-    """An adapter in the engine that rehearsals share, alone and beside a stream; what the CPU's processes
-    compute."""
+    """An adapter in the engine that rehearsals share, alone and beside a stream."""
     folders = [gpu_lora.write_adapter(folder / f"r4-{n}", 4, n, REHEARSED, LINEARS) for n in range(2)]
     sizes = Sizes(slots=REHEARSED_SLOTS, prompt=6, tokens=24, after=2, rounds=1)
     player = Player(llm, REHEARSED["vocab_size"])
@@ -273,7 +248,6 @@ def rehearse(folder: Path, llm: Any) -> None:
     assert all(row["ttft_ms"][state] > 0 for row in rows for state in STATES)
     assert all(len(set(row["same_tokens"].split(" of "))) == 1 for row in rows)
     assert rows[1]["gap_p99_ms"]["disk"] > 0
-    cpu_assisted.rehearse()
     rehearsing.write_result(folder / "first_token.json", {"rows": rows})
     rehearsing.check(folder / "first_token.json", "rows")
 

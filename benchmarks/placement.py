@@ -3,8 +3,7 @@
     python -m benchmarks.placement --out benchmarks/results/placement.json [--instances 200] [--only gaps]
 
 `gaps`: objectives over the optimum of the exact program on random small instances. `scale`: CPU seconds of a
-decision on clusters up to 100,000 GPUs; `refusals`: of one that says what would do. `paper`: how many of 21
-models fit on 8 x 48 GB, by estimates alone.
+decision on clusters up to 100,000 GPUs. `paper`: how many of 21 models fit on 8 x 48 GB, by estimates alone.
 A plot lies beside the JSON.
 """
 
@@ -26,12 +25,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks import placement_instances as instances
-from benchmarks import placement_plot, placement_refusals, rehearsing
-from benchmarks.alpaserve_like import greedy
+from benchmarks import placement_plot, rehearsing
 from placement.solver.cluster import Cluster
-from placement.solver.decide import decide
 from placement.solver.layout import after
-from placement.solver.outcome import NotPlaced
 from placement.solver.policies.base import Policy
 from placement.solver.policies.exact import Exact
 from placement.solver.policies.joint import Joint
@@ -43,7 +39,6 @@ POLICIES: tuple[Policy, ...] = (Joint(), *(Maveriq(selection) for selection in S
 SIZES = (10, 100, 1000, 10000, 100000)
 MAX_MODELS = 300
 PAPERS_MODELS = 21
-FEWEST = 1000  # GPUs on which refusals are timed
 
 
 def gaps(count: int) -> dict[str, Any]:
@@ -110,31 +105,6 @@ def scale(sizes: Sequence[int]) -> list[dict[str, Any]]:
     return rows
 
 
-def refusals(sizes: Sequence[int]) -> list[dict[str, Any]]:
-    """Decisions that say which constraint binds and what would do, by what is in the way."""
-    rows = []
-    for size in sizes:
-        on = placement_refusals.Fragments(size, min(MAX_MODELS, 3 * size), tuple(_requests()))
-        for kind, made in placement_refusals.KINDS.items():
-            cluster, requests = made(on)
-            timed = [_timed(partial(decide, cluster, request, POLICIES[0])) for request in requests]
-            refused = [(one, took) for one, took in timed if isinstance(one, NotPlaced)]
-            if not refused:
-                continue
-            row = {
-                "gpus": size,
-                "kind": kind,
-                "refused": len(refused),
-                "decisions": len(timed),
-                "binding": sorted({one.binding for one, _ in refused}),
-                "median_cpu_s": statistics.median(took for _, took in refused),
-                "max_cpu_s": max(took for _, took in refused),
-            }
-            rows.append(row)
-            print(row, flush=True)
-    return rows
-
-
 def _decisions(timed: Sequence[tuple[Any, float]]) -> dict[str, Any]:
     seconds = [took for _, took in timed]
     return {
@@ -160,8 +130,7 @@ def _requests() -> Iterator[Request]:
 
 
 def paper(count: int) -> list[dict[str, Any]]:
-    """Of the first `count` models. Uneven against even stages: every policy with both, and an AlpaServe-like
-    greedy, by intent."""
+    """Of the first `count` models. Uneven against even stages: every policy with both, by intent."""
     policies: list[Policy] = [Joint(), Joint(uneven=False)]
     policies += [Maveriq(selection, uneven=uneven) for selection in Selection for uneven in (True, False)]
     rows = []
@@ -171,13 +140,7 @@ def paper(count: int) -> list[dict[str, Any]]:
             for policy in policies:
                 rows.append({**_row(cluster, requests, policy), "goal": goal, "forms": forms})
                 print(rows[-1], flush=True)
-        fit, throughput = greedy(
-            instances.paper_cluster(), instances.paper_models(Intent.MIN_LATENCY, "fp16")[:count]
-        )
-        rows.append(
-            {"policy": "alpaserve-like", "fit": fit, "throughput_per_s": throughput, "forms": ["fp16"]}
-        )
-    return rows[:-1]  # the greedy knows no compression: once is enough
+    return rows
 
 
 def _row(cluster: Cluster, requests: list[Request], policy: Policy) -> dict[str, Any]:
@@ -210,10 +173,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--instances", type=int, default=200)
-    parser.add_argument("--only", default="gaps,scale,refusals,paper")
-    parser.add_argument(
-        "--sizes", default=",".join(map(str, SIZES)), help="GPUs of the clusters of `scale`, `refusals`"
-    )
+    parser.add_argument("--only", default="gaps,scale,paper")
+    parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="GPUs of the clusters of `scale`")
     parser.add_argument("--models", type=int, default=PAPERS_MODELS, help="how many of the paper's")
     asked = parser.parse_args(argv)
     sizes = [int(size) for size in asked.sizes.split(",")]
@@ -223,7 +184,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parts: dict[str, Callable[[], Any]] = {
         "gaps": lambda: gaps(asked.instances),
         "scale": lambda: scale(sizes),
-        "refusals": lambda: refusals([size for size in sizes if size >= FEWEST] or sizes),
         "paper": lambda: paper(asked.models),
     }
     for name in asked.only.split(","):
@@ -236,7 +196,7 @@ def rehearse(folder: Path) -> None:
     """All parts, of few instances, a cluster of ten GPUs and four models, and their plot."""
     out = folder / "placement.json"
     main(["--out", str(out), "--instances", "4", "--sizes", "10", "--models", "4"])
-    rehearsing.check(out, "gaps", "scale", "refusals", "paper")
+    rehearsing.check(out, "gaps", "scale", "paper")
     assert out.with_suffix(".png").stat().st_size > 1000
 
 

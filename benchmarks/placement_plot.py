@@ -25,7 +25,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
     figure, axes = plot_style.new(1, 3, (6.2, 6.8), width_ratios=(1, 1, 0.8))
     left, middle, right = axes[0]
     _gaps(left, result.get("gaps", {}).get("policies", {}))
-    _scale(middle, result.get("scale", []), result.get("refusals", []))
+    _scale(middle, result.get("scale", []))
     _paper(right, result.get("paper", []))
     plot_style.save(figure, path)
 
@@ -42,17 +42,11 @@ def _gaps(axes: Any, policies: dict[str, dict[str, Any]]) -> None:
         plot_style.below(axes)
 
 
-def _scale(axes: Any, rows: list[dict[str, Any]], refusals: list[dict[str, Any]]) -> None:
+def _scale(axes: Any, rows: list[dict[str, Any]]) -> None:
     for policy, cluster in sorted({(row["policy"], row["cluster"]) for row in rows}):
         line = [row for row in rows if (row["policy"], row["cluster"]) == (policy, cluster)]
         sizes, slowest = [row["gpus"] for row in line], [1e3 * row["max_cpu_s"] for row in line]
         axes.loglog(sizes, slowest, marker="o", label=f"{policy}, {cluster}")
-    slowest_of: dict[int, float] = {}
-    for row in refusals:
-        slowest_of[row["gpus"]] = max(slowest_of.get(row["gpus"], 0.0), 1e3 * row["max_cpu_s"])
-    axes.loglog(
-        list(slowest_of), list(slowest_of.values()), marker="x", label="ostinato, refused and explained"
-    )
     axes.plot(*zip(*AIMS, strict=True), "k*", markersize=10, label="aims")
     axes.set(xlabel="GPUs", ylabel="CPU time, slowest decision (ms)", title="one decision")
     plot_style.plain_log(axes.xaxis, sorted({row["gpus"] for row in rows} | {gpus for gpus, _ in AIMS}))

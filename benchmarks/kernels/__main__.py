@@ -31,7 +31,6 @@ REHEARSED = {
     "lora": "batch=8",
     "sparse_delta": "batch=8",
     "merged_rows": "bits=4",
-    "equal_bytes": "batch=8",
     "svd_delta": "batch=8",
     "boft": "adapters=2",
 }

@@ -22,7 +22,7 @@ from benchmarks import rehearsing
 from benchmarks.kernels import harness
 
 REHEARSED_BY = "benchmarks.kernels"
-OPERATIONS = ("lora", "sparse_delta", "merged_rows", "equal_bytes", "boft", "svd_delta")
+OPERATIONS = ("lora", "sparse_delta", "merged_rows", "boft", "svd_delta")
 
 
 def options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -53,57 +52,6 @@ def vllm_lora(
         expand(shrunk, [b for _, b in weights], layer.out, *arguments, offset_start=0, add_inputs=True)
 
     return launch
-
-
-@dataclass(frozen=True)
-class Experts:
-    """A linear of each variant as one expert of Humming's, in integers of so many bits, a scale for each
-    output. `weights`: what they mean, [variants, outputs, inputs]."""
-
-    product: Callable[[torch.Tensor, torch.Tensor], object]  # of x into out
-    weights: torch.Tensor
-
-
-def humming_experts(dense: torch.Tensor, bits: int, slots: Int32s, tunings: dict[str, Any]) -> Experts | None:
-    """Humming's indexed product as its mixtures of experts have it, each row with one expert. `dense`:
-    [variants, outputs, inputs], which it quantizes; `tunings`: what it chose for other layers of this shape.
-    """
-    if not dense.is_cuda:
-        return None
-    try:
-        from humming.layer import HummingLayer
-        from humming.schema import HummingWeightSchema
-        from humming.testing.data import generate_moe_tensors
-        from humming.tune import get_heuristics_config
-    except Exception as error:  # whatever is amiss with that installation
-        print(f"Humming's kernels are not compared: {error!r}")
-        return None
-    variants, outputs, inputs = dense.shape
-    config = {"dtype": f"int{bits}"}
-    layer = HummingLayer(outputs, inputs, config, num_experts=variants, torch_dtype=dense.dtype).cuda()
-    tensors = HummingWeightSchema.quant_tensor(dense, layer.weight_schema, dense.dtype)
-    meant = layer.weight_schema.dequant_tensors(tensors)
-    layer.load_from_tensors(tensors)
-    layer.transform()
-    if not tunings:
-        tunings |= get_heuristics_config(layer.humming_config, shape_m=len(slots), gemm_type="indexed")
-    experts = torch.from_numpy(slots).to(dense.device).view(-1, 1)
-    _, _, order, of_block, padded = generate_moe_tensors(
-        experts, variants, "indexed", tunings["block_shape"][0]
-    )
-
-    def product(x: torch.Tensor, out: torch.Tensor) -> object:
-        return layer(
-            x,
-            outputs=out,
-            sorted_ids=order,
-            expert_ids=of_block,
-            num_tokens_padded=padded,
-            compute_config={"gemm_type": "indexed"},
-            tuning_config=tunings,
-        )
-
-    return Experts(product, meant)
 
 
 def _stacked(factors: Sequence[Factors], max_rank: int) -> Factors:

@@ -24,14 +24,10 @@ SLOW = {
     "kernels",
     "kernels.compiling",
     "overload",
-    "packing",
-    "placement_gpu",
     "profiling",
-    "reproduction",
-    "routing.candidates",
     "routing.caraserve",
     "routing.decisions",
-    "routing.herding",
+    "serving.simulated",
     "unread_streams",
 }
 

@@ -26,7 +26,7 @@ from benchmarks import rehearsing
 
 
 def test_all_are_found() -> None:
-    known = {"gateway", "kernels", "packing", "placement", "profiling", "serving"}
+    known = {"gateway", "kernels", "placement", "profiling", "serving"}
     assert known <= set(RUNNABLE)
     assert set(REHEARSED) >= SLOW, "a name in SLOW is no benchmark's"
 

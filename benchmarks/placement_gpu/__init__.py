@@ -1,1 +1,0 @@
-"""Several models on the GPUs of one host, placed by the control plane without Ray: see `__main__`."""
