@@ -26,12 +26,12 @@ import numpy as np
 
 from benchmarks import placement_instances as instances
 from benchmarks import placement_plot, rehearsing
+from controlplane.baselines.placement.exact import Exact
+from controlplane.baselines.placement.maveriq import Maveriq, Selection
 from placement.solver.cluster import Cluster
 from placement.solver.layout import after
 from placement.solver.policies.base import Policy
-from placement.solver.policies.exact import Exact
 from placement.solver.policies.joint import Joint
-from placement.solver.policies.maveriq import Maveriq, Selection
 from placement.solver.request import Request
 from placement.types import Intent, Placement, Slos
 

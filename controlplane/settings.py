@@ -22,21 +22,6 @@ WRITE_TIMEOUT_S = 17.0
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 NO_GPUS = "none"
-# As controlplane.routing.policies.choose names them.
-RoutingPolicy = Literal[
-    "least-harm",
-    "caraserve",
-    "most-idle",
-    "first-fit",
-    "random",
-    "two-choices",
-    "serve-multiplex",
-    "adapter-affinity",
-    "load-state",
-    "shuffle-sharding",
-    "rendezvous",
-    "loraserve-like",
-]
 
 
 class Settings(BaseSettings):
@@ -187,9 +172,6 @@ class Settings(BaseSettings):
         default=1.0,
         ge=1,
         description="Requests sent to an engine, over those that it runs at once; the rest wait at gateways.",
-    )
-    routing_policy: RoutingPolicy = Field(
-        default="least-harm", description="How gateways choose among the worker groups of a base."
     )
     max_sequences: int = Field(
         default=MAX_SEQUENCES,

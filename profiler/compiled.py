@@ -34,6 +34,7 @@ _PACKAGES = (
     "workers/kernels/copying",
     "workers/kernels/sparse_delta",
     "controlplane/routing",
+    "controlplane/baselines/routing",
     "controlplane/simulation",
 )
 

@@ -31,7 +31,7 @@ from benchmarks.routing import plot
 from benchmarks.routing.rates import largest_rate
 from benchmarks.routing.scenarios import BGMV, H200, MBGMV, Mix, Scenario
 from benchmarks.routing.simulated import simulate
-from controlplane.routing.policies.choose import POLICIES
+from controlplane.baselines.routing.choose import POLICIES
 
 OURS = POLICIES[0]
 ATTAINMENT = 0.99

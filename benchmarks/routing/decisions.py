@@ -22,8 +22,8 @@ import numpy as np
 from benchmarks import rehearsing
 from benchmarks.routing import scenarios
 from benchmarks.routing.scenarios import H200, Mix, Scenario
+from controlplane.baselines.routing.choose import POLICIES, choose
 from controlplane.routing import bookkeeping
-from controlplane.routing.policies.choose import POLICIES, choose
 from controlplane.routing.snapshot import REQUEST, Snapshot, new_snapshot, promise_class
 from controlplane.routing.state import RouterState, new_state
 from profiler.compiled import Records, compiled, records

@@ -22,7 +22,7 @@ import numpy as np
 
 from benchmarks import rehearsing
 from benchmarks.routing.rates import largest_rate
-from controlplane.routing.policies.choose import POLICIES
+from controlplane.baselines.routing.choose import POLICIES
 from controlplane.simulation import reading
 from controlplane.simulation.experiment import Case, Experiment
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.routing import scenarios
 from benchmarks.routing.scenarios import Scenario
-from controlplane.routing.policies.choose import POLICIES
+from controlplane.baselines.routing.choose import POLICIES
 from controlplane.routing.snapshot import ORDER, ORDERS, Snapshot, new_snapshot
 from controlplane.routing.state import new_state
 from controlplane.simulation.run import run

@@ -17,8 +17,6 @@ from benchmarks.simulator_reality.types import Asked, Facts, Play, Timed, Varian
 from controlplane.management.schemas.estimates import EstimateRequest
 from controlplane.settings import Settings
 
-LEAST_REQUESTS = "most-idle"  # of a product that has no setting for its policy
-
 
 async def measured(running: Running, work: Workload, repeats: int) -> Measured:
     """Its loads and requests; and what its own estimates say of the same loads, if it has a profile."""
@@ -45,7 +43,7 @@ def facts_of(running: Running) -> Facts:
         batched_tokens=settings["batched_tokens"],
         max_model_len=served.max_model_len,
         max_ongoing=math.ceil(factor * served.rows) if factor else max(64, 4 * served.rows),
-        policy=str(settings.get("routing_policy") or LEAST_REQUESTS),
+        policy="least-harm",
         path_s=path.value / 1e3 if path else 0.0,
         variants=variants,
     )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from benchmarks.simulator_reality.types import Asked, Facts, Timed
-from controlplane.routing.policies.choose import POLICIES
+from controlplane.baselines.routing.choose import POLICIES
 from controlplane.routing.snapshot import IN_HOST_MEMORY, Snapshot, new_snapshot
 from controlplane.routing.state import new_state
 from controlplane.simulation.run import run

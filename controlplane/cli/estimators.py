@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from controlplane import errors
+from controlplane.baselines.estimators.types import Calibration, EstimatorName
 from controlplane.cli.output import print_facts, print_json, print_table
 from controlplane.cli.session import Json, session
 from profiler.errors import CheckpointError
-from profiler.estimators.types import Calibration, EstimatorName
 
 if TYPE_CHECKING:
-    from profiler.estimators.evaluating import Errors, Group, Report
+    from controlplane.baselines.estimators.evaluating import Errors, Group, Report
 
 MAX_REASONS = 10
 
@@ -34,8 +34,8 @@ def evaluate_estimator(
 ) -> None:
     """Predict measured plans from fingerprints, and say how far off the predictions are."""
     cli = session(ctx)
-    from profiler.estimators.evaluating import evaluate
-    from profiler.estimators.tables import read_table
+    from controlplane.baselines.estimators.evaluating import evaluate
+    from controlplane.baselines.estimators.tables import read_table
 
     try:
         report = evaluate(read_table(fingerprints), read_table(truth), estimator, calibrate)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from controlplane import errors
+from controlplane.baselines.placement.registry import PolicyName
 from controlplane.cli.output import print_json, print_table, print_text
 from controlplane.cli.session import Json, session
-from placement.solver.policies.registry import PolicyName
 from profiler.figures import figure
 
 if TYPE_CHECKING:
@@ -71,8 +71,8 @@ GPUS = ("NODE", "GPU", "TYPE", "USED", "FREE", "LOAD", "LAYERS")
 
 
 def _solved(file: Path, policy: PolicyName, theta: float) -> WhatIf:
+    from controlplane.baselines.placement import registry
     from placement.solver import scenario_file, schema, whatif
-    from placement.solver.policies import registry
 
     try:
         cluster, requests = schema.read_scenario(scenario_file.read(file), file.parent)

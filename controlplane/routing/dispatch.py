@@ -4,14 +4,14 @@ more than what it does. Compiled.
 
 from __future__ import annotations
 
-from controlplane.routing import bookkeeping
+from controlplane.routing import bookkeeping, least_harm
 from controlplane.routing.placements import demand
-from controlplane.routing.policies.choose import choose
 from controlplane.routing.snapshot import Snapshot
 from controlplane.routing.state import RouterState
 from profiler.compiled import Records, compiled
 
-_sent, _filled, _ended, _count = (
+_pick, _sent, _filled, _ended, _count = (
+    least_harm.pick,
     bookkeeping.sent,
     bookkeeping.filled,
     bookkeeping.ended,
@@ -20,13 +20,13 @@ _sent, _filled, _ended, _count = (
 
 
 @compiled
-def dispatch(policy: int, snapshot: Snapshot, request: Records, state: RouterState, is_new: bool) -> int:
-    """Choose a group for the request, and note that it was sent there. The group's index; -1: nothing was
-    noted, for no group is usable, or the policy chose none of those that are. `is_new`: it counts as demand.
+def dispatch(snapshot: Snapshot, request: Records, state: RouterState, is_new: bool) -> int:
+    """Choose a group for the request, and note that it was sent there. Returns the group's index, or -1 if no
+    group is usable; then nothing is noted. `is_new`: the request counts as demand.
     """
     if is_new:
         _count(snapshot, state, request)
-    g = choose(policy, snapshot, request, state)
+    g = _pick(snapshot, request, state)
     if g < 0 or g >= len(snapshot.groups) or not snapshot.groups[g].usable:
         return -1
     _sent(snapshot, g, request)

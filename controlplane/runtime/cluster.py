@@ -79,7 +79,7 @@ class RayCluster:
         self._agents = AgentBook(settings, starts_agents)
         self._demand: dict[str, float] | None = None
         self._demand_at_s = 0.0
-        rules = RoutingRules(settings.routing_policy, settings.max_in_flight_factor)
+        rules = RoutingRules(settings.max_in_flight_factor)
         self._requests = EngineClient(
             self.find_workers, settings.max_queued_requests, alive, rules, _limits(settings)
         )

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from controlplane.routing.policies.choose import POLICIES
+from controlplane.baselines.routing.choose import POLICIES
 from controlplane.routing.snapshot import ELSEWHERE
 from controlplane.routing.state import new_state
 from controlplane.simulation import figures, host_memory, traces, traffic

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic.alias_generators import to_camel
 
-from controlplane.routing.policies.choose import POLICIES
+from controlplane.baselines.routing.choose import POLICIES
 from controlplane.state.terms import LatePolicy, Priority
 from placement.solver.schema import Integer, Number
 from profiler.step_time.records import MAX_ROWS, RANK_CLASSES

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from controlplane.baselines.routing.choose import choose
 from controlplane.routing import bookkeeping
 from controlplane.routing.chance import pair
 from controlplane.routing.placements import demand
-from controlplane.routing.policies.choose import choose
 from controlplane.routing.snapshot import IN_SLOT, promise_class
 from controlplane.simulation.engine import enqueue
 from controlplane.simulation.world import DONE, SENT, Rules, World

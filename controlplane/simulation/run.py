@@ -10,8 +10,8 @@ import math
 
 import numpy as np
 
+from controlplane.baselines.routing import tick as placements
 from controlplane.routing import bookkeeping
-from controlplane.routing.placements import tick as placements
 from controlplane.simulation.admitting import Admitting, admit_all
 from controlplane.simulation.engine import finish_steps, next_steps, steps_s
 from controlplane.simulation.gateway import arrive, count_room, describe, dispatch, end

@@ -148,7 +148,7 @@ GATEWAY = np.dtype(
 
 
 class Rules(NamedTuple):
-    """`policy` is a number in `controlplane.routing.policies.choose.POLICIES`; `look_ahead`: steps that an
+    """`policy` is a number in `controlplane.baselines.routing.choose.POLICIES`; `look_ahead`: steps that an
     engine has scheduled when a request comes (vLLM: 1). `max_ongoing` requests are sent to a group at once.
     """
 

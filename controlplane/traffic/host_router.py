@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import getrandbits, random
 
-from controlplane.routing.policies.choose import POLICIES
 from controlplane.routing.snapshot import NO_PROMISE, RequestRow, Snapshot
 from controlplane.traffic.history import TrafficHistory
 from controlplane.traffic.least_outstanding import least_outstanding
@@ -28,7 +27,6 @@ from workers.messages import WorkerLoad
 
 log = logging.getLogger(__name__)
 
-LEAST_HARM = POLICIES[0]
 PLACE_EVERY_S = 5.0
 # A request that a worker has had for longer, while nothing waits in its engine, has its prompt prefilled.
 SEEN_S = 0.2
@@ -37,10 +35,9 @@ _UINT64 = (1 << 64) - 1
 
 @dataclass(frozen=True)
 class RoutingRules:
-    """`policy` is a name in POLICIES. A group gets no more once it has `in_flight_factor` times the requests
-    that its engine runs at once: the rest wait where they can still be ordered."""
+    """A group gets no more requests once it has `in_flight_factor` times those that its engine runs at once.
+    The rest wait in the gateway, where they can still be ordered."""
 
-    policy: str = LEAST_HARM
     in_flight_factor: float = 1.0
 
 
@@ -48,10 +45,7 @@ class HostRouter:
     """The router of one base, in one gateway."""
 
     def __init__(self, rules: RoutingRules, now_s: float, is_ready: bool = True) -> None:
-        """Errors: ValueError for an unknown policy."""
-        if rules.policy not in POLICIES:
-            raise ValueError(f"routing policy: expected one of {', '.join(POLICIES)}; got {rules.policy!r}")
-        self._live = LiveSnapshot(POLICIES.index(rules.policy))
+        self._live = LiveSnapshot()
         self._members = MemberSet(rules.in_flight_factor, self._live.set_usable)
         self._history = TrafficHistory()
         self._models: StepModels | None = None  # None also when nothing is known of any step

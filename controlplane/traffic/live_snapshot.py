@@ -56,10 +56,9 @@ class _Learned(NamedTuple):
 
 
 class LiveSnapshot:
-    """The snapshot of one base in one gateway. `policy` is an index of POLICIES."""
+    """The snapshot of one base in one gateway."""
 
-    def __init__(self, policy: int) -> None:
-        self._policy = policy
+    def __init__(self) -> None:
         self._models: StepModels | None = None
         self._columns: dict[int, int] = {0: 0}  # of the snapshot, by the variant's uid
         self._row = records(REQUEST, 1)
@@ -116,7 +115,7 @@ class LiveSnapshot:
         if self._snapshot is None:
             return -1
         self._row[0] = row
-        slot = self._dispatch(self._policy, self._snapshot, self._record, self._state, is_new)
+        slot = self._dispatch(self._snapshot, self._record, self._state, is_new)
         if slot >= 0 and row.variant and self._where[row.variant, slot] < LOADING:
             self._where[row.variant, slot] = LOADING
         return slot
@@ -191,7 +190,7 @@ class LiveSnapshot:
     def tick(self, since_s: float) -> None:
         """Let the policy place variants again, `since_s` after the router began."""
         if self._snapshot is not None:
-            tick(self._snapshot, self._state, self._policy, since_s)
+            tick(self._snapshot, self._state, since_s)
 
     # --- making the snapshot -------------------------------------------------------------------------------
 
@@ -230,7 +229,7 @@ class LiveSnapshot:
         self._state = self._moved(new_state(width, 0), columns)
         self._snapshot, self._columns = snapshot, columns
         self._where, self._usable = np.asarray(snapshot.held.where), np.asarray(snapshot.groups.usable)
-        self._dispatch = machine_code(dispatch, self._policy, snapshot, self._record, self._state, True)
+        self._dispatch = machine_code(dispatch, snapshot, self._record, self._state, True)
         self._filled = machine_code(bookkeeping.filled, snapshot, 0, self._record)
         self._ended = machine_code(bookkeeping.ended, snapshot, 0, self._record, True)
         for member in members:

@@ -1,6 +1,6 @@
 """Which base's engines serve a model name: a pure function of the state.
 
-`routing_policy` decides which of these engines gets a request.
+`controlplane.routing` decides which of these engines gets a request.
 """
 
 from __future__ import annotations

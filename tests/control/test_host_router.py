@@ -12,9 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane.routing.orders import order_all
-from controlplane.routing.policies.choose import POLICIES
 from controlplane.routing.snapshot import ELSEWHERE, IN_HOST_MEMORY, IN_SLOT, LOADING, NO_PROMISE, ORDER
-from controlplane.settings import Settings
 from controlplane.traffic.host_router import PLACE_EVERY_S, HostRouter, RoutingRules
 from controlplane.traffic.live_snapshot import equal_rows
 from controlplane.traffic.member import Member, RoutedRequest
@@ -212,16 +210,14 @@ def test_predictions_follow_what_steps_take() -> None:
     assert float(group_of(made, a).correction) == pytest.approx(1.4, rel=0.02)
 
 
-def test_a_policy_that_chooses_nobody_does_not_lose_the_request() -> None:
-    """Every policy, with workers that are full but for one."""
-    for policy in POLICIES:
-        made, members = router("a", "b", "c", rules=RoutingRules(policy), limit=2)
-        in_flight = [sent(made, InferenceRequest(variant=n % 3)) for n in range(6)]
-        assert made.send(InferenceRequest(), 0.0) is None
-        assert [member.own for member in members] == [2, 2, 2]
-        made.ended(in_flight[0])
-        assert sent(made).member is in_flight[0].member
-        made.tick(PLACE_EVERY_S)
+def test_a_request_waits_for_a_worker_with_room() -> None:
+    made, members = router("a", "b", "c", limit=2)
+    in_flight = [sent(made, InferenceRequest(variant=n % 3)) for n in range(6)]
+    assert made.send(InferenceRequest(), 0.0) is None
+    assert [member.own for member in members] == [2, 2, 2]
+    made.ended(in_flight[0])
+    assert sent(made).member is in_flight[0].member
+    made.tick(PLACE_EVERY_S)
 
 
 def test_expected_answers_follow_those_seen_and_their_limit() -> None:
@@ -255,16 +251,6 @@ def test_step_models_that_make_no_sense_are_left_out() -> None:
     assert int(group_of(made, a).batch.rows) == 1
     made.learn(models())
     assert a.limit == 8
-
-
-def test_the_settings_name_every_policy() -> None:
-    schema = Settings.model_json_schema()["properties"]["routing_policy"]
-    assert tuple(schema["enum"]) == POLICIES
-
-
-def test_a_policy_that_there_is_not() -> None:
-    with pytest.raises(ValueError, match="luck"):
-        HostRouter(RoutingRules("luck"), 0.0)
 
 
 def test_memory_is_bounded_by_what_is_in_flight() -> None:

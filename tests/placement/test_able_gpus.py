@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from placement.solver.policies.registry import PolicyName, policy
+from controlplane.baselines.placement.registry import PolicyName, policy
 from placement.solver.schema import read_scenario
 from placement.solver.whatif import WhatIf, what_if
 from placement.types import Constraint

@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 from solver_instances import GIB, LINKS, model
 
+from controlplane.baselines.placement.exact import Exact
+from controlplane.baselines.placement.maveriq import Maveriq
 from placement.solver.cluster import Cluster, Gpu, GpuType, Node
 from placement.solver.decide import decide
 from placement.solver.layout import after
 from placement.solver.outcome import NotPlaced
 from placement.solver.policies.base import Policy
-from placement.solver.policies.exact import Exact
 from placement.solver.policies.joint import Joint
-from placement.solver.policies.maveriq import Maveriq
 from placement.solver.request import Request
 from placement.types import Constraint, Intent, Placement, Slos
 

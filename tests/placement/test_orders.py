@@ -12,10 +12,10 @@ import pytest
 from placement_brute_force import best, instance
 from solver_instances import Pausing
 
+from controlplane.baselines.placement.exact import Exact
 from placement.solver.decide import decide
 from placement.solver.estimators import estimator_of
 from placement.solver.policies.base import EstimatorFor
-from placement.solver.policies.exact import Exact
 from placement.solver.policies.joint import Joint
 from placement.solver.schema import read_scenario
 from placement.types import Placement

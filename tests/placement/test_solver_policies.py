@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 from solver_instances import GIB, LINKS, TYPES, Pausing, model
 
+from controlplane.baselines.placement.exact import Exact
+from controlplane.baselines.placement.maveriq import Maveriq, Selection
+from controlplane.baselines.placement.registry import PolicyName, policy
 from placement.solver.cluster import Cluster, Gpu, Link, Node, Resident, load_of
 from placement.solver.decide import decide
 from placement.solver.layout import Layout, Search, placed, plan_of
 from placement.solver.outcome import NotPlaced, Outcome
 from placement.solver.plan import CandidatePlan, Shape, Stage
-from placement.solver.policies.exact import Exact
 from placement.solver.policies.joint import Joint
-from placement.solver.policies.maveriq import Maveriq, Selection
-from placement.solver.policies.registry import PolicyName, policy
 from placement.solver.request import Request
 from placement.solver.roofline import Roofline
 from placement.solver.view import view_of

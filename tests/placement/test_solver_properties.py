@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from solver_instances import Pausing, broken_rules, random_cluster, random_request
 
+from controlplane.baselines.placement.exact import Exact
+from controlplane.baselines.placement.registry import PolicyName, policy
 from placement.solver.decide import decide
 from placement.solver.estimators import estimator_of
 from placement.solver.layout import after
 from placement.solver.outcome import NotPlaced
 from placement.solver.policies.base import EstimatorFor
-from placement.solver.policies.exact import Exact
 from placement.solver.policies.joint import Joint
-from placement.solver.policies.registry import PolicyName, policy
 from placement.solver.roofline import Roofline
 from placement.types import Placement
 

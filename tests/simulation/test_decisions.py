@@ -9,8 +9,8 @@ import pytest
 import worlds
 from stepwise import Asked, Machine
 
+from controlplane.baselines.routing.choose import POLICIES, choose
 from controlplane.routing.chance import pair
-from controlplane.routing.policies.choose import POLICIES, choose
 from controlplane.routing.snapshot import NO_PROMISE, REQUEST, Snapshot
 from controlplane.routing.state import RouterState
 from controlplane.simulation.run import run

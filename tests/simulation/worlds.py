@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from stepwise import Asked, Machine
 
-from controlplane.routing.policies.choose import POLICIES
+from controlplane.baselines.routing.choose import POLICIES
 from controlplane.routing.snapshot import IN_HOST_MEMORY, IN_SLOT, Snapshot, new_snapshot
 from controlplane.routing.state import new_state
 from controlplane.simulation.world import Rules, World, new_asked, new_world

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from profiler.estimators.tables import GIB, Measurement, Table
-from profiler.estimators.types import Family, Query
+from controlplane.baselines.estimators.tables import GIB, Measurement, Table
+from controlplane.baselines.estimators.types import Family, Query
 
 MIB = 2**20
 BITS = {"float16": 16, "int8": 8, "int4": 4, "int4_gptq": 4.5}

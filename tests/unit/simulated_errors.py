@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import artifact_simulator as sim
 
-from profiler.estimators.evaluating import Report, evaluate
-from profiler.estimators.types import EstimatorName
+from controlplane.baselines.estimators.evaluating import Report, evaluate
+from controlplane.baselines.estimators.types import EstimatorName
 
 BATCHES = (1, 8, 16, 32, 64)
 MACHINES = {

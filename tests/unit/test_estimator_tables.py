@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiler.estimators.tables import GIB, parse_table, points, read_table
-from profiler.estimators.types import Family, Query, TableError
+from controlplane.baselines.estimators.tables import GIB, parse_table, points, read_table
+from controlplane.baselines.estimators.types import Family, Query, TableError
 
 HEADER = (
     "Model,TP,PP,PP_Map,DTYPE,INT8_KV_Cache,Output_Lenght,Batch_Size,Latency,Memory-Pre-Run,"

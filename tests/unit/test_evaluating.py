@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import artifact_simulator as sim
 import pytest
 
-from profiler.estimators.evaluating import build, compare, evaluate
-from profiler.estimators.tables import Measurement, Table
-from profiler.estimators.types import (
+from controlplane.baselines.estimators.evaluating import build, compare, evaluate
+from controlplane.baselines.estimators.tables import Measurement, Table
+from controlplane.baselines.estimators.types import (
     Calibration,
     EstimatorName,
     Family,
@@ -63,7 +63,7 @@ def test_statistics_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
         truth("b", 1, 8.0, None, "int4"),  # a replicate
         truth("unknown", 1, 1.0, 1.0),
     )
-    monkeypatch.setattr("profiler.estimators.evaluating.build", lambda *_: Fixed())
+    monkeypatch.setattr("controlplane.baselines.estimators.evaluating.build", lambda *_: Fixed())
     report = evaluate(sim.table(()), Table("t", rows, ()), EstimatorName.OSTINATO)
     overall = report.overall
     assert (overall.rows, overall.predicted) == (4, 3)

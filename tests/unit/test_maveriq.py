@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiler.estimators.maveriq import (
+from controlplane.baselines.estimators.maveriq import (
     EXPONENTS,
     Components,
     Exponents,
@@ -20,9 +20,9 @@ from profiler.estimators.maveriq import (
     parallel_latency_s,
     parallel_memory,
 )
-from profiler.estimators.maveriq_fit import Sample, fit, fit_formats
-from profiler.estimators.tables import GIB, Measurement
-from profiler.estimators.types import Family, NotPredictable, Query
+from controlplane.baselines.estimators.maveriq_fit import Sample, fit, fit_formats
+from controlplane.baselines.estimators.tables import GIB, Measurement
+from controlplane.baselines.estimators.types import Family, NotPredictable, Query
 
 FAMILY = Family("m", "float16", False)
 SIMPLE = {("float16", False): Exponents(1.0, 1.0, 1.0, 1.0)}

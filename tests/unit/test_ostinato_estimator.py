@@ -13,12 +13,12 @@ from artifact_simulator import Bench
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profiler.estimators.evaluating import compare
-from profiler.estimators.laws import SHARPNESS, BatchLaw, smooth_max
-from profiler.estimators.maveriq import MaverIQ
-from profiler.estimators.ostinato import Ostinato
-from profiler.estimators.tables import Measurement
-from profiler.estimators.types import Family, NotPredictable, Prediction, Query
+from controlplane.baselines.estimators.evaluating import compare
+from controlplane.baselines.estimators.laws import SHARPNESS, BatchLaw, smooth_max
+from controlplane.baselines.estimators.maveriq import MaverIQ
+from controlplane.baselines.estimators.ostinato import Ostinato
+from controlplane.baselines.estimators.tables import Measurement
+from controlplane.baselines.estimators.types import Family, NotPredictable, Prediction, Query
 
 FEW_MODELS = ("falcon-40b", "gptj-6b", "llama-2-7b", "llama-2-70b")
 BATCHES = (1, 8, 32, 64)

@@ -6,10 +6,10 @@ import artifact_simulator as sim
 import pytest
 from artifact_simulator import Bench
 
-from profiler.estimators.latency_fit import LayerWork
-from profiler.estimators.ostinato import Ostinato
-from profiler.estimators.stage_law import StageLaw
-from profiler.estimators.types import Family, Query
+from controlplane.baselines.estimators.latency_fit import LayerWork
+from controlplane.baselines.estimators.ostinato import Ostinato
+from controlplane.baselines.estimators.stage_law import StageLaw
+from controlplane.baselines.estimators.types import Family, Query
 
 MODELS = ("falcon-40b", "gptj-6b", "llama-2-7b", "llama-2-70b")
 LLAMA = Family("llama-2-7b", "float16", False)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from random_snapshots import World, copied, made_absurd, permuted, world
 from stated_policies import CHOOSING, SCORING
 
-from controlplane.routing.policies.choose import POLICIES, choose
+from controlplane.baselines.routing.choose import POLICIES, choose
 
 BASELINES = tuple(SCORING) + tuple(CHOOSING)
 seeds = st.integers(0, 1 << 48)

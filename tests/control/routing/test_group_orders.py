@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_snapshots import World, made_absurd, permuted, world
 
+from controlplane.baselines.routing.choose import POLICIES, choose
 from controlplane.routing.bookkeeping import cached, ended, filled, renew, sent, set_usable
 from controlplane.routing.candidates import FIRST, HOST, NEAR, candidate, gather
 from controlplane.routing.dispatch import dispatch
+from controlplane.routing.least_harm import pool_of, predicted_s
 from controlplane.routing.orders import BASE, FAST, FRESH, invalidate
 from controlplane.routing.placements.tick import tick
-from controlplane.routing.policies.choose import POLICIES, choose
-from controlplane.routing.policies.least_harm import pool_of, predicted_s
 from controlplane.routing.prospect import prospect
 from controlplane.routing.scorers.total import cost_s
 from controlplane.routing.snapshot import (
@@ -141,7 +141,7 @@ def happen(asked: World, rng: np.random.Generator, events: int) -> None:
         kind = rng.integers(8)
         if kind <= 2:
             request = any_request(asked, rng)
-            g = dispatch(OURS, snapshot, request, asked.state, True)
+            g = dispatch(snapshot, request, asked.state, True)
             if g >= 0:
                 snapshot.held[request.variant, g].where = rng.integers(LOADING, IN_SLOT + 1)
                 there.append([g, request, False])
@@ -165,7 +165,7 @@ def happen(asked: World, rng: np.random.Generator, events: int) -> None:
             )
             invalidate(snapshot)
         elif rng.random() < 0.3:
-            tick(snapshot, asked.state, OURS, float(asked.state.clock[0].last_s + 5.0))
+            tick(snapshot, asked.state, float(asked.state.clock[0].last_s + 5.0))
 
 
 @few_examples

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from random_snapshots import World, copied, with_idle_group, world
 
+from controlplane.baselines.routing.choose import POLICIES, choose
+from controlplane.baselines.routing.tick import tick
 from controlplane.routing.bookkeeping import cached, ended, sent
-from controlplane.routing.placements.tick import tick
-from controlplane.routing.policies.choose import POLICIES, choose
-from controlplane.routing.policies.least_harm import pool_of, predicted_s
+from controlplane.routing.least_harm import pool_of, predicted_s
 from controlplane.routing.prospect import MARGIN, excess_of, prospect
 from controlplane.routing.scorers.pressure import FULL_S, STEEPNESS, pressure_s, rise
 from controlplane.routing.scorers.total import cost_s

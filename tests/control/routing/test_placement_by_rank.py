@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from random_snapshots import World, made_absurd, world
 
-from controlplane.routing.placements.by_rank import COLD, HOT, place
+from controlplane.baselines.routing.by_rank import COLD, HOT, place
 from controlplane.routing.snapshot import Snapshot, new_snapshot
 from controlplane.routing.state import MAX_HOMES, RouterState, new_state
 from profiler.compiled import records

@@ -1,0 +1,198 @@
+"""The default estimator of tables: every fingerprint counts, and what was not measured follows physics.
+
+Built in a few passes, each a pure function of the fingerprints: (1) fit the plans of one stage, and choose by
+cross-validation what stages cost beside their layers; what rows disagree by is the noise; (2) families tell
+each other how fast weights are read, and together how long the prompts were; (3) fit again with both, and the
+growth with the batch from the batches that are there; (4) fit each batch with that as what is expected, as
+far as cross-validation says that this is better at large batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from controlplane.baselines.estimators import batch_fits, latency_fit, laws, memory_fit, pooling, stage_law
+from controlplane.baselines.estimators.latency_fit import TPOT_LAYER, LatencyFit, Noise, Prior, Priors, Works
+from controlplane.baselines.estimators.laws import BatchLaw
+from controlplane.baselines.estimators.memory_fit import MemoryFit, memory_form
+from controlplane.baselines.estimators.plan_form import PlanForm
+from controlplane.baselines.estimators.stage_law import StageLaw
+from controlplane.baselines.estimators.tables import Measurement, Point, by_family, points
+from controlplane.baselines.estimators.types import Family, Interval, NotPredictable, Prediction, Query
+
+Array = NDArray[np.float64]
+
+PointsOf = dict[Family, tuple[Point, ...]]
+
+NINETY_PERCENT = 1.645  # standard deviations of a normal error
+SEQUENCE_SHARE = 0.004  # sampling one more sequence, over all that is outside of layers
+MESSAGE_SHARE = 1 / 64  # one more row in an all-reduce, over its start
+UNKNOWN_KV = 2e-5  # a cached token over a layer's weights, without figures of memory
+PASSES = 2
+NOISE_PASSES = 3  # outliers of the noise of one are not those of the next
+
+
+class Ostinato:
+    name = "ostinato"
+
+    def __init__(self, fingerprints: Iterable[Measurement]) -> None:
+        points_of = by_family(points(fingerprints))
+        self._why: dict[Family, str] = {}
+        self._shares: Mapping[str, float] = {}
+        self._forms: dict[tuple[Family, int, int], PlanForm] = {}
+        self.memory = _memories(points_of, pooling.USUAL_PROMPT)
+        self.latency: dict[Family, LatencyFit] = {}
+        self.stages, self.noise = self._pipelines(points_of)
+        self.latency = self._fits(points_of)
+        outside = pooling.outside_priors(list(self.latency.values()))
+        self.latency = self._fits(points_of, outside=outside)
+        layers = _layers(self.latency, self.memory)
+        self._shares = pooling.compute_shares(layers)
+        self.latency = self._fits(points_of, outside=outside)
+        self.prompt_tokens = pooling.prompt_tokens(list(self.latency.values()))
+        priors = pooling.layer_priors(layers)
+        self.latency = self._fits(points_of, self.prompt_tokens, priors, outside)
+        self.memory_forms = {f: memory_form(f, rows, self.prompt_tokens) for f, rows in points_of.items()}
+        self.misfits = pooling.misfit_by_batch(list(self.latency.values()), self.noise)
+        self.by_batch = self._at_each_batch(points_of)
+
+    def predict(self, query: Query) -> Prediction:
+        fit = self.latency.get(query.family)
+        if fit is None:
+            raise NotPredictable(self._why.get(query.family, f"no fingerprints of {query.family}"))
+        if query.tensor_parallel < fit.widths[0]:
+            raise NotPredictable(f"no fingerprints of {query.family} at TP={query.tensor_parallel} or less")
+        memory = self.memory_forms[query.family]
+        return Prediction(
+            self._latency(fit, query), None if memory is None else _interval(*memory.predict(query))
+        )
+
+    def _latency(self, fit: LatencyFit, query: Query) -> Interval:
+        key = (query.family, query.tensor_parallel, query.pipeline_parallel)
+        if key not in self._forms:
+            plan = query.tensor_parallel, query.pipeline_parallel
+            self._forms[key] = PlanForm(self.by_batch[query.family], fit, self.misfits, self.stages, *plan)
+        return _interval(*self._forms[key].latency(query))
+
+    def _pipelines(self, points_of: PointsOf) -> tuple[StageLaw, Noise]:
+        """What stages cost beside their layers, and what rows of one and of several stages scatter by.
+
+        Plans of one stage say what a layer takes; pipelines are held against that. Their noise is what they
+        disagree by among themselves.
+        """
+        self.stages, self.noise = StageLaw(), Noise(pooling.NOISE, pooling.NOISE)
+        single, several = _by_stages(points_of)
+        self.latency = self._fits(single)
+        self.stages = stage_law.choose(points_of, self.latency)
+        for _ in range(NOISE_PASSES):
+            noise = pooling.pooled_noise(list(self._fits(several or points_of).values()))
+            self.noise = Noise(noise, noise)
+        return self.stages, pooling.unexplained(noise, self.stages.error)
+
+    def _fits(
+        self,
+        points_of: PointsOf,
+        prompt_tokens: float | None = None,
+        layers: Mapping[Family, Prior] = MappingProxyType({}),
+        outside: Priors = MappingProxyType({}),
+    ) -> dict[Family, LatencyFit]:
+        fits: dict[Family, LatencyFit] = {}
+        self._why.clear()
+        for family, rows in points_of.items():
+            priors, works = dict(outside), self._works(family, rows)
+            if family in layers:
+                priors[min(p.query.tensor_parallel for p in rows), TPOT_LAYER] = layers[family]
+            try:
+                law = self._law(family, rows, prompt_tokens or pooling.USUAL_PROMPT)
+                settle = prompt_tokens is not None
+                fits[family] = _fit(family, rows, self.noise, law, priors, works, settle=settle)
+            except NotPredictable as error:
+                self._why[family] = str(error)
+        return fits
+
+    def _at_each_batch(self, points_of: PointsOf) -> dict[Family, tuple[LatencyFit, ...]]:
+        """By family, a fit at each measured batch, as near to that of all as cross-validation says."""
+        works = {family: self._works(family, points_of[family]) for family in self.latency}
+        leeway = batch_fits.choose_leeway(self.latency, points_of, self.noise, works, self.misfits)
+        return {
+            family: batch_fits.own_fits(
+                fit, points_of[family], self.noise, works[family], self.misfits, leeway
+            )
+            for family, fit in self.latency.items()
+        }
+
+    def _works(self, family: Family, rows: Sequence[Point]) -> Works:
+        """What layers cost in each row's pipeline, by the last fit's figures."""
+        fit = self.latency.get(family)
+        if fit is None:
+            return {}
+        known = [p.query for p in rows if p.query.tensor_parallel >= fit.widths[0]]
+        return {query: self.stages.work(query, *stage_law.layer_s(fit, query)) for query in known}
+
+    def _law(self, family: Family, rows: Sequence[Point], prompt_tokens: float) -> BatchLaw:
+        """Before any batch was looked at: a roofline, with the bytes that memory implies."""
+        reference = min(p.query.batch for p in rows)
+        share = self._shares.get(family.dtype, laws.compute_share(family.dtype))
+        memory = self.memory.get(family)
+        known = memory is not None and memory.layer_bytes > 0
+        kv = memory.kv_bytes / memory.layer_bytes if memory is not None and known else UNKNOWN_KV
+        outputs = float(np.mean([p.query.output_tokens for p in rows if p.query.batch == reference]))
+        prompt = share * prompt_tokens
+        growth = (SEQUENCE_SHARE, MESSAGE_SHARE, laws.MANY_ROWS.get(family.dtype, 1.0))
+        return BatchLaw(reference, share, prompt, kv, *growth, prompt_tokens, outputs)
+
+
+def _fit(
+    family: Family,
+    rows: Sequence[Point],
+    noise: Noise,
+    law: BatchLaw,
+    priors: Priors,
+    works: Works,
+    *,
+    settle: bool,
+) -> LatencyFit:
+    """A fit to the smallest batch alone; with `settle`, then to all batches, with a law fitted to them."""
+    alone = [p for p in rows if p.query.batch == law.reference]
+    if not latency_fit.sufficient(alone):
+        alone = list(rows)
+    fit = latency_fit.fit_latency(family, alone, noise, law, priors, works)
+    if not settle:
+        return fit
+    start = law
+    for _ in range(PASSES if len(alone) < len(rows) else 1):
+        expected = replace(start, prompt=pooling.prompt_share(replace(fit, law=start), law.prompt_tokens))
+        law = latency_fit.refine(replace(fit, law=expected), rows, works)
+        fit = latency_fit.fit_latency(family, rows, noise, law, priors, works)
+    return fit
+
+
+def _by_stages(points_of: PointsOf) -> tuple[PointsOf, PointsOf]:
+    """Rows of one stage, and of several; families without any are left out."""
+    single = {f: tuple(p for p in rows if p.query.pipeline_parallel == 1) for f, rows in points_of.items()}
+    several = {f: tuple(p for p in rows if p.query.pipeline_parallel > 1) for f, rows in points_of.items()}
+    return {f: rows for f, rows in single.items() if rows}, {f: rows for f, rows in several.items() if rows}
+
+
+def _layers(fits: dict[Family, LatencyFit], memory: dict[Family, MemoryFit]) -> list[pooling.Layer]:
+    """Only what was measured on one GPU: bytes over bandwidth."""
+    return [
+        pooling.Layer(family, memory[family].layer_bytes, *fit.tpot_layer())
+        for family, fit in fits.items()
+        if family in memory and fit.widths[0] == 1 and memory[family].layer_bytes > 0
+    ]
+
+
+def _memories(points_of: PointsOf, prompt_tokens: float) -> dict[Family, MemoryFit]:
+    fits = {family: memory_fit.fit_memory(family, rows, prompt_tokens) for family, rows in points_of.items()}
+    return {family: fit for family, fit in fits.items() if fit is not None}
+
+
+def _interval(value: float, deviation: float) -> Interval:
+    reach = NINETY_PERCENT * deviation
+    return Interval(value, max(0.0, value - reach), value + reach)
