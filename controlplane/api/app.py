@@ -20,7 +20,7 @@ from controlplane.api.auditing import Audited
 from controlplane.api.docs_page import page_of
 from controlplane.api.front import Front
 from controlplane.api.hidden_paths import Hide
-from controlplane.api.inference_path import InferencePath
+from controlplane.api.inference.fast_path import InferencePath
 from controlplane.api.middleware import BodyBounds, Guard
 from controlplane.api.routes import management, openai
 from controlplane.api.services import Services
@@ -56,7 +56,7 @@ def create_app(make_services: Callable[[], Services]) -> FastAPI:
 
 
 def inference_only(services: Services) -> ASGIApp:
-    """The calls of `inference_path.PATHS`, without FastAPI around them: for a server to ask first."""
+    """The calls of `fast_path.PATHS`, without FastAPI around them: for a server to ask first."""
     return Front(Guard(InferencePath(_nothing, services), **_guarding(services)), **_fronting(services))
 
 

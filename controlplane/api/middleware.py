@@ -20,7 +20,7 @@ from controlplane.api.error_handlers import respond
 from controlplane.traffic.body_bounds import check_parts
 from controlplane.traffic.tenants import INSTALLATION, ONE_TENANT, Caller, Tenant, Tenants, shown
 
-# Whose bodies are read at once, in `inference_path`, which times and bounds that itself for less.
+# `inference/fast_path.py` reads the bodies of these calls at once, and bounds them itself at less cost.
 TIMED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
 _CALLER = "ostinato.caller"
 _BEARER = b"bearer"

@@ -9,6 +9,8 @@ from typing import Self
 
 from starlette.types import Message, Send
 
+from controlplane import errors
+
 
 class TimeLimit:
     """A context, in one task. What goes on in it longer than `limit_s` is cancelled, and the context raises
@@ -79,3 +81,9 @@ class WriteLimit(TimeLimit):
             self._timer = loop.call_later(left_s, self._end)
         else:
             super()._end()
+
+
+def timed_out(limit_s: float) -> errors.TimedOut:
+    return errors.TimedOut(
+        f"the request took longer than the {limit_s:g} s allowed here (OSTINATO_REQUEST_TIMEOUT_S)"
+    )

@@ -12,7 +12,7 @@ from typing import Any, cast
 from starlette.types import ASGIApp
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from controlplane.api.inference_path import InferenceFirst
+from controlplane.api.inference.fast_path import InferenceFirst
 from workers.server.gathered_writes import GatheringProtocol
 
 log = logging.getLogger(__name__)

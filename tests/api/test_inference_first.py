@@ -11,9 +11,9 @@ import pytest
 from installations import Installation, Start
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from controlplane.api import inference
 from controlplane.api.app import create_app, inference_only
-from controlplane.api.inference_path import InferenceFirst
+from controlplane.api.inference import answering
+from controlplane.api.inference.fast_path import InferenceFirst
 from workers.asgi import DIRECT
 
 CHAT = "/v1/chat/completions"
@@ -96,7 +96,7 @@ def test_a_mistake_of_ours_is_an_error_with_a_body(
     async def fail(*args: Any) -> Any:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(inference, "answer", fail)
+    monkeypatch.setattr(answering, "answer", fail)
     reply = ask(standing, first(standing), "POST", CHAT, json.dumps(BODY).encode())
     assert reply.status_code == 500
     assert reply.json()["error"]["code"] == "internal_error"

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from installations import Installation, Start
 
 from controlplane import errors
-from controlplane.api.inference import engine_call, parse_body
+from controlplane.api.inference.body import parse_body
+from controlplane.api.inference.engine_call import engine_call
 from controlplane.api.request_bounds import Bounds
 from controlplane.settings import Settings
 from controlplane.template_arguments import RESERVED_ARGUMENTS, TEMPLATE_ARGUMENTS, template_arguments_of

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane import errors
-from controlplane.api.inference import engine_call, parse_body
+from controlplane.api.inference.body import parse_body
+from controlplane.api.inference.engine_call import engine_call
 from controlplane.traffic.request_fields import CHAT, COMPLETIONS
 from controlplane.traffic.route_table import Route
 from workers.messages import VariantRef

@@ -8,7 +8,7 @@ import pytest
 from builders import PLACED, deployment, model, state
 
 from controlplane import errors
-from controlplane.api.inference import engine_call
+from controlplane.api.inference.engine_call import engine_call
 from controlplane.management.commands import limit_variants
 from controlplane.state.records import Deployment, Phase, dump, load
 from controlplane.traffic.request_fields import CHAT

@@ -27,7 +27,8 @@ from hostile_requests import Drawer
 from random_adapters import RandomLora
 
 from controlplane import errors
-from controlplane.api import inference
+from controlplane.api.inference.body import parse_body
+from controlplane.api.inference.engine_call import engine_call
 from controlplane.gateway.engine_errors import from_engine, from_engine_event
 from controlplane.settings import MAX_BODY_PARTS
 from controlplane.traffic.body_bounds import check_parts
@@ -204,10 +205,10 @@ class Served:
 
     def _call(self, path: str, raw: bytes) -> EngineCall:
         check_parts(raw, MAX_BODY_PARTS)
-        body = inference.parse_body(raw)
+        body = parse_body(raw)
         variant = self.variants.get(body["model"])
         route = Route(body["model"], "base", MAX_OUTPUT, variant, 0.0)
-        return inference.engine_call(path, body, route, raw, tenant=COUNTED)
+        return engine_call(path, body, route, raw, tenant=COUNTED)
 
 
 def _raise_errors(reply: EngineReply, grammar: str) -> None:

@@ -11,8 +11,11 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import PlainTextResponse
 
 from controlplane import __version__, errors
-from controlplane.api import inference, operations, preview
-from controlplane.api.inference import ClosingStream, Watch
+from controlplane.api import operations, preview
+from controlplane.api.inference import answering
+from controlplane.api.inference.engine_call import engine_call
+from controlplane.api.inference.request_record import RequestRecord
+from controlplane.api.inference.streams import ClosingStream
 from controlplane.api.middleware import tenant_of
 from controlplane.api.own_names import INFERENCE, spoken_of_as
 from controlplane.api.routes import cluster, estimates, evaluations, rebalancing, variants
@@ -217,29 +220,18 @@ async def infer(
     services: Services, body: InferenceModelRequest, headers: Headers = (), tenant: Tenant = DEFAULT
 ) -> InferenceModelResponse:
     """MaverIQ's inference_model: one text in, one text out, over the same path as the OpenAI routes."""
-    watch = Watch(services)
-    try:
+    with RequestRecord(services) as record:
         services.rates.request(tenant)
         route = await services.routes.resolve(body.model, tenant)
-        watch.routed(route)
+        record.resolved(route)
         limit = cut_at(CHAT, {"max_tokens": body.maxOutputLength}, route.max_output_tokens)
         tokens = estimated_tokens(len(body.inputText), {}, limit, route.context_tokens)
         prompt = estimated_prompt(len(body.inputText))
-        watch.terms = request_terms(headers, {}, route.targets, tenant, tokens, prompt, limit is not None)
-        watch.charge(tenant)
-        answer = await _answer(services, route, body, watch.terms)
-        if watch.charged is not None:
-            watch.charged.settle(answer.inputTokens + answer.outputTokens)
-    except errors.OstinatoError as e:
-        watch.fail(e)
-        raise
-    except asyncio.CancelledError:
-        watch.end(inference.CLIENT_GONE)
-        raise
-    except Exception:
-        watch.end(errors.OstinatoError.code)
-        raise
-    watch.end("ok")
+        record.admit(request_terms(headers, {}, route.targets, tenant, tokens, prompt, limit is not None))
+        answer = await _answer(services, route, body, record.terms)
+        if record.charge is not None:
+            record.charge.settle(answer.inputTokens + answer.outputTokens)
+    record.end("ok")
     return answer
 
 
@@ -250,7 +242,7 @@ async def _answer(
     note = ""
     if body.format != "raw":
         try:
-            reply = await inference.ask(services, route, _chat_call(route, body, terms.tenant), terms)
+            reply = await answering.ask(services, route, _chat_call(route, body, terms.tenant), terms)
             return _as_answer(body.model, reply.body, "chat", note)
         except errors.NoChatTemplate:
             if body.format == "chat":
@@ -260,19 +252,19 @@ async def _answer(
                     param="format",
                 ) from None
             note = f"'{body.model}' has no chat template: the text was completed as it stands"
-    reply = await inference.ask(services, route, _raw_call(route, body, terms.tenant), terms)
+    reply = await answering.ask(services, route, _raw_call(route, body, terms.tenant), terms)
     return _as_answer(body.model, reply.body, "raw", note)
 
 
 def _chat_call(route: Route, body: InferenceModelRequest, tenant: Tenant) -> EngineCall:
     sent = {**_options(body), "messages": [{"role": "user", "content": body.inputText}]}
-    return inference.engine_call(CHAT, sent, route, tenant=tenant)
+    return engine_call(CHAT, sent, route, tenant=tenant)
 
 
 def _raw_call(route: Route, body: InferenceModelRequest, tenant: Tenant) -> EngineCall:
     """The engine's own limit of a completion would be a few tokens; null is the context's end."""
     sent = {"max_tokens": route.max_output_tokens, **_options(body), "prompt": body.inputText}
-    return inference.engine_call(COMPLETIONS, sent, route, tenant=tenant)
+    return engine_call(COMPLETIONS, sent, route, tenant=tenant)
 
 
 def _options(body: InferenceModelRequest) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
 
 from controlplane import errors
-from controlplane.api import inference, operations
+from controlplane.api import operations
+from controlplane.api.inference import answering
 from controlplane.api.middleware import tenant_of
 from controlplane.api.own_names import ADAPTERS, spoken_of_as
 from controlplane.api.routes.management import ERRORS, TEXT
@@ -68,7 +69,7 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {
 def router(services: Services) -> APIRouter:
     routes = APIRouter(prefix="/v1", tags=["openai"], responses=ERRORS)
 
-    # Never called, for `inference_path.py` answers first: they are documented, and Serve names metrics so.
+    # Never called: `inference/fast_path.py` answers first. They are documented, and Serve names metrics so.
     @routes.post("/chat/completions", openapi_extra=_CHAT_BODY, responses=_ANSWERS)
     async def chat_completions(request: Request) -> Response:
         return await _asked(services, CHAT, request)
@@ -105,7 +106,7 @@ def router(services: Services) -> APIRouter:
 
 async def _asked(services: Services, path: str, request: Request) -> Response:
     tenant = tenant_of(request.scope)
-    return await inference.answer(services, path, await request.body(), request.headers.raw, tenant)
+    return await answering.answer(services, path, await request.body(), request.headers.raw, tenant)
 
 
 def model_cards(table: RouteTable, tenant: Tenant) -> list[dict[str, Any]]:

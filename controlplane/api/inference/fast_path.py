@@ -1,7 +1,7 @@
-"""The two calls that are asked most, answered before FastAPI looks for their route.
+"""Answers the two inference calls before FastAPI looks for their route.
 
-Its routing, dependencies and stacks cost as much as all that we do with such a request. The routes stay
-(`routes/openai.py`): they are documented, and Serve names its metrics by them.
+FastAPI's routing, dependencies and stacks cost as much as all of our own work on such a request. The routes
+stay (`routes/openai.py`): they are documented, and Serve names its metrics by them.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from controlplane import errors
-from controlplane.api import inference, request_id
+from controlplane.api import request_id
 from controlplane.api.departure import unless_client_leaves
 from controlplane.api.error_handlers import respond, unexpected
+from controlplane.api.inference import answering
 from controlplane.api.middleware import body_too_slow, tenant_of
 from controlplane.api.services import Services
 from controlplane.api.time_limit import TimeLimit
@@ -43,10 +44,11 @@ class InferencePath:
             raw = await _body(receive, self._services.settings.body_timeout_s)
             if raw is None:
                 return  # the client left
-            answering = inference.answer(
-                self._services, scope["path"], raw, scope["headers"], tenant_of(scope)
+            answer = await unless_client_leaves(
+                receive,
+                answering.answer(self._services, scope["path"], raw, scope["headers"], tenant_of(scope)),
+                scope.get(DIRECT),
             )
-            answer = await unless_client_leaves(receive, answering, scope.get(DIRECT))
             if answer is None:
                 return
             if _answered(scope, answer):
@@ -85,7 +87,7 @@ def _is_inference(scope: Scope) -> bool:
 def _answered(scope: Scope, answer: Response) -> bool:
     """Whether it could be sent at once, without ASGI's messages."""
     direct: DirectRequest | None = scope.get(DIRECT)
-    if direct is None or not isinstance(answer, inference.WholeAnswer):
+    if direct is None or not isinstance(answer, answering.WholeAnswer):
         return False
     named = scope.get(_ID)
     headers = answer.raw_headers if named is None else [*answer.raw_headers, named]
