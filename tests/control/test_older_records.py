@@ -9,6 +9,7 @@ import checkpoints
 import numpy as np
 import pytest
 from in_memory import submit
+from safetensors.numpy import save_file
 from world import World
 
 from controlplane.management.commands import deploy_model
@@ -69,6 +70,6 @@ async def test_other_weights_are_not_taken_for_it(world: World) -> None:
         folder = world.files / "base"
         weights = checkpoints.zeros(checkpoints.tensors(checkpoints.config()))
         weights = {name: tensor + 3 for name, tensor in weights.items()}
-        checkpoints.save_file(weights, folder / "model.safetensors")
+        save_file(weights, folder / "model.safetensors")
         await world.end(submit(world.repository, deploy_model, DeployModelRequest(model="base")))
     assert world.repository.read().models["base"].record == before

@@ -12,7 +12,7 @@ import pytest
 from builders import base, no_bundles, variant
 
 from controlplane import errors
-from controlplane.controller import side_files_check
+from controlplane.controller import child_process, side_files_check
 from controlplane.controller.file_reader import FileReader
 from controlplane.controller.registration import Limits
 from controlplane.state.records import Model, Phase
@@ -156,18 +156,9 @@ def test_without_transformers_it_says_who_compares(
         "import importlib.util as u\nfind = u.find_spec\n"
         "u.find_spec = lambda name, *more: None if name == 'transformers' else find(name, *more)\n"
     )
-    real = side_files_check.ChildProcess
-
-    def without(module: str, quiet: bool) -> Any:
-        child = real.__init__.__globals__
-        before = child["_environment"]
-        child["_environment"] = lambda: {**before(), "PYTHONPATH": f"{hidden}:{before()['PYTHONPATH']}"}
-        try:
-            return real(module, quiet)
-        finally:
-            child["_environment"] = before
-
-    monkeypatch.setattr(side_files_check, "ChildProcess", without)
+    plain = child_process._environment()
+    path = f"{hidden}:{plain['PYTHONPATH']}"
+    monkeypatch.setattr(child_process, "_environment", lambda: {**plain, "PYTHONPATH": path})
     model = read(reader, written(files, tmp_path / "model", tokenizer__json=words()), compare=True)
     assert NOT_COMPARED in model.reason
     assert model.phase is Phase.READY
