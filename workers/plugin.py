@@ -13,11 +13,11 @@ ENGINE_CORE = "EngineCore"  # what vLLM calls the process that schedules
 
 def register() -> None:
     """Give vLLM's model runners our manager of adapters (`workers.variants.manager`) for its own; have its
-    engine core and ranks end with the process that started them, and the core fork its ranks and bound what
-    grammars cost a step."""
+    engine core and ranks end with the process that started them, and the core fork its ranks and the process
+    that compiles grammars first, and bound what grammars cost a step."""
     import vllm.v1.worker.lora_model_runner_mixin as runners
 
-    from workers.group import grammar_masks
+    from workers.group import grammar_masks, grammar_process
     from workers.group.processes import die_with_parent
     from workers.variants.manager import VariantManager
     from workers.vllm_environment import fork_ranks
@@ -26,4 +26,5 @@ def register() -> None:
     if multiprocessing.current_process().name.startswith(ENGINE_CORE):
         fork_ranks()
         grammar_masks.bound()
+        grammar_process.fork()
     runners.LRUCacheWorkerLoRAManager = VariantManager

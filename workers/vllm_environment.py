@@ -15,6 +15,7 @@ LOOPBACK = "127.0.0.1"
 MAX_SEQUENCES = 1024  # of one request, whatever gateways let through
 V2_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
+REGEX_LIMIT = "VLLM_REGEX_COMPILATION_TIMEOUT_S"
 BINDING, UNBOUND = "VLLM_CPU_OMP_THREADS_BIND", "nobind"
 
 
@@ -30,6 +31,7 @@ def environment(
         "VLLM_USE_FLASHINFER_SAMPLER": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_XGRAMMAR_CACHE_MB": "64",  # of 512: requests fill it
+        REGEX_LIMIT: "0",  # by the clock; `workers.group.grammar_process` has limited the CPU time
         "VLLM_MAX_N_SEQUENCES": str(MAX_SEQUENCES),
         "VLLM_HOST_IP": host_ip,
         "HF_HUB_OFFLINE": "1",

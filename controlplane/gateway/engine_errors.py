@@ -11,6 +11,7 @@ from profiler.errors import CheckpointError
 _TOO_LONG = ("maximum context length", "maximum model length", "max_model_len", "longer than the maximum")
 # In vLLM's refusal to make a prompt of messages, which quotes transformers.
 NO_TEMPLATE = "you must provide a chat template"
+GRAMMAR = "structured_outputs"  # what workers call the field of a grammar, whichever field has brought it
 # All that vLLM says of a request that it gave up while the engine goes on. Of one with a grammar it is, as a
 # rule, that it could not be compiled, or that no token follows it; workers explain what they know otherwise.
 GIVEN_UP = "Internal server error"
@@ -34,7 +35,7 @@ def from_engine(status: int, body: bytes, grammar: str = "") -> errors.OstinatoE
             param="messages",
         )
     if 400 <= status < 500:
-        return errors.InvalidRequest(message, param=param)
+        return errors.InvalidRequest(message, param=grammar if grammar and param == GRAMMAR else param)
     return _not_answered(status, message, grammar)
 
 

@@ -23,6 +23,14 @@ def test_a_grammar_that_cannot_be_followed_is_the_requests_fault() -> None:
     assert (streamed.status, streamed.param) == (400, "tools")
 
 
+def test_a_refused_grammar_is_named_by_the_field_that_brought_it() -> None:
+    said = {"message": "the grammar cannot be used", "param": "structured_outputs", "code": 400}
+    body = json.dumps({"error": said}).encode()
+    assert from_engine(400, body, "response_format").param == "response_format"
+    assert from_engine_event(b"data: " + body + b"\n\n", "tools").param == "tools"
+    assert from_engine(400, body).param == "structured_outputs"
+
+
 @pytest.mark.parametrize("status", [500, 502])
 @pytest.mark.parametrize("grammar", ["", "structured_outputs"])
 def test_what_else_fails_is_the_engines(status: int, grammar: str) -> None:

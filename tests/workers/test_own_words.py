@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import shutil
 from collections.abc import Coroutine, Iterator
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import random_adapters
 import started_worker
@@ -22,6 +24,7 @@ from transformers import AutoTokenizer
 
 from profiler.checkpoint import read_model
 from profiler.plans import candidate_plans
+from workers.group.grammar_process import NAME
 from workers.messages import EngineCall, EngineConfig, EngineReply, VariantRef
 from workers.server.worker import Worker
 
@@ -265,4 +268,55 @@ def test_a_tokenizer_that_is_none_is_refused_when_the_variant_is_loaded(lab: Lab
     reply = lab.ask(GREEDY, own)
     assert reply.status in (400, 422), reply.body
     assert b"tokenizer" in reply.body
+    assert lab.base_answers
+
+
+# --- grammars ----------------------------------------------------------------------------------------------
+
+TWO_WORDS = {"structured_outputs": {"regex": "w5(w6|w7)"}, "max_tokens": 8}
+
+
+def grammar_process() -> psutil.Process:
+    """That which compiles grammars first: the engine's core forked it, or it is a program."""
+    named = [p for p in psutil.Process().children(recursive=True) if p.name() == NAME.decode()]
+    (process,) = [p for p in named if p.parent() not in named]
+    return process
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_grammars_answer_ends_with_the_variants_own_end(lab: Lab, stream: bool) -> None:
+    """Its text has neither the variant's end nor the base's."""
+    ends = (
+        {"tokenizer_config__json": json.dumps({"eos_token": "w9", "unk_token": "w2"})},
+        {"generation_config__json": json.dumps({"eos_token_id": [9, 63]})},
+    )
+    for variant in (None, *(lab.variant(**files) for files in ends)):
+        if not stream:
+            answer = lab.choice({"prompt": PROMPT, **TWO_WORDS}, variant)
+            assert answer["text"].split() in (["w5", "w6"], ["w5", "w7"])
+            assert answer["finish_reason"] == "stop"
+            continue
+        reply = lab.ask({"prompt": PROMPT, **TWO_WORDS, "stream": True}, variant)
+        events = [json.loads(line[6:]) for line in reply.body.split(b"\n\n") if line.startswith(b"data: {")]
+        choices = [event["choices"][0] for event in events if event["choices"]]
+        text = "".join(choice["text"] for choice in choices)
+        assert text.split() in (["w5", "w6"], ["w5", "w7"])
+        assert choices[-1]["finish_reason"] == "stop"
+
+
+def test_a_variant_may_end_an_open_grammar_with_its_own_end(lab: Lab) -> None:
+    """The mask allows it where the grammar may end; the bias has the model say it there."""
+    own = lab.variant(generation_config__json=json.dumps({"eos_token_id": [9, 63]}))
+    body = {"prompt": PROMPT, "structured_outputs": {"regex": "w5(w6|w7)*"}, "max_tokens": 8}
+    answer = lab.choice({**body, "logit_bias": {"9": 100}}, own)
+    assert (answer["token_ids"], answer["finish_reason"]) == ([5, 9], "stop")
+    assert answer["text"].split() == ["w5"]
+
+
+def test_the_process_that_compiles_grammars_starts_again(lab: Lab) -> None:
+    for word in ("w10", "w11"):
+        with contextlib.suppress(ValueError):
+            grammar_process().kill()
+        words = {"structured_outputs": {"regex": f"w5{word}"}, "max_tokens": 8}
+        assert lab.choice({"prompt": PROMPT, **words})["text"].split() == ["w5", word]
     assert lab.base_answers

@@ -64,6 +64,24 @@ RELIED_ON = [
         ("fill_bitmask", "accept_tokens"),
     ),
     ("v1/structured_output/backend_guidance.py", "GuidanceBackend", ("compile_grammar",)),
+    ("v1/structured_output/backend_outlines.py", "OutlinesGrammar", ("fill_bitmask", "accept_tokens")),
+    ("v1/structured_output/backend_outlines.py", "OutlinesBackend", ("compile_grammar",)),
+    ("v1/structured_output/__init__.py", "StructuredOutputManager", ("grammar_init", "backend")),
+    # workers.group.grammar_process
+    (
+        "sampling_params.py",
+        "StructuredOutputsParams",
+        ("json", "regex", "choice", "grammar", "json_object", "structural_tag", "_backend"),
+    ),
+    ("sampling_params.py", "SamplingParams", ("_validate_structured_outputs",)),
+    # workers.engine.checked_grammars
+    (
+        "sampling_params.py",
+        "StructuredOutputsParams",
+        ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern"),
+    ),
+    ("sampling_params.py", "StructuredOutputsParams", ("_backend_was_auto", "all_constraints_none")),
+    ("v1/engine/async_llm.py", "AsyncLLM", ("add_request",)),
     # workers.engine.instant_answers
     ("v1/engine/__init__.py", "EngineCoreOutput", ("events",)),
     ("v1/engine/__init__.py", "EngineCoreEvent", ("new_event",)),

@@ -19,6 +19,7 @@ from workers.asgi import AsgiApp, Message
 from workers.bus.client import VariantClient
 from workers.bus.faults import LoadFailed, exception_of, fault_of
 from workers.engine import base_template, chat_parsers, torch_check
+from workers.engine.checked_grammars import Grammars, check_grammars
 from workers.engine.instant_answers import InstantAnswers
 from workers.engine.no_variants import NoVariants
 from workers.engine.own_applications import OwnApplications
@@ -29,6 +30,7 @@ from workers.engine.template_process import Templates
 from workers.engine.variant_metrics import READ_SECONDS
 from workers.engine.variant_table import VariantTable
 from workers.engine.vllm_stats import stat_loggers
+from workers.group.grammar_process import SOCKET
 from workers.group.launch import Launch, LaunchError, reports_of
 from workers.group.vllm_arguments import engine_arguments
 from workers.group.vllm_entrypoints import entrypoints
@@ -106,6 +108,9 @@ class VllmEngine:
         with quick_children():
             llm = vllm["AsyncLLM"].from_engine_args(engine_args, stat_loggers=stat_loggers(observer))
         guard(llm)
+        vocabulary = llm.model_config.get_vocab_size()
+        grammars = Grammars(launch.scratch(SOCKET), str(tokenizer), mode, vocabulary)
+        check_grammars(llm, grammars)
         tasks = await llm.get_supported_tasks()
         app = vllm["build_app"](args, tasks, llm.model_config)
 
@@ -236,6 +241,7 @@ class VllmEngine:
 
     def close(self) -> None:
         self._applications.close()
+        self._llm.grammars.close()
         self._client.close()
         self._llm.shutdown()
         self._launch.close()

@@ -4,10 +4,14 @@ Before each step vLLM asks each request's grammar which tokens may follow, one a
 that schedules. Nested repetitions make that take seconds, in which no stream goes on. So a request whose
 grammar takes longer than MASK_LIMIT_S for one token ends in an error with its next token, and its grammar is
 not compiled again.
+
+vLLM chooses a backend for each request, and then compiles with that of the engine's first: what another
+backend was chosen for is ignored, or fails. Here each request has its own.
 """
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
 from typing import Any
@@ -27,11 +31,36 @@ class SlowGrammar(ValueError):
 
 def bound() -> None:
     """Have vLLM's grammars of this process bounded. A second call changes nothing."""
+    from vllm.v1.structured_output import StructuredOutputManager
     from vllm.v1.structured_output.backend_guidance import GuidanceBackend, GuidanceGrammar
+    from vllm.v1.structured_output.backend_outlines import OutlinesBackend, OutlinesGrammar
     from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend, XgrammarGrammar
 
-    for backend, grammar in ((XgrammarBackend, XgrammarGrammar), (GuidanceBackend, GuidanceGrammar)):
-        bound_grammars(backend, grammar)
+    bound_grammars(XgrammarBackend, XgrammarGrammar)
+    bound_grammars(GuidanceBackend, GuidanceGrammar)
+    bound_grammars(OutlinesBackend, OutlinesGrammar)
+    separate_backends(StructuredOutputManager)
+
+
+def separate_backends(manager: Any) -> None:
+    """Have a manager of vLLM's compile each grammar with the backend that was chosen for it."""
+    if hasattr(manager, "ostinato_managers"):
+        return
+    init = manager.grammar_init
+
+    def grammar_init(self: Any, request: Any) -> None:
+        if request.structured_output_request is None:
+            return
+        name = request.sampling_params.structured_outputs._backend
+        self.ostinato_managers = self.ostinato_managers or {}
+        if name not in self.ostinato_managers:
+            self.ostinato_managers[name] = copy.copy(self)
+            self.ostinato_managers[name].backend = None
+        own = self.ostinato_managers[name]
+        init(own, request)
+        self.backend = self.backend or own.backend  # of which the masks of all are
+
+    manager.ostinato_managers, manager.grammar_init = None, grammar_init
 
 
 def bound_grammars(backend: Any, grammar: Any) -> None:
@@ -45,15 +74,22 @@ def bound_grammars(backend: Any, grammar: Any) -> None:
         if key in _slow:
             raise SlowGrammar("this grammar takes too long to find the tokens that may follow")
         made = compile_(self, request_type, grammar_spec, *args, **kwargs)
-        made.ostinato_key = key
+        if not hasattr(self, "ostinato_width"):
+            self.ostinato_width = self.allocate_token_bitmask(1).shape[1]
+        made.ostinato_key, made.ostinato_width = key, self.ostinato_width
         return made
 
     def fill_bitmask(self: Any, bitmask: Any, idx: int) -> None:
         if self.ostinato_slow:  # it ends with this step's token, whichever that is
             bitmask[idx].fill_(-1)
             return
-        began_s = time.thread_time()
-        fill(self, bitmask, idx)
+        began_s, width = time.thread_time(), bitmask.shape[1]
+        if self.ostinato_width == width:
+            fill(self, bitmask, idx)
+        else:  # backends count padding and added tokens in different ways
+            own = bitmask.new_zeros((1, max(self.ostinato_width, width)))
+            fill(self, own[:, : self.ostinato_width], 0)
+            bitmask[idx] = own[0, :width]
         _judge(self, time.thread_time() - began_s)
 
     def accept_tokens(self: Any, request_id: str, tokens: list[int]) -> bool:

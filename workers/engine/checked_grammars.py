@@ -1,0 +1,175 @@
+"""Requests with a grammar wait until it was compiled once, apart, within limits (`grammar_process`).
+
+vLLM's own validation runs on the event loop, where one large schema stops every stream. A grammar that was
+compiled apart needs no such validation: its request goes on with what came of it. What came of a grammar is
+remembered, so that only its first request waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import signal
+import subprocess
+import sys
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from workers.clean_environment import clean_environment
+from workers.group import grammar_process
+from workers.group.grammar_process import CPU_S, FIELDS, TOO_LARGE
+
+log = logging.getLogger(__name__)
+
+KEPT = 512  # grammars whose outcome is remembered
+AT_ONCE = 2  # grammars that are compiled
+START_S = 120.0
+OPTIONS = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
+ADVICE = "expected a smaller one, with fewer alternatives and without repetitions of repetitions"
+_CHECKED = "_ostinato_checked"
+
+
+class GrammarsAway(RuntimeError):
+    """The process that compiles grammars ended twice; it says nothing about the grammar."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`refusal` is empty where the grammar may be used. Then `fields` are those that vLLM changed."""
+
+    refusal: str
+    backend: str = ""
+    fields: tuple[tuple[str, Any], ...] = ()
+
+
+class Grammars:
+    """Of one engine, in its server's event loop."""
+
+    def __init__(self, socket: Path, tokenizer: str, mode: str, vocabulary: int) -> None:
+        self._socket = socket
+        self._with = {"tokenizer": tokenizer, "mode": mode, "vocabulary": vocabulary}
+        self._known: OrderedDict[bytes, Outcome] = OrderedDict()
+        self._asking: dict[bytes, asyncio.Task[Outcome]] = {}
+        self._turns = asyncio.Semaphore(AT_ONCE)
+        self._started: subprocess.Popen[bytes] | None = None
+
+    async def outcome(self, grammar: dict[str, Any]) -> Outcome:
+        """Of the fields of a grammar. Raises GrammarsAway."""
+        key = hashlib.sha256(json.dumps(grammar).encode()).digest()
+        if key in self._known:
+            self._known.move_to_end(key)
+            return self._known[key]
+        if key not in self._asking:
+            self._asking[key] = asyncio.create_task(self._remembered(key, grammar))
+        return await asyncio.shield(self._asking[key])  # others may wait for it
+
+    async def _remembered(self, key: bytes, grammar: dict[str, Any]) -> Outcome:
+        try:
+            async with self._turns:
+                self._known[key] = outcome = await self._asked(grammar)
+        finally:
+            del self._asking[key]
+        if len(self._known) > KEPT:
+            self._known.popitem(last=False)
+        return outcome
+
+    async def _asked(self, grammar: dict[str, Any]) -> Outcome:
+        question = json.dumps({**self._with, "grammar": grammar}).encode() + b"\n"
+        for _ in range(2):
+            answer = await self._exchange(question)
+            if answer and answer.get("signal") != -signal.SIGKILL:  # by which the kernel ends it, say
+                return _outcome(answer)
+        raise GrammarsAway("the process that compiles grammars was ended twice; send the request again")
+
+    async def _exchange(self, question: bytes) -> dict[str, Any]:
+        """Empty where the process ended."""
+        try:
+            reader, writer = await self._connected()
+            writer.write(question)
+            answer = await reader.read(-1)
+        except OSError as e:
+            log.warning("the process that compiles grammars could not be asked: %s", e)
+            return {}
+        writer.close()
+        return dict(json.loads(answer or b"{}"))
+
+    async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        for _ in range(int(START_S / 0.1)):
+            try:
+                return await asyncio.open_unix_connection(self._socket)
+            except OSError:
+                self._start()
+                await asyncio.sleep(0.1)
+        raise TimeoutError(f"it did not start within {START_S:.0f} s")
+
+    def _start(self) -> None:
+        """Again, if it is not starting."""
+        if self._started is not None and self._started.poll() is None:
+            return
+        self._started = subprocess.Popen(
+            [sys.executable, "-m", grammar_process.__name__, str(self._socket)],
+            env=clean_environment(),
+            stdin=subprocess.DEVNULL,
+        )
+
+    def close(self) -> None:
+        if self._started is not None:
+            self._started.kill()
+            self._started.wait()
+
+
+def _outcome(answer: dict[str, Any]) -> Outcome:
+    if "fields" in answer:
+        return Outcome("", answer["backend"], tuple(answer["fields"].items()))
+    if "invalid" in answer:
+        return Outcome(answer["invalid"])
+    ended = int(answer.get("signal", 0))
+    too_long = f"it takes more than {CPU_S} s of CPU time to compile, or to find the tokens that may follow"
+    of_signal = {-signal.SIGXCPU: too_long, -signal.SIGALRM: "its compiler hung", 1: TOO_LARGE}
+    reason = answer.get("refused") or of_signal.get(ended, f"its compiler broke, or {TOO_LARGE}")
+    return Outcome(f"the grammar cannot be used: {reason}; {ADVICE}")
+
+
+def check_grammars(llm: Any, grammars: Grammars) -> None:
+    """Have every request of this AsyncLLM, and of copies of it, pass `grammars`."""
+    from vllm.sampling_params import SamplingParams
+
+    llm.grammars = grammars
+    kind = type(llm)
+    if hasattr(kind, "grammars"):
+        return
+    add_request, validate = kind.add_request, SamplingParams._validate_structured_outputs
+
+    async def checked_request(
+        self: Any, request_id: str, prompt: Any, params: Any, *args: Any, **kw: Any
+    ) -> Any:
+        outputs = getattr(params, "structured_outputs", None)
+        if self.grammars is not None and outputs is not None and not outputs.all_constraints_none():
+            await _check(self.grammars, outputs)
+        return await add_request(self, request_id, prompt, params, *args, **kw)
+
+    def validated(self: Any, *args: Any) -> None:
+        if not getattr(self.structured_outputs, _CHECKED, False):
+            validate(self, *args)
+
+    kind.grammars, kind.add_request = None, checked_request
+    SamplingParams._validate_structured_outputs = validated
+
+
+async def _check(grammars: Grammars, outputs: Any) -> None:
+    """Raises vLLM's error of a request."""
+    from vllm.exceptions import VLLMValidationError
+
+    if getattr(outputs, _CHECKED, False):  # as for each beam of a search
+        return
+    outcome = await grammars.outcome({name: getattr(outputs, name) for name in (*FIELDS, *OPTIONS)})
+    if outcome.refusal:
+        raise VLLMValidationError(outcome.refusal, parameter="structured_outputs")
+    for name, value in outcome.fields:
+        setattr(outputs, name, value)
+    outputs._backend, outputs._backend_was_auto = outcome.backend, True
+    setattr(outputs, _CHECKED, True)
