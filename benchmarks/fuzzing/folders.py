@@ -23,7 +23,8 @@ import hostile_folders as hostile
 from benchmarks import rehearsing
 from benchmarks.fuzzing import campaigns
 from benchmarks.fuzzing.campaigns import Campaign
-from controlplane.controller.file_reader import FileReader, ReaderDied
+from controlplane.controller.child_process import ReaderDied
+from controlplane.controller.file_reader import FileReader
 
 SAMPLE = 50
 CHUNK = 2_000

@@ -17,6 +17,7 @@ import pytest
 from workers.bus.client import VariantClient
 from workers.engine.own_applications import OwnApplications
 from workers.engine.step_observer import StepObserver
+from workers.engine.template_process import Templates
 from workers.engine.variant_table import VariantTable
 from workers.engine.vllm_engine import VllmEngine
 from workers.group.launch import Launch
@@ -70,7 +71,7 @@ def engine(client: Client) -> VllmEngine:
     llm = SimpleNamespace(engine_core=SimpleNamespace(add_request_async=None))
     launch = cast(Launch, None)
     nowhere, no_more = Path("/nowhere"), cast(Any, None)  # these variants bring weights alone
-    applications = OwnApplications(Application(), llm, nowhere, nowhere, (), no_more)
+    applications = OwnApplications(Application(), llm, nowhere, nowhere, (), no_more, Templates())
     return VllmEngine(llm, applications, "0", cast(VariantClient, client), launch, (), StepObserver())
 
 
