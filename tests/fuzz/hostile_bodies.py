@@ -92,6 +92,46 @@ ATTACKS: tuple[tuple[str, dict[str, Any]], ...] = (
     (COMPLETIONS, {"prompt": [1] * 100_000, "truncate_prompt_tokens": -1}),
     (COMPLETIONS, {"prompt_embeds": "AAAA" * 1_000}),
 )
+GOOD_SHARE = 0.35
+WORDS = ("once", "upon", "a", "time", "naïve", "世界", "👍", "x" * 40, "\n", "42")
+GOOD_FIELDS: dict[str, tuple[Any, ...]] = {
+    "temperature": (0, 0.3, 1, 2),
+    "top_p": (0.1, 0.9, 1),
+    "top_k": (-1, 1, 50),
+    "min_p": (0, 0.2),
+    "n": (1, 2, 3),
+    "seed": (0, 7, 2**31),
+    "presence_penalty": (-2, 0.5),
+    "frequency_penalty": (-0.5, 2),
+    "repetition_penalty": (0.8, 1.2),
+    "stop": ("a", [" the", "\n"], []),
+    "stop_token_ids": ([5], [2, 17, 40_000]),
+    "min_tokens": (0, 1),
+    "ignore_eos": (True, False),
+    "logit_bias": ({"5": -100}, {"5": 3.5, "17": 100}),
+    "bad_words": (["time"], ["a", "naïve"]),
+    "allowed_token_ids": ([5, 6, 7], list(range(100, 200))),
+    "include_stop_str_in_output": (True,),
+    "skip_special_tokens": (True, False),
+    "spaces_between_special_tokens": (True, False),
+    "return_token_ids": (True,),
+    "return_tokens_as_token_ids": (True,),
+    "user": ("u1",),
+}
+GOOD_FIELDS_OF: dict[str, dict[str, tuple[Any, ...]]] = {
+    COMPLETIONS: {"logprobs": (0, 5), "echo": (True,), "prompt_logprobs": (0, 2)},
+    CHAT: {"logprobs": (True,), "top_logprobs": (0, 5), "max_completion_tokens": (1, 8)},
+}
+GOOD_GRAMMARS: tuple[dict[str, Any], ...] = (
+    {"regex": "[a-z]{1,8}( [a-z]{1,8}, ){0,3}"},
+    {"regex": "(yes|no)"},
+    {"choice": ["positive", "negative", "世界"]},
+    {"json_object": True},
+    {"json": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}},
+    {"json": {"type": "array", "items": {"enum": ["x", "y"]}, "maxItems": 4}},
+    {"json": {"type": "integer", "multipleOf": 5}},  # guidance's, not xgrammar's
+    {"grammar": 'root ::= "a" | "b" root'},
+)
 TAGS = (
     "{}",
     "x",
@@ -146,6 +186,8 @@ class Bodies:
                 {"model": random.choice(NAMES), "max_tokens": 8, **told, **attack}
             ).encode()
         path = random.choice(PATHS)
+        if random.random() < GOOD_SHARE:
+            return path, json.dumps(good(path, random)).encode()
         value = self._drawer.example(self._schemas[path], random, random.choice((0.0, 0.03, 0.08, 0.2)))
         chance = random.random()
         if chance < 0.3:
@@ -159,6 +201,36 @@ class Bodies:
             if random.random() < 0.8:
                 value["max_tokens"] = random.choice((1, 4, 8))
         return path, hostile_json.written(value)
+
+
+def good(path: str, random: Random) -> dict[str, Any]:
+    """A body that asks for nothing that is refused: some of GOOD_FIELDS, and perhaps a grammar."""
+    fields = GOOD_FIELDS | GOOD_FIELDS_OF[path]
+    chosen = random.sample(sorted(fields), random.randint(0, 5))
+    body = {name: random.choice(fields[name]) for name in chosen}
+    if random.random() < 0.3:
+        body |= {"structured_outputs": random.choice(GOOD_GRAMMARS)}
+    if body.get("n", 1) > 1:
+        body["temperature"] = 0.8
+    if "top_logprobs" in body:
+        body["logprobs"] = True
+    if random.random() < 0.4 and not body.keys() & {"prompt_logprobs", "echo"}:
+        body |= {"stream": True} | random.choice(({}, {"stream_options": {"include_usage": True}}))
+    return {
+        "model": random.choice(NAMES),
+        "max_tokens": random.choice((1, 4, 16)),
+        **body,
+        **_asked(path, random),
+    }
+
+
+def _asked(path: str, random: Random) -> dict[str, Any]:
+    words = " ".join(random.choices(WORDS, k=random.choice((1, 5, 40))))
+    if path == COMPLETIONS:
+        return {"prompt": random.choice((words, [words, "a"], [5, 99, 1234], [[7, 8], [9]]))}
+    turns = [{"role": "user", "content": words}, {"role": "assistant", "content": "yes"}]
+    last = {"role": "user", "content": random.choice((words, [{"type": "text", "text": words}]))}
+    return {"messages": [*random.choice(([], turns, [{"role": "system", "content": "Be brief."}])), last]}
 
 
 def _asking_for_a_form(random: Random) -> dict[str, Any]:
