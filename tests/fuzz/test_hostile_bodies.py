@@ -10,7 +10,7 @@ import hostile_bodies
 import pytest
 from hostile_bodies import COUNTED, GOOD_FIELDS, GOOD_FIELDS_OF, GOOD_GRAMMARS, PATHS
 
-from controlplane.api.inference import engine_call
+from controlplane.api.inference.engine_call import engine_call
 from controlplane.traffic.route_table import Route
 
 BASE = Route("base", "base", hostile_bodies.MAX_OUTPUT, None, 0.0)
