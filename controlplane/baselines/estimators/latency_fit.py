@@ -27,6 +27,7 @@ from controlplane.baselines.estimators.types import Family, NotPredictable, Quer
 Array = NDArray[np.float64]
 
 TTFT_LAYER, TPOT_LAYER, TTFT_OTHER, TPOT_OTHER = range(4)
+TPOT_OVERHEAD = 4  # not fitted: what TPOT_LAYER at a TP exceeds its share of the narrowest TP's by
 HOP_SHARE = 0.05  # a hop over the step's work outside of layers, where no pipeline was measured
 LAW_SHARE = 0.15  # how far a measured TP strays from the law of the others, of one layer's time
 OUTLIER = 3.0  # residuals beyond this many standard deviations count less
@@ -41,7 +42,7 @@ class Prior:
     deviation: float
 
 
-# By (TP, one of the four figures).
+# By (TP, one of the four figures or TPOT_OVERHEAD).
 Priors = Mapping[tuple[int, int], Prior]
 
 
@@ -99,6 +100,13 @@ class LatencyFit:
         """One of the four figures at a measured TP, and its standard deviation."""
         at = 4 * self.widths.index(tp) + part
         return float(self.coefficients[at]), float(self.covariance[at, at] ** 0.5)
+
+    def overhead(self, tp: int) -> tuple[float, float]:
+        """TPOT_OVERHEAD at a measured TP, and its standard deviation; noise may bring it below 0."""
+        row = np.zeros(len(self.coefficients))
+        row[4 * self.widths.index(tp) + TPOT_LAYER] = 1.0
+        row[TPOT_LAYER] -= self.widths[0] / tp
+        return float(row @ self.coefficients), float((row @ self.covariance @ row) ** 0.5)
 
     def prefill_ratio(self) -> tuple[float, float]:
         """A layer's time for the prompt over its time for a token, and its standard deviation."""
@@ -240,8 +248,11 @@ def weights(law: BatchLaw, work: LayerWork, output_tokens: int, batch: int) -> A
     )
 
 
-def refine(fit: LatencyFit, points: Sequence[Point], works: Works) -> BatchLaw:
-    """The batch law that fits rows of other batches best, held near the one the fit was made with."""
+def refine(fit: LatencyFit, points: Sequence[Point], works: Works, reach: float) -> BatchLaw:
+    """The batch law that fits rows of other batches best, held near the one the fit was made with.
+
+    `reach`: how near, 1 where nothing but the laws' own values is known.
+    """
     known = [p for p in points if p.query.tensor_parallel >= fit.widths[0]]
     rows = [p for p in known if p.query.batch != fit.law.reference]
     if not rows:
@@ -258,7 +269,7 @@ def refine(fit: LatencyFit, points: Sequence[Point], works: Works) -> BatchLaw:
     place = np.array([loads.index((p.query.output_tokens, p.query.batch)) for p in rows])
     names = ("compute", "prompt", "kv", "sequence", "message", "many")
     start = np.array([getattr(fit.law, name) for name in names])
-    sd = np.array([0.4, 0.4, 0.4, 0.8, 0.8, 0.08])
+    sd = np.array([0.4, 0.4 * reach, 0.4, 0.8 * reach, 0.8 * reach, 0.08])
     # A row's prediction errs by the coefficients' noise as well, about as much as the row itself.
     noise = np.array([1.5 * fit.noise.of(p) for p in rows])
 
@@ -358,7 +369,12 @@ def _beliefs(
                 scale,
             )
     for (tp, part), prior in sorted(priors.items()):
-        if tp in widths:
+        if tp not in widths:
+            continue
+        if part == TPOT_OVERHEAD:
+            at = 4 * widths.index(tp) + TPOT_LAYER
+            believe({at: 1.0, TPOT_LAYER: -widths[0] / tp}, prior.value, prior.deviation)
+        else:
             believe({4 * widths.index(tp) + part: 1.0}, prior.value, prior.deviation)
     return np.array(rows), np.array(expected)
 

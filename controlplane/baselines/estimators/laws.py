@@ -19,6 +19,8 @@ WEIGHT_BITS: Mapping[str, float] = {"float16": 16, "bfloat16": 16, "int8": 8, "f
 # FLOPs that a GPU sustains in thin products while it reads one byte. On paper an A100 does 156, an A6000 201,
 # an H200 206, an H100 295; products of few rows reach about half of the FLOPs, reads about 85% of the bytes.
 FLOPS_PER_BYTE = 135.0
+# Prompts make thick products, which reach more of the FLOPs: their tokens take this share of a single one's.
+PROMPT_TOKEN = 0.75
 
 # Kernels for weights of few bits come in two: one for at most four rows, and one for more that reads slower.
 FEW_ROWS = 4

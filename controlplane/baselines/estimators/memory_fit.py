@@ -5,16 +5,20 @@
       + n [W + (TP-1) R + B (s+o) kv + (B-b) K]              per layer: weights, copies of norms, cache
       + d(TP,PP)                                             what a measured plan has besides
 
+  + PP TP (TP-1) pair                                      buffers of each rank for each other of its stage
+
 b: the smallest batch measured, s: prompt tokens, kv: cache bytes per token (known for known models, else
 guessed from the layer), K: what a sequence's cache is besides. A and P are MaverIQ's A and A_p. It takes X
 for P; a further rank of any stage copies what A copies but for the embedding, so that X is between the two
-here where no plan shows it, and X' is A'.
+here where no plan shows it, and X' is A'. `pair` is known where
+tables say what a run adds (Memory-Pre-Run): an engine makes these buffers with its first all-reduce.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +55,7 @@ class MemoryFit:
     batches: tuple[int, ...]
     prompt_tokens: float
     kv_bytes: float
+    pair_bytes: float
     coefficients: Array
     covariance: Array
 
@@ -62,12 +67,12 @@ class MemoryFit:
     def predict(self, query: Query) -> tuple[float, float]:
         """(bytes over all GPUs, standard deviation)."""
         row = _row(query, self.plans, self.batches[0], self.prompt_tokens)
-        known = _cache(query, self.prompt_tokens) * self.kv_bytes
+        known = _cache(query, self.prompt_tokens) * self.kv_bytes + _pairs(query) * self.pair_bytes
         value = max(0.0, float(row @ self.coefficients) + known)
         variance = float(row @ self.covariance @ row)
         measured = (query.tensor_parallel, query.pipeline_parallel) in self.plans
         beyond = max(0.0, np.log2(query.batch / self.batches[-1]))
-        share = (0.015 if measured else 0.04) + 0.02 * float(beyond)
+        share = (0.018 if measured else 0.04) + 0.02 * float(beyond)
         return value, float(np.sqrt(max(0.0, variance) + (share * value) ** 2))
 
 
@@ -84,6 +89,7 @@ class MemoryForm:
     def predict(self, query: Query) -> tuple[float, float]:
         """(bytes over all GPUs, standard deviation). Never less than at a smaller measured batch."""
         value, deviation = self.whole.predict(query)
+        unmeasured = deviation / max(1.0, value)  # also by how far the batch is beyond the measured ones
         smaller = [batch for batch in self.own if batch <= query.batch]
         if not smaller:
             return value, deviation
@@ -95,7 +101,7 @@ class MemoryForm:
         above = min((batch for batch in self.own if batch > query.batch), default=None)
         if above is not None:
             value = min(value, max(least, self._at(query, above)))
-        return value, deviation * max(1.0, grown)
+        return value, max(deviation * max(1.0, grown), unmeasured * value)
 
     def _at(self, query: Query, batch: int) -> float:
         return self.own[batch].predict(replace(query, batch=batch))[0]
@@ -124,13 +130,14 @@ def fit_memory(family: Family, points: Sequence[Point], prompt_tokens: float) ->
     design = np.array([_row(p.query, plans, batches[0], prompt_tokens) for p in measured])
     seen = np.array([p.memory_bytes for p in measured], dtype=np.float64)
     noise = np.array([PAGE_BYTES * p.query.ranks**0.5 for p in measured]) + 0.0005 * seen
-    kv = 0.0
+    pair, kv = pair_bytes(measured), 0.0
+    pairs = np.array([_pairs(p.query) for p in measured]) * pair
     for _ in range(2):  # the guess of the cache needs the layer's bytes, and those the guess
         cache = np.array([_cache(p.query, prompt_tokens) for p in measured]) * kv
         beliefs = _priors(plans, seen, kv, prompt_tokens)
-        coefficients, covariance = _solve(design, seen - cache, noise, beliefs, -kv * prompt_tokens)
+        coefficients, covariance = _solve(design, seen - cache - pairs, noise, beliefs, -kv * prompt_tokens)
         kv = kv_bytes(family.model, family.dtype, family.int8_kv, max(1.0, float(coefficients[WEIGHTS])))
-    return MemoryFit(family, plans, batches, prompt_tokens, kv, coefficients, covariance)
+    return MemoryFit(family, plans, batches, prompt_tokens, kv, pair, coefficients, covariance)
 
 
 def _row(query: Query, plans: Sequence[tuple[int, int]], reference: int, prompt_tokens: float) -> Array:
@@ -140,6 +147,23 @@ def _row(query: Query, plans: Sequence[tuple[int, int]], reference: int, prompt_
     own = [float((tp, pp) == plan) for plan in plans]
     grown = [more * part for part in law]
     return np.array([*law, *grown, float(n), n * (tp - 1.0), float(n * more), *own])
+
+
+def pair_bytes(points: Sequence[Point]) -> float:
+    """What a rank holds for each other rank of its stage: what runs add, beyond what they add on one rank."""
+    runs = [
+        (p.query, p.run_bytes) for p in points if p.run_bytes is not None and p.query.pipeline_parallel == 1
+    ]
+    alone = [run for query, run in runs if query.tensor_parallel == 1]
+    shared = [(query.tensor_parallel, run) for query, run in runs if query.tensor_parallel > 1]
+    if not alone or not shared:
+        return 0.0
+    pairs = [(run - tp * median(alone)) / (tp * (tp - 1)) for tp, run in shared]
+    return max(0.0, median(pairs))
+
+
+def _pairs(query: Query) -> int:
+    return query.pipeline_parallel * query.tensor_parallel * (query.tensor_parallel - 1)
 
 
 def _cache(query: Query, prompt_tokens: float) -> float:

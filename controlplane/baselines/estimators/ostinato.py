@@ -33,6 +33,7 @@ NINETY_PERCENT = 1.645  # standard deviations of a normal error
 SEQUENCE_SHARE = 0.004  # sampling one more sequence, over all that is outside of layers
 MESSAGE_SHARE = 1 / 64  # one more row in an all-reduce, over its start
 UNKNOWN_KV = 2e-5  # a cached token over a layer's weights, without figures of memory
+OWN_GROWTH = 0.25  # how far a family's growth may be from that of all, over what it may be before these told
 PASSES = 2
 NOISE_PASSES = 3  # outliers of the noise of one are not those of the next
 
@@ -43,7 +44,9 @@ class Ostinato:
     def __init__(self, fingerprints: Iterable[Measurement]) -> None:
         points_of = by_family(points(fingerprints))
         self._why: dict[Family, str] = {}
-        self._shares: Mapping[str, float] = {}
+        self._rates: Mapping[str, float] = {}
+        self._overheads: Mapping[Family, Priors] = {}
+        self._growth: pooling.Growth | None = None
         self._forms: dict[tuple[Family, int, int], PlanForm] = {}
         self.memory = _memories(points_of, pooling.USUAL_PROMPT)
         self.latency: dict[Family, LatencyFit] = {}
@@ -52,11 +55,15 @@ class Ostinato:
         outside = pooling.outside_priors(list(self.latency.values()))
         self.latency = self._fits(points_of, outside=outside)
         layers = _layers(self.latency, self.memory)
-        self._shares = pooling.compute_shares(layers)
+        self._rates = pooling.reading_rates(layers)
         self.latency = self._fits(points_of, outside=outside)
         self.prompt_tokens = pooling.prompt_tokens(list(self.latency.values()))
         priors = pooling.layer_priors(layers)
+        self._overheads = pooling.overhead_priors(list(self.latency.values()), _hidden(self.memory))
         self.latency = self._fits(points_of, self.prompt_tokens, priors, outside)
+        self._growth = pooling.shared_growth(list(self.latency.values()))
+        if self._growth is not None:
+            self.latency = self._fits(points_of, self.prompt_tokens, priors, outside)
         self.memory_forms = {f: memory_form(f, rows, self.prompt_tokens) for f, rows in points_of.items()}
         self.misfits = pooling.misfit_by_batch(list(self.latency.values()), self.noise)
         self.by_batch = self._at_each_batch(points_of)
@@ -104,13 +111,16 @@ class Ostinato:
         fits: dict[Family, LatencyFit] = {}
         self._why.clear()
         for family, rows in points_of.items():
-            priors, works = dict(outside), self._works(family, rows)
+            priors, works = {**outside, **self._overheads.get(family, {})}, self._works(family, rows)
             if family in layers:
                 priors[min(p.query.tensor_parallel for p in rows), TPOT_LAYER] = layers[family]
             try:
                 law = self._law(family, rows, prompt_tokens or pooling.USUAL_PROMPT)
                 settle = prompt_tokens is not None
-                fits[family] = _fit(family, rows, self.noise, law, priors, works, settle=settle)
+                reach = 1.0 if self._growth is None else OWN_GROWTH
+                fits[family] = _fit(
+                    family, rows, self.noise, law, priors, works, reach=reach if settle else None
+                )
             except NotPredictable as error:
                 self._why[family] = str(error)
         return fits
@@ -137,14 +147,17 @@ class Ostinato:
     def _law(self, family: Family, rows: Sequence[Point], prompt_tokens: float) -> BatchLaw:
         """Before any batch was looked at: a roofline, with the bytes that memory implies."""
         reference = min(p.query.batch for p in rows)
-        share = self._shares.get(family.dtype, laws.compute_share(family.dtype))
+        rate = self._rates.get(family.dtype, 1.0)
+        share = rate * laws.compute_share(family.dtype)
         memory = self.memory.get(family)
         known = memory is not None and memory.layer_bytes > 0
-        kv = memory.kv_bytes / memory.layer_bytes if memory is not None and known else UNKNOWN_KV
+        kv = rate * memory.kv_bytes / memory.layer_bytes if memory is not None and known else UNKNOWN_KV
         outputs = float(np.mean([p.query.output_tokens for p in rows if p.query.batch == reference]))
-        prompt = share * prompt_tokens
-        growth = (SEQUENCE_SHARE, MESSAGE_SHARE, laws.MANY_ROWS.get(family.dtype, 1.0))
-        return BatchLaw(reference, share, prompt, kv, *growth, prompt_tokens, outputs)
+        prompt = laws.PROMPT_TOKEN * share * prompt_tokens
+        growth = self._growth or pooling.Growth(SEQUENCE_SHARE, MESSAGE_SHARE)
+        many = laws.MANY_ROWS.get(family.dtype, 1.0)
+        own = (growth.sequence, growth.message, many)
+        return BatchLaw(reference, share, prompt, kv, *own, prompt_tokens, outputs)
 
 
 def _fit(
@@ -154,20 +167,19 @@ def _fit(
     law: BatchLaw,
     priors: Priors,
     works: Works,
-    *,
-    settle: bool,
+    reach: float | None,
 ) -> LatencyFit:
-    """A fit to the smallest batch alone; with `settle`, then to all batches, with a law fitted to them."""
+    """A fit to the smallest batch alone; with `reach`, then to all batches, with a law fitted to them."""
     alone = [p for p in rows if p.query.batch == law.reference]
     if not latency_fit.sufficient(alone):
         alone = list(rows)
     fit = latency_fit.fit_latency(family, alone, noise, law, priors, works)
-    if not settle:
+    if reach is None:
         return fit
     start = law
     for _ in range(PASSES if len(alone) < len(rows) else 1):
         expected = replace(start, prompt=pooling.prompt_share(replace(fit, law=start), law.prompt_tokens))
-        law = latency_fit.refine(replace(fit, law=expected), rows, works)
+        law = latency_fit.refine(replace(fit, law=expected), rows, works, reach)
         fit = latency_fit.fit_latency(family, rows, noise, law, priors, works)
     return fit
 
@@ -186,6 +198,12 @@ def _layers(fits: dict[Family, LatencyFit], memory: dict[Family, MemoryFit]) -> 
         for family, fit in fits.items()
         if family in memory and fit.widths[0] == 1 and memory[family].layer_bytes > 0
     ]
+
+
+def _hidden(memory: Mapping[Family, MemoryFit]) -> dict[Family, float]:
+    """The width of hidden states in a unit of its own: a layer's values grow with its square."""
+    layers = {f: fit.layer_bytes / laws.weight_bytes_per_value(f.dtype) for f, fit in memory.items()}
+    return {family: values**0.5 for family, values in layers.items() if values > 0}
 
 
 def _memories(points_of: PointsOf, prompt_tokens: float) -> dict[Family, MemoryFit]:

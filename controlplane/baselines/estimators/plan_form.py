@@ -19,6 +19,9 @@ Array = NDArray[np.float64]
 # this size.
 OF_FINGERPRINTS = 0.065
 PER_WIDTH = 0.04  # per doubling of TP beyond what was measured
+# Per doubling of both TP and the batch: ranks that no fingerprint joined may have slower links between them,
+# and an all-reduce's messages grow with the batch.
+PER_WIDTH_AND_BATCH = 0.1
 PER_STAGE = 0.01  # per doubling of stages beyond
 PER_BATCH = 0.03  # per doubling of the batch from the smallest that was measured
 # Of what rows of a batch are off by beyond their noise: full models are many layers further. And at most.
@@ -52,6 +55,7 @@ class PlanForm:
         family = fits[0].family
         self.pipeline = laws.pipeline_factor(laws.exponents(family.dtype, family.int8_kv), pp)
         near = min(abs(np.log2(tp / width)) for width in fits[0].widths)
+        self.per_batch = float(PER_BATCH + PER_WIDTH_AND_BATCH * near)
         unmeasured = 0.0 if (tp, pp) in fits[0].plans else float(np.log2(pp))
         self.law_error = float(
             OF_FINGERPRINTS**2
@@ -75,7 +79,7 @@ class PlanForm:
         scaled = factors * np.where(own > 0, parts / np.where(own > 0, own, 1.0), 1.0)
         beyond = float(np.log2(max(1.0, query.batch / self.batches[0])))
         variance = float(scaled @ self.covariances[at] @ scaled)
-        variance += (self.law_error + self.misfits[at] ** 2 + (PER_BATCH * beyond) ** 2) * value**2
+        variance += (self.law_error + self.misfits[at] ** 2 + (self.per_batch * beyond) ** 2) * value**2
         return value, float(np.sqrt(max(0.0, variance)))
 
     def _parts(self, query: Query, at: int) -> Array:

@@ -19,6 +19,7 @@ from scipy.special import log_ndtr
 from controlplane.baselines.estimators import laws
 from controlplane.baselines.estimators.latency_fit import (
     TPOT_OTHER,
+    TPOT_OVERHEAD,
     TTFT_OTHER,
     LatencyFit,
     Noise,
@@ -30,6 +31,7 @@ from controlplane.baselines.estimators.types import Family
 Array = NDArray[np.float64]
 
 MIN_SPREAD = 0.03  # kernels of one format differ at least this much between models
+OVERHEAD_SPREAD = 0.25  # how far models' all-reduces differ beyond the width of their messages
 MIN_FAMILIES = 4
 MIN_RATE = 0.3  # of the quickest format's
 # Noise of one latency over itself: where rows do not repeat or overlap, and bounds for what they say.
@@ -115,34 +117,87 @@ def layer_priors(layers: Sequence[Layer]) -> Mapping[Family, Prior]:
         others = [other for other in layers if other.family != layer.family]
         same = [other for other in others if other.family.dtype == layer.family.dtype]
         if len(others) >= MIN_FAMILIES and len(same) >= 2:
-            prior = _regress(layer, others)
+            formats = sorted({other.family.dtype for other in others})
+            seen = [Seen(_row(other, formats), other.tpot, other.deviation) for other in others]
+            prior = _regress(_row(layer, formats), seen, MIN_SPREAD)
             if prior is not None:
                 priors[layer.family] = prior
     return priors
 
 
-def _regress(layer: Layer, others: Sequence[Layer]) -> Prior | None:
-    formats = sorted({other.family.dtype for other in others})
-    design = np.array([_row(other, formats) for other in others])
-    seen = np.array([other.tpot for other in others])
+@dataclass(frozen=True)
+class Seen:
+    """One family's figure (s), its standard deviation, and what the figure is regressed over."""
+
+    row: Sequence[float]
+    value: float
+    deviation: float
+
+
+def _regress(row: Sequence[float], seen: Sequence[Seen], min_spread: float) -> Prior | None:
+    """The figure at `row` by non-negative weighted least squares over `seen`; None if that is not positive.
+
+    `min_spread`: how far families lie from the law beyond their noise at least, relative.
+    """
+    design = np.array([one.row for one in seen])
+    values, noise = np.array([one.value for one in seen]), np.array([one.deviation for one in seen])
     size = np.maximum(np.abs(design).max(axis=0), 1e-300)
-    spread = MIN_SPREAD
+    scale = np.maximum(values, 1e-300)
+    spread = min_spread
     for _ in range(4):
-        sd = np.array([np.hypot(other.deviation, spread * max(other.tpot, 1e-300)) for other in others])
+        sd = np.hypot(noise, spread * scale)
         a = design / size / sd[:, None]
-        slopes = nnls(a, seen / sd)[0]
-        off = (seen - design / size @ slopes) ** 2 - np.array([other.deviation**2 for other in others])
-        freedom = max(1, len(others) - len(slopes))
-        between = float(np.sum(off / np.maximum(seen, 1e-300) ** 2 / sd**2) / np.sum(1 / sd**2))
-        spread = max(MIN_SPREAD, (max(0.0, between) * len(others) / freedom) ** 0.5)
-    row = np.array(_row(layer, formats)) / size
-    value = float(row @ slopes)
-    own = float(row @ np.linalg.pinv(a.T @ a) @ row)
+        slopes = nnls(a, values / sd)[0]
+        off = (values - design / size @ slopes) ** 2 - noise**2
+        freedom = max(1, len(seen) - len(slopes))
+        between = float(np.sum(off / scale**2 / sd**2) / np.sum(1 / sd**2))
+        spread = max(min_spread, (max(0.0, between) * len(seen) / freedom) ** 0.5)
+    scaled = np.array(row) / size
+    value = float(scaled @ slopes)
+    own = float(scaled @ np.linalg.pinv(a.T @ a) @ scaled)
     return Prior(value, float(np.sqrt(own + (spread * value) ** 2))) if value > 0 else None
 
 
 def _row(layer: Layer, formats: Sequence[str]) -> list[float]:
     return [layer.weight_bytes * (layer.family.dtype == dtype) for dtype in formats] + [1.0]
+
+
+def overhead_priors(fits: Sequence[LatencyFit], hidden: Mapping[Family, float]) -> Mapping[Family, Priors]:
+    """What a layer's token costs at a wider TP beyond its share of the narrowest, from the other families.
+
+    That is the all-reduces' time: the same machine's for all, with messages as wide as the hidden states.
+    `hidden`: that width by family, in any unit; families without one are left out.
+    """
+    known = [fit for fit in fits if fit.family in hidden and len(fit.widths) > 1]
+    priors: dict[Family, dict[tuple[int, int], Prior]] = {}
+    for first, tp in sorted({(fit.widths[0], tp) for fit in known for tp in fit.widths[1:]}):
+        alike = [fit for fit in known if fit.widths[0] == first and tp in fit.widths]
+        for fit in alike:
+            others = [other for other in alike if other.family != fit.family]
+            if len(others) >= MIN_FAMILIES:
+                priors.setdefault(fit.family, {})[tp, TPOT_OVERHEAD] = _overhead(
+                    fit.family, others, tp, hidden
+                )
+    return priors
+
+
+def _overhead(family: Family, others: Sequence[LatencyFit], tp: int, hidden: Mapping[Family, float]) -> Prior:
+    """A line over the width. What families are off it by beyond OVERHEAD_SPREAD is taken for noise."""
+    design = np.array([[1.0, hidden[fit.family]] for fit in others])
+    row = np.array([1.0, hidden[family]])
+    size = design.max(axis=0)
+    values, noise = np.array([fit.overhead(tp) for fit in others]).T
+    usual = max(float(np.median(values)), 0.0)
+    sd = np.hypot(noise, OVERHEAD_SPREAD * usual)
+    for _ in range(3):
+        a = design / size / sd[:, None]
+        slopes = nnls(a, values / sd)[0]
+        off = np.abs(values - design / size @ slopes)
+        sd = np.maximum(np.hypot(noise, OVERHEAD_SPREAD * usual), np.minimum(off, 3 * sd))
+    chi = max(1.0, float(np.median(off / np.hypot(noise, OVERHEAD_SPREAD * usual))) * NORMAL_MEDIAN)
+    value = float(row / size @ slopes)
+    own = chi**2 * float(row / size @ np.linalg.pinv(a.T @ a) @ (row / size))
+    return Prior(value, float(np.hypot(own**0.5, OVERHEAD_SPREAD * max(value, usual))))
 
 
 def outside_priors(fits: Sequence[LatencyFit]) -> Priors:
@@ -169,11 +224,12 @@ def _usual(known: Sequence[tuple[float, float]], floor: float) -> Prior:
     return Prior(value, max(apart - noise, (0.2 * floor) ** 2, 1e-24) ** 0.5)
 
 
-def compute_shares(layers: Sequence[Layer]) -> Mapping[str, float]:
-    """BatchLaw.compute by number format.
+def reading_rates(layers: Sequence[Layer]) -> Mapping[str, float]:
+    """How fast kernels of each number format read weights, over the quickest format's.
 
     The quickest format tells the memory's bandwidth, and with it the GPU's FLOPs (laws.FLOPS_PER_BYTE). A
-    format whose kernels read slower takes longer for a token already, so that computing it weighs less.
+    format whose kernels read slower takes longer for a token already, so that computing the token and
+    reading its cache, which no format slows, weigh less.
     """
     rates: dict[str, list[float]] = {}
     for layer in layers:
@@ -181,9 +237,23 @@ def compute_shares(layers: Sequence[Layer]) -> Mapping[str, float]:
             rates.setdefault(layer.family.dtype, []).append(layer.weight_bytes / layer.tpot)
     usual = {dtype: median(of_dtype) for dtype, of_dtype in rates.items()}
     quickest = max(usual.values(), default=1.0)
-    return {
-        dtype: laws.compute_share(dtype) * max(MIN_RATE, rate / quickest) for dtype, rate in usual.items()
-    }
+    return {dtype: max(MIN_RATE, rate / quickest) for dtype, rate in usual.items()}
+
+
+@dataclass(frozen=True)
+class Growth:
+    """BatchLaw.sequence and BatchLaw.message: what the host and the links do, whichever model runs."""
+
+    sequence: float
+    message: float
+
+
+def shared_growth(fits: Sequence[LatencyFit]) -> Growth | None:
+    """The medians over families with several batches; None where these are too few."""
+    laws_of = [fit.law for fit in fits if len(fit.batches) > 1]
+    if len(laws_of) < MIN_FAMILIES:
+        return None
+    return Growth(median(law.sequence for law in laws_of), median(law.message for law in laws_of))
 
 
 def prompt_tokens(fits: Sequence[LatencyFit]) -> float:
@@ -195,7 +265,7 @@ def prompt_tokens(fits: Sequence[LatencyFit]) -> float:
     against = ((np.log(PROMPTS) - np.log(USUAL_PROMPT)) / PROMPT_SPREAD) ** 2
     for fit in fits:
         ratio, sd = fit.prefill_ratio()
-        share = fit.law.compute * fit.law.reference
+        share = laws.PROMPT_TOKEN * fit.law.compute * fit.law.reference
         expected = np.array([fit.law.prompt_pass(float(tokens) * share) for tokens in PROMPTS])
         against = against + _surprise(ratio, expected, np.hypot(sd, 0.3 * expected))
     return float(PROMPTS[int(np.argmin(against))])
@@ -206,7 +276,7 @@ def prompt_share(fit: LatencyFit, tokens: float) -> float:
     ratio, sd = fit.prefill_ratio()
     reference = fit.law.reference
     grid = np.geomspace(1e-3, 1e3, 241)
-    usual = tokens * fit.law.compute
+    usual = laws.PROMPT_TOKEN * tokens * fit.law.compute
     expected = np.array([fit.law.prompt_pass(float(share) * reference) for share in grid])
     against = _surprise(ratio, expected, np.hypot(sd, 0.05 * expected)) + (np.log(grid / usual) / 0.5) ** 2
     return float(grid[int(np.argmin(against))])

@@ -28,18 +28,23 @@ MAX_BYTES = 256 * 2**20
 REQUIRED = ("Model", "TP", "PP", "PP_Map", "DTYPE", "INT8_KV_Cache", "Output_Lenght", "Batch_Size", "Latency")
 # The artifact's estimator reads the memory after the run: weights, caches and workspaces are all there.
 MEMORY_COLUMN = "Memory-After-Run"
+PRE_RUN_COLUMN = "Memory-Pre-Run"
+
+MEMORY_COLUMNS = (MEMORY_COLUMN, PRE_RUN_COLUMN)
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One row. `memory_bytes` is MEMORY_COLUMN, over all GPUs; None where it was not measured."""
+    """One row. `memory_bytes` is MEMORY_COLUMN, over all GPUs; `run_bytes` how much of it the run added to
+    what PRE_RUN_COLUMN holds. None where they were not measured."""
 
     query: Query
     latency_s: float
     memory_bytes: float | None
     line: int
+    run_bytes: float | None = None
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,7 @@ class Point:
     latency_s: float
     memory_bytes: float | None
     replicates: int
+    run_bytes: float | None = None
 
 
 def read_table(path: Path) -> Table:
@@ -123,7 +129,14 @@ def by_family(rows: Sequence[Point]) -> dict[Family, tuple[Point, ...]]:
 
 def _point(query: Query, rows: Sequence[Measurement]) -> Point:
     memory = [row.memory_bytes for row in rows if row.memory_bytes is not None]
-    return Point(query, median(row.latency_s for row in rows), median(memory) if memory else None, len(rows))
+    run = [row.run_bytes for row in rows if row.run_bytes is not None]
+    return Point(
+        query,
+        median(row.latency_s for row in rows),
+        median(memory) if memory else None,
+        len(rows),
+        median(run) if run else None,
+    )
 
 
 def _lines(text: str, name: str) -> Iterator[tuple[int, list[str]]]:
@@ -148,7 +161,7 @@ def _key(column: str) -> str:
 def _columns(header: Sequence[str], name: str) -> dict[str, int]:
     places: dict[str, int] = {}
     for at, column in enumerate(header):
-        if _key(column) in places and _key(column) in map(_key, (*REQUIRED, MEMORY_COLUMN)):
+        if _key(column) in places and _key(column) in map(_key, (*REQUIRED, *MEMORY_COLUMNS)):
             raise TableError(f"{name}, line 1, column {column.strip()}: expected it once, found it twice")
         places.setdefault(_key(column), at)
     missing = [column for column in REQUIRED if _key(column) not in places]
@@ -156,7 +169,7 @@ def _columns(header: Sequence[str], name: str) -> dict[str, int]:
         raise TableError(
             f"{name}, line 1: expected the columns {', '.join(REQUIRED)}; missing {', '.join(missing)}"
         )
-    wanted = (*REQUIRED, MEMORY_COLUMN)
+    wanted = (*REQUIRED, *MEMORY_COLUMNS)
     return {_key(column): places[_key(column)] for column in wanted if _key(column) in places}
 
 
@@ -185,4 +198,6 @@ def _measurement(named: Mapping[str, str], place: str, line: int) -> Measurement
         read("Batch_Size", cells.count),
     )
     memory = read(MEMORY_COLUMN, cells.optional)
-    return Measurement(query, read("Latency", cells.positive), memory * GIB if memory else None, line)
+    before = read(PRE_RUN_COLUMN, cells.optional)
+    run = max(0.0, memory - before) * GIB if memory and before else None
+    return Measurement(query, read("Latency", cells.positive), memory * GIB if memory else None, line, run)
