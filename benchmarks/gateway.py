@@ -150,11 +150,11 @@ def _cpu(name: str, found: list[dict[str, float]]) -> dict[str, Any]:
 
 
 @contextmanager
-def cluster(engine: str, haproxy: bool) -> Iterator[local.LocalCluster]:
+def cluster(engine: str) -> Iterator[local.LocalCluster]:
     """In a temporary home, with the bundled model (in a rehearsal a tiny one) deployed on `engine`."""
     with tempfile.TemporaryDirectory(prefix="ostinato-bench-") as home:
         source = source_in(Path(home))
-        chosen = {"home": Path(home), "http_port": local.free_port(), "engine": engine, "haproxy": haproxy}
+        chosen = {"home": Path(home), "http_port": local.free_port(), "engine": engine}
         chosen |= {"allowed_roots": home} if rehearsing.is_rehearsal() else {}
         settings = Settings.model_validate({**Settings().model_dump(), **chosen})
         try:
@@ -177,17 +177,15 @@ def source_in(home: Path) -> str:
     return f"bundled://{MODEL}"
 
 
-def echo_against_bare(rounds: int, haproxy: bool, loads: list[Load]) -> list[dict[str, Any]]:
+def echo_against_bare(rounds: int, loads: list[Load]) -> list[dict[str, Any]]:
     """An instant engine behind our whole path, against a bare Serve handler that answers the same bytes."""
     body = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}
-    with cluster("echo", haproxy) as running:
+    with cluster("echo") as running:
         command = [sys.executable, "-m", "benchmarks.bare_app", running.ray_address]
-        settings = Settings(haproxy=haproxy, home=Path(running.home))
-        switches = local.ray_switches(settings) | local.ray_authentication(settings)
-        subprocess.run(command, check=True, env={**os.environ, **switches})
-        proxy = "HAProxy" if haproxy else "Serve's proxy"
-        ours = Side(f"ostinato, echo engine, {proxy}", running.url + CHAT, body)
-        bare = Side(f"bare Serve handler, {proxy}", running.url + "/bare", body)
+        switches = local.cluster_environment(Settings(home=Path(running.home)))
+        subprocess.run(command, check=True, env=switches)
+        ours = Side("ostinato, echo engine", running.url + CHAT, body)
+        bare = Side("bare Serve handler behind the same HAProxy", running.url + "/bare", body)
         if rehearsing.is_rehearsal():  # another benchmark of a running product's
             out = Path(running.home) / "served.json"
             served_estimates.main(
@@ -246,7 +244,7 @@ def vllm_against_ours(rounds: int) -> list[dict[str, Any]]:
         "temperature": 0,
         "ignore_eos": True,
     }
-    with cluster("vllm", True) as running, vllm_server() as url:
+    with cluster("vllm") as running, vllm_server() as url:
         ours = Side("ostinato, vLLM", running.url + CHAT, body)
         peer = Side("vLLM's own server", url + CHAT, body)
         return compare(ours, peer, [Load(1, 20), Load(8, 64)], rounds)
@@ -278,15 +276,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--rounds", type=int, default=15, help="a third of it where requests take long")
     parser.add_argument("--skip-vllm", action="store_true")
-    parser.add_argument("--only-haproxy", action="store_true", help="not behind Serve's own proxy")
     parser.add_argument("--out", type=Path, default=RESULT)
     args = parser.parse_args(argv)
     loads = REHEARSED_LOADS if rehearsing.is_rehearsal() else ECHO_LOADS
     rows: list[dict[str, Any]] = []
     fewer = max(1, args.rounds // 3)
     comparisons: list[Callable[[], list[dict[str, Any]]]] = [
-        lambda: echo_against_bare(args.rounds, True, loads),
-        *([] if args.only_haproxy else [lambda: echo_against_bare(fewer, False, loads)]),
+        lambda: echo_against_bare(args.rounds, loads),
         *([] if args.skip_vllm else [lambda: vllm_against_ours(fewer)]),
     ]
     for run in comparisons:
@@ -303,7 +299,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def rehearse(folder: Path) -> None:
     """A cluster whose engine echoes, against the bare handler: a few requests, one round."""
     out = folder / "gateway.json"
-    main(["--rounds", "1", "--skip-vllm", "--only-haproxy", "--out", str(out)])
+    main(["--rounds", "1", "--skip-vllm", "--out", str(out)])
     assert len(rehearsing.check(out)["rows"]) == len(REHEARSED_LOADS)
 
 

@@ -1,6 +1,6 @@
 """Clients that ask for long streams and never read them: how much memory that takes, and when they are cut.
 
-    python -m benchmarks.unread_streams [--streams 1000] [--megabytes 8] [--haproxy]
+    python -m benchmarks.unread_streams [--streams 1000] [--megabytes 8]
 
 Opens many connections to a product of its own with the echo engine, asks a long stream on each and reads
 nothing. Writes benchmarks/results/unread_streams.json: memory of the proxy and the gateway before, and each
@@ -34,7 +34,7 @@ RESULT = rehearsing.RESULTS / "unread_streams.json"
 # An event of a stream that says the 20 most likely tokens has about as many. Of small ones a gateway of one
 # core hands on some megabytes a second: what is looked at here would come late.
 WORD = 2000 * "a"
-PARTS = ("serve_proxy", "proxy", "gateway", "worker")
+PARTS = ("proxy", "gateway", "worker")
 MIB = 1 << 20
 # A client's own buffer in the kernel, which would else grow by what it may have.
 CLIENT_BYTES = 16 << 10
@@ -154,10 +154,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--streams", type=int, default=1000)
     parser.add_argument("--megabytes", type=float, default=8.0)
-    parser.add_argument("--haproxy", action="store_true", help="clients reach the gateway through HAProxy")
     parser.add_argument("--out", type=Path, default=RESULT)
     given = parser.parse_args(argv)
-    with environment(given.streams), cluster("echo", given.haproxy) as running:
+    with environment(given.streams), cluster("echo") as running:
         found = measure(running, given.streams, int(given.megabytes * 1e6))
         write_timeout_s = Settings().write_timeout_s
     result = {

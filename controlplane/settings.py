@@ -61,9 +61,6 @@ class Settings(BaseSettings):
     dashboard: bool = Field(
         default=True, description="Whether `ostinato up` starts Ray's dashboard, which takes 1 GB of memory."
     )
-    haproxy: bool = Field(
-        default=False, description="Use Ray Serve's HAProxy path (its replicas listen on all interfaces)."
-    )
     api_key: str = Field(default="", description="Bearer token asked of every client; empty: none.")
     tenants: str = Field(
         default="",
@@ -90,8 +87,8 @@ class Settings(BaseSettings):
         le=64,
         description="So many gateways on a node at most; 0: any number. One without a node waits for one.",
     )
-    proxy_sheds: bool = Field(
-        default=True, description="Serve's proxy refuses what it cannot pass on, by tenants' shares."
+    sheds_load: bool = Field(
+        default=True, description="A gateway refuses what it cannot do in time, by tenants' shares."
     )
     engine: Literal["vllm", "echo"] = Field(
         default="vllm", description="echo: an instant fake for benchmarks."
@@ -215,11 +212,6 @@ class Settings(BaseSettings):
         default=WRITE_TIMEOUT_S,
         gt=0,
         description="A client that takes nothing of its answer for so long is cut off.",
-    )
-    unsent_bytes: int = Field(
-        default=8 << 10,
-        ge=1024,
-        description="Most of one answer that a gateway keeps for its client; then the engine waits.",
     )
     engine_start_timeout_s: float = Field(
         default=900.0,

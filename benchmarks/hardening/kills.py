@@ -37,7 +37,7 @@ ROLES = {
     "gateway": "ServeReplica:ostinato:Gateway",
     "controller": "ServeReplica:ostinato:Controller",
     "engine": "ServeReplica:model-",
-    "proxy": "ProxyActor",
+    "proxy": "HAProxyManager",
     "agent": "ray::Agent",
     "gcs": "gcs_server",
     "raylet": "raylet/raylet",

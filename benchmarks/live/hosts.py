@@ -113,6 +113,7 @@ class Hosts:
 def environment_of(settings: Settings) -> dict[str, str]:
     """What a cluster's processes have that is on several hosts: its ports are not on 127.0.0.1."""
     kept = local.cluster_environment(settings)
+    local.make_folder(kept[local.MARK])
     return {name: value for name, value in kept.items() if name not in loopback.ENVIRONMENT}
 
 

@@ -255,7 +255,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # A rehearsal's bursts must be answered, however busy the machine is.
         settings = _tenants(folder, keys)
         if rehearsing.is_rehearsal():
-            settings["proxy_sheds"] = False
+            settings["sheds_load"] = False
         with groups.serving(folder, served, **settings) as running:
             found = measure(running, given)
     requests = found.pop("requests")

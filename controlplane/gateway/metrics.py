@@ -85,6 +85,13 @@ class Metrics:
             ["model", "reason"],
             registry=registry,
         )
+        self.refused_early = Counter(
+            "ostinato_requests_refused_early",
+            "Requests answered 429 before anything was done for them, by tenant: the gateway had more than "
+            "it could do in time.",
+            ["tenant"],
+            registry=registry,
+        )
         self.dropped = Counter(
             "ostinato_requests_dropped",
             "Requests ended without an answer, or without all of it, because they were late.",

@@ -25,8 +25,8 @@ def path_key(settings: Settings, devices: Iterable[Device]) -> str:
     if not _is_measured(settings) or not engines:
         return ""
     engine = max(engines, key=_numbers)
-    proxy = "haproxy" if settings.haproxy else "serve"
-    return f"{__version__}_vllm-{engine or 'unknown'}_{proxy}_{settings.gateway_replicas}"
+    # Paths measured behind Serve's Python proxy, which was there before, are called otherwise.
+    return f"{__version__}_vllm-{engine or 'unknown'}_haproxy_{settings.gateway_replicas}"
 
 
 def _is_measured(settings: Settings) -> bool:

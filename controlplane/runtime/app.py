@@ -15,7 +15,6 @@ import ray
 from fastapi import FastAPI
 from prometheus_client import REGISTRY
 from ray import serve
-from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 
@@ -23,6 +22,7 @@ from workers.imports import uncollected
 
 with uncollected():
     from controlplane.api.app import create_app, inference_only
+    from controlplane.api.early_refusal import EarlyRefusal
     from controlplane.api.services import Services
     from controlplane.controller.controller import Controller
     from controlplane.controller.leadership import Leadership
@@ -37,16 +37,13 @@ with uncollected():
     from controlplane.gateway.tenants_book import TenantsBook
     from controlplane.runtime import start_checks
     from controlplane.runtime.cluster import RayCluster
-    from controlplane.runtime.gateway_pings import bear_pings
-    from controlplane.runtime.gateway_router import AnsweringGateways
+    from controlplane.runtime.front_door import environment
     from controlplane.runtime.loopback import keep_replica_on_loopback
-    from controlplane.runtime.proxy_calls import follow_proxies
     from controlplane.runtime.replica_http import answer_first
     from controlplane.runtime.replica_logs import log_at_once
     from controlplane.runtime.serve import answers_of, installations, own_handle
     from controlplane.runtime.serve_news import keep_asking
     from controlplane.runtime.step_models import StepModelBook
-    from controlplane.runtime.unsent import bound_answers
     from controlplane.settings import Settings
     from controlplane.state.repository import Repository
     from controlplane.state.stores import open_store_at_start
@@ -54,11 +51,7 @@ with uncollected():
 
 log = logging.getLogger(__name__)
 
-bear_pings()
-follow_proxies()
-
 RATES_TIMEOUT_S = 2.0
-_ANSWERING = RequestRouterConfig(request_router_class=AnsweringGateways)
 
 
 @cache
@@ -120,6 +113,14 @@ def make_app() -> FastAPI:
     return create_app(make_services)
 
 
+@cache
+def _early_refusal() -> EarlyRefusal:
+    refused = _metrics().refused_early
+    return EarlyRefusal(
+        Settings(), lambda: _tenants().tenants, lambda name, count: refused.labels(name).inc(count)
+    )
+
+
 def _serve_metrics(settings: Settings) -> str:
     """Where other nodes find this process's metrics."""
     return serve_metrics(settings.metrics_host, settings.metrics_port_range, ray.util.get_node_ip_address())
@@ -143,24 +144,26 @@ class Gateway:
     """Stateless: each replica reads the same records and routes alike."""
 
     def __init__(self, controller: DeploymentHandle) -> None:
+        if problem := environment.problem(os.environ):
+            raise RuntimeError(problem)
         keep_replica_on_loopback()
         keep_asking()
         warming.begin()
-        answer_first(inference_only(make_services()))
-        bound_answers(Settings().unsent_bytes)
+        answer_first(inference_only(make_services()), _early_refusal())
         log_at_once()
         self._controller = controller  # keeps the controller in this application
         self._metrics_address = _serve_metrics(Settings())
         telling = _step_models().keep_telling(_cluster().asked, _cluster().learn)
         sharing = keep_sharing(_rates_of_all, _rates().hear, lambda: _tenants().tenants.any_rates)
         loop = asyncio.get_running_loop()
-        self._tasks = (loop.create_task(telling), loop.create_task(sharing))
+        loops = (telling, sharing, _early_refusal().watch())
+        self._tasks = tuple(loop.create_task(work) for work in loops)
 
     async def metrics_address(self) -> str:
         return self._metrics_address
 
     async def check_health(self) -> None:
-        """One that learns no more what steps take, or what other gateways gave, is replaced."""
+        """A gateway one of whose loops ended is replaced."""
         for task in self._tasks:
             await _as_it_should(task)
 
@@ -217,7 +220,6 @@ def build(args: dict[str, Any] | None = None) -> serve.Application:
         num_replicas=replicas,
         max_replicas_per_node=settings.gateways_per_node or None,
         ray_actor_options={"num_cpus": 0.1},
-        **({} if settings.haproxy else {"request_router_config": _ANSWERING}),  # HAProxy chooses by itself
     )
     application: serve.Application = gateway.bind(controller.bind())
     return application

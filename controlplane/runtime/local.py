@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import math
 import os
 import secrets
 import shutil
@@ -29,6 +28,7 @@ import psutil
 from controlplane import errors
 from controlplane.gateway.tenants_file import tenants_of
 from controlplane.runtime import loopback, serve_news, start_checks, supervision, supervisor_process
+from controlplane.runtime.front_door import environment
 from controlplane.settings import Settings
 from controlplane.state.installation import Missing, identity_of
 from controlplane.state.stores import open_store
@@ -102,7 +102,7 @@ def _first_start(settings: Settings, progress: Progress, dashboard_port: int) ->
 
 
 def _start(settings: Settings, progress: Progress, cluster: LocalCluster) -> LocalCluster:
-    _make_private(_temp_dir(cluster.mark).parent)
+    make_folder(cluster.mark)
     try:
         progress("starting a Ray node")
         _start_node(cluster, settings, progress)
@@ -271,6 +271,13 @@ def _temp_dir(mark: str) -> Path:
     return Path(f"/tmp/ostinato-{mark}/r")
 
 
+def make_folder(mark: str) -> None:
+    """What Ray's folder is in, with what Serve starts as HAProxy. Errors: Unavailable."""
+    folder = _temp_dir(mark).parent
+    _make_private(folder)
+    environment.write_program(folder, sys.executable)
+
+
 def _make_private(folder: Path) -> None:
     """Errors: Unavailable when somebody else made it: its name can be foreseen."""
     try:
@@ -368,7 +375,8 @@ def cluster_environment(settings: Settings) -> dict[str, str]:
         **{name: value for name, value in os.environ.items() if name != "RAY_AUTH_TOKEN"},  # some other's
         **start_checks.without_proxies(os.environ),
         **settings.as_env(),
-        **ray_switches(settings),
+        **ray_switches(),
+        **environment.of_one_machine(_temp_dir(mark).parent, mark),
         **ray_authentication(settings),
         MARK: mark,
         "RAY_TMPDIR": str(_temp_dir(mark)),
@@ -405,27 +413,16 @@ def ray_token(settings: Settings) -> str:
     return (settings.home / "ray-token").read_text()
 
 
-def ray_switches(settings: Settings) -> dict[str, str]:
+def ray_switches() -> dict[str, str]:
     """Ray's settings that are read from the environment when a process starts."""
     return {
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
-        "RAY_SERVE_PROXY_USE_GRPC": "1",  # which that means, but Ray reads it before
-        "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0",
-        "RAY_SERVE_ENABLE_HA_PROXY": "1" if settings.haproxy else "0",
-        # Not while a whole request waits for its answer: HAProxy counts what a client is to send, or to read.
-        "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(math.ceil(settings.write_timeout_s)),
-        # Serve's proxy asks it for middlewares before it listens: bounds on clients, errors in our words.
-        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "controlplane.runtime.proxy_errors:prepare",
-        # A proxy that died is missed after three looks, ten seconds apart by Serve's own choice.
-        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
-        # A proxy that was asked three times and is not ready is killed, and another started. Where much else
-        # runs, a start takes longer than three times Serve's 5 s. supervision.API_GONE_S is longer than this.
-        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",
+        **environment.EVERYWHERE,
         # So often news of replicas are asked for again (`serve_news`).
         "LISTEN_FOR_CHANGE_REQUEST_TIMEOUT_S_LOWER_BOUND": str(serve_news.ANSWERS_S[0]),
         "LISTEN_FOR_CHANGE_REQUEST_TIMEOUT_S_UPPER_BOUND": str(serve_news.ANSWERS_S[1]),
-        # gRPC, by which Serve's proxy and Ray's processes talk, would take `http_proxy` for other nodes and
-        # for this machine. An empty value means no proxy.
+        # gRPC, by which Ray's processes talk, would take `http_proxy` for other nodes and for this machine.
+        # An empty value means no proxy.
         "grpc_proxy": "",
         **loopback.ENVIRONMENT,
         # Ray would run gateways, controller and engines at 15: what else works on this machine would get
@@ -457,7 +454,7 @@ def _start_node(cluster: LocalCluster, settings: Settings, progress: Progress) -
             return
         progress(f"Ray did not start within its 30 s; trying again, {left} more times at most")
         end_leftovers(settings, progress)
-        _make_private(_temp_dir(cluster.mark).parent)
+        make_folder(cluster.mark)
 
 
 def _start_ray(cluster: LocalCluster, settings: Settings) -> None:

@@ -1,51 +1,108 @@
-"""How a gateway's own HTTP server answers, where HAProxy sends requests straight to it.
+"""How a gateway's own HTTP server answers. HAProxy sends requests straight to it.
 
 Serve's way into a replica (a request's metadata, two tasks, a queue, metrics, FastAPI's routes) takes longer
-than all that we do with an inference request. These are answered before it; all else goes Serve's way.
+than all that we do with an inference request. These are answered before it; all else goes Serve's way. Both
+count in Serve's metrics.
 """
 
 from __future__ import annotations
 
-import logging
-from typing import Any, cast
+import time
+from typing import Any, Protocol, cast
 
-from starlette.types import ASGIApp
+import ray
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
+from controlplane.api.early_refusal import EarlyRefusal, EarlyRefusals, Refusal
 from controlplane.api.inference.fast_path import InferenceFirst
+from controlplane.runtime.loopback import LOOPBACK
 from workers.server.gathered_writes import GatheringProtocol
 
-log = logging.getLogger(__name__)
 
+def answer_first(inference: ASGIApp, early: EarlyRefusal) -> None:
+    """Have the server of this replica ask `early` and `inference` first, and write each answer at once.
 
-def answer_first(inference: ASGIApp) -> None:
-    """Have the server of this replica ask `inference` first, and write each answer at once.
-
-    Called from a deployment's constructor, which Serve runs before it starts that server. Behind Serve's own
-    proxy a replica has none. A replica that stops lets these requests end: uvicorn waits for its connections.
+    Called from a deployment's constructor, which Serve runs before it starts that server. Raises RuntimeError
+    where Serve would run the application in another thread than the server's: two threads would change what
+    one of them reads.
     """
     from ray.serve._private import constants, replica
 
     if constants.RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD:
-        # The server has a loop of its own then: two threads would change what one of them reads.
-        log.warning(
-            "requests go through Serve: set RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD=0 to answer them first"
+        raise RuntimeError(
+            "expected RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD=0, got 1: set it, or"
+            " RAY_SERVE_THROUGHPUT_OPTIMIZED=1, for all processes of Ray (deploy/ray.env)"
         )
-        return
     start = replica.start_asgi_http_server
 
     async def start_ours(app: ASGIApp, options: Any, **more: Any) -> Any:
+        if ray.util.get_node_ip_address() == LOOPBACK:  # HAProxy, which alone asks, is on this machine
+            options.host = LOOPBACK
+        counted = Counted(inference, cast(Any, app).__self__._metrics_manager)
         task, server = await start(app, options, **more)
         config = server.config  # read when the task first runs
         make = config.app
 
         def ours_first() -> ASGIApp:
-            """uvicorn would put this layer around all."""
-            others = ProxyHeadersMiddleware(make(), config.forwarded_allow_ips)
-            return InferenceFirst(cast(ASGIApp, others), inference)
+            """uvicorn would put this layer around all. Whoever reaches this port may say which client asks:
+            HAProxy does, and the API's clients do not reach it."""
+            others = ProxyHeadersMiddleware(make(), "*")
+            return cast(ASGIApp, EarlyRefusals(InferenceFirst(cast(ASGIApp, others), counted), early))
 
         config.app, config.proxy_headers = ours_first, False
-        config.http = GatheringProtocol
+        config.http = protocol_of(early)
         return task, server
 
     replica.start_asgi_http_server = start_ours
+
+
+def protocol_of(early: EarlyRefusal) -> type[GatheringProtocol]:
+    """A connection on which most refusals cost no task."""
+
+    class RefusingProtocol(GatheringProtocol):
+        def refusal(self, scope: Scope) -> Refusal | None:
+            return early.of(scope, self.loop.time())
+
+    return RefusingProtocol
+
+
+class ServeMetrics(Protocol):
+    """What Serve keeps of a replica's requests, for its metrics and its end."""
+
+    def record_request_metrics(
+        self, *, route: str, latency_ms: float, is_error: bool, exception_type: str | None = None
+    ) -> None: ...
+
+    def inc_num_ongoing_requests(self, request_metadata: Any) -> None: ...
+
+    def dec_num_ongoing_requests(self, request_metadata: Any) -> None: ...
+
+
+class Counted:
+    """An application whose requests count as Serve counts its own: ongoing, ended, how long they took."""
+
+    def __init__(self, app: ASGIApp, metrics: ServeMetrics) -> None:
+        from ray.serve._private.common import RequestMetadata
+
+        self._app = app
+        self._metrics = metrics
+        # Serve asks a request by which protocol it came. It is none of those that Serve itself took.
+        self._request = RequestMetadata(request_id="", internal_request_id="")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        began_s, failed = time.perf_counter(), ""
+        self._metrics.inc_num_ongoing_requests(self._request)
+        try:
+            await self._app(scope, receive, send)
+        except BaseException as e:
+            failed = type(e).__name__
+            raise
+        finally:
+            self._metrics.dec_num_ongoing_requests(self._request)
+            self._metrics.record_request_metrics(
+                route=scope["path"],
+                latency_ms=1e3 * (time.perf_counter() - began_s),
+                is_error=bool(failed),
+                exception_type=failed or None,
+            )

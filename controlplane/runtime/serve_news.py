@@ -2,8 +2,8 @@
 
 Whoever routes learns of new replicas by calls to Serve's controller that it answers when something changes,
 or after a while. Ray 2.60 asks no more once such a call ends with any error of the actor's, also one that
-only says that the network is away; and it waits for ever for an answer that was lost. Then a proxy or a
-gateway knows the replicas of that day until it ends: found by cutting nodes off for 20 s
+only says that the network is away; and it waits for ever for an answer that was lost. Then HAProxy, a gateway
+or the controller knows the replicas of that day until it ends: found by cutting nodes off for 20 s
 (`benchmarks.hardening`, `cut`).
 """
 

@@ -1,6 +1,6 @@
 """When a local cluster is started again: a function of what is seen of it. Pure.
 
-Ray starts again what dies in its cluster: gateways, engines, agents, Serve's proxy and controller. Nothing
+Ray starts again what dies in its cluster: gateways, engines, agents, HAProxy and Serve's controller. Nothing
 does that for the node itself: its control store (GCS) and its raylet, without which all of it ends within a
 minute.
 """
@@ -13,7 +13,7 @@ from controlplane.planning.retrying import RetryLimits, pause_s
 
 # What a local head needs, as the kernel calls them. The raylet ends with its agents.
 HEAD = ("gcs_server", "raylet")
-# So long Serve may take to start its proxy again; on a busy machine it took 35 s. One that hangs as it starts
+# So long Serve may take to start HAProxy again; on a busy machine it took 35 s. One that hangs as it starts
 # is killed after 90 s (RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S).
 API_GONE_S = 120.0
 PAUSES = RetryLimits(first_pause_s=1.0, max_pause_s=60.0)

@@ -1,12 +1,12 @@
-"""What a proxy refuses when more requests come than it can pass on. Pure: who calls gives the time.
+"""What a gateway refuses when more requests come than it can do in time. Pure: the caller gives the time.
 
-What is behind the proxy has more than it can do when the smallest request takes long there, and goes on to.
+A gateway has more than it can do when the smallest request takes long there, and goes on to.
 Then requests beyond a budget are refused while they are cheap: before anything is done for them. The budget
 is at first a part of what was answered lately, so that what waits is done soon. It follows the delay from
 there: less while that is long, more when it is short again. Once some are refused, who is refused is above
 its share, so the delay may be held much lower than the one that began it; but not lower than what the
 smallest request takes on this machine when there is no crowd. It is held lower still where of all tenants
-that it keeps from something most is refused behind the proxy as well: then to pass on less takes nothing from
+that it keeps from something most is refused later as well: then to pass on less takes nothing from
 anybody, and all refusals are sooner.
 
 Tenants share the budget by weight, max-min fairly: each has a token bucket, and all buckets are filled at the
@@ -33,8 +33,8 @@ LOOKS = 2  # one that is late may be a machine that stood still
 LONG, LONG_OF_ALONE = 0.3, 2.5
 SHORT, SHORT_OF_ALONE = 0.15, 1.5
 MOST_SHORT = 0.9  # of what is long
-# The same part where of each tenant above its share more than WASTED of what is passed on is refused behind
-# the proxy; above LATE_WASTED some begin to be refused.
+# The same part where of each tenant above its share more than WASTED of what is passed on is refused
+# later; above LATE_WASTED some begin to be refused.
 WASTED, LATE_WASTED, LONG_WASTED = 0.5, 0.2, 0.1
 # That is over when so many windows in turn say so: a gateway that stands still refuses nobody, either.
 UNWASTED_WINDOWS = 3
@@ -91,7 +91,7 @@ class _Tenant:
 
 class LoadShedding:
     """`arrive` for each request of a tenant, `answer` when the first of its answer is there (`is_refusal`:
-    somebody behind the proxy would not do it), and `look` several times in WINDOW_S."""
+    it is a refusal all the same), and `look` several times in WINDOW_S."""
 
     def __init__(self) -> None:
         self._budget_per_s = math.inf

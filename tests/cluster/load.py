@@ -14,6 +14,7 @@ import httpx
 
 CLIENTS = 8
 CUT = "stream ended without [DONE] or an error"
+TRANSPORT = "transport "
 HUNG = "hung"
 HUNG_S = 300.0  # an answer to one of these takes less on the busiest machine
 # What takes the place of a process that died needs the cores, and so do the tests beside these.
@@ -107,7 +108,12 @@ class Load:
         except httpx.TimeoutException:
             return HUNG
         except httpx.HTTPError as e:
-            return f"transport {type(e).__name__}"
+            return f"{TRANSPORT}{type(e).__name__}"
+
+
+def is_broken_off(error: str) -> bool:
+    """Whether the connection ended before the answer did."""
+    return error == CUT or error.startswith(TRANSPORT)
 
 
 def _judge(reply: httpx.Response) -> str | None:

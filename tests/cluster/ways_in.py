@@ -1,4 +1,4 @@
-"""What clients send that are not Python's, by each way into a cluster: Serve's proxy, or HAProxy."""
+"""What clients send that are not Python's."""
 
 from __future__ import annotations
 

@@ -207,7 +207,7 @@ def test_no_process_of_the_cluster_asks_a_proxy_for_this_machine() -> None:
     given = {"http_proxy": "http://proxy:3128", "NO_PROXY": "example.com, 127.0.0.1"}
     found = start_checks.without_proxies(given)
     assert found["no_proxy"] == found["NO_PROXY"] == "example.com,127.0.0.1,localhost,::1"
-    assert local.ray_switches(Settings())["grpc_proxy"] == ""
+    assert local.ray_switches()["grpc_proxy"] == ""
 
 
 def test_rays_report_that_reports_are_off_has_nowhere_to_go(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from controlplane.runtime.front_door import environment as front_door
 from controlplane.runtime.local import ray_switches
-from controlplane.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = ROOT / "deploy" / "Dockerfile"
@@ -167,14 +167,18 @@ def ray_settings() -> dict[str, str]:
     return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
 
 
-def test_rays_settings_are_those_of_a_local_cluster(tmp_path: Path) -> None:
-    switches = ray_switches(Settings(home=tmp_path))
-    assert ray_settings().items() <= switches.items()
-    assert "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH" in ray_settings()
+def test_rays_settings_are_those_of_a_local_cluster() -> None:
+    told = ray_settings()
+    program = told.pop(front_door.BINARY)  # a local cluster has one of its own
+    assert program == f"$(command -v {front_door.PROGRAM})"
+    assert told.items() <= ray_switches().items()
+    assert front_door.EVERYWHERE.items() <= told.items()
 
 
 @final
 def test_images_have_rays_settings(stage: Stage) -> None:
     pairs = [pair for text in stage.all("ENV") for pair in shlex.split(text)]
     environment = dict(pair.split("=", 1) for pair in pairs)
-    assert ray_settings().items() <= environment.items()
+    told = ray_settings() | {front_door.BINARY: f"/opt/venv/bin/{front_door.PROGRAM}"}
+    assert told.items() <= environment.items()
+    assert front_door.problem(environment) == ""

@@ -21,6 +21,7 @@ from network_policies import EVERY_PORT, Pod, pod, reachable
 
 from benchmarks.live.redis_server import redis_binary
 from controlplane.runtime import local
+from controlplane.runtime.front_door import environment as front_door
 from controlplane.settings import Settings
 from tests.conftest import free_port
 from workers.addresses import Ports
@@ -77,7 +78,7 @@ EVERYTHING: Object = {
     "podAnnotations": {"rollout": "7"},
     "imagePullSecrets": [{"name": "pull"}],
     "ray": {"version": "2.60.0", "authMode": "token", "existingSecret": "ray-token"},
-    "serve": {"gatewayReplicas": 4, "haproxy": True, "throughputOptimized": True},
+    "serve": {"gatewayReplicas": 4, "throughputOptimized": True},
     "settings": {
         "engine": "vllm",
         "engineDtype": "bfloat16",
@@ -378,7 +379,6 @@ def test_settings_read_what_the_chart_writes(chart: Chart, monkeypatch: pytest.M
     for name in given:
         field = re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
         assert getattr(settings, field) == given[name], field
-    assert settings.haproxy is True
     assert settings.http_host == "0.0.0.0"
     assert settings.worker_host == "0.0.0.0"  # gateways may be on other nodes
     assert settings.metrics_host == "0.0.0.0"  # Prometheus is
@@ -398,32 +398,19 @@ def test_unset_settings_are_told_with_their_defaults() -> None:
         assert getattr(settings, re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()) == value, name
 
 
-@pytest.mark.parametrize(("settings", "seconds"), [({}, "17"), ({"writeTimeoutS": 60.5}, "61")])
-def test_haproxy_waits_for_clients_as_gateways_do(chart: Chart, settings: Object, seconds: str) -> None:
-    for template in pod_templates(chart.service({"serve": {"haproxy": True}, "settings": settings})):
-        assert environment(template)["RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S"]["value"] == seconds
-
-
-@pytest.mark.parametrize("throughput", [True, False])
-def test_behind_haproxy_gateways_have_one_loop(chart: Chart, throughput: bool) -> None:
-    """They answer in their replica's own server, which another thread's loop would race with."""
-    serve = {"haproxy": True, "throughputOptimized": throughput}
-    for template in pod_templates(chart.service({"serve": serve})):
-        assert environment(template)["RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD"]["value"] == "0"
-
-
-@pytest.mark.parametrize("throughput", [True, False])
-def test_proxies_ping_gateways(chart: Chart, throughput: bool) -> None:
-    """Over gRPC alone they do, whatever else Serve is told."""
-    for template in pod_templates(chart.service({"serve": {"throughputOptimized": throughput}})):
-        assert environment(template)["RAY_SERVE_PROXY_USE_GRPC"]["value"] == "1"
+def test_pods_have_the_front_door(chart: Chart) -> None:
+    """As a local cluster and the images have it; a gateway refuses to start without it."""
+    for template in pod_templates(chart.service({})):
+        told = {name: each.get("value", "") for name, each in environment(template).items()}
+        assert front_door.problem(told) == ""
+        assert front_door.EVERYWHERE.items() <= told.items()
 
 
 def test_the_head_remembers_few_calls(chart: Chart) -> None:
     """As `ostinato up` has it: its GCS would grow by 3 KB with each of 100,000."""
     for template in pod_templates(chart.service({})):
         value = environment(template)["RAY_task_events_max_num_task_in_gcs"]["value"]
-        assert value == local.ray_switches(Settings())["RAY_task_events_max_num_task_in_gcs"]
+        assert value == local.ray_switches()["RAY_task_events_max_num_task_in_gcs"]
 
 
 def test_all_settings_of_the_schema_are_tried() -> None:

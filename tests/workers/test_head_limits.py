@@ -1,4 +1,4 @@
-"""Requests' heads that are too large or too slow, at a worker's door and at a server like Serve's proxy."""
+"""Requests' heads that are too large or too slow, at a worker's server and at one like a gateway's."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 import uvicorn
 from engine_configs import echo_config
-from uvicorn.protocols.http import auto
 
-from controlplane.runtime.serve_proxy import bound_connections
 from workers.server import head_limits
+from workers.server.gathered_writes import GatheringProtocol
 from workers.server.head_limits import MAX_HEAD_BYTES, BoundedHead
 from workers.server.worker import Worker
 
@@ -40,8 +39,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(head_limits, "HEAD_S", 0.3)
 
 
-@pytest.fixture(params=["door", "proxy"])
-async def port(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
+@pytest.fixture(params=["door", "gateway"])
+async def port(request: pytest.FixtureRequest) -> AsyncIterator[int]:
     if request.param == "door":
         worker = Worker(echo_config(), "127.0.0.1")
         await worker.start()
@@ -49,10 +48,10 @@ async def port(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
         yield int((await worker.report()).address.rpartition(":")[2])
         await worker.close()
         return
-    monkeypatch.setattr(auto, "AutoHTTPProtocol", auto.AutoHTTPProtocol)  # put back afterwards
-    assert bound_connections() == []
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(lambda: _hello, factory=True, lifespan="off", log_config=None))
+    server = uvicorn.Server(
+        uvicorn.Config(_hello, http=GatheringProtocol, interface="asgi3", lifespan="off", log_config=None)
+    )
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     yield listener.getsockname()[1]
     server.should_exit = True

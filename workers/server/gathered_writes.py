@@ -10,9 +10,12 @@ import asyncio
 import math
 from typing import Any, cast
 
+from workers.asgi import Message
 from workers.server.head_limits import BoundedHead
 from workers.server.plain_requests import PlainCycle, plain_scope
 
+# Status, headers with the body's length, body.
+Answer = tuple[int, list[tuple[bytes, bytes]], bytes]
 # So much leaves at once, before the turn ends.
 LIMIT_BYTES = 64 * 1024
 # Another uvicorn than was tested may begin a request in another way: then all are uvicorn's own.
@@ -115,8 +118,16 @@ class GatheringProtocol(BoundedHead):
             keep_alive=parser.should_keep_alive(),
             on_response=self.on_response_complete,
         )
-        self._start_asgi_task(self.cycle, self.app)
+        refusal = self.refusal(cast(Any, self.scope))
+        if refusal is None or not self._plain.answer(*refusal):
+            self._start_asgi_task(self.cycle, self.app)
+        else:
+            self._plain.let_go()
         return True
+
+    def refusal(self, scope: Message) -> Answer | None:
+        """What to answer in the application's place; None: the application answers."""
+        return None
 
     def on_response_complete(self) -> None:
         self._gathered.flush()

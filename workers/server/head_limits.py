@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Iterable
-from typing import Any
 
 from workers.server.write_limits import BoundedWrites
 
@@ -17,14 +16,6 @@ MAX_HEAD_BYTES = 64 << 10
 HEAD_S = 8.0  # from the first byte of a head to its last, and from a connection to its first head
 _TOO_LARGE = b"431 Request Header Fields Too Large"
 _LATE = b"408 Request Timeout"
-
-
-def bound_every_head() -> list[Any]:
-    """What clusters that the last release started ask of a proxy that starts again."""
-    from uvicorn.protocols.http import auto
-
-    auto.AutoHTTPProtocol = BoundedHead
-    return []
 
 
 class BoundedHead(BoundedWrites):

@@ -65,9 +65,13 @@ class PlainCycle(RequestResponseCycle):
         try:
             await super().run_asgi(app)
         finally:
-            if self.response_complete:  # nobody waits any more: let it go without the garbage collector
-                self.message_event = _NOBODY
-                cast(Message, self.scope).pop(DIRECT, None)
+            if self.response_complete:
+                self.let_go()
+
+    def let_go(self) -> None:
+        """Of a request that is answered: free it without the garbage collector."""
+        self.message_event = _NOBODY
+        cast(Message, self.scope).pop(DIRECT, None)
 
     # --- news of the request ---------------------------------------------------------------------
 

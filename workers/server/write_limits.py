@@ -17,7 +17,7 @@ from typing import Any
 
 from workers.server.upgrades import IgnoredUpgrades
 
-# As controlplane.settings has it, for the processes that are not ours: Serve's proxy.
+# As controlplane.settings has it, whose package this one does not import.
 WRITE_S = float(os.environ.get("OSTINATO_WRITE_TIMEOUT_S") or 17.0)
 LOOKS = 15  # in that time
 # So much of an answer waits in the server before its application does, and in the kernel, which would keep

@@ -168,7 +168,7 @@ images have different Pythons, and Ray wants one.
 {{- if gt (int $ports.first) (int $ports.last) }}
 {{- fail (printf "metrics.ports: the first, %d, is above the last, %d" (int $ports.first) (int $ports.last)) }}
 {{- end }}
-{{- range list 6379 8000 8265 8404 9101 10001 44217 44227 52365 (int $v.metrics.port) }}
+{{- range list 6379 8000 8265 8500 10001 44217 44227 52365 (int $v.metrics.port) }}
 {{- if and (ge . (int $ports.first)) (le . (int $ports.last)) }}
 {{- fail (printf "metrics.ports: %d is among them, which Ray has; choose others" .) }}
 {{- end }}
@@ -255,18 +255,20 @@ applications:
 - name: OSTINATO_ARTIFACTS
   value: {{ .Values.artifacts.mountPath }}
 {{- end }}
-- name: OSTINATO_HAPROXY
-  value: {{ ternary "1" "0" .Values.serve.haproxy | quote }}
+# The front door (controlplane/runtime/front_door): Serve's HAProxy, started by a program of ours that sets its limits.
 - name: RAY_SERVE_ENABLE_HA_PROXY
-  value: {{ ternary "1" "0" .Values.serve.haproxy | quote }}
-{{- if .Values.serve.haproxy }}
+  value: "1"
+- name: RAY_SERVE_HAPROXY_BINARY_PATH
+  value: /opt/venv/bin/ostinato-haproxy
+# Serve's Python proxy, which it starts all the same, answers nobody.
+- name: RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH
+  value: controlplane.runtime.front_door.fallback:prepare
+# What starts HAProxy asks for news of gateways again when an answer was lost.
+- name: RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH
+  value: controlplane.runtime.front_door.manager:prepare
 # The gateway answers inference calls in its replica's own server, so both share one loop.
 - name: RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD
   value: "0"
-# Of a client that is to send, or to read, as OSTINATO_WRITE_TIMEOUT_S is; an hour by Serve's own choice.
-- name: RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S
-  value: {{ .Values.settings.writeTimeoutS | default 17 | float64 | ceil | int | quote }}
-{{- end }}
 # So often news of replicas are asked for again (controlplane/runtime/serve_news.py).
 - name: LISTEN_FOR_CHANGE_REQUEST_TIMEOUT_S_LOWER_BOUND
   value: "5"
@@ -281,14 +283,8 @@ applications:
 # As `ostinato up` has it: Ray would run gateways and engines at 15, and then nothing of theirs can be made less urgent.
 - name: RAY_worker_niceness
   value: "0"
-# Serve's proxy asks it for middlewares before it listens: bounds on clients, errors in our words.
-- name: RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH
-  value: controlplane.runtime.proxy_errors:prepare
 - name: RAY_SERVE_THROUGHPUT_OPTIMIZED
   value: {{ ternary "1" "0" .Values.serve.throughputOptimized | quote }}
-# Over gRPC the proxy pings gateways, and notices one that hangs (controlplane/runtime/gateway_pings.py).
-- name: RAY_SERVE_PROXY_USE_GRPC
-  value: "1"
 # gRPC would take http_proxy of extraEnv for other Pods; an empty value is its word for no proxy.
 - name: grpc_proxy
   value: ""

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 SDKS = Path(__file__).parents[1] / "sdks"
 
 
-def test_serve_s_proxy_answers_every_client(echo_cluster: Cluster) -> None:
+def test_every_client_is_answered(echo_cluster: Cluster) -> None:
     ways_in.answer_every_client(echo_cluster)
 
 

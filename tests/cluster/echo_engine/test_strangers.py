@@ -21,6 +21,7 @@ from served import BASE
 
 from controlplane import errors
 from controlplane.runtime import local
+from controlplane.runtime.front_door import environment
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
@@ -102,9 +103,12 @@ PATHS = ("/", "/metrics", "/nodes", "/logs/", "/v1/models", "/get_runtime_envs_i
 
 
 def test_every_port_refuses_a_stranger_or_has_nothing_to_hide(echo_cluster: Cluster) -> None:
-    """Over HTTP and gRPC. Not asked is the API: without a key it is open to this machine, as documented."""
-    api = urlsplit(echo_cluster.url).port
-    asked = sorted(port for port in ports_of(echo_cluster) if port[1] != api)
+    """Over HTTP and gRPC. Not asked is the API, at HAProxy and at the gateway behind it: without a key it is
+    open to this machine, as documented."""
+    window = environment.of_one_machine(Path("/"), echo_cluster.local.mark)
+    first, last = (int(window[f"RAY_SERVE_DIRECT_INGRESS_{end}_HTTP_PORT"]) for end in ("MIN", "MAX"))
+    api = {urlsplit(echo_cluster.url).port, *range(first, last + 1)}
+    asked = sorted(port for port in ports_of(echo_cluster) if port[1] not in api)
     with ThreadPoolExecutor(len(asked)) as pool:
         by_http = [answer for answers in pool.map(_told_by_http, asked) for answer in answers]
         by_grpc = dict(zip(asked, pool.map(_told_by_grpc, asked), strict=True))
@@ -232,7 +236,7 @@ def test_ray_does_not_remember_each_report_of_an_agent(echo_cluster: Cluster) ->
     assert not any("report" in name for name in remembered())
 
 
-def test_the_proxy_does_not_read_a_head_without_end(echo_cluster: Cluster) -> None:
+def test_the_front_door_does_not_read_a_head_without_end(echo_cluster: Cluster) -> None:
     where, sent = urlsplit(echo_cluster.url), 0
     with socket.create_connection((where.hostname, where.port), 60) as connection:
         connection.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\nx-long: ")

@@ -28,8 +28,8 @@ LEFT, RIGHT, TWINS = "left", "right", "twins"
 APART = {"group": "apart"}
 # A gateway's connections to a host that is gone break off, or are cut.
 ERRORS = ("502 engine_failed", "503 unavailable", "event engine_failed", "event unavailable")
-# The gateway itself may have been there: Serve's proxy ends what it was answering.
-OF_THE_GATEWAY = ("500 not ours: 'Internal Server Error'", "transport ", "stream ended")
+# The gateway itself may have been there: then HAProxy ends the connection of what it was answering.
+OF_THE_GATEWAY = ("transport ", "stream ended")
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,206 @@
+"""A gateway refuses early what it cannot do in time: `controlplane.traffic.load_shedding` before its server.
+
+A request costs a gateway about a millisecond; refused before anything is done for it, a tenth of that. The
+API key identifies the tenant. All requests without a known key are one tenant of little weight. How late the
+gateway is, its own loop says: how long as many turns take as a request needs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from controlplane import errors
+from controlplane.api import request_id
+from controlplane.api.middleware import key_in
+from controlplane.settings import Settings
+from controlplane.traffic.load_shedding import UNKNOWN, LoadShedding
+from controlplane.traffic.rate_limits import full, take
+from controlplane.traffic.tenants import DEFAULT, Tenant, Tenants
+from workers.asgi import DIRECT, DirectRequest
+
+log = logging.getLogger(__name__)
+
+Headers = Iterable[tuple[bytes, bytes]]
+LOOK_S = 0.1
+TURNS = 4  # read, begun, answered by the engine, written
+NOBODY = Tenant(name=UNKNOWN, weight=0.1)
+BUSY = errors.Overloaded(
+    "more requests come than can be passed on, and yours more than its share of them; send fewer at once or"
+    " try again",
+    details={"reason": "busy"},
+)
+_BODY = json.dumps(BUSY.body()).encode()
+# Probes of the API: any client may send so many, and beyond that they count as one without a known key.
+_OPEN = frozenset({"/healthz", "/readyz"})
+OPEN_PER_MINUTE = 1200.0
+_SERVES = frozenset({"/-/healthz", "/-/routes"})
+# The key in a scope under which the name of its request's tenant is, until it is passed on; None: the request
+# is not counted.
+TENANT = "ostinato.tenant"
+
+
+class Decision(NamedTuple):
+    """`tenant`: whose answer it will be; None: it is not counted. `retry_s`: None: pass the request on; else
+    refuse it, and have it come again after so many seconds."""
+
+    tenant: str | None
+    retry_s: float | None
+
+
+class Refusal(NamedTuple):
+    """A whole answer."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+
+
+class EarlyRefusal:
+    """Of one gateway: whom it refuses. `refused` counts, by the tenant's name."""
+
+    def __init__(
+        self, settings: Settings, tenants: Callable[[], Tenants], refused: Callable[[str, int], None]
+    ) -> None:
+        self._sheds = settings.sheds_load
+        self._key = settings.api_key.encode()
+        self._tenants = tenants
+        self._count = refused
+        self._shedding = LoadShedding()
+        self._open = full(OPEN_PER_MINUTE, 0.0)
+        self._refused = 0
+        self._untold: Counter[str] = Counter()
+
+    def of(self, scope: Scope, now_s: float) -> Refusal | None:
+        """The answer to a request that is refused. None: pass it on; `scope` knows then whose it is."""
+        decision = self.decide(scope["path"], scope["headers"], now_s)
+        if decision.retry_s is None:
+            scope[TENANT] = decision.tenant
+            return None
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(_BODY)),
+            (b"retry-after", b"%d" % math.ceil(decision.retry_s)),
+            request_id.header_of(scope["headers"]),
+        ]
+        return Refusal(errors.Overloaded.status, headers, b"" if scope["method"] == "HEAD" else _BODY)
+
+    def answered(self, name: str, is_refusal: bool) -> None:
+        """An answer to a request of this tenant begins."""
+        self._shedding.answer(name, is_refusal)
+
+    def decide(self, path: str, headers: Headers, now_s: float) -> Decision:
+        if not self._sheds or path in _SERVES or (path in _OPEN and self._is_open(now_s)):
+            return Decision(None, None)
+        tenant = NOBODY if path in _OPEN else self.tenant_of(headers)
+        after_s = self._shedding.arrive(tenant.name, tenant.weight, now_s)
+        if after_s is not None:
+            self._refused += 1
+            self._untold[tenant.name] += 1
+        return Decision(None if path in _OPEN else tenant.name, after_s)
+
+    def _is_open(self, now_s: float) -> bool:
+        self._open, wait_s = take(self._open, OPEN_PER_MINUTE, 1.0, now_s)
+        return wait_s == 0.0
+
+    def tenant_of(self, headers: Headers) -> Tenant:
+        """As the guard has it (`controlplane.api.middleware`)."""
+        if not self._key:
+            return DEFAULT
+        key = key_in(dict(headers).get(b"authorization", b""))
+        tenants = self._tenants()
+        if hmac.compare_digest(key, self._key):
+            return tenants.installation
+        return tenants.of_key(key) or NOBODY
+
+    async def watch(self) -> None:
+        """Until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            late_s = await lateness_s(loop.time() + LOOK_S)
+            before = self._shedding.budget_per_s
+            self._shedding.look(late_s, loop.time())
+            self._tell(before, self._shedding.budget_per_s)
+
+    def _tell(self, before: float, after: float) -> None:
+        if before == math.inf and after < math.inf:
+            log.warning(
+                "the gateway has more requests than it can pass on: it takes %.0f a second and refuses the"
+                " tenants that ask for more than their share (429, details.reason busy)",
+                after,
+            )
+        elif before < math.inf and after == math.inf:
+            log.warning("the gateway passes on all requests again; it refused %d", self._refused)
+            self._refused = 0
+        untold, self._untold = self._untold, Counter()
+        for name, number in untold.items():
+            self._count(name or "unknown", number)
+
+
+async def lateness_s(due_s: float) -> float:
+    """How much later than `due_s`, by the loop's time, a request that came then would be answered."""
+    loop = asyncio.get_running_loop()
+    await asyncio.sleep(due_s - loop.time())
+    for _ in range(TURNS):
+        await asyncio.sleep(0)
+    return max(0.0, loop.time() - due_s)
+
+
+class EarlyRefusals:
+    """Around a server's application, pure ASGI: counts its answers by tenant, and refuses what the server
+    itself has not looked at."""
+
+    def __init__(self, app: ASGIApp, early: EarlyRefusal) -> None:
+        self._app = app
+        self._early = early
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        if TENANT not in scope:
+            refusal = self._early.of(scope, asyncio.get_running_loop().time())
+            if refusal is not None:
+                await send(
+                    {"type": "http.response.start", "status": refusal.status, "headers": refusal.headers}
+                )
+                await send({"type": "http.response.body", "body": refusal.body})
+                return
+        tenant = scope.pop(TENANT)
+        if tenant is None:
+            await self._app(scope, receive, send)
+            return
+
+        async def counting(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._early.answered(tenant, message["status"] == errors.Overloaded.status)
+            await send(message)
+
+        direct: DirectRequest | None = scope.get(DIRECT)
+        if direct is not None:
+            scope[DIRECT] = _Counted(direct, self._early, tenant)
+        await self._app(scope, receive, counting)
+
+
+class _Counted:
+    """A `DirectRequest` whose answer is counted."""
+
+    def __init__(self, direct: DirectRequest, early: EarlyRefusal, tenant: str) -> None:
+        self.call = direct.call
+        self._answer = direct.answer
+        self._early = early
+        self._tenant = tenant
+
+    def answer(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> bool:
+        if not self._answer(status, headers, body):
+            return False
+        self._early.answered(self._tenant, status == errors.Overloaded.status)
+        return True

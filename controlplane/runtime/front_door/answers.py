@@ -1,0 +1,52 @@
+"""What HAProxy answers by itself, as files: OpenAI's error object with a documented code, in place of HTML.
+
+Its answers to a head that is malformed, too large (400) or late (408) stay HAProxy's: it sends them before
+files are looked at.
+"""
+
+from __future__ import annotations
+
+import http
+import json
+from collections.abc import Mapping
+
+from controlplane import errors
+
+RETRY_S = 1.0
+ABSENT = errors.Unavailable("no gateway is there: it starts, or stops; try again", retry_after_s=RETRY_S)
+DIED = errors.Unavailable(
+    "the gateway that had this request ended or hung before it answered, or no gateway is there; the request"
+    " may have been carried out: try again, changes with the same Idempotency-Key",
+    retry_after_s=RETRY_S,
+)
+UNEXPECTED = errors.OstinatoError("the front door failed at this request; try again")
+HIDDEN = errors.Forbidden("what runs behind this address is not told; GET /docs lists what there is")
+# By the status that HAProxy would answer.
+_MEANING: Mapping[int, errors.OstinatoError] = {
+    500: UNEXPECTED,
+    502: DIED,
+    503: DIED,
+    504: DIED,
+}
+
+
+def files() -> dict[str, bytes]:
+    """Contents by name."""
+    whole = {f"{status}.http": _response(error) for status, error in _MEANING.items()}
+    return {**whole, "routes.json": _body(HIDDEN), "absent.json": _body(ABSENT)}
+
+
+def _response(error: errors.OstinatoError) -> bytes:
+    body = _body(error)
+    lines = [
+        f"HTTP/1.1 {error.status} {http.HTTPStatus(error.status).phrase}",
+        "content-type: application/json",
+        f"content-length: {len(body)}",
+        "connection: close",
+        *([] if error.retry_after_s is None else [f"retry-after: {round(error.retry_after_s)}"]),
+    ]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+def _body(error: errors.OstinatoError) -> bytes:
+    return json.dumps(error.body()).encode()

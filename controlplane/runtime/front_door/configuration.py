@@ -1,0 +1,145 @@
+"""What we change in the configuration that Ray Serve writes for HAProxy. Pure.
+
+Ray 2.60 has no setting for these lines: limits on clients, errors in our words, ports that only its own tests
+read, an admin socket that every user of the machine may write to. Each edit names the text that it expects;
+a Ray whose template moved is refused before HAProxy starts, not served without limits.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+# From the first byte of a request's head to its last.
+HEAD_S = 8
+# Between two checks of a gateway.
+CHECK_MS = 250
+
+
+class UnknownTemplate(Exception):
+    """Ray's template does not hold the text that an edit expects."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """`client_s`: how long a client may neither send nor read. `request_s`: how long a request may take in
+    all. `silent_s`: how long a gateway may leave a health check unanswered. `connections`: of clients, at
+    once."""
+
+    client_s: int
+    request_s: int
+    silent_s: float
+    connections: int
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Replaces every match of `pattern`, of which there are `least` or more."""
+
+    what: str
+    pattern: str
+    replacement: str | Callable[[re.Match[str]], str]
+    least: int = 1
+
+
+def edited(text: str, limits: Limits, folder: str, listens_on_all: bool = False) -> str:
+    """Ray's configuration with our edits. `folder` holds the files of `answers`; `listens_on_all`: also on
+    IPv6, where Ray binds IPv4 alone. Raises UnknownTemplate."""
+    backends = text.count("\n    option httpchk ")
+    for edit in _edits(limits, folder, listens_on_all, backends):
+        text, found = re.subn(edit.pattern, edit.replacement, text, flags=re.MULTILINE)
+        if found < edit.least:
+            raise UnknownTemplate(
+                f"expected {edit.what} in HAProxy's configuration as Ray 2.60 writes it, found none; this"
+                " version of Ray is not supported: install the one that pyproject.toml names"
+            )
+    return text
+
+
+def _edits(limits: Limits, folder: str, listens_on_all: bool, backends: int) -> list[Edit]:
+    edits = [
+        Edit("a log of each request, by UDP to whoever listens there", r"^    log \S+ local0 info\n", ""),
+        Edit(
+            "an admin socket of mode 666",
+            r"^(    stats socket \S+) mode 666 ",
+            r"\1 mode 600 ",
+        ),
+        Edit("a limit of connections", r"^    maxconn \d+$", f"    maxconn {limits.connections}"),
+        # A reload cuts what its predecessor still has in hand after so long.
+        Edit(
+            "the end of HAProxy's predecessor",
+            r"^    hard-stop-after \d+s$",
+            f"    hard-stop-after {limits.request_s}s",
+        ),
+        Edit("a timeout of clients", r"^    timeout client \d+s ?$", _timeouts(limits)),
+        Edit("answers in place of 502, 503 and 504", r"(^    errorfile \d+ \S+\n)+", _errorfiles(folder)),
+        Edit("a port for Prometheus", r"^frontend prometheus\n(?:    .*\n)+", ""),
+        Edit("a port for statistics", r"^listen stats\n(?:  .*\n)+", ""),
+        Edit(
+            "the list of applications",
+            r"^    http-request return .* if routes$",
+            f"    http-request return status 403 content-type application/json file {folder}/routes.json"
+            " if routes",
+        ),
+        Edit(
+            "an answer for paths that no application has",
+            r"^    http-request return status 404 .*$",
+            "    http-request return status 503 content-type application/json"
+            f" file {folder}/absent.json hdr Retry-After 1",
+        ),
+        # A gateway that leaves a check unanswered gets no more requests, and those it has in hand end.
+        Edit(
+            "how gateways are checked",
+            r"^    default-server .* check$",
+            f"    default-server inter {CHECK_MS}ms fastinter {CHECK_MS}ms downinter {CHECK_MS}ms"
+            " fall 1 rise 1 check on-marked-down shutdown-sessions",
+            backends,
+        ),
+        Edit("which failures are retried", r"^    retry-on conn-failure$", _RETRIES),
+        Edit("which requests are logged for Serve's metrics", r"^    log-format-sd .*$", _repeatable),
+        # Serve's Python proxy on the head, which answers nobody (`fallback`).
+        Edit(
+            "Serve's own proxy", r"^(    server \S*fallback\S* \S+) check backup$", r"\1 disabled backup", 0
+        ),
+    ]
+    if listens_on_all:
+        edits.append(Edit("the port of the API", r"^    bind \*:(\d+)$", r"    bind :::\1 v4v6"))
+    return edits
+
+
+# A request goes to another gateway when it reached none, or when its gateway ended before it answered and the
+# request may be carried out twice.
+_RETRIES = "    retry-on conn-failure empty-response\n    retries 2"
+_REPEATABLE = (
+    "acl repeatable method GET HEAD OPTIONS",
+    "acl repeatable path /v1/completions /v1/chat/completions",
+    "acl repeatable req.hdr(idempotency-key) -m found",
+    "http-request disable-l7-retry if !repeatable",
+)
+
+
+def _repeatable(line: re.Match[str]) -> str:
+    return "\n".join([line[0], *(f"    {rule}" for rule in _REPEATABLE)])
+
+
+def _timeouts(limits: Limits) -> str:
+    lines = (
+        # A connection without a request is closed without an answer, and counts as none.
+        "option http-ignore-probes",
+        "option dontlognull",
+        "option forwardfor",  # whose address the audit log names
+        f"timeout client {limits.client_s}s",
+        f"timeout client-fin {limits.client_s}s",
+        f"timeout http-request {HEAD_S}s",
+        f"timeout check {round(1000 * limits.silent_s)}ms",
+    )
+    return "\n".join(f"    {line}" for line in lines)
+
+
+def _errorfiles(folder: str) -> str:
+    return "".join(f"    errorfile {status} {folder}/{status}.http\n" for status in ERROR_STATUSES)
+
+
+# Of HAProxy's own answers, by the status that it would give.
+ERROR_STATUSES = (500, 502, 503, 504)
