@@ -14,7 +14,7 @@ from dataclasses import dataclass
 # From the first byte of a request's head to its last.
 HEAD_S = 8
 # Between two checks of a gateway.
-CHECK_MS = 250
+CHECK_MS = 500
 
 
 class UnknownTemplate(Exception):
