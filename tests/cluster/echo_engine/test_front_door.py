@@ -91,8 +91,11 @@ def test_serves_own_proxy_answers_nobody(echo_cluster: Cluster) -> None:
     assert ("127.0.0.1", port) in listening(proxy)
     with socket.create_connection(("127.0.0.1", port), 60) as connection:
         connection.settimeout(60)
-        with pytest.raises(ConnectionResetError):
-            connection.recv(1)
+        try:
+            found = connection.recv(1)
+        except ConnectionResetError:
+            found = b""
+    assert found == b""
 
 
 def test_it_comes_again_when_what_started_it_dies(echo_cluster: Cluster) -> None:
