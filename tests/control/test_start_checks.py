@@ -211,7 +211,7 @@ def test_no_process_of_the_cluster_asks_a_proxy_for_this_machine() -> None:
 
 
 def test_rays_report_that_reports_are_off_has_nowhere_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in local.ray_switches(Settings()).items():
+    for name, value in local.ray_switches().items():
         monkeypatch.setenv(name, value)
     assert not usage_lib.usage_stats_enabled()
     report = usage_lib.generate_disabled_report_data()
