@@ -32,7 +32,7 @@ from benchmarks import gpu_engine, rehearsing, served_estimates
 from benchmarks.process_cpu import ClusterCpu
 from benchmarks.serving.settings import SHAPES
 from controlplane.client.client import Client
-from controlplane.management.schemas.deploy import DeployModelRequest
+from controlplane.management.schemas.deploy import DeployModelRequest, EngineForm
 from controlplane.management.schemas.models import RegisterModelRequest
 from controlplane.runtime import local
 from controlplane.settings import Settings
@@ -150,7 +150,7 @@ def _cpu(name: str, found: list[dict[str, float]]) -> dict[str, Any]:
 
 
 @contextmanager
-def cluster(engine: str) -> Iterator[local.LocalCluster]:
+def cluster(engine: str, sizes: EngineForm | None = None) -> Iterator[local.LocalCluster]:
     """In a temporary home, with the bundled model (in a rehearsal a tiny one) deployed on `engine`."""
     with tempfile.TemporaryDirectory(prefix="ostinato-bench-") as home:
         source = source_in(Path(home))
@@ -162,7 +162,7 @@ def cluster(engine: str) -> Iterator[local.LocalCluster]:
             with Client(running.url) as client:
                 registering = client.register_model(RegisterModelRequest(model=MODEL, source=source))
                 client.wait(registering.id)
-                client.wait(client.deploy_model(DeployModelRequest(model=MODEL)).id)
+                client.wait(client.deploy_model(DeployModelRequest(model=MODEL, engine=sizes)).id)
             yield running
         finally:
             local.down(settings, print)

@@ -47,9 +47,10 @@ from controlplane.planning.engine_config import engine_config
 from controlplane.planning.placement_decision import with_room_for_variants
 from controlplane.planning.variant_room import AtOnce, at_once
 from controlplane.profiling.keys import served_spec
+from controlplane.profiling.usual_engine import BATCHED_TOKENS
 from controlplane.settings import Settings
 from controlplane.state.records import Model, Phase
-from placement.types import Choice, Placement, RankPlacement
+from placement.types import Choice, EngineSizes, Placement, RankPlacement
 from profiler.checkpoint import read_model
 from profiler.measurements import read
 from profiler.physical.calibrating import calibrate
@@ -71,6 +72,7 @@ from workers.tiers import Tier
 
 KINDS = (VariantKind.LORA, VariantKind.SPARSE_DELTA)
 WITHIN = 0.1
+SLOTS = 4
 LOOK_S = 0.2
 ROUNDS = 5
 ALL_LINEAR = tuple(name.split(".")[1] for name in gpu_engine.linear_shapes(gpu_engine.LLAMA_7B))
@@ -116,7 +118,9 @@ def adapter(folder: Path, seed: int, size: Size, rank: int, modules: Sequence[st
     return write_adapter(folder, seed, size, rank, modules)
 
 
-def measured(base: Path, spec: ModelSpec, kind: str, args: argparse.Namespace, settings: Settings) -> Path:
+def measured(
+    base: Path, spec: ModelSpec, kind: str, args: argparse.Namespace, settings: Settings, scale: Scale
+) -> Path:
     """The lines of a profile of the base, as far as this mix needs it."""
     path: Path = args.known or args.folder / "measurements.jsonl"
     if path.exists() or kind == CPU:
@@ -125,11 +129,11 @@ def measured(base: Path, spec: ModelSpec, kind: str, args: argparse.Namespace, s
         on_cpu=False,
         devices=1,
         device_bytes=settings.profile_bytes,
-        max_model_len=settings.max_model_len,
-        max_sequences=settings.concurrency,
-        batched_tokens=settings.batched_tokens,
-        max_lora_rank=settings.max_lora_rank,
-        max_variants=settings.max_variants,
+        max_model_len=scale.max_model_len,
+        max_sequences=max(scale.batches),
+        batched_tokens=BATCHED_TOKENS,
+        max_lora_rank=scale.max_rank,
+        max_variants=SLOTS,
     )
     needed = {kind.value for kind in KINDS}
     runs = tuple(run for run in profiling_plan(spec, reach) if needed.issuperset(run.setting.launched))
@@ -142,7 +146,7 @@ def measured(base: Path, spec: ModelSpec, kind: str, args: argparse.Namespace, s
         (0,),
         settings.profile_bytes,
         LLAMA_7B.dtype,
-        settings.max_model_len,
+        scale.max_model_len,
         args.profile_s,
     )
     lines = []
@@ -338,12 +342,13 @@ def prepare(args: argparse.Namespace, scale: Scale) -> Served:
     models = tuple(
         registered(number, name, path, spec) for number, (name, path) in enumerate(paths.items(), 1)
     )
-    known = measured(base, spec, size.device_kind, args, settings)
+    known = measured(base, spec, size.device_kind, args, settings, scale)
     calibration = calibrate(spec, read(known)) if known.exists() else None
     device = probe("gpu-host").devices[0]
     ground = ground_of(spec, DeviceRates(device.memory_bytes_per_s, device.flops_per_s), calibration, size)
-    (plan, *_) = candidate_plans(spec, ("none",), 1, scale.max_model_len, settings.concurrency, 0, 0)
-    plan = with_room_for_variants(plan, spec, settings, models[:-1])
+    (plan, *_) = candidate_plans(spec, ("none",), 1, scale.max_model_len, max(scale.batches), 0, 0)
+    sizes = EngineSizes(variant_slots=SLOTS, lora_rank=scale.max_rank, variant_host_bytes=16 << 30)
+    plan = with_room_for_variants(plan, spec, sizes, models[:-1])
     mix = [model.variant_spec for model in models[:-1]]
     estimates = {
         batch: predict(ground, plan, Workload(batch, gpu_worker.INPUT_TOKENS, size.output_tokens), mix)
@@ -369,11 +374,6 @@ def prepare(args: argparse.Namespace, scale: Scale) -> Served:
 def settings_of(folder: Path, scale: Scale) -> Settings:
     return Settings(
         home=folder / "home",
-        max_variants=4,
-        max_lora_rank=scale.max_rank,
-        max_model_len=scale.max_model_len,
-        concurrency=max(scale.batches),
-        variant_host_bytes=16 << 30,
         engine_dtype=scale.size.dtype,
     )
 

@@ -17,8 +17,8 @@ import re
 import select
 import socket
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,9 @@ import httpx
 from benchmarks import rehearsing
 from benchmarks.gateway import MODEL, cluster
 from benchmarks.process_cpu import ClusterCpu
+from controlplane.api.request_limits import WRITE_TIMEOUT_S
+from controlplane.management.schemas.deploy import EngineForm
 from controlplane.runtime.local import LocalCluster
-from controlplane.settings import Settings
 
 RESULT = rehearsing.RESULTS / "unread_streams.json"
 # An event of a stream that says the 20 most likely tokens has about as many. Of small ones a gateway of one
@@ -42,19 +43,9 @@ PATIENCE_S = 120.0
 COUNTED = re.compile(r'^ostinato_requests_total\{code="(\w+)",model="[^"]*"\} ([0-9.]+)', re.MULTILINE)
 
 
-@contextmanager
-def environment(streams: int) -> Iterator[None]:
+def sizes_for(streams: int) -> EngineForm:
     """As many places in the engine as there are streams: then none of them waits for its turn."""
-    chosen = {"OSTINATO_CONCURRENCY": str(max(16, streams)), "OSTINATO_MAX_MODEL_LEN": "64"}
-    if rehearsing.is_rehearsal():
-        chosen["OSTINATO_WRITE_TIMEOUT_S"] = "1"
-    before = {name: os.environ.get(name) for name in chosen}
-    os.environ.update(chosen)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
+    return EngineForm(contextTokens=64, requestsAtOnce=max(16, streams))
 
 
 def request_of(size_bytes: int) -> bytes:
@@ -156,13 +147,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--megabytes", type=float, default=8.0)
     parser.add_argument("--out", type=Path, default=RESULT)
     given = parser.parse_args(argv)
-    with environment(given.streams), cluster("echo") as running:
+    with cluster("echo", sizes_for(given.streams)) as running:
         found = measure(running, given.streams, int(given.megabytes * 1e6))
-        write_timeout_s = Settings().write_timeout_s
     result = {
         "command": rehearsing.command("benchmarks.unread_streams", argv),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
-        "write_timeout_s": write_timeout_s,
+        "write_timeout_s": WRITE_TIMEOUT_S,
         **found,
     }
     rehearsing.write_result(given.out, result)

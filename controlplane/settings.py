@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -13,12 +12,6 @@ from controlplane.template_arguments import template_arguments_of
 from placement.types import CostMeasure
 from workers.addresses import Ports
 
-MAX_SEQUENCES = 16  # of a request
-MAX_WORDS = 256  # in a list of them; OpenAI takes four stop sequences
-MAX_GRAMMAR_BYTES = 64 << 10
-MAX_BODY_PARTS = 1 << 16  # Python reads as many in 20 ms
-MAX_PROMPT_LOGPROBS = 4096  # an engine answers nobody while it writes them, for about 80 ms
-WRITE_TIMEOUT_S = 17.0
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 NO_GPUS = "none"
@@ -75,11 +68,6 @@ class Settings(BaseSettings):
         description="A file of lines of JSON, one for each change asked for; a relative path is in home. "
         "-: standard output; empty: none.",
     )
-    audit_log_bytes: int = Field(
-        default=64 << 20,
-        ge=0,
-        description="A larger file of the audit log is put aside; four such are kept. 0: it grows on.",
-    )
     gateway_replicas: int = Field(default=1, ge=1, le=64)
     gateways_per_node: int = Field(
         default=0,
@@ -90,43 +78,38 @@ class Settings(BaseSettings):
     sheds_load: bool = Field(
         default=True, description="A gateway refuses what it cannot do in time, by tenants' shares."
     )
-    engine: Literal["vllm", "echo"] = Field(
-        default="vllm", description="echo: an instant fake for benchmarks."
-    )
-    echo_tpot_s: float = Field(
-        default=0.0, ge=0, le=60, description="Seconds that the fake takes to a token; 0: it answers at once."
+    engine: str = Field(
+        default="vllm",
+        pattern=r"^(vllm|echo(:[0-9]+(\.[0-9]+)?)?)$",
+        description="vllm; or a fake for benchmarks: echo, or echo:S, which takes S seconds to a token.",
     )
     engine_dtype: str = Field(
         default="auto", description="vLLM's dtype; auto: float32 on CPU, else bfloat16."
     )
-    engine_num_cpus: float = Field(
-        default=0.0,
-        ge=0,
-        description="Ray CPUs an engine on a CPU reserves. Its place is decided without them.",
+    max_model_len: int = Field(
+        default=100_000_000,
+        ge=16,
+        description="The most tokens of a prompt and its answer that any deployment may have.",
     )
-    max_model_len: int = Field(default=2048, ge=16, description="Longest prompt plus answer, in tokens.")
-    concurrency: int = Field(default=16, ge=1, description="Requests an engine should hold at full length.")
-    batched_tokens: int = Field(
-        default=2048,
-        ge=64,
-        description="Tokens a step of an engine takes at most; longer prompts take several.",
+    concurrency: int = Field(
+        default=1024, ge=1, description="The most requests at once that any deployment's engines may run."
     )
     max_variants: int = Field(
-        default=4, ge=1, description="Slots for variants: as many can run in one batch."
-    )
-    merged_slot: bool = Field(
-        default=False,
-        description="Keep a copy of the base's weights in engines on Hoppers that have sparse deltas: one "
-        "that runs alone is then as fast as its merged model.",
+        default=128, ge=1, description="The most slots for variants that any deployment may have."
     )
     variant_host_bytes: int = Field(
-        default=2 << 30, ge=1 << 20, description="Host memory per rank that keeps variants ready."
+        default=64 << 30,
+        ge=1 << 20,
+        description="The most host memory of a rank that may keep variants ready.",
     )
-    max_lora_rank: int = Field(default=16, ge=1, description="Largest LoRA rank an engine accepts.")
-    profile: bool = Field(
-        default=True, description="Measure each new architecture when a model of it is registered."
+    max_lora_rank: int = Field(
+        default=256, ge=1, le=512, description="The largest LoRA rank that may be registered and deployed."
     )
-    profile_seconds: float = Field(default=600.0, gt=0, description="Longest that measuring one may take.")
+    profile_seconds: float = Field(
+        default=600.0,
+        ge=0,
+        description="Longest that measuring a new architecture may take; 0: nothing is measured.",
+    )
     profile_bytes: int = Field(
         default=8 << 30,
         ge=1 << 20,
@@ -136,12 +119,6 @@ class Settings(BaseSettings):
         default="",
         description="The folder of deltas that are made here; all nodes see it. Empty: `artifacts` in home.",
     )
-    compress_per_node: int = Field(
-        default=1, ge=1, description="Fine-tunes that are compressed at once on a node; others wait."
-    )
-    compress_limit_s: float = Field(
-        default=86_400.0, gt=0, description="Longest that one attempt to compress a fine-tune may take."
-    )
     gpus: str = Field(
         default="",
         description="Indices of each node's GPUs that are ours, as 0,1 or none, or by node: a=0,1;b=none;2. "
@@ -150,93 +127,20 @@ class Settings(BaseSettings):
     headroom: float = Field(
         default=0.03, ge=0, lt=1, description="Share of each device's memory that no placement takes."
     )
-    report_stale_s: float = Field(
-        default=5.0, ge=2, description="A node that has not reported for longer gets nothing new."
-    )
-    node_lost_s: float = Field(
-        default=30.0, ge=2, description="A node that has not reported for longer is lost."
-    )
     cost_measure: CostMeasure = Field(
         default=CostMeasure.MEMORY_LATENCY,
         description="What minCost minimises: memoryLatency (GiB x s of a request), memory or gpuHours.",
-    )
-    max_queued_requests: int = Field(
-        default=512,
-        ge=1,
-        description="Per gateway replica and base: requests that wait for their turn; then: 429.",
-    )
-    max_in_flight_factor: float = Field(
-        default=1.0,
-        ge=1,
-        description="Requests sent to an engine, over those that it runs at once; the rest wait at gateways.",
-    )
-    max_sequences: int = Field(
-        default=MAX_SEQUENCES,
-        ge=1,
-        description="Answers that one request may ask for: n of each prompt. Never more than half of what an "
-        "engine holds.",
-    )
-    max_words: int = Field(
-        default=MAX_WORDS,
-        ge=1,
-        description="Entries of a request's list of words: stop, bad_words, logit_bias.",
-    )
-    max_grammar_bytes: int = Field(
-        default=MAX_GRAMMAR_BYTES, ge=64, description="Of a schema or grammar that one answer is to follow."
     )
     template_arguments: str = Field(
         default="",
         description="Variables of your chat templates that requests may set, by comma, beside those of known "
         "models.",
     )
-    max_prompt_logprobs: int = Field(
-        default=MAX_PROMPT_LOGPROBS,
-        ge=1,
-        description="Log-probabilities of a request's prompt: its tokens times those of each.",
-    )
-    body_timeout_s: float = Field(
-        default=9.0, gt=0, description="Longest that a request's body may take to arrive."
-    )
     max_body_bytes: int = Field(default=4 << 20, ge=1024)
-    max_body_parts: int = Field(
-        default=MAX_BODY_PARTS,
-        ge=1024,
-        description="Texts, lists and objects of a body, in all; and four times as many numbers.",
-    )
-    large_body_bytes: int = Field(
-        default=256 << 20,
-        ge=1 << 20,
-        description="Of bodies above 16 KiB, those that a gateway reads of one tenant in a minute.",
-    )
-    write_timeout_s: float = Field(
-        default=WRITE_TIMEOUT_S,
-        gt=0,
-        description="A client that takes nothing of its answer for so long is cut off.",
-    )
-    engine_start_timeout_s: float = Field(
-        default=900.0,
-        gt=0,
-        description="Longest that a call which loads or unloads a variant waits for each of its operations.",
-    )
     start_limit_s: float = Field(
         default=1800.0, gt=0, description="A group whose engine does not run after so long is placed anew."
     )
     request_timeout_s: float = Field(default=600.0, gt=0, description="Longest a request may take in all.")
-    first_byte_timeout_s: float = Field(
-        default=300.0, gt=0, description="Longest that an engine may take to begin with a stream."
-    )
-    next_byte_timeout_s: float = Field(
-        default=120.0, gt=0, description="Longest pause of an engine within a stream."
-    )
-    silent_s: float = Field(
-        default=3.0,
-        ge=1.5,
-        description="An engine or a gateway that gives no sign of life for so long gets no requests while "
-        "another does.",
-    )
-    silent_cut_s: float = Field(
-        default=30.0, ge=3, description="What such an engine has begun to answer is cut after so long."
-    )
 
     @field_validator("home")
     @classmethod
@@ -289,15 +193,13 @@ class Settings(BaseSettings):
         return Ports.parse(self.metrics_ports)
 
     @property
-    def sequences_of_a_request(self) -> int:
-        """An engine holds `concurrency` of them: others find places beside one request."""
-        return min(self.max_sequences, max(1, self.concurrency // 2))
+    def is_vllm(self) -> bool:
+        return self.engine == "vllm"
 
     @property
-    def stream_write_s(self) -> float:
-        """A stream of which a client takes nothing is given up somewhat sooner than its connection is reset:
-        so a gateway knows why it ended."""
-        return 0.8 * self.write_timeout_s
+    def measures(self) -> bool:
+        """Whether new architectures are measured."""
+        return self.is_vllm and self.profile_seconds > 0
 
     @property
     def hosts(self) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 
 from profiler.types import CPU, DeviceRates, Estimate, Interval, Plan
@@ -14,6 +14,7 @@ __all__ = [
     "CostMeasure",
     "Device",
     "DeviceKey",
+    "EngineSizes",
     "HolderMemory",
     "Intent",
     "Inventory",
@@ -25,6 +26,7 @@ __all__ = [
     "Slos",
     "Unusable",
     "key_of",
+    "sizes_of",
 ]
 
 
@@ -118,6 +120,44 @@ class Scope(StrEnum):
 
 
 @dataclass(frozen=True)
+class EngineSizes:
+    """How much an engine takes and holds; None: not said.
+
+    `context_tokens` of a prompt and its answer together, `requests_at_once`, `cached_tokens` of all requests
+    in its KV cache; `variant_slots` (variants in one batch), `lora_rank` (the largest), `variant_host_bytes`
+    of each rank's host memory, and whether a copy of the weights is kept to merge a variant into.
+    """
+
+    context_tokens: int | None = None
+    requests_at_once: int | None = None
+    cached_tokens: int | None = None
+    variant_slots: int | None = None
+    lora_rank: int | None = None
+    variant_host_bytes: int | None = None
+    merged_slot: bool | None = None
+
+    def or_else(self, other: EngineSizes | None) -> EngineSizes:
+        """These sizes; of `other` what they do not say."""
+        if other is None:
+            return self
+        pairs = {f.name: (getattr(self, f.name), getattr(other, f.name)) for f in fields(self)}
+        return EngineSizes(**{name: theirs if own is None else own for name, (own, theirs) in pairs.items()})
+
+
+def sizes_of(plan: Plan) -> EngineSizes:
+    """Those of an engine of this plan."""
+    return EngineSizes(
+        context_tokens=plan.max_model_len,
+        requests_at_once=plan.sequences,
+        cached_tokens=plan.kv_cache_tokens,
+        variant_slots=plan.max_variants,
+        lora_rank=plan.max_lora_rank,
+        variant_host_bytes=plan.variant_host_bytes or None,
+        merged_slot=plan.merged_slot,
+    )
+
+
+@dataclass(frozen=True)
 class Slos:
     """Limits; None is no limit. Latency is that of one request end to end, under the expected load.
 
@@ -186,7 +226,8 @@ class Choice:
     is known of them. One copy keeps up with `throughput_per_s` requests; `utilisation` is each stage's busy
     share under the expected rate. `alternatives` layouts of `shapes` shapes kept every limit. `relaxed` says
     which limits gave way, as the user had allowed. The expected load's requests have `input_tokens` and
-    `output_tokens`; 0: an older record does not say it.
+    `output_tokens`; 0: an older record does not say it. `sizes` says how large the engine is and why; it is
+    `reduced` where memory forced it to be smaller than engines usually are.
     """
 
     objective: float = 0.0
@@ -203,6 +244,8 @@ class Choice:
     relaxed: tuple[Relaxation, ...] = ()
     input_tokens: int = 0
     output_tokens: int = 0
+    sizes: str = ""
+    reduced: bool = False
 
 
 @dataclass(frozen=True)

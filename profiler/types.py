@@ -153,7 +153,8 @@ class Plan:
     At most `max_variants` variants run in one batch. `room` is what each rank sets aside for the variants of
     the base together: for each TP, lines of (bytes beside the layers, bytes of each layer of the rank's
     stage), of which the largest counts. A step of the engine takes at most `batched_tokens` tokens; longer
-    prompts are filled in several. With `merged_slot` each rank keeps a copy of its weights.
+    prompts are filled in several. With `merged_slot` each rank keeps a copy of its weights, and it keeps
+    variants ready in `variant_host_bytes` of host memory. At most `max_sequences` run at once.
 
     Plans without `room`, which are those of older records, have memory for `max_variants` LoRA adapters of
     `max_lora_rank`, or for variants of other kinds, whichever is more: `delta_bytes` in the hidden layers,
@@ -176,6 +177,13 @@ class Plan:
     merged_slot: bool = False
     uncoded: tuple[tuple[int, int, int], ...] = ()
     room: tuple[tuple[int, tuple[tuple[int, int], ...]], ...] = ()
+    max_sequences: int = 0
+    variant_host_bytes: int = 0
+
+    @property
+    def sequences(self) -> int:
+        """How many run at once. The KV cache of older records holds each of them at full length."""
+        return self.max_sequences or max(1, self.kv_cache_tokens // self.max_model_len)
 
     @property
     def uncoded_bytes(self) -> tuple[int, int]:

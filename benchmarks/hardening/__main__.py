@@ -174,8 +174,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         if ALONE in args.parts:
             settings |= {"api_key": quotas.OWN_KEY, "tenants": str(quotas.write_tenants(folder / "tenants"))}
             settings["tenant_folders"] = False
-        if rehearsing.is_rehearsal():
-            settings["body_timeout_s"] = 1
         with groups.serving(folder, served, **settings) as running:
             adapters = sorted((folder / "adapters").iterdir())
             measuring = parts(args, running, store_url, redis, adapters, folder, hosts)

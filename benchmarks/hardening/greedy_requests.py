@@ -20,8 +20,8 @@ from benchmarks.hardening.probing import ms
 from benchmarks.live.arrivals import Mix, endless
 from benchmarks.live.groups import BASE, Running
 from benchmarks.live.streaming import COMPLETIONS, Kind, Outcome, Target, closed_loop
-from controlplane.settings import MAX_GRAMMAR_BYTES, MAX_PROMPT_LOGPROBS, MAX_WORDS, Settings
-from controlplane.traffic.request_terms import estimated_prompt
+from controlplane.api.request_bounds import MAX_GRAMMAR_BYTES, MAX_SEQUENCES, MAX_WORDS
+from controlplane.traffic.request_terms import MAX_PROMPT_LOGPROBS, estimated_prompt
 
 OTHERS = 2
 SHORT = ((16, 16),)  # tokens of the others' prompts and answers
@@ -37,7 +37,7 @@ def greedy(running: Running) -> dict[str, dict[str, Any]]:
     choices = ["".join(three) for three in islice(product(words, repeat=3), MAX_GRAMMAR_BYTES // 32)]
     longest = " ".join(f"w{1 + number % 50}" for number in range(room))
     most = MAX_PROMPT_LOGPROBS // estimated_prompt(len(json.dumps(longest))) - 1
-    most_sequences = Settings(concurrency=served.rows).sequences_of_a_request
+    most_sequences = min(MAX_SEQUENCES, max(1, served.rows // 2))
     few, long = {"prompt": "w1 w2 w3"}, {"max_tokens": served.max_output, "ignore_eos": True}
     return {
         "n": {**few, **long, "n": most_sequences, "temperature": 1},

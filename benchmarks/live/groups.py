@@ -16,7 +16,7 @@ from benchmarks import gpu_lora, gpu_variants, rehearsing
 from benchmarks.gpu_engine import write_tokenizer
 from benchmarks.serving.settings import SHAPES
 from controlplane.client.client import Client
-from controlplane.management.schemas.deploy import AntiAffinity, DeployModelRequest, Replicas
+from controlplane.management.schemas.deploy import AntiAffinity, DeployModelRequest, EngineForm, Replicas
 from controlplane.management.schemas.models import RegisterModelRequest
 from controlplane.runtime import local
 from controlplane.settings import Settings
@@ -115,15 +115,9 @@ def serving(folder: Path, served: Served, site: Site = THIS_MACHINE, **settings:
     chosen = {
         "home": folder / "home",
         "http_port": local.free_port(),
-        "engine": served.engine,
-        "echo_tpot_s": served.echo_tpot_s,
+        "engine": f"{served.engine}:{served.echo_tpot_s}" if served.echo_tpot_s else served.engine,
         "allowed_roots": str(folder),
-        "concurrency": served.rows,
-        "max_model_len": served.max_model_len,
-        "max_variants": served.slots,
-        "max_lora_rank": max(served.ranks),
-        "profile": served.profile_s > 0,
-        "profile_seconds": served.profile_s or 1.0,
+        "profile_seconds": served.profile_s,
         **settings,
     }
     configured = Settings.model_validate({**Settings().model_dump(), **chosen})
@@ -150,6 +144,12 @@ def _deploy(running: Running, base: Path, adapters: Sequence[Path]) -> None:
         maxOutputLength=served.max_output,
         replicas=Replicas(min=served.groups, max=served.groups),
         antiAffinity=AntiAffinity(group="apart") if served.apart else None,
+        engine=EngineForm(
+            contextTokens=served.max_model_len,
+            requestsAtOnce=served.rows,
+            variantSlots=served.slots,
+            loraRank=max(served.ranks),
+        ),
     )
     client.wait(client.deploy_model(asked).id)
     for name in running.models[1:]:

@@ -41,7 +41,6 @@ class ThreeHosts:
             "http_host": "0.0.0.0",
             "worker_host": "0.0.0.0",
             "metrics_host": "0.0.0.0",
-            "engine_num_cpus": 0.5,
             "dashboard": False,
             "gateways_per_node": 1,
         }

@@ -14,6 +14,16 @@ from profiler.fingerprints.folder import write_fingerprint
 from profiler.types import ModelSpec
 
 LLAMA: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "rms_norm_eps": 1e-5}
+ROPE_OF_LLAMA_3: dict[str, Any] = {
+    "rope_theta": 500000.0,
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+}
 QWEN2: dict[str, Any] = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "rms_norm_eps": 1e-6}
 QWEN3_MOE: dict[str, Any] = {
     "architectures": ["Qwen3MoeForCausalLM"],
@@ -50,6 +60,11 @@ SHAPES = {
     "tiny": shape(LLAMA, 8, 256, 512, 4, 2, 2048),
     "smollm2-135m": shape(LLAMA, 30, 576, 1536, 9, 3, 49152),
     "llama-3.2-3b": shape(LLAMA, 28, 3072, 8192, 24, 8, 128256),
+    "llama-3.1-8b": {
+        **shape(LLAMA, 32, 4096, 14336, 32, 8, 128256),
+        **ROPE_OF_LLAMA_3,
+        "max_position_embeddings": 131072,
+    },
     "llama-2-7b": shape(LLAMA, 32, 4096, 11008, 32, 32, 32000),
     "qwen2.5-14b": shape(QWEN2, 48, 5120, 13824, 40, 8, 152064),
     "qwen3-30b-a3b": shape(QWEN3_MOE, 48, 2048, 6144, 32, 4, 151936),

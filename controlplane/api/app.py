@@ -71,10 +71,10 @@ async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def _guarding(services: Services) -> dict[str, Any]:
-    settings = services.settings
+    settings, limits = services.settings, services.limits
     return {
         "api_key": settings.api_key,
-        "bodies": BodyBounds(settings.max_body_bytes, settings.max_body_parts, settings.body_timeout_s),
+        "bodies": BodyBounds(settings.max_body_bytes, limits.body_parts, limits.body_timeout_s),
         "hosts": settings.hosts,
         "origins": settings.origins,
         "tenants": lambda: services.tenants.tenants,

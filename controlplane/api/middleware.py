@@ -163,7 +163,7 @@ class Guard:
 
 
 def body_too_slow(limit_s: float) -> errors.BodyTooSlow:
-    return errors.BodyTooSlow(f"the body did not arrive within {limit_s:g} s (OSTINATO_BODY_TIMEOUT_S)")
+    return errors.BodyTooSlow(f"the body did not arrive within {limit_s:g} s")
 
 
 def _within(receive: Receive, limit_s: float) -> Receive:

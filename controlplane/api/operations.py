@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from controlplane import errors
 from controlplane.api.services import Services, fresh_context
-from controlplane.management import commands, ownership
+from controlplane.management import commands, ownership, requested
 from controlplane.management.schemas.deploy import DeployModelRequest
 from controlplane.management.schemas.models import OperationView, RegisterModelRequest
 from controlplane.state import queries, transactions
@@ -44,6 +44,7 @@ async def deploy(
     services: Services, request: DeployModelRequest, key: str | None, caller: Caller
 ) -> Operation:
     """A variant of the installation's base comes into its engines, and changes nothing else of it."""
+    requested.require_ceilings(request.engine, services.settings)
     return await _submit(
         services,
         caller,
@@ -180,7 +181,7 @@ def _answered(repository: Repository, state: State, key: str, digest: str) -> Op
 
 async def run(services: Services, submitted: Awaitable[Operation]) -> Operation:
     """Wait for an operation's end. Raises what it failed with, or TimedOut."""
-    done = await _ended(services, await submitted, services.settings.engine_start_timeout_s)
+    done = await _ended(services, await submitted, services.limits.loading_timeout_s)
     if done.error is not None:
         raise failure_of(done)
     if done.phase is Phase.CANCELLED:

@@ -8,6 +8,7 @@ from functools import partial
 
 from controlplane import errors
 from controlplane.cluster import reservations
+from controlplane.management import requested
 from controlplane.management.commands import deploy_model
 from controlplane.management.schemas.deploy import DeployModelRequest
 from controlplane.planning import placement_decision, rebalancing, reclaimable_memory
@@ -45,6 +46,7 @@ def preview(
     state: State, inventory: Inventory, settings: Settings, request: DeployModelRequest, ctx: Context
 ) -> Preview:
     """Errors: those of deploying, NoFeasiblePlan among them."""
+    requested.require_ceilings(request.engine, settings)
     made = [c.record for c in deploy_model(state, request, ctx).changes if isinstance(c, Put)]
     wanted = {record.model: record for record in made if isinstance(record, Deployment)}
     host = wanted[request.model].host

@@ -8,15 +8,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from controlplane import errors
-from controlplane.settings import MAX_GRAMMAR_BYTES, MAX_PROMPT_LOGPROBS, MAX_SEQUENCES, MAX_WORDS
 from controlplane.template_arguments import TEMPLATE_ARGUMENTS
 from controlplane.traffic.grammar_bounds import check_grammar
-from controlplane.traffic.request_terms import choices_of, estimated_prompt, prompts_of, sequences_of
+from controlplane.traffic.request_terms import (
+    MAX_PROMPT_LOGPROBS,
+    choices_of,
+    estimated_prompt,
+    prompts_of,
+    sequences_of,
+)
 
 # An engine goes through each of these again and again: for every token, or for every word of its vocabulary.
 LISTS = ("stop", "stop_token_ids", "bad_words", "allowed_token_ids", "logit_bias", "logprob_token_ids")
 # What an engine compiles, with some work for every word of its vocabulary.
 GRAMMARS = ("response_format", "structured_outputs")
+MAX_SEQUENCES = 16  # of a request
+MAX_WORDS = 256  # in a list of them; OpenAI takes four stop sequences
+MAX_GRAMMAR_BYTES = 64 << 10
 DEEPEST = 32  # levels of a grammar; schemas that people write have at most ten
 _FREE_CHOICES = (None, "auto", "none")  # of tools: nothing is compiled for them
 
@@ -37,23 +45,28 @@ class Bounds:
 DEFAULTS = Bounds()
 
 
-def check(body: Mapping[str, Any], body_bytes: int, bounds: Bounds) -> None:
-    """`body` has passed `check_fields`, and had so many bytes as it came.
+def check(
+    body: Mapping[str, Any], body_bytes: int, bounds: Bounds, requests_at_once: int | None = None
+) -> None:
+    """`body` has passed `check_fields`, and had `body_bytes` as it came. The model's engine runs so many
+    requests at once.
 
     Errors: InvalidRequest, with the field's name and what may be asked for.
     """
-    _check_sequences(body, bounds.sequences)
+    _check_sequences(body, bounds.sequences, requests_at_once)
     _check_lists(body, bounds.words)
     _check_grammars(body, bounds.grammar_bytes)
     _check_prompt_logprobs(body, body_bytes, bounds.prompt_logprobs)
 
 
-def _check_sequences(body: Mapping[str, Any], most: int) -> None:
+def _check_sequences(body: Mapping[str, Any], bound: int, at_once: int | None) -> None:
     """An engine runs each answer as a sequence of its own: one request must not take all its places."""
+    most = bound if at_once is None else min(bound, max(1, at_once // 2))
     if (asked := sequences_of(body)) > most:
         raise errors.InvalidRequest(
             f"{asked} answers were asked for (`n` of each prompt); one request may ask for at most {most}"
-            " (OSTINATO_MAX_SEQUENCES, and half of OSTINATO_CONCURRENCY): send several requests",
+            f", and for half of what its"
+            " engine runs at once: send several requests",
             param="n" if body.get("n") not in (None, 1) else "prompt",
         )
 
@@ -63,7 +76,7 @@ def _check_lists(body: Mapping[str, Any], most: int) -> None:
         value = body.get(name)
         if isinstance(value, list | dict) and len(value) > most:
             raise errors.InvalidRequest(
-                f"{name} has {len(value)} entries; one request may have at most {most} (OSTINATO_MAX_WORDS)",
+                f"{name} has {len(value)} entries; one request may have at most {most}",
                 param=name,
             )
 
@@ -84,8 +97,8 @@ def _check_grammars(body: Mapping[str, Any], most: int) -> None:
             )
         if (size := len(json.dumps(body[name]))) > most:
             raise errors.InvalidRequest(
-                f"{name} has {size} bytes; one request may have at most {most} compiled "
-                "(OSTINATO_MAX_GRAMMAR_BYTES): expected a smaller one",
+                f"{name} has {size} bytes; one request may have at most {most} compiled: "
+                "expected a smaller one",
                 param=name,
             )
         try:
@@ -106,7 +119,7 @@ def _check_prompt_logprobs(body: Mapping[str, Any], body_bytes: int, most: int) 
     if (asked := (each + 1) * tokens) > most:
         raise errors.InvalidRequest(
             f"{name} of {each} for about {tokens} tokens of prompts makes {asked} log-probabilities, with"
-            f" each token's own; one request may ask for at most {most} (OSTINATO_MAX_PROMPT_LOGPROBS):"
+            f" each token's own; one request may ask for at most {most}:"
             " expected a shorter prompt, or fewer of each token",
             param=name,
         )

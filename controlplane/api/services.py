@@ -6,13 +6,14 @@ import secrets
 import time
 import uuid
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
 
 from controlplane.api import hidden_paths
 from controlplane.api.hidden_paths import Hide
 from controlplane.api.request_bounds import Bounds
+from controlplane.api.request_limits import RequestLimits
 from controlplane.cluster.engine_status import EngineView
 from controlplane.cluster.inventory import NodeState
 from controlplane.gateway.audit import AuditLog
@@ -80,6 +81,7 @@ class Services:
     tenants: TenantsBook
     audit: AuditLog
     rates: RateBook = field(default_factory=RateBook)
+    limits: RequestLimits = field(default_factory=RequestLimits)
 
     @cached_property
     def hide(self) -> Hide:
@@ -89,14 +91,8 @@ class Services:
     @cached_property
     def request_bounds(self) -> Bounds:
         """Of a request for a model."""
-        of = self.settings
-        return Bounds(
-            of.sequences_of_a_request,
-            of.max_words,
-            of.max_grammar_bytes,
-            of.max_prompt_logprobs,
-            template_arguments_of(of.template_arguments),
-        )
+        arguments = template_arguments_of(self.settings.template_arguments)
+        return replace(self.limits.bounds, template_arguments=arguments)
 
     async def read(self) -> State:
         return await self.repository.read_async()

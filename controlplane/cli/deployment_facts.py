@@ -87,16 +87,25 @@ def plan_facts(plan: PlanView) -> list[tuple[str, str]]:
     placed = [("Placed" if i == 0 else " ", _place(rank)) for i, rank in enumerate(plan.ranks)]
     return [
         ("Plan", plan_shape(plan)),
-        ("Memory", f"context of {plan.maxModelLen} tokens, {plan.kvCacheTokens} cached"),
-        (
-            "Variants",
-            f"{plan.maxVariants} slots, LoRA up to rank {plan.maxLoraRank}" if plan.maxVariants else "",
-        ),
+        ("Memory", f"context of {plan.maxModelLen} tokens, {plan.kvCacheTokens} cached{_at_once(plan)}"),
+        ("Variants", _slots(plan)),
         *placed,
         ("Expected", _expected(plan)),
         *([] if plan.choice is None else _choice_facts(plan.choice)),
         ("Why", plan.reason),
     ]
+
+
+def _at_once(plan: PlanView) -> str:
+    return f", {plan.requestsAtOnce} requests at once" if plan.requestsAtOnce else ""
+
+
+def _slots(plan: PlanView) -> str:
+    if not plan.maxVariants:
+        return ""
+    host = f", {size(plan.variantHostBytes)} of host memory" if plan.variantHostBytes else ""
+    merged = ", a copy of the weights to merge into" if plan.mergedSlot else ""
+    return f"{plan.maxVariants} slots, LoRA up to rank {plan.maxLoraRank}{host}{merged}"
 
 
 def _choice_facts(choice: ChoiceView) -> list[tuple[str, str]]:

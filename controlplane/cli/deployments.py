@@ -20,6 +20,8 @@ from controlplane.management.schemas.models import DeploymentView
 from controlplane.management.schemas.placement import PreviewView
 from controlplane.state.terms import LatePolicy, Priority
 
+GIB = 2**30
+
 Name = Annotated[str, typer.Argument(help="A model.")]
 TargetTtft = Annotated[float | None, typer.Option(min=0, help="Requests: to the first token.")]
 TargetTpot = Annotated[float | None, typer.Option(min=0, help="Requests: per further token.")]
@@ -29,6 +31,14 @@ ToolCallParser = Annotated[
     str | None, typer.Option(help="What reads tool calls; by the chat template if left out; or none.")
 ]
 ReasoningParser = Annotated[str | None, typer.Option(help="The same for reasoning.")]
+Context = Annotated[int | None, typer.Option(min=16, help="Tokens of prompt and answer; or chosen.")]
+Requests = Annotated[int | None, typer.Option(min=1, help="Requests an engine runs at once; or chosen.")]
+Slots = Annotated[int | None, typer.Option(min=1, help="Variants in one batch; or chosen.")]
+LoraRank = Annotated[int | None, typer.Option(min=1, help="Largest rank of adapters; or chosen.")]
+HostGib = Annotated[float | None, typer.Option(min=0.001, help="Host memory for variants; or chosen.")]
+MergedSlot = Annotated[
+    bool | None, typer.Option(help="Keep a copy of the weights for a sparse delta alone; or chosen.")
+]
 Late = Annotated[LatePolicy | None, typer.Option(help="What becomes of a late request.")]
 
 
@@ -81,6 +91,12 @@ def deploy(  # noqa: PLR0913 - typer reads a command's options from its paramete
     deadline_ms: Deadline = None,
     priority: PriorityOf = None,
     late: Late = None,
+    context: Context = None,
+    requests: Requests = None,
+    slots: Slots = None,
+    lora_rank: LoraRank = None,
+    host_gib: HostGib = None,
+    merged_slot: MergedSlot = None,
     tool_call_parser: ToolCallParser = None,
     reasoning_parser: ReasoningParser = None,
     auto_relax: Annotated[bool, typer.Option(help="If nothing fits, take what comes nearest.")] = False,
@@ -111,6 +127,8 @@ def deploy(  # noqa: PLR0913 - typer reads a command's options from its paramete
         body["replicas"] = replicas
     if targets := requested_targets(target_ttft_ms, target_tpot_ms, deadline_ms, priority, late):
         body["targets"] = targets
+    if sizes := requested_sizes(context, requests, slots, lora_rank, host_gib, merged_slot):
+        body["engine"] = sizes
     if apart_from:
         body["antiAffinity"] = {"group": apart_from, "scope": apart_by.value}
     if auto_relax or max_relax is not None:
@@ -139,6 +157,26 @@ def requested_replicas(
 ) -> dict[str, float]:
     """The options that were given, as the API names them."""
     given = {"min": minimum, "max": maximum, "targetInFlight": target, "idleS": idle_s}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def requested_sizes(
+    context: int | None,
+    requests: int | None,
+    slots: int | None,
+    lora_rank: int | None,
+    host_gib: float | None,
+    merged_slot: bool | None,
+) -> dict[str, int]:
+    """The options of an engine's size that were given, as the API names them."""
+    given = {
+        "contextTokens": context,
+        "requestsAtOnce": requests,
+        "variantSlots": slots,
+        "loraRank": lora_rank,
+        "variantHostBytes": None if host_gib is None else int(host_gib * GIB),
+        "mergedSlot": merged_slot,
+    }
     return {name: value for name, value in given.items() if value is not None}
 
 

@@ -31,7 +31,7 @@ REST_CALL = re.compile(r"\b(GET|POST|PUT|PATCH|DELETE) /")
 HINTS: dict[str, str] = {
     "internal_error": "this is a defect; run again with --debug and report what it prints",
     "invalid_request": "correct the request; `ostinato COMMAND --help` shows what it takes",
-    "context_length_exceeded": "shorten the text, or raise OSTINATO_MAX_MODEL_LEN and deploy anew",
+    "context_length_exceeded": "shorten the text, or `ostinato tune MODEL --context N`",
     "no_chat_template": "`ostinato infer MODEL TEXT` completes a text",
     "source_unreadable": "check that the folder holds a complete checkpoint or adapter",
     "unauthorized": "set OSTINATO_API_KEY to the key this installation was started with",
@@ -47,7 +47,7 @@ HINTS: dict[str, str] = {
     "idempotency_conflict": "send a different request under a fresh Idempotency-Key",
     "stale_write": "look at the present state and try again",
     "host_not_allowed": "ask by the machine's own name, or add this one to OSTINATO_ALLOWED_HOSTS",
-    "body_too_slow": "try again, or raise OSTINATO_BODY_TIMEOUT_S",
+    "body_too_slow": "send it faster, or in smaller requests",
     "body_too_large": "send a shorter request, or raise OSTINATO_MAX_BODY_BYTES",
     "adapter_mismatch": "register the adapter with the base it was trained on",
     "loss_too_large": "allow more with --max-loss, or serve the fine-tune as a model of its own",

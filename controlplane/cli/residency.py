@@ -56,5 +56,5 @@ def where(deployment: DeploymentView) -> str:
     if not tiers:
         return f"read; where it is now is not known ({deployment.residencyReason})"
     if Tier.DISK in tiers:
-        return "read, but not in host memory any more: others took its place (OSTINATO_VARIANT_HOST_BYTES)"
+        return "read, but not in host memory any more: others took its place (--host-gib)"
     return "in host memory" if Tier.HOST in tiers else "on the device"

@@ -10,12 +10,19 @@ import typer
 
 from controlplane.cli.deployment_facts import target_facts
 from controlplane.cli.deployments import (
+    Context,
     Deadline,
+    HostGib,
     Late,
+    LoraRank,
+    MergedSlot,
     PriorityOf,
+    Requests,
+    Slots,
     TargetTpot,
     TargetTtft,
     requested_replicas,
+    requested_sizes,
     requested_targets,
 )
 from controlplane.cli.output import print_json, print_table, print_text
@@ -26,7 +33,7 @@ from controlplane.client import variant_limit_profile
 from controlplane.client.client import Client
 from controlplane.client.variant_limit_profile import Burst, Profile
 from controlplane.errors import EngineFailed
-from controlplane.management.schemas.deploy import ReplicasChange, Targets
+from controlplane.management.schemas.deploy import EngineForm, ReplicasChange, Targets
 from controlplane.management.schemas.models import DeploymentView
 from controlplane.management.schemas.placement import GroupView
 from controlplane.state.terms import GroupPhase
@@ -50,11 +57,17 @@ def tune(  # noqa: PLR0913 - typer reads a command's options from its parameters
     deadline_ms: Deadline = None,
     priority: PriorityOf = None,
     late: Late = None,
+    context: Context = None,
+    requests: Requests = None,
+    slots: Slots = None,
+    lora_rank: LoraRank = None,
+    host_gib: HostGib = None,
+    merged_slot: MergedSlot = None,
     place_anew: Annotated[
         bool,
         typer.Option(
             "--place-anew",
-            help="Replace its engines by new ones, with memory for the variants registered now.",
+            help="Replace its engines by new ones, with sizes that are chosen again; as those of size do.",
         ),
     ] = False,
     profile: Annotated[
@@ -72,20 +85,22 @@ def tune(  # noqa: PLR0913 - typer reads a command's options from its parameters
     json: Json = False,
 ) -> None:
     """Set how many variants of a base run at once, now and after restarts, or measure what is best; change
-    how many engines it has, or what requests are served by; or place its engines anew."""
+    how many engines it has, or what requests are served by; or place its engines anew, with other sizes."""
     cli = session(ctx)
     named = requested_replicas(min_replicas, max_replicas, target, idle_s)
     aimed = requested_targets(target_ttft_ms, target_tpot_ms, deadline_ms, priority, late)
+    sizes = requested_sizes(context, requests, slots, lora_rank, host_gib, merged_slot)
+    place_anew = place_anew or bool(sizes)
     if profile + place_anew + (max_active_variants is not None or bool(named) or bool(aimed)) != 1:
         raise typer.BadParameter(
             "give either --max-active-variants N or --profile, or options of replicas or targets, or "
-            "--place-anew"
+            "--place-anew or options of the engine's size"
         )
     measured: Profile | None = None
     with cli.client() as client:
         if place_anew:
             with live_line(quiet=cli.json) as show:
-                deployment = placed_anew(client, model, show)
+                deployment = placed_anew(client, model, show, EngineForm(**sizes) if sizes else None)
         elif not profile:
             replicas = ReplicasChange.model_validate(named) if named else None
             wanted = {name: value or None for name, value in aimed.items()}
@@ -116,13 +131,15 @@ def tune(  # noqa: PLR0913 - typer reads a command's options from its parameters
         print_residency(deployment)
 
 
-def placed_anew(client: Client, model: str, show: Progress) -> DeploymentView:
-    """The deployment once new engines serve instead of those that there were.
+def placed_anew(
+    client: Client, model: str, show: Progress, sizes: EngineForm | None = None
+) -> DeploymentView:
+    """The deployment once new engines, of these sizes, serve instead of those that there were.
 
     Errors: those of the call; EngineFailed when a new engine did not come to serve.
     """
     replaced = [g.name for g in client.deployment(model).groups if g.phase == GroupPhase.SERVING]
-    deployment = client.tune(model, place_anew=True)
+    deployment = client.tune(model, place_anew=True, engine=sizes)
     while awaited := _successors(deployment, replaced):
         show("; ".join(f"{group.name}: {group.phase} {group.reason}".rstrip() for group in awaited))
         time.sleep(LOOK_S)

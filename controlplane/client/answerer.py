@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 from controlplane import errors
 from controlplane.client.client import Client
 from controlplane.client.responses import LONGEST_PAUSE_S
-from controlplane.settings import MAX_PROMPT_LOGPROBS
-from controlplane.traffic.request_terms import estimated_prompt
+from controlplane.traffic.request_terms import MAX_PROMPT_LOGPROBS, estimated_prompt
 from profiler.evaluation.scoring import first_scored
 from profiler.evaluation.types import Distribution, Form, Pair, Scored, Settings
 

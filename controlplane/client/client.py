@@ -48,7 +48,12 @@ from controlplane.state.terms import Phase
 
 if TYPE_CHECKING:  # what one command needs is imported where it is used: the others start sooner
     from controlplane.management.schemas.cluster import ClusterView
-    from controlplane.management.schemas.deploy import DeployModelRequest, ReplicasChange, Targets
+    from controlplane.management.schemas.deploy import (
+        DeployModelRequest,
+        EngineForm,
+        ReplicasChange,
+        Targets,
+    )
     from controlplane.management.schemas.estimates import (
         EstimateRequest,
         EstimateView,
@@ -191,17 +196,23 @@ class Client:
         replicas: ReplicasChange | None = None,
         place_anew: bool = False,
         targets: Targets | None = None,
+        engine: EngineForm | None = None,
     ) -> DeploymentView:
         """Let at most this many variants of a base run at once; change what is named of its replicas, or of
         its targets or a variant's; begin to place its engines anew, with memory for the variants that are
-        registered now."""
+        registered now, and with what is named of `engine` (None: chosen again)."""
         anew = place_anew or None  # what is not asked for is not sent: a server may be older
         body = TuneRequest(
-            maxActiveVariants=max_active_variants, replicas=replicas, placeAnew=anew, targets=targets
+            maxActiveVariants=max_active_variants,
+            replicas=replicas,
+            placeAnew=anew,
+            targets=targets,
+            engine=engine,
         )
         sent = body_of(body)
-        if targets is not None:  # what is named and None is taken away
-            sent["targets"] = targets.model_dump(mode="json", exclude_unset=True)
+        for field, form in (("targets", targets), ("engine", engine)):
+            if form is not None:  # what is named and None is taken away
+                sent[field] = form.model_dump(mode="json", exclude_unset=True)
         return parse(DeploymentView, self._create("PATCH", f"/deployments/{path_part(name)}", sent))
 
     def prefetch(self, name: str) -> DeploymentView:

@@ -33,8 +33,11 @@ class NodeContact:
 class Timeouts:
     """A node that was not heard of for `stale_s` gets nothing new; after `lost_s` it is lost."""
 
-    stale_s: float
-    lost_s: float
+    stale_s: float = 5.0
+    lost_s: float = 30.0
+
+
+TIMEOUTS = Timeouts()
 
 
 @dataclass(frozen=True)

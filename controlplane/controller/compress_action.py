@@ -39,6 +39,7 @@ from workers.group import jobs
 log = logging.getLogger(__name__)
 
 STALLED_S = 6 * 3600.0  # without anything new: a task of a large model takes hours on a CPU
+LIMIT_S = 86_400.0  # of one attempt
 LOOK_S = 1.0  # between two checks whether it may begin, or should go on; and between two notes of progress
 READ_SHARE, MADE_SHARE = 0.02, 0.95  # parts of a registration's progress
 
@@ -150,7 +151,7 @@ class CompressActions:
     async def _follow(self, name: str, uid: int, job: CompressJob) -> Artifact:
         """Errors: CompressionFailed (it says that it cannot), Unavailable (it was cut off)."""
 
-        pace = _Pace(self._settings.compress_limit_s)
+        pace = _Pace(LIMIT_S)
 
         async def look() -> None:
             pace.require_going_on(time.monotonic())
@@ -251,8 +252,8 @@ class _Pace:
         """Errors: CompressionFailed (it takes too long), Unavailable (it hangs, and is begun again)."""
         if now_s - self._began_s > self._limit_s:
             raise errors.CompressionFailed(
-                f"it was ended after {duration(self._limit_s)}, the longest that it may take "
-                "(OSTINATO_COMPRESS_LIMIT_S); a smaller model, fewer rows, or a GPU take less"
+                f"it was ended after {duration(self._limit_s)}, the longest that it may take; "
+                "a smaller model, fewer rows, or a GPU take less"
             )
         if now_s - self._moved_s > STALLED_S:
             raise errors.Unavailable(f"it got no further for {duration(STALLED_S)}, and was ended")

@@ -127,7 +127,7 @@ class Controller:
         self._identity = ""  # the store's, once an engine was seen that has one
         self._profiles = ProfileActions(settings, repository, runtime, self._note, self._conclude)
         self._compressing = CompressActions(settings, repository, runtime, self._note, self._conclude)
-        self._demand = DemandBook(settings.concurrency)
+        self._demand = DemandBook()
         hooks = Hooks(self._note, self._conclude, self._view, self._demand.wanted)
         self._groups = GroupActions(settings, repository, runtime, hooks, self._fail_all)
         self._deployments = DeploymentActions(repository, runtime, hooks, self._groups.stop)

@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from controlplane.planning import autoscaling
+from controlplane.planning.engine_sizes import known_sizes
 from controlplane.state.records import Deployment, Phase
 from controlplane.state.worker_groups import GroupPhase
+from placement.solver.sizing import USUAL_REQUESTS
 
 
 class DemandBook:
     """The last requests of each base, and how many groups its deployment should have by them."""
 
-    def __init__(self, target: float) -> None:
-        """`target` requests under way are enough for a group whose deployment does not say."""
-        self._target = target
+    def __init__(self) -> None:
         self._seen: dict[str, autoscaling.History] = {}
         self._now_s = 0.0
         self._silent = True
@@ -48,7 +48,8 @@ class DemandBook:
             return current
         if history is None or self._silent:
             return autoscaling.bounded(deployment.scaling, current)
-        target = deployment.scaling.target_in_flight or self._target
+        at_once = known_sizes(deployment).requests_at_once or USUAL_REQUESTS
+        target = deployment.scaling.target_in_flight or at_once
         return autoscaling.wanted(deployment.scaling, target, current, history, self._now_s)
 
 

@@ -63,7 +63,7 @@ class ProfileActions:
 
     async def admit_or_measure(self, ready: Model) -> None:
         """End the registration of a model whose files were read, or have its architecture measured first."""
-        if ready.is_variant or not self._settings.profile or self._settings.engine != "vllm":
+        if ready.is_variant or not self._settings.measures:
             await self._admit(ready, ready.reason)
             return
         inventory = await self._cluster.inventory()

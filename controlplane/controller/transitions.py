@@ -24,7 +24,7 @@ from controlplane.state.worker_groups import (
     kind_of,
     number_of,
 )
-from placement.types import Placement
+from placement.types import Placement, sizes_of
 
 RM = TypeVar("RM", Model, Deployment)
 T = TypeVar("T")
@@ -85,7 +85,11 @@ def mark_starting(
         kind=kind_of(placement),
         node_ids={r.node: node_ids[r.node] for r in placement.ranks if r.node in node_ids},
     )
-    begun = replace(deployment, kind=deployment.device_kind or placed.kind)
+    begun = replace(
+        deployment,
+        kind=deployment.device_kind or placed.kind,
+        chosen=deployment.chosen or sizes_of(placement.plan),
+    )
     return deployments.with_group(begun, placed)
 
 

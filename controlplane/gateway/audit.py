@@ -26,6 +26,7 @@ log.addFilter(Rarely())
 
 STDOUT = "-"
 _MODE = 0o600
+MAX_FILE_BYTES = 64 << 20
 KEPT_FILES = 4  # beside the one that is written
 
 
@@ -36,11 +37,11 @@ class Counts(Protocol):
 class AuditLog:
     """`lost` counts lines that could not be written: what was asked for is done all the same."""
 
-    def __init__(self, settings: Settings, lost: Counts) -> None:
+    def __init__(self, settings: Settings, lost: Counts, max_bytes: int = MAX_FILE_BYTES) -> None:
         named = settings.audit_log
         self._path = None if named in ("", STDOUT) else settings.home / named
         self._to_stdout = named == STDOUT
-        self._max_bytes = settings.audit_log_bytes
+        self._max_bytes = max_bytes
         self._lost = lost
         self._torn = False
 

@@ -29,15 +29,9 @@ class EngineLimits:
 
 
 def no_byte(host: str, is_first: bool, limit_s: float) -> errors.Cut:
-    what, setting = ("begun to answer", "FIRST") if is_first else ("gone on with its answer", "NEXT")
-    return errors.Cut(
-        f"the engine of '{host}' has not {what} within {limit_s:g} s (OSTINATO_{setting}_BYTE_TIMEOUT_S); "
-        "try again"
-    )
+    what = "begun to answer" if is_first else "gone on with its answer"
+    return errors.Cut(f"the engine of '{host}' has not {what} within {limit_s:g} s; try again")
 
 
 def no_sign(host: str, limit_s: float) -> errors.Cut:
-    return errors.Cut(
-        f"the engine of '{host}' has given no sign of life for {limit_s:g} s (OSTINATO_SILENT_CUT_S); "
-        "try again"
-    )
+    return errors.Cut(f"the engine of '{host}' has given no sign of life for {limit_s:g} s; try again")

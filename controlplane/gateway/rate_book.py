@@ -18,6 +18,7 @@ from controlplane.traffic.rate_limits import Bucket
 from controlplane.traffic.tenants import Tenant
 
 _USAGE = re.compile(rb'"total_tokens":\s*(\d+)')
+LARGE_BODY_BYTES = 256 << 20  # of larger bodies, what a gateway reads of one tenant in a minute
 # Of a stream's events one says that it begins or why it ends, and one that it has ended.
 _OTHER_EVENTS = 2
 _TAIL_BYTES = 4096

@@ -10,10 +10,17 @@ import dataclasses
 
 from controlplane import errors
 from controlplane.management import requested
-from controlplane.management.schemas.deploy import NO_PARSER, DeployModelRequest, ReplicasChange, Targets
+from controlplane.management.schemas.deploy import (
+    NO_PARSER,
+    DeployModelRequest,
+    EngineForm,
+    ReplicasChange,
+    Targets,
+)
 from controlplane.management.schemas.models import RegisterModelRequest
 from controlplane.planning import accuracy, autoscaling, rebalancing
 from controlplane.planning.engine_config import parsers_of
+from controlplane.planning.engine_sizes import known_sizes
 from controlplane.state import operations
 from controlplane.state.operations import advance, open_operation
 from controlplane.state.queries import find_model, find_operation
@@ -30,6 +37,8 @@ from controlplane.state.transactions import Context, Outcome
 from controlplane.state.worker_groups import WorkerGroup
 from profiler.quantization import UNCOMPRESSED
 from profiler.shards import tp_fits, tp_problem
+from profiler.types import ModelSpec
+from profiler.variants.types import VariantKind
 
 
 def register_model(state: State, request: RegisterModelRequest, ctx: Context) -> Outcome:
@@ -121,6 +130,7 @@ def _host_changes(
     present = state.deployments.get(host)
     least = accuracy.base_limit(variant, request.SLOs.accuracy)
     accuracy.require_base(find_model(state, host), present.record if present else None, least)
+    _check_rank(variant, host, _lora_rank(present.record if present else None, request))
     if present is None:
         begun = _deployment(host, host, request, ctx.uids[1], ctx.now_s)
         return [Put(dataclasses.replace(begun, slos=dataclasses.replace(begun.slos, accuracy=least)), 0)]
@@ -135,6 +145,7 @@ def _host_changes(
             param="replicas",
         )
     _check_parsers(find_model(state, host), present.record, request)
+    _check_sizes(present.record, request)
     return [Put(accuracy.limited(present.record, least), present.version)]
 
 
@@ -148,6 +159,37 @@ def _check_parsers(base: Model, present: Deployment, request: DeployModelRequest
                 f"{name} out, or undeploy '{base.name}' and deploy it with {value}",
                 param=name,
             )
+
+
+def _lora_rank(present: Deployment | None, request: DeployModelRequest) -> int | None:
+    """The largest that the base's engines take; None: not decided yet, so that all registered ones fit."""
+    if present is None:
+        return request.engine.loraRank if request.engine else None
+    return known_sizes(present).lora_rank
+
+
+def _check_rank(variant: Model, host: str, most: int | None) -> None:
+    """Errors: InvalidRequest for an adapter of a larger rank than the engines of its base take."""
+    spec = variant.variant_spec
+    if spec is None or spec.kind is not VariantKind.LORA or most is None or spec.max_rank <= most:
+        return
+    raise errors.InvalidRequest(
+        f"'{variant.name}' has rank {spec.max_rank}, and the engines of '{host}' take LoRA adapters up to "
+        f"rank {most}; run `ostinato tune {host} --lora-rank {spec.max_rank}`, which starts such engines "
+        f"while the present ones answer, and then `ostinato deploy {variant.name}`",
+        param="model",
+    )
+
+
+def _check_sizes(present: Deployment, request: DeployModelRequest) -> None:
+    """Errors: InvalidRequest for engines of other sizes than those that the base has."""
+    asked = requested.engine(request.engine)
+    if asked.or_else(known_sizes(present)) != known_sizes(present):
+        raise errors.InvalidRequest(
+            f"the engines of '{present.host}' serve its variants, and are deployed already; leave engine "
+            f"out, or change their sizes with `ostinato tune {present.host}`",
+            param="engine",
+        )
 
 
 def _deployment(name: str, host: str, request: DeployModelRequest, uid: int, now_s: float) -> Deployment:
@@ -169,6 +211,7 @@ def _deployment(name: str, host: str, request: DeployModelRequest, uid: int, now
         groups=tuple(WorkerGroup(number) for number in range(begun)),
         tool_parser=requested.parser(request.toolCallParser) if name == host else None,
         reasoning_parser=requested.parser(request.reasoningParser) if name == host else None,
+        engine=requested.engine(request.engine if name == host else None),
     )
 
 
@@ -178,6 +221,8 @@ def _check_bounds(base: Model, request: DeployModelRequest) -> None:
     if spec is None:
         return
     split, degrees = request.layersPerStage, request.tensorParallel
+    if request.engine is not None:
+        _check_engine(base, spec, request.engine)
     if split and sum(split) != spec.num_layers:
         raise errors.InvalidRequest(
             f"expected layersPerStage to sum to the {spec.num_layers} layers of '{base.name}', got "
@@ -189,6 +234,22 @@ def _check_bounds(base: Model, request: DeployModelRequest) -> None:
             f"'{base.name}' cannot be sharded {' or '.join(map(str, degrees))} ways "
             f"({tp_problem(spec, degrees[0])}); name another degree",
             param="tensorParallel",
+        )
+
+
+def _check_engine(base: Model, spec: ModelSpec, sizes: EngineForm) -> None:
+    """Errors: InvalidRequest for sizes that no engine of this model has."""
+    if sizes.contextTokens is not None and sizes.contextTokens > spec.max_position:
+        raise errors.InvalidRequest(
+            f"expected engine.contextTokens of at most {spec.max_position}, the positions of '{base.name}'; "
+            f"got {sizes.contextTokens}; ask for less, or leave it out",
+            param="engine.contextTokens",
+        )
+    if not spec.adaptable and (sizes.variantSlots or sizes.loraRank):
+        raise errors.InvalidRequest(
+            f"'{base.name}' has no slots for variants; on its architecture they are not supported yet; leave "
+            "engine.variantSlots and engine.loraRank out",
+            param="engine.variantSlots",
         )
 
 
@@ -281,7 +342,7 @@ def limit_variants(deployment: Deployment, limit: int) -> Deployment:
     if not 1 <= limit <= slots:
         raise errors.InvalidRequest(
             f"expected 1 to {slots} variants at once, for '{name}' has {slots} slots; got {limit}; "
-            "OSTINATO_MAX_VARIANTS sets how many slots its next deployment gets",
+            f"`ostinato tune {name} --slots N` gives it engines with more",
             param="maxActiveVariants",
         )
     return dataclasses.replace(deployment, max_active_variants=limit)
@@ -315,10 +376,12 @@ def change_targets(deployment: Deployment, change: Targets) -> Deployment:
     return dataclasses.replace(deployment, targets=requested.changed_targets(deployment.targets, change))
 
 
-def place_anew(deployment: Deployment) -> Deployment:
+def place_anew(state: State, deployment: Deployment, sizes: EngineForm | None = None) -> Deployment:
     """The deployment of a base with new engines to be placed, which take over once they serve.
 
-    Errors: InvalidRequest (a variant), NotReady (it is being undeployed, or no engine of it serves).
+    Their sizes are chosen again, but for those that the user has asked for, or asks for now.
+    Errors: InvalidRequest (a variant, sizes that its engines or variants cannot have), NotReady (it is being
+    undeployed, or no engine of it serves).
     """
     name, host = deployment.model, deployment.host
     if name != host:
@@ -327,7 +390,30 @@ def place_anew(deployment: Deployment) -> Deployment:
         )
     if deployment.phase is Phase.DELETING:
         raise errors.NotReady(f"'{name}' is being undeployed; deploy it again when it is gone")
-    return rebalancing.renewed(deployment)
+    engine = deployment.engine
+    if sizes is not None:
+        base = find_model(state, name)
+        if base.spec is not None:
+            _check_engine(base, base.spec, sizes)
+        engine = requested.changed_engine(engine, sizes)
+    _check_deployed_ranks(state, name, engine.lora_rank)
+    return rebalancing.renewed(dataclasses.replace(deployment, engine=engine, chosen=None))
+
+
+def _check_deployed_ranks(state: State, base: str, most: int | None) -> None:
+    """Errors: InvalidRequest when adapters that are served have a larger rank."""
+    specs = {v.name: v.variant_spec for v in state.variants_of(base) if v.name in state.deployments}
+    wider = [
+        f"'{name}' ({spec.max_rank})"
+        for name, spec in specs.items()
+        if most is not None and spec and spec.kind is VariantKind.LORA and spec.max_rank > most
+    ]
+    if wider:
+        raise errors.InvalidRequest(
+            f"expected a LoRA rank of at least those of the deployed {', '.join(wider)}, got {most}; ask for "
+            "more, or undeploy them",
+            param="engine.loraRank",
+        )
 
 
 def delete_model(state: State, name: str, ctx: Context) -> Outcome:

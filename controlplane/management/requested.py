@@ -13,15 +13,17 @@ from controlplane.management.schemas.deploy import (
     NO_PARSER,
     SLO_FIELDS,
     DeployModelRequest,
+    EngineForm,
     LoadForm,
     Replicas,
     ReplicasChange,
     SloLimits,
     Targets,
 )
+from controlplane.settings import Settings
 from controlplane.state.deltas import Delta, Recipe
 from controlplane.state.records import AutoRelax, ExpectedLoad, PlanConstraints, Scaling, ServingTargets
-from placement.types import Intent, Scope, Slos
+from placement.types import EngineSizes, Intent, Scope, Slos
 
 
 def intent(request: DeployModelRequest) -> Intent:
@@ -91,6 +93,46 @@ def constraints(request: DeployModelRequest) -> PlanConstraints:
         apart.group if apart else "",
         Scope(apart.scope) if apart else Scope.NONE,
     )
+
+
+_SIZES = {
+    "contextTokens": "context_tokens",
+    "requestsAtOnce": "requests_at_once",
+    "variantSlots": "variant_slots",
+    "loraRank": "lora_rank",
+    "variantHostBytes": "variant_host_bytes",
+    "mergedSlot": "merged_slot",
+}
+# The settings that bound sizes, by the field.
+_CEILINGS = {
+    "contextTokens": "max_model_len",
+    "requestsAtOnce": "concurrency",
+    "variantSlots": "max_variants",
+    "loraRank": "max_lora_rank",
+    "variantHostBytes": "variant_host_bytes",
+}
+
+
+def engine(form: EngineForm | None) -> EngineSizes:
+    return changed_engine(EngineSizes(), form or EngineForm())
+
+
+def changed_engine(present: EngineSizes, change: EngineForm) -> EngineSizes:
+    """What is named changes, to nothing if it is null."""
+    named = {_SIZES[name]: getattr(change, name) for name in change.model_fields_set}
+    return dataclasses.replace(present, **named)
+
+
+def require_ceilings(form: EngineForm | None, settings: Settings) -> None:
+    """Errors: InvalidRequest for a size above what this installation allows."""
+    for name, setting in _CEILINGS.items() if form is not None else ():
+        asked, most = getattr(form, name), getattr(settings, setting)
+        if asked is not None and asked > most:
+            raise errors.InvalidRequest(
+                f"expected engine.{name} of at most {most}, which this installation allows; got {asked}; ask "
+                f"for less, or raise OSTINATO_{setting.upper()}",
+                param=f"engine.{name}",
+            )
 
 
 def scaling(request: DeployModelRequest) -> Scaling:

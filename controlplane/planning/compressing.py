@@ -20,6 +20,7 @@ from placement.types import CPU, Device, DeviceKey, Inventory, key_of
 from profiler.types import ModelSpec
 from workers.compression.recipe import ROWS, TOKENS, CompressRequest, Recipe
 
+PER_NODE = 1  # fine-tunes that are compressed at once on a node; others wait
 MAX_ATTEMPTS = 3  # in a row that get no further
 RUNTIME_BYTES = 1 << 30  # torch itself, and what a GPU's libraries take
 FLOAT32_BYTES = 4
@@ -70,7 +71,7 @@ def next_job(state: State, name: str, inventory: Inventory, settings: Settings) 
     left = _left(state, model, seen, inventory, settings)
     if isinstance(left, Queued):
         return left
-    chosen = _choose(state, model, left, settings)
+    chosen = _choose(state, model, left)
     if isinstance(chosen, Queued):
         return chosen
     on_cpu = chosen.device.kind == CPU
@@ -223,11 +224,11 @@ def _most(device: Device, settings: Settings) -> int:
     return int(device.total_bytes * (1 - settings.headroom))
 
 
-def _choose(state: State, model: Model, seen: list[_Seen], settings: Settings) -> _Seen | Queued:
+def _choose(state: State, model: Model, seen: list[_Seen]) -> _Seen | Queued:
     """A GPU before a CPU, the node it was on before others."""
     delta = require_delta(model)
     others = _compressing_on(state, reservations.compressing(model.name))
-    idle = [s for s in seen if others[s.device.node] < settings.compress_per_node]
+    idle = [s for s in seen if others[s.device.node] < PER_NODE]
     if not idle:
         return Queued("waits for its turn: as many are compressed on each node as may be")
     measured = reservations.being_measured(state.ledgers)

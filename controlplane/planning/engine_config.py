@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from controlplane.planning.engine_sizes import MIN_HOST_BYTES
 from controlplane.profiling.keys import engine_dtype, served_spec, spec_of
 from controlplane.settings import Settings
 from controlplane.state.records import Deployment, Model
@@ -32,11 +33,12 @@ def engine_config(
     """
     limit = deployment.max_active_variants if deployment else None
     tools, reasoning = parsers_of(model, deployment)
+    engine, _, tpot_s = settings.engine.partition(":")
     plan, kind = placement.plan, placement.ranks[0].device_kind
     dtype = engine_dtype(settings, kind)
     spec = served_spec(spec_of(model), dtype)
     return EngineConfig(
-        engine=settings.engine,
+        engine=engine,
         name=model.name,
         group=group or model.name,
         model_path=model.path or "",
@@ -45,15 +47,15 @@ def engine_config(
         tensor_parallel=plan.tensor_parallel,
         ranks=tuple(_rank(spec, plan, rank) for rank in placement.ranks),
         max_model_len=plan.max_model_len,
-        max_num_seqs=settings.concurrency,
+        max_num_seqs=plan.sequences,
         max_variants=plan.max_variants,
         max_lora_rank=plan.max_lora_rank,
-        variant_host_bytes=settings.variant_host_bytes,
+        variant_host_bytes=plan.variant_host_bytes or MIN_HOST_BYTES,
         variant_kinds=kinds_served(kind, variants),
         max_batched_tokens=plan.batched_tokens,
         roots=tuple(map(str, settings.roots)),
         max_active_variants=min(limit or 0, plan.max_variants),
-        echo_tpot_s=settings.echo_tpot_s,
+        echo_tpot_s=float(tpot_s or 0),
         merged_slot=has_merged_slot(plan),
         tool_parser=tools,
         reasoning_parser=reasoning,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from controlplane import errors
 from controlplane.planning.engine_config import kinds_served
+from controlplane.planning.engine_sizes import known_sizes, variant_sizes
 from controlplane.planning.placement_decision import with_room_for_variants
 from controlplane.planning.variant_room import AtOnce, at_once
 from controlplane.profiling import request_paths
@@ -21,9 +22,10 @@ from controlplane.profiling.keys import (
     profiled_device,
     served_spec,
 )
+from controlplane.profiling.usual_engine import usual_engine
 from controlplane.settings import Settings
 from controlplane.state.queries import find_model
-from controlplane.state.records import Model
+from controlplane.state.records import Deployment, Model
 from controlplane.state.repository import State
 from placement.pareto import pareto
 from placement.solver.view import slowdown_of
@@ -136,9 +138,14 @@ class _Question:
     path_note: str
     profile_note: str
     own: frozenset[str]  # worker groups of this base: their work is what is asked about
+    deployment: Deployment | None  # of this base
 
     def answer(self, plan: Plan) -> Answer:
-        plan = with_room_for_variants(plan, self.spec, self.settings, self.variants)
+        kind = carrier_kind(self.inventory)
+        sizes = variant_sizes(self.variants, self.spec, kind, self.settings, self.deployment)
+        plan = with_room_for_variants(plan, self.spec, sizes, self.variants)
+        known = known_sizes(self.deployment).requests_at_once
+        at_once_most = known or usual_engine(kind, self.settings).max_requests
         work = Workload(self.load.batch, self.load.input_tokens, self.load.output_tokens)
         try:
             check_plan(self.spec, plan, ablest_gpu(self.inventory))
@@ -149,7 +156,7 @@ class _Question:
             if self.load.devices is not None:
                 here = _apart(here, plan, self.inventory)
             cost = predict(here, plan, work, self.mix)
-            cost = _within_engine(cost, work, self.settings.concurrency)
+            cost = _within_engine(cost, work, at_once_most)
             if self.load.devices is None:
                 cost = _beside_others(cost, plan, self.inventory, self.own)
             notes = (*cost.notes, self.path_note, self.profile_note, self._note_of_turns(plan))
@@ -167,7 +174,7 @@ class _Question:
             return ""
         return (
             f"{found.count} of these {found.registered} variants run at once, and the others wait for them: "
-            "latency is longer than this, as if all ran in one batch (OSTINATO_MAX_VARIANTS)"
+            "latency is longer than this, as if all ran in one batch (engine.variantSlots of its deployment)"
         )
 
 
@@ -178,8 +185,8 @@ def _within_engine(cost: Prediction, work: Workload, at_once: int) -> Prediction
     if work.batch <= at_once:
         return limited
     note = (
-        f"an engine runs {at_once} requests at once (OSTINATO_CONCURRENCY); of these {work.batch} the others "
-        "wait for their turn, which is not in the figures"
+        f"an engine runs {at_once} requests at once (engine.requestsAtOnce); of these {work.batch} the "
+        "others wait for their turn, which is not in the figures"
     )
     return dataclasses.replace(limited, notes=(*limited.notes, note))
 
@@ -234,6 +241,7 @@ def _question(state: State, inventory: Inventory, settings: Settings, name: str,
             if d.record.host == base.name
             for group in d.record.group_ids()
         ),
+        state.deployments[base.name].record if base.name in state.deployments else None,
     )
 
 

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from controlplane.planning import infeasibility
+from controlplane.planning import engine_sizes, infeasibility
 from controlplane.planning.variant_room import Room, rooms
 from controlplane.profiling import memory_feedback
 from controlplane.profiling.calibrations import (
@@ -20,6 +20,7 @@ from controlplane.profiling.calibrations import (
     measured_while_busy,
 )
 from controlplane.profiling.keys import engine_dtype, overheads, served_spec, spec_of
+from controlplane.profiling.usual_engine import BATCHED_TOKENS
 from controlplane.settings import Settings
 from controlplane.state.records import Deployment, Model
 from controlplane.state.terms import EXPECTED_INPUT_TOKENS, EXPECTED_OUTPUT_TOKENS
@@ -32,15 +33,18 @@ from placement.solver.from_inventory import clusters_of, type_name
 from placement.solver.from_spec import figures_by_quantization
 from placement.solver.layout import resident
 from placement.solver.outcome import NotPlaced, Outcome
+from placement.solver.places import Shared
 from placement.solver.policies.base import EstimatorFor
 from placement.solver.policies.joint import Joint
 from placement.solver.profiled import Knowledge, Measured, Profiled
 from placement.solver.request import Request
+from placement.solver.sizing import MEMORY, SizeRange, choose, told, usual_request
 from placement.types import (
     CPU,
     Constraint,
     Device,
     DeviceKey,
+    EngineSizes,
     Inventory,
     Placement,
     Plan,
@@ -48,9 +52,9 @@ from placement.types import (
     Unusable,
 )
 from profiler.plans import quantization_names
+from profiler.predicting.predict import predict
 from profiler.quantization import UNCOMPRESSED, accuracy_of
-from profiler.types import ModelSpec
-from profiler.variants.types import VariantKind
+from profiler.types import ModelSpec, Workload
 
 MAX_PARALLEL = 8  # TP and PP, unless the request names more
 
@@ -108,7 +112,7 @@ def _eased(question: Question, outcome: Outcome, max_factor: float | None) -> Pl
         return eased(question.cluster, question.request, refusal, POLICY, estimator, max_factor)
 
     placement = question.with_most_room(find)
-    return placement and question.noted(placement)
+    return placement and question.noted(told(placement, question.sizes, MEMORY))
 
 
 def _best(placements: Sequence[Placement]) -> Placement | None:
@@ -118,10 +122,11 @@ def _best(placements: Sequence[Placement]) -> Placement | None:
     )
 
 
-def preference(placed: Placement) -> tuple[bool, float]:
-    """The lower, the better: on GPUs rather than CPUs, then with limits relaxed least."""
+def preference(placed: Placement) -> tuple[bool, float, bool]:
+    """The lower, the better: on GPUs rather than CPUs, then with limits relaxed least, then with an engine of
+    usual size."""
     factor = max((relaxation.factor for relaxation in placed.choice.relaxed), default=1.0)
-    return placed.ranks[0].device_kind == CPU, factor
+    return placed.ranks[0].device_kind == CPU, factor, placed.choice.reduced
 
 
 def _nearest(missed: Sequence[NotPlaced]) -> NotPlaced:
@@ -139,21 +144,61 @@ def _nearest(missed: Sequence[NotPlaced]) -> NotPlaced:
 
 @dataclass(frozen=True)
 class Question:
-    """What is to be placed on which devices, and what is known of the model there. `rooms`: what may be set
-    aside for variants, the most first. `left_out` are quantizations of it that are not looked at."""
+    """What is to be placed on which devices, and what is known of the model there. `request` is that of an
+    engine of usual size, `sizes` are those that may be chosen. `rooms`: what may be set aside for variants,
+    the most first. `merged`: whether a merged slot is kept; the first that fits counts. `left_out` are
+    quantizations of it that are not looked at."""
 
     cluster: Cluster
     request: Request
+    sizes: SizeRange
     known: Knowledge
     rooms: tuple[Room, ...]
+    merged: tuple[bool, ...] = (False,)
     left_out: tuple[str, ...] = ()
+    about_variants: str = ""
 
     def answer(self) -> Outcome:
         """With room for as many variants as the devices have memory for."""
-        placement = self.with_most_room(lambda made: POLICY.find(self.cluster, self.request, made))
-        if placement is not None:
-            return self.noted(placement)
-        return decide_on(self.cluster, self.request, POLICY, self._estimator(self.rooms[-1]))
+        for merged in self.merged:
+            placement = self._with(merged).sized()
+            last_choice = merged == self.merged[-1]
+            if placement is not None and (last_choice or not placement.choice.reduced):
+                return self.noted(placement)
+        last = self._with(self.merged[-1])
+        return decide_on(self.cluster, self.request, POLICY, last._estimator(self.rooms[-1]))
+
+    def _with(self, merged: bool) -> Question:
+        plan = dataclasses.replace(self.known.plan, merged_slot=merged)
+        return dataclasses.replace(self, known=dataclasses.replace(self.known, plan=plan), merged=(merged,))
+
+    def sized(self) -> Placement | None:
+        """The largest engine that the intent allows (`placement.solver.sizing`)."""
+        room = self.rooms[-1]
+        searches = dict[Room, Shared]()
+
+        def usual(request: Request) -> Placement | None:
+            nonlocal room
+            found = self.with_most_room(lambda made: POLICY.find(self.cluster, request, made))
+            room = self.rooms[-1] if found is None else found.plan.room
+            return found
+
+        def search(request: Request) -> Placement | None:
+            if room not in searches:
+                searches[room] = Shared(self.cluster, self._estimator(room))
+            return POLICY.search(searches[room], request)
+
+        return choose(self.request, self.sizes, usual, search, self._token_s)
+
+    def _token_s(self, placement: Placement, requests: int) -> float:
+        """Seconds of a token while an engine as placed runs so many requests."""
+        plan, used = placement.plan, {(rank.node, rank.device_index) for rank in placement.ranks}
+        at = [gpu for node in self.cluster.nodes for gpu in node.gpus if (node.name, gpu.index) in used]
+        kinds = {kind.name: kind for kind in self.cluster.types}
+        slowest = min((kinds[gpu.type] for gpu in at), key=lambda kind: kind.memory_bytes_per_s)
+        ground = self.known.ground(slowest, plan.world_size, plan.tensor_parallel)
+        load = Workload(requests, self.request.input_tokens, self.request.output_tokens)
+        return predict(ground, plan, load).tpot_s.value
 
     def with_most_room(self, find: Callable[[EstimatorFor], Placement | None]) -> Placement | None:
         """What is found with the most room for variants with which anything is."""
@@ -174,9 +219,10 @@ class Question:
             f"{quantization} was left out: it has not been measured on such a device"
             for quantization in self.left_out
         )
-        return dataclasses.replace(
-            placement, choice=dataclasses.replace(placement.choice, notes=(*placement.choice.notes, *notes))
-        )
+        choice = placement.choice
+        said = ", ".join(filter(None, (choice.sizes, self.about_variants)))
+        choice = dataclasses.replace(choice, notes=(*choice.notes, *notes), sizes=said)
+        return dataclasses.replace(placement, choice=choice)
 
     def _estimator(self, room: Room) -> EstimatorFor:
         plan = dataclasses.replace(self.known.plan, room=room)
@@ -201,21 +247,39 @@ def _question(
     every = quantization_names(model.compression, spec, _gpu(cluster))
     if not every:
         return None
-    context = min(settings.max_model_len, spec.max_position)
+    kind = cluster.types[0].kind
     measured = _measured(model, cluster, inventory, settings, known.profiles)
     quantizations = _tried(every, cluster, measured)
-    request = _request(model, deployment, spec, quantizations, context, settings)
-    plan = Plan(1, (spec.num_layers,), UNCOMPRESSED, context, request.kv_tokens, 0, 0)
-    possible = rooms(variants, spec, settings)
-    with_room = with_room_for_variants(plan, spec, settings, variants, possible[0])
-    knowledge = Knowledge(spec, with_room, measured, overheads(settings, cluster.types[0].kind), known.path)
+    lengths = _lengths(deployment, engine_sizes.max_context(deployment, spec, settings))
+    sizes = engine_sizes.size_range(deployment, spec, kind, settings, _min_context(deployment, lengths))
+    request = _request(model, deployment, spec, quantizations, lengths, settings)
+    request = usual_request(request, sizes)
+    plan = Plan(1, (spec.num_layers,), UNCOMPRESSED, request.context, request.kv_tokens, 0, 0)
+    chosen = engine_sizes.variant_sizes(variants, spec, kind, settings, deployment, _host_free(inventory))
+    merged = engine_sizes.merged_slots(deployment, variants, spec, _gpu(cluster))
+    chosen = dataclasses.replace(chosen, merged_slot=merged[-1])
+    possible = rooms(variants, spec, chosen)
+    with_room = with_room_for_variants(plan, spec, chosen, variants, possible[0])
     return Question(
         cluster,
         request,
-        knowledge,
+        sizes,
+        Knowledge(spec, with_room, measured, overheads(settings, kind), known.path),
         possible,
+        merged,
         tuple(quantization for quantization in every if quantization not in quantizations),
+        engine_sizes.variants_text(chosen, variants, deployment),
     )
+
+
+def _host_free(inventory: Inventory) -> int | None:
+    """Free memory of the host that has least."""
+    return min((device.free_bytes for device in inventory.devices if device.kind == CPU), default=None)
+
+
+def _min_context(deployment: Deployment, lengths: tuple[int, int]) -> int:
+    """What an engine's context must have room for: the expected lengths, and the longest answer."""
+    return max(sum(lengths), (deployment.max_output_tokens or 0) + 1)
 
 
 def _served(model: Model, cluster: Cluster, settings: Settings) -> ModelSpec:
@@ -245,14 +309,14 @@ def _request(
     deployment: Deployment,
     spec: ModelSpec,
     quantizations: Sequence[str],
-    context: int,
+    lengths: tuple[int, int],
     settings: Settings,
 ) -> Request:
     accuracies = {
         quantization: accuracy_of(model.compression, quantization) for quantization in quantizations
     }
     constraints = deployment.constraints
-    inputs, outputs = _lengths(deployment, context)
+    inputs, outputs = lengths
     return Request(
         name=model.name,
         model=figures_by_quantization(model.name, spec, accuracies),
@@ -262,13 +326,11 @@ def _request(
         rate_per_s=deployment.load.rate_per_s / max(1, deployment.scaling.min_groups),
         input_tokens=inputs,
         output_tokens=outputs,
-        concurrency=settings.concurrency,
         max_tp=max(MAX_PARALLEL, *constraints.tensor_parallel, 0),
         max_pp=max(MAX_PARALLEL, *constraints.pipeline_parallel, len(constraints.layers_per_stage)),
         only_tp=constraints.tensor_parallel,
         only_pp=constraints.pipeline_parallel,
         layers=constraints.layers_per_stage,
-        context=context,
         group=constraints.group,
         scope=constraints.scope,
     )
@@ -352,21 +414,16 @@ def _residents(others: Iterable[Deployment]) -> dict[DeviceKey, list[Resident]]:
 
 
 def with_room_for_variants(
-    plan: Plan, spec: ModelSpec, settings: Settings, variants: Sequence[Model], room: Room | None = None
+    plan: Plan, spec: ModelSpec, sizes: EngineSizes, variants: Sequence[Model], room: Room | None = None
 ) -> Plan:
-    """The plan with slots as engines of this installation have them, for the base's `variants`. `room`: one
-    of `rooms`; None: the largest."""
+    """The plan with slots of these `sizes` for the base's `variants`. `room`: one of `rooms`; None: the
+    largest."""
     return dataclasses.replace(
         plan,
-        max_variants=settings.max_variants if spec.adaptable else 0,
-        max_lora_rank=settings.max_lora_rank if spec.adaptable else 0,
-        room=rooms(variants, spec, settings)[0] if room is None else room,
-        batched_tokens=settings.batched_tokens,
-        merged_slot=settings.merged_slot and _has_merged_slot(spec, variants),
+        max_variants=sizes.variant_slots or 0,
+        max_lora_rank=sizes.lora_rank or 0,
+        variant_host_bytes=sizes.variant_host_bytes or 0,
+        room=rooms(variants, spec, sizes)[0] if room is None else room,
+        batched_tokens=BATCHED_TOKENS,
+        merged_slot=bool(sizes.merged_slot),
     )
-
-
-def _has_merged_slot(spec: ModelSpec, variants: Iterable[Model]) -> bool:
-    """Sparse deltas are merged into weights of 16 bits; engines on CPUs have 32 unless they are told."""
-    kinds = {v.variant_spec.kind for v in variants if v.variant_spec}
-    return VariantKind.SPARSE_DELTA in kinds and spec.dtype_bytes == 2

@@ -65,7 +65,8 @@ def free_memory(inventory: Inventory, ledgers: Ledgers, headroom: float, exclude
 def place(decide: Decide, seen: FreeMemory) -> Place:
     """The placement that is possible now, or a better one that is possible once nothing is measured any more.
 
-    A placement on GPUs is better than one on CPUs; of the same kind, the one with limits relaxed less.
+    A placement on GPUs is better than one on CPUs; of the same kind, the one with limits relaxed less, then
+    the one of an engine that lack of memory did not make smaller.
     Errors: NoFeasiblePlan, when nothing fits even then.
     """
     if not seen.measured:
@@ -154,7 +155,7 @@ def _tried(decide: Callable[[], T]) -> T | None:
         return None
 
 
-def _worth(chosen: Place) -> tuple[bool, float, int]:
+def _worth(chosen: Place) -> tuple[bool, float, bool, int]:
     """The lower, the better."""
     return *preference(chosen.placement), len(chosen.victims)
 

@@ -17,7 +17,7 @@ from typing import Any
 from controlplane.profiling.keys import engine_dtype, served_spec
 from controlplane.settings import Settings
 from controlplane.state.records import Model
-from placement.types import Placement
+from placement.types import EngineSizes, Placement
 from profiler.roofline import MOVED_AT_ONCE_BYTES, arena_bytes
 from profiler.shards import tp_fits
 from profiler.types import ModelSpec, Plan, adaptable_linears
@@ -52,13 +52,13 @@ class AtOnce:
     too_large: tuple[str, ...] = ()
 
 
-def rooms(variants: Sequence[Model], spec: ModelSpec, settings: Settings) -> tuple[Room, ...]:
+def rooms(variants: Sequence[Model], spec: ModelSpec, sizes: EngineSizes) -> tuple[Room, ...]:
     """What an engine may set aside, the most first: for variants in all slots; for the registered ones
     together, as far as there are slots; for one fewer each; for one. Each has room for a LoRA adapter."""
     if not spec.adaptable:
         return ((),)
     registered = [variant.variant_spec for variant in variants if variant.variant_spec]
-    slots, rank = settings.max_variants, settings.max_lora_rank
+    slots, rank = sizes.variant_slots or 1, sizes.lora_rank or 1
     by_degree = {tp: _large_lines(registered, spec, tp, slots) for tp in _degrees(spec)}
     spare = {tp: lora_line(spec, rank, tp) for tp in by_degree}
 

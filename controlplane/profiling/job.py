@@ -10,6 +10,7 @@ from pathlib import Path
 from controlplane import errors
 from controlplane.cluster import reservations
 from controlplane.profiling.keys import key_on, profiled_device, served_spec
+from controlplane.profiling.usual_engine import BATCHED_TOKENS, usual_engine
 from controlplane.settings import Settings
 from controlplane.state.records import Model, ModelProfile
 from placement.types import CPU, Device, DeviceKey, Inventory
@@ -18,6 +19,7 @@ from profiler.profiling_plan import EngineRun, Reach, count_points, needed_bytes
 from profiler.types import ModelSpec
 from workers.measuring.request import MeasureRequest
 
+MEASURED_TOKENS = 2048  # of the longest prompt and answer that is measured
 FREE_SHARE = 0.9  # of what is free now: others may need a little meanwhile
 HELD_FACTOR = 1.25  # an engine on a CPU takes more than is computed, which others must not lack
 
@@ -61,7 +63,7 @@ def profiling_job(
         raise errors.ProfilingFailed(
             f"this profile is of {profile.device}{engine}, and there is none now; add one and profile again"
         )
-    if settings.engine != "vllm":
+    if not settings.is_vllm:
         raise errors.ProfilingFailed(f"the engine '{settings.engine}' is not measured; only vllm is")
     if not device.engine:
         raise errors.ProfilingFailed(f"no vLLM is installed on {device.node}; install it and profile again")
@@ -73,17 +75,18 @@ def profiling_job(
     device_bytes = min(settings.profile_bytes, int(device.free_bytes * FREE_SHARE))
     enough = [d for d in free if d.free_bytes * FREE_SHARE >= device_bytes]
     spec = served_spec(model.spec, profile.dtype)
-    max_model_len = min(settings.max_model_len, spec.max_position)
+    max_model_len = min(MEASURED_TOKENS, settings.max_model_len, spec.max_position)
+    usual = usual_engine(device.kind, settings)
     reach = Reach(
         on_cpu,
         len(enough),
         device_bytes,
         max_model_len,
-        settings.concurrency,
-        settings.batched_tokens,
-        settings.max_lora_rank,
+        usual.max_requests,
+        BATCHED_TOKENS,
+        usual.lora_rank,
         profile.forms,
-        settings.max_variants,
+        usual.slots,
     )
     engine_runs = _engine_runs(spec, reach)
     lacking = _lacking(engine_runs, profile.measurements)

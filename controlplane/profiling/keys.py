@@ -46,7 +46,7 @@ def engine_dtype(settings: Settings, kind: str) -> str:
 
 def overheads(settings: Settings, kind: str) -> Overheads:
     """What a rank is taken to need beside the model, where no profile tells."""
-    if settings.engine != "vllm":
+    if not settings.is_vllm:
         return CONTEXT_ONLY
     return VLLM_ON_CPU if kind == CPU else VLLM_ON_GPU
 

@@ -30,7 +30,7 @@ def path_key(settings: Settings, devices: Iterable[Device]) -> str:
 
 
 def _is_measured(settings: Settings) -> bool:
-    return settings.profile and settings.engine == "vllm"
+    return settings.measures
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -47,7 +47,7 @@ def note(state: State, settings: Settings, devices: Iterable[Device]) -> str:
     """Why the request path of an estimate is assumed; empty where it was measured."""
     entry = state.paths.get(path_key(settings, devices))
     if not _is_measured(settings):
-        return f"{LACKING}is not measured here (OSTINATO_PROFILE, OSTINATO_ENGINE)"
+        return f"{LACKING}is not measured here (OSTINATO_PROFILE_SECONDS, OSTINATO_ENGINE)"
     if entry is None:
         return NOT_YET
     return (

@@ -31,7 +31,7 @@ with uncollected():
     from controlplane.gateway.audit import AuditLog
     from controlplane.gateway.line_metrics import LineMetrics
     from controlplane.gateway.metrics import Metrics
-    from controlplane.gateway.rate_book import RateBook
+    from controlplane.gateway.rate_book import LARGE_BODY_BYTES, RateBook
     from controlplane.gateway.rate_sharing import RateReport, keep_sharing
     from controlplane.gateway.route_book import RouteBook
     from controlplane.gateway.tenants_book import TenantsBook
@@ -94,7 +94,7 @@ def _tenants() -> TenantsBook:
 
 @cache
 def _rates() -> RateBook:
-    return RateBook(large_body_bytes=Settings().large_body_bytes)
+    return RateBook(large_body_bytes=LARGE_BODY_BYTES)
 
 
 async def _rates_of_all() -> list[RateReport]:

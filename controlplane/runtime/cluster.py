@@ -58,6 +58,7 @@ ASK_TIMEOUT_S = 15.0  # a replica's scheduler has 10 s of it
 STOP_TIMEOUT_S = 60.0
 STOP_LOOK_S = 0.5
 TASK_END_S = 10.0
+MAX_QUEUED_REQUESTS = 512  # per gateway and base: requests that wait for their turn; then: 429
 
 
 class RayCluster:
@@ -79,9 +80,8 @@ class RayCluster:
         self._agents = AgentBook(settings, starts_agents)
         self._demand: dict[str, float] | None = None
         self._demand_at_s = 0.0
-        rules = RoutingRules(settings.max_in_flight_factor)
         self._requests = EngineClient(
-            self.find_workers, settings.max_queued_requests, alive, rules, _limits(settings)
+            self.find_workers, MAX_QUEUED_REQUESTS, alive, RoutingRules(), EngineLimits()
         )
 
     # --- engines of worker groups --------------------------------------------------------------
@@ -301,12 +301,6 @@ async def _own_metrics(component: str) -> list[tuple[str, str]]:
 async def _engine_metrics(group_id: str) -> list[tuple[str, str]]:
     reports = await serve.answers_of(serve.engine_handle(group_id), "report", FIND_TIMEOUT_S)
     return [(report.metrics_address, f"engine-{group_id}") for report in reports]
-
-
-def _limits(settings: Settings) -> EngineLimits:
-    return EngineLimits(
-        settings.first_byte_timeout_s, settings.next_byte_timeout_s, settings.silent_s, settings.silent_cut_s
-    )
 
 
 async def _group_workers(group_id: str) -> list[WorkerReport]:

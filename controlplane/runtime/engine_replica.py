@@ -79,17 +79,17 @@ def engine_application(
         health_check_timeout_s=30,
         graceful_shutdown_timeout_s=20,
         logging_config=LoggingConfig(enable_access_log=False),  # the gateway logs and counts requests
-        ray_actor_options=_actor_options(config, settings, node_ids.get(config.ranks[0].node)),
+        ray_actor_options=_actor_options(config, node_ids.get(config.ranks[0].node)),
         user_config={INSTALLATION: config.installation},  # Serve tells it of each engine
     )
     metrics = (settings.metrics_host, settings.metrics_port_range)
     return deployment.bind(config, *metrics, settings.worker_host, dict(node_ids))
 
 
-def _actor_options(config: EngineConfig, settings: Settings, node_id: str | None) -> dict[str, Any]:
+def _actor_options(config: EngineConfig, node_id: str | None) -> dict[str, Any]:
     """GPUs are not Ray's to give: the plan says which, and each node's agent holds them in Ray's books.
 
     (Ray leaves CUDA_VISIBLE_DEVICES alone for an actor without GPUs; the group's launch sets it.)
     """
-    options = {"num_cpus": 0 if config.on_gpu else settings.engine_num_cpus, "num_gpus": 0}
+    options = {"num_cpus": 0, "num_gpus": 0}
     return options | ({"label_selector": {NODE_LABEL: node_id}} if node_id else {})

@@ -195,7 +195,7 @@ def _cores() -> int:
 def _check_torch(settings: Settings) -> None:
     """Raises Unavailable where no engine could start. In a process of its own: importing torch takes seconds,
     and is worth them only where something stands beside it."""
-    if settings.engine != "vllm" or not torch_check.has_companions():
+    if not settings.is_vllm or not torch_check.has_companions():
         return
     command = [sys.executable, "-m", "workers.engine.torch_check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -19,7 +19,7 @@ import ray
 from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from controlplane.cluster.inventory import NodeContact, NodeState, Timeouts, node_states
+from controlplane.cluster.inventory import TIMEOUTS, NodeContact, NodeState, Timeouts, node_states
 from controlplane.planning.rescheduling import readable
 from controlplane.settings import Settings, gpus_of
 from placement.solver.cluster import LOAD_WINDOW
@@ -79,8 +79,9 @@ class _Node:
 class AgentBook:
     """The latest report of every node. One that `starts` agents also has nodes measured; others read."""
 
-    def __init__(self, settings: Settings, starts: bool) -> None:
+    def __init__(self, settings: Settings, starts: bool, timeouts: Timeouts = TIMEOUTS) -> None:
         self._settings = settings
+        self._timeouts = timeouts
         self._starts = starts
         self._nodes: dict[str, _Node] = {}
         self._looking: asyncio.Task[None] | None = None
@@ -102,8 +103,7 @@ class AgentBook:
             if not wait or now_s - began_s > FIRST_WORD_S or not self._is_starting(now_s):
                 break
             await asyncio.sleep(0.1)
-        timeouts = Timeouts(self._settings.report_stale_s, self._settings.node_lost_s)
-        return node_states((node.contact(now_s) for node in self._nodes.values()), timeouts)
+        return node_states((node.contact(now_s) for node in self._nodes.values()), self._timeouts)
 
     def _is_starting(self, now_s: float) -> bool:
         return not self._nodes or any(node.is_new(now_s) for node in self._nodes.values())
@@ -181,7 +181,7 @@ class AgentBook:
         """
         now_s = time.monotonic()
         silent_s = now_s - max(node.sampled_s, node.since_s, node.replaced_s)
-        timeout_s = self._settings.node_lost_s / 2 * 2.0 ** min(node.replaced, MAX_DOUBLINGS)
+        timeout_s = self._timeouts.lost_s / 2 * 2.0 ** min(node.replaced, MAX_DOUBLINGS)
         if self._starts and node.agent is not None and silent_s > timeout_s:
             log.warning("the agent of %s has been silent for %.0f s: it is replaced", node.name, silent_s)
             node.replaced, node.replaced_s = node.replaced + 1, now_s

@@ -31,6 +31,25 @@ OTHERS = frozenset(
         "VARIANT_BUS",
     )
 )
+# Settings of earlier versions, and what has become of them.
+OF_DEPLOYMENTS = {
+    "MERGED_SLOT": "engine.mergedSlot",
+}
+NOW = {
+    "PROFILE": "OSTINATO_PROFILE_SECONDS=0 measures nothing",
+    "ECHO_TPOT_S": "OSTINATO_ENGINE=echo:S has it",
+    "HAPROXY": "HAProxy is before every gateway",
+    "PROXY_SHEDS": "it is OSTINATO_SHEDS_LOAD",
+}
+FIXED = frozenset(
+    (
+        *("AUDIT_LOG_BYTES", "BATCHED_TOKENS", "BODY_TIMEOUT_S", "COMPRESS_LIMIT_S", "COMPRESS_PER_NODE"),
+        *("ENGINE_NUM_CPUS", "ENGINE_START_TIMEOUT_S", "FIRST_BYTE_TIMEOUT_S", "LARGE_BODY_BYTES"),
+        *("MAX_BODY_PARTS", "MAX_GRAMMAR_BYTES", "MAX_IN_FLIGHT_FACTOR", "MAX_PROMPT_LOGPROBS"),
+        *("MAX_QUEUED_REQUESTS", "MAX_SEQUENCES", "MAX_WORDS", "NEXT_BYTE_TIMEOUT_S", "NODE_LOST_S"),
+        *("REPORT_STALE_S", "SILENT_CUT_S", "SILENT_S", "UNSENT_BYTES", "WRITE_TIMEOUT_S"),
+    )
+)
 # Kubernetes sets these in Pods beside a Service whose name begins with ostinato.
 SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT)(_|$)|_PORT_\d+_(TCP|UDP)(_|$)")
 # Settings that are shown by their digest alone.
@@ -59,10 +78,19 @@ def _nearest(name: str) -> str:
 
 def describe_unknown(found: Mapping[str, str]) -> str:
     """One sentence for the variables that `unknown_variables` found."""
-    said = [
-        f"{name} is no setting" + (f"; did you mean {near}?" if near else "") for name, near in found.items()
-    ]
+    said = [_said(name, near) for name, near in found.items()]
     return ". ".join(said) + " (docs/settings.md lists the settings; unset every other)"
+
+
+def _said(name: str, near: str) -> str:
+    word = name.removeprefix(PREFIX)
+    if word in OF_DEPLOYMENTS:
+        return f"{name} is no setting any more: it is {OF_DEPLOYMENTS[word]} of a deployment"
+    if word in NOW:
+        return f"{name} is no setting any more: {NOW[word]}"
+    if word in FIXED:
+        return f"{name} is no setting any more: its value is fixed"
+    return f"{name} is no setting" + (f"; did you mean {near}?" if near else "")
 
 
 def require_known_variables(environment: Iterable[str]) -> None:

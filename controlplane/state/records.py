@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
 from controlplane.state.deltas import Delta
 from controlplane.state.terms import FINAL_PHASES, LatePolicy, Phase, Priority, Role
 from controlplane.state.worker_groups import GroupPhase, WorkerGroup, group_id_of
-from placement.types import Intent, Placement, Scope, Slos
+from placement.types import EngineSizes, Intent, Placement, Scope, Slos
 from profiler.chat_format import ChatFormat
 from profiler.request_path import RequestPath
 from profiler.types import ModelSpec
@@ -208,7 +208,9 @@ class Deployment:
     `loading` of a variant is how bringing it into its base's engines went so far.
     An answer has at most `max_output_tokens`; None: as many as the context has room for.
     `slos` are limits that a plan is chosen by, `targets` what its requests are served by. `tool_parser` and
-    `reasoning_parser` of a base read its answers; None: as its `chat` says, "": none does.
+    `reasoning_parser` of a base read its answers; None: as its `chat` says, "": none does. `engine` is how
+    large a base's engines were asked to be, `chosen` how large they were made when the first was placed;
+    engines that are placed later are the same.
     """
 
     model: str
@@ -232,12 +234,17 @@ class Deployment:
     targets: ServingTargets = field(default_factory=ServingTargets)
     tool_parser: str | None = None
     reasoning_parser: str | None = None
+    engine: EngineSizes = field(default_factory=EngineSizes)
+    chosen: EngineSizes | None = None
 
     @model_validator(mode="before")
     @classmethod
-    def _in_groups(cls, value: Any) -> Any:
-        """Older records have one placement, that of the one engine there was."""
-        return _with_one_group(value) if isinstance(value, dict) and "groups" not in value else value
+    def _of_older(cls, value: Any) -> Any:
+        """Older records have one placement, that of the one engine there was; or no sizes of engines."""
+        if not isinstance(value, dict):
+            return value
+        grouped = value if "groups" in value else _with_one_group(value)
+        return grouped if "chosen" in grouped else grouped | {"chosen": _sizes_before(grouped)}
 
     @property
     def leading(self) -> WorkerGroup | None:
@@ -276,6 +283,25 @@ def _with_one_group(old: dict[str, Any]) -> dict[str, Any]:
     if parts_of_group.get("placement") is not None:
         phase = GroupPhase.SERVING if old.get("phase") == Phase.DEPLOYED else GroupPhase.STARTING
     return kept | {"groups": [parts_of_group | {"number": 0, "phase": phase}]}
+
+
+def _sizes_before(old: dict[str, Any]) -> dict[str, Any] | None:
+    """Of the engines that an older record has placed; None where it has none."""
+    try:
+        plan = next(group["placement"]["plan"] for group in old["groups"] if group.get("placement"))
+        context, cached = plan["max_model_len"], plan["kv_cache_tokens"]
+        requests = max(1, cached // context)
+        slots, rank = plan["max_variants"], plan["max_lora_rank"]
+    except (StopIteration, LookupError, TypeError, AttributeError, ZeroDivisionError):
+        return None  # none is placed, or the record cannot be read, which its validation says
+    return {
+        "context_tokens": context,
+        "requests_at_once": requests,
+        "cached_tokens": cached,
+        "variant_slots": slots,
+        "lora_rank": rank,
+        "merged_slot": plan.get("merged_slot", False),
+    }
 
 
 @dataclass(frozen=True)

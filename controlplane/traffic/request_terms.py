@@ -17,6 +17,7 @@ from controlplane.traffic.request_fields import output_limit
 from controlplane.traffic.tenants import DEFAULT, Tenant
 
 PREFIX = b"x-ostinato-"
+MAX_PROMPT_LOGPROBS = 4096  # an engine answers nobody while it writes them, for about 80 ms
 TTFT = "x-ostinato-ttft-ms"
 TPOT = "x-ostinato-tpot-ms"
 DEADLINE = "x-ostinato-deadline-ms"

@@ -23,7 +23,8 @@ class Route:
 
     At most `variant_limit` variants of the host run at once; None: as many as it has slots. `targets` are
     what requests that say nothing else are served by. `tenant` is whose the model is, "" everybody's.
-    `context_tokens` are those of the longest prompt and answer together; None: no engine has a place yet.
+    `context_tokens` are those of the longest prompt and answer together, `requests_at_once` those that an
+    engine runs; None: no engine has a place yet.
     Answers are cut at `max_output_tokens`; None: at the context's end.
     """
 
@@ -36,6 +37,7 @@ class Route:
     targets: ServingTargets = field(default_factory=ServingTargets)
     tenant: str = ""
     context_tokens: int | None = None
+    requests_at_once: int | None = None
 
 
 @dataclass(frozen=True)
@@ -171,6 +173,7 @@ def _route(model: Model, deployment: Deployment, host: Deployment) -> Route:
         targets=_targets(deployment, host),
         tenant=model.tenant,
         context_tokens=host.placement.plan.max_model_len if host.placement else None,
+        requests_at_once=host.placement.plan.sequences if host.placement else None,
     )
 
 

@@ -31,6 +31,8 @@ def reason(placement: Placement, inventory: Inventory, engine_alone: bool = Fals
     ]
     if engine_alone:
         parts.append(ENGINE_ALONE)
+    if choice.sizes:
+        parts.append(choice.sizes)
     if choice.relaxed:
         parts.append("relaxed, as allowed: " + " and ".join(relaxation.text for relaxation in choice.relaxed))
     return "; ".join(parts)

@@ -108,7 +108,7 @@ class Shared:
 
     def estimator(self, request: Request) -> Estimator:
         load = (request.rate_per_s, request.input_tokens, request.output_tokens)
-        key = (id(request.model), *load, request.concurrency, request.context)
+        key = (id(request.model), *load, request.concurrency, request.context, request.sequence_tokens)
         if key not in self._estimators:
             # With the request, so that its model lives and no other gets its number.
             self._estimators[key] = request, self._estimator_for(self.cluster, request)

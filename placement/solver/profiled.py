@@ -158,6 +158,8 @@ class Profiled(StageEstimator):
             tensor_parallel=shape.tp,
             layers_per_stage=(1,) * shape.pp,
             quantization=shape.compression.name,
+            max_model_len=self._request.context or self._known.plan.max_model_len,
+            max_sequences=self._request.concurrency,
             kv_cache_tokens=self._request.kv_tokens,
         )
 

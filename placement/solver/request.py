@@ -80,7 +80,8 @@ class Request:
     """One copy of a model to place.
 
     `rate_per_s` requests of `input_tokens` and `output_tokens` are expected each second; the KV cache holds
-    `concurrency` sequences of both lengths, or of `context` tokens. `headroom` is the share of each GPU's
+    `concurrency` sequences of both lengths, or of `context` tokens, or of `sequence_tokens`, and one of
+    `context` tokens in any case. `headroom` is the share of each GPU's
     total memory to leave free. TP and PP are at most `max_tp` and `max_pp`, and among `only_tp` and `only_pp`
     if there are any; `layers` fixes the split of a pipeline. Requests of one `group` share no GPU or no node,
     as `scope` says.
@@ -101,6 +102,7 @@ class Request:
     only_pp: tuple[int, ...] = ()
     layers: tuple[int, ...] = ()
     context: int = 0
+    sequence_tokens: int = 0
     headroom: float = 0.0
     group: str = ""
     scope: Scope = Scope.NONE
@@ -121,4 +123,5 @@ class Request:
 
     @property
     def kv_tokens(self) -> int:
-        return self.concurrency * (self.context or self.input_tokens + self.output_tokens)
+        each = self.sequence_tokens or self.context or self.input_tokens + self.output_tokens
+        return max(self.context, self.concurrency * each)

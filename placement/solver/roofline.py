@@ -47,7 +47,16 @@ class Roofline(StageEstimator):
         request, shape = self._request, plan.shape
         length = request.context or request.input_tokens + request.output_tokens
         quantization = shape.compression.name
-        made = Plan(shape.tp, plan.layers, quantization, length, request.kv_tokens, 0, 0)
+        made = Plan(
+            shape.tp,
+            plan.layers,
+            quantization,
+            length,
+            request.kv_tokens,
+            0,
+            0,
+            max_sequences=request.concurrency,
+        )
         share = (1 / ROUGH_FACTOR, ROUGH_FACTOR)
         return Account(made, Basis.ROUGH, share, share)
 

@@ -12,7 +12,9 @@ import pytest
 from in_memory import TWO_NODES
 from installations import Installation, Start
 
+from controlplane.api.request_limits import RequestLimits
 from controlplane.controller import controller as controller_module
+from controlplane.gateway.rate_book import LARGE_BODY_BYTES
 from controlplane.settings import Settings
 from workers import asgi
 
@@ -44,11 +46,24 @@ def starting(home: Path, files: Path) -> Iterator[Start]:
         quick.setattr(controller_module, "OBSERVE_EVERY_S", 0.05)
         quick.setattr(controller_module, "RETRY_S", 0.05)
 
-        def begin(**options: Any) -> Installation:
+        def begin(
+            limits: RequestLimits | None = None, large_body_bytes: float = LARGE_BODY_BYTES, **options: Any
+        ) -> Installation:
             settings = Settings(
-                home=home, allowed_roots=str(files), engine="echo", max_model_len=64, **options
+                home=home,
+                allowed_roots=str(files),
+                engine="echo",
+                max_model_len=64,
+                **{"max_lora_rank": 16, **options},
             )
-            return stack.enter_context(Installation(settings, files).running())
+            return stack.enter_context(
+                Installation(
+                    settings,
+                    files,
+                    limits=limits or RequestLimits(),
+                    large_body_bytes=large_body_bytes,
+                ).running()
+            )
 
         yield begin
 

@@ -19,13 +19,14 @@ from in_memory import InMemoryCluster
 from prometheus_client import CollectorRegistry
 
 from controlplane.api.app import create_app
+from controlplane.api.request_limits import RequestLimits
 from controlplane.api.services import Services
 from controlplane.controller.controller import Controller
 from controlplane.controller.leadership import Leadership
 from controlplane.controller.metrics import ControllerMetrics
 from controlplane.gateway.audit import AuditLog
 from controlplane.gateway.metrics import Metrics
-from controlplane.gateway.rate_book import RateBook
+from controlplane.gateway.rate_book import LARGE_BODY_BYTES, RateBook
 from controlplane.gateway.route_book import RouteBook
 from controlplane.gateway.tenants_book import TenantsBook
 from controlplane.settings import Settings
@@ -41,6 +42,8 @@ class Installation:
     files: Path
     cluster: InMemoryCluster = field(default_factory=InMemoryCluster)
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
+    limits: RequestLimits = field(default_factory=RequestLimits)
+    large_body_bytes: float = LARGE_BODY_BYTES
 
     def __post_init__(self) -> None:
         self.store = own_store(self.settings.resolved_store_url, self.cluster.installations)
@@ -54,7 +57,8 @@ class Installation:
             self.metrics,
             TenantsBook(self.settings),
             AuditLog(self.settings, self.metrics.audit_lost),
-            RateBook(large_body_bytes=self.settings.large_body_bytes),
+            RateBook(large_body_bytes=self.large_body_bytes),
+            self.limits,
         )
         self.socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self.socket.getsockname()[1]}"

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 from installations import Installation, Start
 
+from controlplane.api.request_limits import RequestLimits
+
 
 def test_every_route_documents_its_errors(fresh: Installation) -> None:
     described = fresh.http.get("/openapi.json").json()
@@ -25,7 +27,7 @@ def test_every_route_documents_its_errors(fresh: Installation) -> None:
 
 @pytest.fixture
 def served_all(start: Start) -> Iterator[Installation]:
-    installation = start(request_timeout_s=5, engine_start_timeout_s=5)
+    installation = start(request_timeout_s=5, limits=RequestLimits(loading_timeout_s=5))
     installation.up("v1")
     yield installation
     assert installation.in_flight() == 0

@@ -14,6 +14,7 @@ import pytest
 from installations import Installation, Start, wait_for
 
 from controlplane import errors
+from controlplane.api.request_limits import RequestLimits
 from controlplane.gateway.metrics import UNKNOWN
 from controlplane.planning import retrying
 from controlplane.planning.retrying import RetryLimits
@@ -429,7 +430,7 @@ def test_a_client_that_leaves_before_a_whole_answer_frees_its_place(served: Inst
 
 def test_a_client_that_reads_nothing_is_cut(start: Start) -> None:
     """Its stream would fill a gateway: 40 MB of it."""
-    running = start(write_timeout_s=0.5)
+    running = start(limits=RequestLimits(write_timeout_s=0.5))
     running.up()
     body = {
         **CHAT,

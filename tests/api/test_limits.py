@@ -16,6 +16,8 @@ from installations import Installation, wait_for
 
 from controlplane import errors
 from controlplane.api import operations
+from controlplane.api.request_bounds import Bounds
+from controlplane.api.request_limits import RequestLimits
 from controlplane.gateway.route_book import RouteBook
 from controlplane.planning import reconcile
 from controlplane.state.base import Write
@@ -41,7 +43,7 @@ def ask(to: Installation, **body: Any) -> httpx.Response:
 @pytest.mark.parametrize("path", ["/v1/completions", "/register_model"])
 @pytest.mark.parametrize("framing", ["Content-Length: 1000", "Transfer-Encoding: chunked"])
 def test_a_body_that_does_not_come_ends_its_connection(start: Start, path: str, framing: str) -> None:
-    installation = start(body_timeout_s=0.2)
+    installation = start(limits=RequestLimits(body_timeout_s=0.2))
     where = urlsplit(installation.url)
     with socket.create_connection((where.hostname, where.port), WAIT_S) as connection:
         half = b"{" if framing.startswith("Content") else b"1\r\n{\r\n"
@@ -69,11 +71,11 @@ def test_one_that_comes_piece_by_piece_in_time_is_read(served: Installation) -> 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/register_model", "/plan"])
 def test_a_body_of_many_parts_is_refused_unread(start: Start, path: str) -> None:
     """4 MiB of keys took a gateway half a second, in which it answered nobody."""
-    installation = start(max_body_parts=1024)
+    installation = start(limits=RequestLimits(body_parts=1024))
     keys = {f"key{number}": 1 for number in range(3_000)}
     refused = installation.post(path, {"model": "base", "prompt": "a", "x": keys})
     assert code(refused)[:2] == (400, "invalid_request")
-    assert "OSTINATO_MAX_BODY_PARTS" in refused.text
+    assert "at most 1024" in refused.text
     deep = installation.http.post(path, content=b"[" * 20_000)
     assert code(deep)[:2] == (400, "invalid_request")
 
@@ -106,7 +108,7 @@ def test_large_bodies_are_counted_by_tenant(start: Start) -> None:
     ],
 )
 def test_more_answers_than_a_request_may_ask_for(start: Start, body: dict[str, Any], param: str) -> None:
-    installation = start(max_sequences=4)
+    installation = start(limits=RequestLimits(bounds=Bounds(sequences=4)))
     installation.up()
     assert code(ask(installation, **body)) == (400, "invalid_request", param)
     for fine in ({"prompt": "a", "n": 4}, {"prompt": ["a", "b"], "n": 2}, {"prompt": [1, 2, 3, 4, 5]}):
@@ -132,7 +134,7 @@ def test_what_an_engine_would_go_through_for_every_token(
     start: Start, body: dict[str, Any], param: str
 ) -> None:
     """Ten thousand stop sequences are each looked for after each token, beside everybody's answers."""
-    installation = start(max_words=8, max_grammar_bytes=1_000)
+    installation = start(limits=RequestLimits(bounds=Bounds(words=8, grammar_bytes=1_000)))
     installation.up()
     refused = ask(installation, prompt="a", **body)
     assert code(refused) == (400, "invalid_request", param)
@@ -163,11 +165,11 @@ def test_log_probabilities_of_all_of_a_prompt_are_bounded(
 ) -> None:
     """An engine's server writes them in one go, and a prompt of 415 tokens with 20 of each held up everybody
     else for a tenth of a second (benchmarks/results/hardening.json)."""
-    installation = start(max_prompt_logprobs=100)
+    installation = start(limits=RequestLimits(bounds=Bounds(prompt_logprobs=100)))
     installation.up()
     refused = ask(installation, **body)
     assert code(refused) == (400, "invalid_request", param)
-    assert "OSTINATO_MAX_PROMPT_LOGPROBS" in refused.text
+    assert "at most 100" in refused.text
     fine: list[dict[str, Any]] = [
         {"prompt": list(range(33)), "prompt_logprobs": 2},
         {"prompt": "word " * 25, "prompt_logprobs": 2},
@@ -189,7 +191,7 @@ def test_log_probabilities_of_all_of_a_prompt_are_bounded(
 def test_so_are_those_of_messages_whatever_is_beside_them(
     start: Start, body: dict[str, Any], param: str
 ) -> None:
-    installation = start(max_prompt_logprobs=1_000)
+    installation = start(limits=RequestLimits(bounds=Bounds(prompt_logprobs=1_000)))
     installation.up()
 
     def chat(words: int, **more: Any) -> httpx.Response:
@@ -204,7 +206,7 @@ def test_so_are_those_of_messages_whatever_is_beside_them(
 
 
 def test_tools_are_compiled_when_one_must_be_called(start: Start) -> None:
-    installation = start(max_grammar_bytes=1_000)
+    installation = start(limits=RequestLimits(bounds=Bounds(grammar_bytes=1_000)))
     installation.up()
     tools = [{"type": "function", "function": {"name": "x", "description": "a" * 2_000}}]
     asked = {"model": "base", "messages": [{"role": "user", "content": "a"}], "tools": tools}

@@ -14,6 +14,7 @@ FOLDER = ROOT / "benchmarks"
 STARTING_AN_ENGINE = {"fuzzing.bodies", "gpu_worker", "unequal_variants"}
 # Those that start processes, or take longer than a second or two; and those that want an engine.
 SLOW = {
+    "chosen_sizes",
     "compression.quality",
     "compression.speed",
     "compression.train",

@@ -51,5 +51,5 @@ def test_of_a_score_each_token_is_told_alone(characters: int) -> None:
 
 
 def test_a_text_beyond_the_bound_is_refused_with_the_settings_name() -> None:
-    with pytest.raises(errors.InvalidRequest, match="OSTINATO_MAX_PROMPT_LOGPROBS"):
+    with pytest.raises(errors.InvalidRequest, match="log-probabilities"):
         ApiAnswerer(Gateway(), "m").score([Pair("", "x" * 20_000, Form.RAW)])  # type: ignore[arg-type]

@@ -96,7 +96,7 @@ def test_prefetch(cli: Cli, api: FakeApi) -> None:
     gone = residency("v1")
     gone[0]["variants"][0]["tier"] = "disk"
     api.script("POST /deployments/v1/prefetch", answer(deployment("v1", residency=gone)))
-    assert "OSTINATO_VARIANT_HOST_BYTES" in cli("prefetch", "v1").out
+    assert "--host-gib" in cli("prefetch", "v1").out
 
 
 def test_prefetch_of_several_ends_with_the_first_error(cli: Cli, api: FakeApi) -> None:

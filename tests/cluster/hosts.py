@@ -33,7 +33,6 @@ class HostPair(Cluster):
             http_host="0.0.0.0",
             worker_host="0.0.0.0",
             metrics_host="0.0.0.0",
-            engine_num_cpus=0.5,
         )
 
     # --- its life --------------------------------------------------------------------------------

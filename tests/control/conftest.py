@@ -57,7 +57,9 @@ def _with_a_nan() -> checkpoints.Tensors:
 
 @pytest.fixture
 def settings(tmp_path: Path, files: Path) -> Settings:
-    return Settings(home=tmp_path / "home", allowed_roots=str(files), engine="echo", max_model_len=64)
+    return Settings(
+        home=tmp_path / "home", allowed_roots=str(files), engine="echo", max_model_len=64, max_lora_rank=16
+    )
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 from fake_ray import RATES, REPORT, Actor, FakeRay, in_its_place, node, until
 
+from controlplane.cluster.inventory import Timeouts
 from controlplane.runtime import node_agents
 from controlplane.runtime.node_agents import AgentBook
 from controlplane.settings import Settings
@@ -28,7 +29,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRay]:
 
 @pytest.fixture
 def book() -> AgentBook:
-    return AgentBook(Settings(report_stale_s=2, node_lost_s=4), starts=False)
+    return AgentBook(Settings(), starts=False, timeouts=Timeouts(2, 4))
 
 
 async def test_a_cluster_that_does_not_answer_holds_nobody_up(ray: FakeRay, book: AgentBook) -> None:
@@ -108,7 +109,7 @@ async def test_why_devices_were_not_measured_is_told_until_they_are(
     monkeypatch.setattr(ray, "cancel", lambda task, force: None, raising=False)
     monkeypatch.setattr(node_agents, "NodeAffinitySchedulingStrategy", lambda **on: None)
     monkeypatch.setattr(AgentBook, "_agent", lambda self, found: ray.get_actor(f"agent-{found.id}", ""))
-    book = AgentBook(Settings(report_stale_s=30, node_lost_s=60), starts=True)
+    book = AgentBook(Settings(), starts=True, timeouts=Timeouts(30, 60))
     (found,) = await until(book, lambda n: "could not be measured" in n.problem)
     assert found.problem == f"the devices of node a could not be measured yet: {told}"
     assert not found.starting

@@ -15,15 +15,15 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from controlplane.gateway import audit as audit_module
-from controlplane.gateway.audit import AuditLog
+from controlplane.gateway.audit import MAX_FILE_BYTES, AuditLog
 from controlplane.gateway.metrics import audit_lost
 from controlplane.repeated_lines import Rarely
 from controlplane.settings import Settings
 
 
-def made(home: Path, **options: Any) -> tuple[AuditLog, CollectorRegistry]:
+def made(home: Path, max_bytes: int = MAX_FILE_BYTES, **options: Any) -> tuple[AuditLog, CollectorRegistry]:
     registry = CollectorRegistry()
-    return AuditLog(Settings(home=home, **options), audit_lost(registry)), registry
+    return AuditLog(Settings(home=home, **options), audit_lost(registry), max_bytes), registry
 
 
 def lost(registry: CollectorRegistry) -> float | None:
@@ -120,7 +120,7 @@ def test_several_processes_share_it(tmp_path: Path) -> None:
 
 
 def test_a_full_file_is_put_aside_and_the_oldest_goes(tmp_path: Path) -> None:
-    audit, registry = made(tmp_path, audit_log_bytes=2000)
+    audit, registry = made(tmp_path, max_bytes=2000)
     for number in range(200):
         audit.write({"n": number, "more": "x" * 100})
     kept = [tmp_path / f"audit.jsonl.{number}" for number in range(audit_module.KEPT_FILES, 0, -1)]
@@ -134,14 +134,14 @@ def test_a_full_file_is_put_aside_and_the_oldest_goes(tmp_path: Path) -> None:
 
 
 def test_none_is_put_aside_where_that_is_another_programs(tmp_path: Path) -> None:
-    audit, _ = made(tmp_path, audit_log_bytes=0)
+    audit, _ = made(tmp_path, max_bytes=0)
     for number in range(100):
         audit.write({"n": number})
     assert [path.name for path in tmp_path.iterdir()] == ["audit.jsonl"]
 
 
 def _write_into_small_files(home: Path, who: int) -> None:
-    audit, _ = made(home, audit_log_bytes=20_000)
+    audit, _ = made(home, max_bytes=20_000)
     for n in range(100):
         audit.write({"who": who, "n": n, "more": "x" * 200})
 
@@ -163,7 +163,7 @@ def test_several_processes_put_a_full_file_aside_once(tmp_path: Path) -> None:
 
 def test_one_that_was_put_aside_by_another_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While its line was written. The line is in the file that was put aside, and is not lost."""
-    audit, registry = made(tmp_path, audit_log_bytes=50)
+    audit, registry = made(tmp_path, max_bytes=50)
     path, fstat = tmp_path / "audit.jsonl", os.fstat
 
     def moved(file: int) -> os.stat_result:

@@ -81,13 +81,13 @@ def test_it_begins_where_there_is_memory(settings: Settings, base: Model) -> Non
     assert job.request.holder == "compressing:v"
 
 
-def test_one_at_a_time_on_a_node(settings: Settings, base: Model) -> None:
+def test_one_at_a_time_on_a_node(monkeypatch: pytest.MonkeyPatch, settings: Settings, base: Model) -> None:
     running = ledger("compressing:u")
     assert "its turn" in reason(decide(settings, "v", base, tuned("u"), tuned("v"), running))
     both = decide(settings, "v", base, tuned("u"), tuned("v"), running, devices=(CPU, OTHER))
     assert begun(both).node == "other"
-    two = settings.model_copy(update={"compress_per_node": 2})
-    assert begun(decide(two, "v", base, tuned("u"), tuned("v"), running)).node == "node"
+    monkeypatch.setattr(compressing, "PER_NODE", 2)
+    assert begun(decide(settings, "v", base, tuned("u"), tuned("v"), running)).node == "node"
 
 
 def test_the_oldest_goes_first(settings: Settings, base: Model) -> None:
@@ -113,7 +113,7 @@ def test_one_that_waits_for_a_gpu_keeps_nobody_from_a_cpu(settings: Settings, ba
 
 
 def test_memory_that_engines_have_is_waited_for_without_holding_up_others(
-    settings: Settings, base: Model
+    monkeypatch: pytest.MonkeyPatch, settings: Settings, base: Model
 ) -> None:
     """Nobody knows when they end. What is compressed does end: its memory is kept for who comes first."""
     assert base.spec is not None
@@ -126,8 +126,8 @@ def test_memory_that_engines_have_is_waited_for_without_holding_up_others(
     engine = decide(settings, "new", many, old, new, room, devices=(device,))
     assert begun(engine).request.holder == "compressing:new"
     other = ledger("compressing:u", memory_bytes=30 * GIB)
-    two = settings.model_copy(update={"compress_per_node": 2})
-    held = decide(two, "new", many, old, new, tuned("u"), other, devices=(device,))
+    monkeypatch.setattr(compressing, "PER_NODE", 2)
+    held = decide(settings, "new", many, old, new, tuned("u"), other, devices=(device,))
     assert "'old'" in reason(held)
 
 
@@ -144,12 +144,14 @@ def test_calibration_takes_what_its_texts_and_the_models_positions_can_give(base
     assert difference == 2 * (25_000 - 16) * base.spec.hidden_size * 4
 
 
-def test_a_gpu_that_an_older_one_waits_for_is_not_taken(settings: Settings, base: Model) -> None:
+def test_a_gpu_that_an_older_one_waits_for_is_not_taken(
+    monkeypatch: pytest.MonkeyPatch, settings: Settings, base: Model
+) -> None:
     """Two are compressed on a node at once, and there is room: for the older one, a moment later."""
-    two = settings.model_copy(update={"compress_per_node": 2})
+    monkeypatch.setattr(compressing, "PER_NODE", 2)
     old, new = tuned("old", 1.0, device="gpu"), tuned("new", 2.0)
     measuring = ledger("measuring:key", device=GPU)
-    assert begun(decide(two, "new", base, old, new, measuring, devices=(OTHER, GPU))).node == "other"
+    assert begun(decide(settings, "new", base, old, new, measuring, devices=(OTHER, GPU))).node == "other"
 
 
 def test_a_turn_goes_to_the_older_one_even_of_another_device(settings: Settings, base: Model) -> None:

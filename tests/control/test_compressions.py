@@ -22,7 +22,7 @@ from controlplane.profiling import progress
 from controlplane.settings import Settings
 from controlplane.state.records import AutoRelax, Deployment, Model, ModelProfile, Phase
 from controlplane.state.repository import Repository
-from placement.types import Intent, Inventory, Placement, Slos
+from placement.types import EngineSizes, Intent, Inventory, Placement, Slos
 from profiler.measurements import Timing, from_lines
 from workers.group.vllm_arguments import engine_arguments
 
@@ -71,14 +71,13 @@ def test_an_accuracy_keeps_a_quantization_away(model: Model, settings: Settings)
 
 def test_less_accuracy_is_what_would_do_where_memory_is_short(model: Model, settings: Settings) -> None:
     """Between what the two quantizations take; the user may allow it beforehand."""
+    small = replace(DEPLOYMENT, engine=EngineSizes(context_tokens=64, requests_at_once=1, variant_slots=1))
     sizes = [
-        decide(replace(model, compression={quantization: 99.0}), DEPLOYMENT, ROOM, settings)
-        .ranks[0]
-        .memory_bytes
+        decide(replace(model, compression={quantization: 99.0}), small, ROOM, settings).ranks[0].memory_bytes
         for quantization in ("none", "fp8")
     ]
     short = Inventory((replace(CPU, free_bytes=sum(sizes) // 2, total_bytes=64 * GIB),))
-    asked = replace(DEPLOYMENT, slos=Slos(accuracy=99.0))
+    asked = replace(small, slos=Slos(accuracy=99.0))
     with pytest.raises(errors.NoFeasiblePlan) as caught:
         decide(model, asked, short, settings)
     offers = [one["constraint"] for one in (caught.value.details or {})["relaxations"]]

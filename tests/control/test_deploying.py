@@ -16,7 +16,7 @@ from controlplane.planning.placement_decision import decide
 from controlplane.profiling.keys import served_spec, spec_of
 from controlplane.settings import Settings
 from controlplane.state.records import Deployment, ExpectedLoad, Model, Phase
-from placement.types import Intent, Inventory, Slos
+from placement.types import EngineSizes, Intent, Inventory, Slos
 from profiler.chat_format import ChatFormat
 from profiler.roofline import arena_bytes
 from profiler.variants.types import VariantKind, VariantSpec
@@ -46,7 +46,7 @@ def test_the_only_device_is_chosen(base: Model, settings: Settings) -> None:
     assert [(r.node, r.device_kind, r.device_index, r.layers) for r in config.ranks] == [
         ("node", "cpu", 0, 2)
     ]
-    assert (config.max_variants, config.max_lora_rank) == (settings.max_variants, settings.max_lora_rank)
+    assert (config.max_variants, config.max_lora_rank, config.max_num_seqs) == (4, 16, 16)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_base_that_can_have_no_variants_gets_an_engine_without_slots(
 def test_the_cache_holds_every_sequence_at_full_length(base: Model, settings: Settings) -> None:
     placement = decide(base, DEPLOYMENT, HERE, settings)
     config = engine_config(base, placement, settings)
-    tokens = settings.concurrency * config.max_model_len
+    tokens = config.max_num_seqs * config.max_model_len
     (rank,) = config.ranks
     assert rank.kv_cache_bytes >= tokens * 2 * 4 * 4 * 2  # K and V, 1 head of 4, 4 bytes, 2 layers
     assert rank.memory_bytes > rank.kv_cache_bytes
@@ -115,9 +115,9 @@ def test_the_weights_are_kept_twice_where_a_sparse_delta_can_be_merged(
     base: Model, settings: Settings, kind: VariantKind, dtype: str, asked: bool, kept: bool
 ) -> None:
     variant = Model("v", 2, Phase.READY, base="b", variant_spec=VariantSpec(kind, 100, {}))
-    chosen = settings.model_copy(update={"engine_dtype": dtype, "merged_slot": asked})
+    chosen = settings.model_copy(update={"engine_dtype": dtype})
     placements = [
-        decide(base, DEPLOYMENT, HERE, chosen.model_copy(update={"merged_slot": slot}), [variant])
+        decide(base, replace(DEPLOYMENT, engine=EngineSizes(merged_slot=slot)), HERE, chosen, [variant])
         for slot in (asked, False)
     ]
     config = engine_config(base, placements[0], chosen, [variant])

@@ -24,7 +24,7 @@ from profiler.types import Basis, DeviceRates
 
 GIB = 1 << 30
 MODEL = Model("m", 1, Phase.READY, path="/m", spec=LLAMA_7B)
-SETTINGS = Settings(home=Path("/nowhere"), max_model_len=2048, concurrency=4, batched_tokens=8192)
+SETTINGS = Settings(home=Path("/nowhere"), max_model_len=2048, concurrency=4)
 QUICK = Device("a", 0, "h200", 140 * GIB, 140 * GIB, RATES, "h200", "0.26")
 HALF = DeviceRates(RATES.memory_bytes_per_s / 2, RATES.flops_per_s / 2)
 SLOW = Device("b", 0, "half", 140 * GIB, 140 * GIB, HALF, "half", "0.26")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from fake_ray import Actor, FakeRay, in_its_place, node, until
 
+from controlplane.cluster.inventory import Timeouts
 from controlplane.runtime import node_agents
 from controlplane.runtime.node_agents import AgentBook
 from controlplane.settings import Settings
@@ -47,7 +48,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[StartingRay]:
 
 @pytest.fixture
 def book() -> AgentBook:
-    return AgentBook(Settings(report_stale_s=2, node_lost_s=LOST_S), starts=True)
+    return AgentBook(Settings(), timeouts=Timeouts(2, LOST_S), starts=True)
 
 
 @pytest.mark.parametrize("heard", [True, False], ids=["heard before", "hung since the controller started"])
@@ -83,7 +84,7 @@ async def test_one_that_starts_slowly_is_given_ever_more_time(ray: StartingRay, 
 
 async def test_readers_replace_none(ray: StartingRay) -> None:
     ray.actors["agent-id-a"].hung = True
-    reader = AgentBook(Settings(report_stale_s=2, node_lost_s=LOST_S), starts=False)
+    reader = AgentBook(Settings(), timeouts=Timeouts(2, LOST_S), starts=False)
     await until(reader, lambda n: n.lost and not n.gone)
     assert not ray.kills
 

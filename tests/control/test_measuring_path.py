@@ -115,9 +115,9 @@ def test_its_key_says_what_it_depends_on() -> None:
     assert request_paths.path_key(settings, mixed) == request_paths.path_key(settings, mixed[1:2])
     assert request_paths.path_key(settings, []) == ""
     assert request_paths.note(state(), settings, []) == request_paths.NOT_YET
-    assert request_paths.path_key(Settings(engine="vllm", profile=False), [CPU]) == ""
+    assert request_paths.path_key(Settings(engine="vllm", profile_seconds=0), [CPU]) == ""
     assert request_paths.path_key(Settings(engine="echo"), [CPU]) == ""
-    for left_out in (Settings(engine="vllm", profile=False), Settings(engine="echo")):
+    for left_out in (Settings(engine="vllm", profile_seconds=0), Settings(engine="echo")):
         assert "is not measured here" in request_paths.note(state(), left_out, [CPU])
 
 

@@ -60,7 +60,7 @@ async def test_it_is_held_while_it_is_measured(world: World) -> None:
         assert order.holder == held.holder
         spec = world.repository.read().models["base"].record.spec
         assert spec is not None
-        reach = Reach(True, 1, order.device_bytes, 64, world.settings.concurrency, 2048)
+        reach = Reach(True, 1, order.device_bytes, 64, 16, 2048)
         served = served_spec(spec, "float32")
         needed = max(needed_bytes(served, run, reach) for run in order.engine_runs)
         assert held.memory_bytes == int(1.25 * needed) < order.device_bytes

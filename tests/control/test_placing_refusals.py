@@ -24,7 +24,17 @@ from controlplane.state.records import (
     PlanConstraints,
 )
 from controlplane.state.worker_groups import WorkerGroup
-from placement.types import Constraint, CostMeasure, Device, Intent, Inventory, Scope, Slos, Unusable
+from placement.types import (
+    Constraint,
+    CostMeasure,
+    Device,
+    EngineSizes,
+    Intent,
+    Inventory,
+    Scope,
+    Slos,
+    Unusable,
+)
 from profiler.types import DeviceRates
 
 GPU = Device("g", 0, "b300", 100 * GIB, 90 * GIB, DeviceRates(8e12, 2e15), "b300", "0.26")
@@ -100,16 +110,17 @@ def test_a_rate_that_one_engine_cannot_keep_up_with(base: Model, settings: Setti
 
 
 def test_a_cache_for_which_there_is_no_room_is_offered_smaller(base: Model, settings: Settings) -> None:
-    settings = settings.model_copy(update={"max_variants": 1})  # else there is room for fewer variants
-    full = decide(base, WANTED, HERE, settings)
+    asked = EngineSizes(requests_at_once=16, variant_slots=1)  # else there is room for fewer of both
+    wanted = replace(WANTED, engine=asked)
+    full = decide(base, wanted, HERE, settings)
     need = sum(full.estimate.memory_bytes)
     tight = Inventory((replace(CPU, free_bytes=need - 1),))
-    error = refused(base, settings, tight)
+    error = refused(base, settings, tight, engine=asked)
     assert error.details["binding"] == "memory"
     assert "GiB" in error.message
     offered = error.details["relaxations"][0]["offered"]
-    assert offered == settings.concurrency - 1
-    eased = decide(base, replace(WANTED, auto_relax=AutoRelax(True)), tight, settings)
+    assert offered == 15
+    eased = decide(base, replace(wanted, auto_relax=AutoRelax(True)), tight, settings)
     assert eased.plan.kv_cache_tokens == offered * eased.plan.max_model_len
     assert sum(eased.estimate.memory_bytes) < need
 

@@ -85,7 +85,7 @@ async def test_deployments_are_estimated_from_it(measured: World) -> None:
 
 
 async def test_without_a_profile_they_are_rough_and_say_so(measured: World) -> None:
-    measured.settings = measured.settings.model_copy(update={"profile": False})
+    measured.settings = measured.settings.model_copy(update={"profile_seconds": 0})
     async with measured.controlled():
         await measured.end(measured.register("base"))
         await measured.end(measured.deploy("base"))

@@ -39,7 +39,7 @@ def test_every_variable_that_the_code_names_is_known() -> None:
     for folder in CODE:
         for file in [*(ROOT / folder).rglob("*.py"), *(ROOT / folder).rglob("Dockerfile")]:
             named |= set(re.findall(r"OSTINATO_[A-Z_]*[A-Z]", file.read_text()))
-    assert "OSTINATO_MAX_MODEL_LEN" in named
+    assert "OSTINATO_HOME" in named
     assert start_checks.unknown_variables(named) == {}
 
 
@@ -56,6 +56,26 @@ def test_a_misspelt_variable_is_refused_with_the_nearest_name(name: str, near: s
     assert start_checks.unknown_variables(["PATH", "OSTINATO_HOME", name]) == {name: near}
     with pytest.raises(errors.InvalidRequest, match=near or name):
         start_checks.require_known_variables([name])
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("MERGED_SLOT", "it is engine.mergedSlot of a deployment"),
+        ("PROFILE", "OSTINATO_PROFILE_SECONDS=0 measures nothing"),
+        ("ECHO_TPOT_S", "OSTINATO_ENGINE=echo:S has it"),
+        ("BODY_TIMEOUT_S", "its value is fixed"),
+    ],
+)
+def test_a_setting_of_an_earlier_version_is_refused_with_its_new_place(name: str, place: str) -> None:
+    with pytest.raises(errors.InvalidRequest, match=f"OSTINATO_{name} is no setting any more: {place}"):
+        start_checks.require_known_variables([f"OSTINATO_{name}"])
+
+
+def test_what_became_of_settings_is_told_of_those_that_are_gone() -> None:
+    gone = {*start_checks.OF_DEPLOYMENTS, *start_checks.NOW, *start_checks.FIXED}
+    assert not gone & {name.removeprefix("OSTINATO_") for name in start_checks.setting_names()}
+    assert len(start_checks.setting_names()) <= 35
 
 
 def test_what_kubernetes_sets_beside_a_service_is_no_misspelling() -> None:
@@ -141,7 +161,7 @@ def test_a_stranger_on_the_port_of_a_cluster_that_ended_is_not_taken_for_it(
 def test_other_settings_than_those_of_the_running_cluster_are_named(tmp_path: Path) -> None:
     running = Settings(home=tmp_path, max_model_len=2048, api_key="first-secret-key")
     start_checks.require_same_settings(running, running.as_env())
-    older = {name: value for name, value in running.as_env().items() if name != "OSTINATO_UNSENT_BYTES"}
+    older = {name: value for name, value in running.as_env().items() if name != "OSTINATO_HEADROOM"}
     start_checks.require_same_settings(running, older)
     asked = running.model_copy(update={"max_model_len": 4096, "api_key": "second-secret-key"})
     with pytest.raises(errors.InvalidRequest, match="ostinato down") as refused:

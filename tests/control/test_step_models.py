@@ -29,7 +29,7 @@ from profiler.step_time.records import BATCH
 from profiler.types import CPU, DeviceRates, Estimate, Workload
 from profiler.variants.synthetic import synthetic_spec
 
-SETTINGS = Settings(engine="vllm", concurrency=48, batched_tokens=BUDGET, max_model_len=4096)
+SETTINGS = Settings(engine="vllm")
 GPUS = tuple(Device("n", i, "H200", 1 << 37, 1 << 36, RATES, "H200", "0.32.0") for i in range(4))
 SLOW = replace(GPUS[0], node="m", model="A6000", kind="A6000", rates=DeviceRates(7e11, 150e12))
 INVENTORY = Inventory((*GPUS, SLOW))
@@ -65,7 +65,7 @@ def lora(name: str, uid: int, rank: int) -> Model:
     return Model(name, uid, Phase.READY, base="b", adapter="/a", path="/a", variant_spec=spec)
 
 
-ONE = plan(max_variants=8, max_lora_rank=64)
+ONE = plan(max_variants=8, max_lora_rank=64, max_sequences=48)
 VARIANTS = [lora("v", 70, 16), lora("w", 30, 64)]
 
 
@@ -94,7 +94,7 @@ def batch(rows: Records, chosen: list[int], context: float) -> Records:
     return made[0]
 
 
-TWO = plan(2, max_variants=8, max_lora_rank=64)
+TWO = plan(2, max_variants=8, max_lora_rank=64, max_sequences=48)
 FOUND = models_of(state_of(group(0, placed(ONE, GPUS[0])), group(1, placed(TWO, *GPUS[1:3]))))
 
 

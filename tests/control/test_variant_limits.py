@@ -23,7 +23,9 @@ def test_within_the_slots() -> None:
 
 @pytest.mark.parametrize("limit", [0, -1, 5])
 def test_beyond_the_slots(limit: int) -> None:
-    with pytest.raises(errors.InvalidRequest, match=f"expected 1 to 4 .* got {limit}; OSTINATO_MAX_VARIANTS"):
+    with pytest.raises(
+        errors.InvalidRequest, match=f"expected 1 to 4 .* got {limit}; `ostinato tune b --slots N`"
+    ):
         limit_variants(BASE, limit)
 
 

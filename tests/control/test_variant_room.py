@@ -17,7 +17,7 @@ from controlplane.planning.placement_decision import decide, with_room_for_varia
 from controlplane.planning.variant_room import PACKING, AtOnce, Line, at_once, largest, rooms
 from controlplane.settings import Settings
 from controlplane.state.records import Deployment, Model, Phase
-from placement.types import Device, Intent, Inventory, Placement
+from placement.types import Device, EngineSizes, Intent, Inventory, Placement
 from profiler.plans import even_stages
 from profiler.roofline import MOVED_AT_ONCE_BYTES, variant_bytes
 from profiler.shards import tp_fits
@@ -80,15 +80,17 @@ def test_room_is_what_the_registered_variants_need_together(seed: int) -> None:
     rng = random.Random(seed)
     for _ in range(250):
         base, slots = rng.choice(BASES), rng.randint(1, 6)
-        settings = Settings(home=Path("/nowhere"), max_variants=slots, max_lora_rank=rng.choice((8, 64)))
+        sizes_of_engine = EngineSizes(variant_slots=slots, lora_rank=rng.choice((8, 64)))
         specs = [random_variant(rng, base) for _ in range(rng.randint(0, 7))]
         models = [variant(number, spec) for number, spec in enumerate(specs, 1)]
         tp, pp = rng.choice([tp for tp in (1, 2, 4, 8) if tp_fits(base, tp)]), rng.choice((1, 2, 3))
         bare = Plan(tp, even_stages(base.num_layers, pp), "none", 2048, 4096, 0, 0)
-        every = rooms(models, base, settings)
-        plans = [with_room_for_variants(bare, base, settings, models, room) for room in every]
-        assert plans[0] == with_room_for_variants(bare, base, settings, models)
-        spare = VariantSpec(VariantKind.LORA, 0, dict.fromkeys(LORA, ModuleFacts(0, settings.max_lora_rank)))
+        every = rooms(models, base, sizes_of_engine)
+        plans = [with_room_for_variants(bare, base, sizes_of_engine, models, room) for room in every]
+        assert plans[0] == with_room_for_variants(bare, base, sizes_of_engine, models)
+        spare = VariantSpec(
+            VariantKind.LORA, 0, dict.fromkeys(LORA, ModuleFacts(0, sizes_of_engine.lora_rank or 0))
+        )
         for stage, layers in enumerate(bare.layers_per_stage):
             sizes = [bytes_of(spec, base, tp, layers) for spec in specs]
             spares = [bytes_of(spare, base, tp, layers)] * slots
@@ -142,13 +144,14 @@ FOUR = [
     variant(3, VariantSpec(VariantKind.SPARSE_DELTA, 0, {}, held=HeldBytes(0, 0, 1890 * MB))),
     variant(4, VariantSpec(VariantKind.SPARSE_DELTA, 0, {}, held=HeldBytes(0, 0, 1130 * MB))),
 ]
-SETTINGS = Settings(home=Path("/nowhere"), max_model_len=1024, concurrency=4, max_lora_rank=64)
+SETTINGS = Settings(home=Path("/nowhere"))
+SIZES = EngineSizes(1024, 4, variant_slots=4, lora_rank=64, merged_slot=False)
 
 
 def placed(free_bytes: int, variants: Sequence[Model] = FOUR) -> Placement:
     device = Device("n", 0, "h200", 141 * GIB, free_bytes, DeviceRates(4e12, 5e14), "h200")
     model = Model("b", 9, Phase.READY, source="/b", path="/b", compression={"none": 100.0}, spec=BASE)
-    deployment = Deployment("b", 9, "b", Phase.PENDING, Intent.MIN_LATENCY, 16)
+    deployment = Deployment("b", 9, "b", Phase.PENDING, Intent.MIN_LATENCY, 16, engine=SIZES)
     return decide(model, deployment, Inventory((device,)), SETTINGS, variants)
 
 
@@ -198,7 +201,7 @@ def test_a_plan_of_an_older_record_keeps_its_meaning() -> None:
 def test_it_is_told_where_a_rank_is_one_of_many() -> None:
     """A delta that TP shards leaves room where one that each rank holds whole does not."""
     whole = VariantSpec(VariantKind.BOFT, 0, {}, held=HeldBytes(0, 945 * MB, 0))
-    plan = with_room_for_variants(Plan(4, (16, 16), "none", 2048, 4096, 0, 0), BASE, SETTINGS, FOUR)
+    plan = with_room_for_variants(Plan(4, (16, 16), "none", 2048, 4096, 0, 0), BASE, SIZES, FOUR)
     assert at_once(plan, BASE, FOUR) == AtOnce(4, 4)
     told = at_once(plan, BASE, [*FOUR[:2], variant(3, whole), FOUR[3]])
     assert told == AtOnce(4, 3, ("v3",))

@@ -30,8 +30,7 @@ from controlplane import errors
 from controlplane.api.inference.body import parse_body
 from controlplane.api.inference.engine_call import engine_call
 from controlplane.gateway.engine_errors import from_engine, from_engine_event
-from controlplane.settings import MAX_BODY_PARTS
-from controlplane.traffic.body_bounds import check_parts
+from controlplane.traffic.body_bounds import MAX_BODY_PARTS, check_parts
 from controlplane.traffic.request_fields import CHAT, COMPLETIONS, FIELDS
 from controlplane.traffic.route_table import Route
 from controlplane.traffic.tenants import Quota, Tenant

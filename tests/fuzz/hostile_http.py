@@ -17,6 +17,7 @@ from hostile_folders import peak_memory
 from hostile_requests import Broken, Client, Drawer
 from installations import Installation, wait_for
 
+from controlplane.api.request_limits import RequestLimits
 from controlplane.settings import Settings
 from controlplane.state.records import KINDS
 
@@ -25,7 +26,7 @@ REPAIRED = ("base", "v1")
 REPAIR_EVERY = 500  # requests: what they deleted or undeployed is put back
 CLIENTS = 12  # each waits for its answers: one alone would leave the gateway idle
 OPTIONS: dict[str, Any] = {
-    **{"request_timeout_s": 2, "engine_start_timeout_s": 1, "body_timeout_s": 1, "max_body_bytes": 200_000},
+    **{"request_timeout_s": 2, "max_body_bytes": 200_000},
     **{"engine": "echo", "max_model_len": 64},
 }
 
@@ -61,7 +62,8 @@ def served(folder: Path) -> Iterator[Installation]:
     checkpoints.write_adapter(files / "v1")
     checkpoints.write_adapter(files / "shape", {"r": 2})
     settings = Settings(home=folder / "home", allowed_roots=str(files), **OPTIONS)
-    with Installation(settings, files).running() as installation:
+    limits = RequestLimits(body_timeout_s=1, loading_timeout_s=1)
+    with Installation(settings, files, limits=limits).running() as installation:
         repair(installation)
         yield installation
 

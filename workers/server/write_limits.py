@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import math
-import os
 import socket
 import struct
 import termios
@@ -17,8 +16,8 @@ from typing import Any
 
 from workers.server.upgrades import IgnoredUpgrades
 
-# As controlplane.settings has it, whose package this one does not import.
-WRITE_S = float(os.environ.get("OSTINATO_WRITE_TIMEOUT_S") or 17.0)
+# As controlplane.api.request_limits has it, whose package this one does not import.
+WRITE_S = 17.0
 LOOKS = 15  # in that time
 # So much of an answer waits in the server before its application does, and in the kernel, which would keep
 # megabytes of each for a client on the same network.

@@ -122,7 +122,7 @@ class VariantCache:
             self._was_told = True
             log.warning(
                 "embeddings of the variants in slots take %d bytes of host memory, where %d are set aside: no"
-                " other variant is kept ready; raise OSTINATO_VARIANT_HOST_BYTES",
+                " other variant is kept ready; give its base more (`ostinato tune MODEL --host-gib N`)",
                 kept,
                 self._max_host_bytes,
             )

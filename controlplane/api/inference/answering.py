@@ -32,7 +32,7 @@ async def answer(
     with RequestRecord(services) as record:
         services.rates.request(tenant)
         services.rates.body(tenant, len(raw))
-        check_parts(raw, services.settings.max_body_parts)
+        check_parts(raw, services.limits.body_parts)
         body = parse_body(raw)
         record.counted = not services.metrics.is_probe(body.get("request_id"))
 

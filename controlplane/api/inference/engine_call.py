@@ -40,7 +40,7 @@ def engine_call(
     Errors: InvalidRequest for a field that may not reach the engine, or a value beyond `bounds`.
     """
     check_fields(path, body, bounds.template_arguments)
-    check(body, len(raw), bounds)
+    check(body, len(raw), bounds, route.requests_at_once)
     changes: dict[str, Any] = {**_bounded(path, body, route.max_output_tokens)}
     if body["model"] != route.model:
         changes["model"] = route.model

@@ -41,7 +41,7 @@ class InferencePath:
             await self._app(scope, receive, send)
             return
         try:
-            raw = await _body(receive, self._services.settings.body_timeout_s)
+            raw = await _body(receive, self._services.limits.body_timeout_s)
             if raw is None:
                 return  # the client left
             answer = await unless_client_leaves(

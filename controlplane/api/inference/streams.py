@@ -14,9 +14,9 @@ from starlette.types import Receive, Scope, Send
 from controlplane import errors
 from controlplane.api.departure import unless_client_leaves
 from controlplane.api.inference.request_record import CLIENT_GONE, RequestRecord
+from controlplane.api.request_limits import WRITE_TIMEOUT_S
 from controlplane.api.time_limit import TimeLimit, WriteLimit, timed_out
 from controlplane.gateway.engine_errors import from_engine, from_engine_event
-from controlplane.settings import WRITE_TIMEOUT_S
 from workers.asgi import DIRECT
 from workers.messages import ERROR_EVENT, EngineHead
 
@@ -34,8 +34,8 @@ async def streamed(items: Items, grammar: str, record: RequestRecord) -> Respons
 
     Errors: TimedOut, EngineFailed, those of the engine's status.
     """
-    settings = record.services.settings
-    limit_s = settings.request_timeout_s
+    limit_s = record.services.settings.request_timeout_s
+    write_s = record.services.limits.stream_write_s
     first: bytes | None = None
     try:
         async with asyncio.timeout(limit_s):
@@ -54,12 +54,14 @@ async def streamed(items: Items, grammar: str, record: RequestRecord) -> Respons
 
     def cut() -> None:
         log.info(
-            "a client of '%s' read nothing for %g s and was cut off", record.model, settings.stream_write_s
+            "a client of '%s' read nothing for %g s and was cut off",
+            record.model,
+            write_s,
         )
         record.end(CUT, by_client=True)
 
     chunks = _chunks(items, first, record, limit_s, grammar)
-    return ClosingStream(chunks, close, head.content_type, cut, settings.stream_write_s)
+    return ClosingStream(chunks, close, head.content_type, cut, write_s)
 
 
 async def _head(items: Items, grammar: str) -> EngineHead:

@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import APIRouter
 
 from controlplane.api.services import Services, fresh_context
+from controlplane.management import requested
 from controlplane.management.commands import deploy_model
 from controlplane.management.schemas.deploy import DeployModelRequest
 from controlplane.management.schemas.rebalance import RebalanceRequest, RebalanceView
@@ -33,6 +34,8 @@ def router(services: Services) -> APIRouter:
 def _once(services: Services, inventory: Inventory, body: RebalanceRequest) -> RebalanceView:
     """Errors: NotReady, those of deploying; StaleWrite when the records changed meanwhile."""
     state = services.repository.read()
+    if body.deploy is not None:
+        requested.require_ceilings(body.deploy.engine, services.settings)
     newcomer = None if body.deploy is None else _wanted(state, body.deploy)
     if body.deploy and newcomer and newcomer.model in state.deployments:
         gain = f"the engine of '{newcomer.model}' serves it already"

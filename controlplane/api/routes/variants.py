@@ -9,7 +9,7 @@ from controlplane import errors
 from controlplane.api.operations import quota_turn
 from controlplane.api.preview import require_room_anew
 from controlplane.api.services import Services
-from controlplane.management import commands
+from controlplane.management import commands, requested
 from controlplane.management.ownership import not_own, require_change, require_engines
 from controlplane.management.schemas.models import DeploymentView, TuneRequest
 from controlplane.management.schemas.residency import EngineResidencyView
@@ -93,14 +93,17 @@ async def tune(services: Services, name: str, request: TuneRequest, caller: Call
     uid = find_deployment(seen, name).uid
     require_change(caller.tenant, seen, name)
     limit = request.maxActiveVariants
-    inventory = await services.engines.inventory() if request.placeAnew else None
+    requested.require_ceilings(request.engine, services.settings)
+    anew = request.placeAnew or request.engine is not None
+    inventory = await services.engines.inventory() if anew else None
 
     def change(deployment: Deployment) -> Deployment:
         if deployment.uid != uid:  # another one, perhaps another tenant's
             raise transactions.Superseded(name)
         if inventory is not None:
-            deployment = commands.place_anew(deployment)
-            require_room_anew(services.repository.read(), inventory, services.settings, deployment)
+            state = services.repository.read()
+            deployment = commands.place_anew(state, deployment, request.engine)
+            require_room_anew(state, inventory, services.settings, deployment)
         if request.replicas is not None:
             deployment = commands.change_replicas(deployment, request.replicas)
         if request.targets is not None:

@@ -13,7 +13,7 @@ from profiler.parser_names import REASONING_PARSERS, TOOL_PARSERS
 if TYPE_CHECKING:
     from controlplane.state import records
     from controlplane.state.records import ExpectedLoad, PlanConstraints, Scaling, ServingTargets
-    from placement.types import Slos
+    from placement.types import EngineSizes, Slos
 
 IntentName = Literal["minCost", "minLat", "minMem", "minGpuHours", "latSLO", "costSLO", "accSLO"]
 Degree = Annotated[int, Field(ge=1, le=1024)]
@@ -179,6 +179,44 @@ def _parser(known: frozenset[str]) -> AfterValidator:
     return AfterValidator(check)
 
 
+class EngineForm(Strict):
+    """How large the engines of a base are. What is left out is chosen by the intent, the model, the variants
+    that are registered and the free memory, and stays so for the engines that are placed later."""
+
+    contextTokens: int | None = Field(
+        default=None, ge=16, le=100_000_000, description="Longest prompt and answer together, in tokens."
+    )
+    requestsAtOnce: int | None = Field(
+        default=None, ge=1, le=4096, description="Requests that an engine runs at once; others wait."
+    )
+    variantSlots: int | None = Field(
+        default=None, ge=1, le=1024, description="Variants that one batch may hold."
+    )
+    loraRank: int | None = Field(default=None, ge=1, le=512, description="Largest rank of LoRA adapters.")
+    variantHostBytes: int | None = Field(
+        default=None,
+        ge=1 << 20,
+        le=1 << 50,
+        description="Host memory of each rank that keeps variants ready.",
+    )
+    mergedSlot: bool | None = Field(
+        default=None,
+        description="Keep a copy of the weights where sparse deltas are registered: a delta that runs alone "
+        "is then as fast as its merged model (Hopper GPUs).",
+    )
+
+    @classmethod
+    def of(cls, sizes: EngineSizes) -> EngineForm:
+        return cls(
+            contextTokens=sizes.context_tokens,
+            requestsAtOnce=sizes.requests_at_once,
+            variantSlots=sizes.variant_slots,
+            loraRank=sizes.lora_rank,
+            variantHostBytes=sizes.variant_host_bytes,
+            mergedSlot=sizes.merged_slot,
+        )
+
+
 class DeployModelRequest(Strict):
     """`intent` is what to minimise within all limits. latSLO, costSLO and accSLO are minCost with that limit.
 
@@ -205,6 +243,9 @@ class DeployModelRequest(Strict):
         default=None, description="One, if left out; a variant's are those of its base."
     )
     targets: Targets | None = None
+    engine: EngineForm | None = Field(
+        default=None, description="Chosen, if left out; a variant is served by the engines of its base."
+    )
     toolCallParser: Annotated[str | None, _parser(TOOL_PARSERS)] = Field(
         default=None,
         description="What reads tool calls in the answers of a base and its variants, by vLLM's name; none: "

@@ -12,6 +12,7 @@ from controlplane.management.schemas.deploy import (
     NO_PARSER,
     AntiAffinity,
     AutoRelax,
+    EngineForm,
     LoadForm,
     Replicas,
     ReplicasChange,
@@ -261,15 +262,22 @@ class TuneRequest(Strict):
     placeAnew: bool | None = Field(
         default=None,
         description="Start a new engine for each that serves, with memory for the variants registered now; "
-        "the old ones answer until the new ones do.",
+        "the old ones answer until the new ones do. Their sizes are chosen again.",
+    )
+    engine: EngineForm | None = Field(
+        default=None,
+        description="Place engines of these sizes anew; a size that is null is chosen again, and one that is "
+        "left out stays as it was asked for.",
     )
 
     @model_validator(mode="after")
     def _something(self) -> TuneRequest:
         named = self.replicas is not None and self.replicas.model_fields_set
         retargeted = self.targets is not None and self.targets.model_fields_set
-        if self.maxActiveVariants is None and not named and not retargeted and not self.placeAnew:
-            raise ValueError("give maxActiveVariants, placeAnew, or something of replicas or targets")
+        resized = self.engine is not None and self.engine.model_fields_set
+        given = named or retargeted or resized or self.placeAnew
+        if self.maxActiveVariants is None and not given:
+            raise ValueError("give maxActiveVariants, placeAnew, or something of engine, replicas or targets")
         return self
 
 
@@ -279,6 +287,7 @@ class DeploymentView(View):
     At most `maxActiveVariants` of a base's variants run at once; null: as many as it has slots. How many of
     those registered now its engine has memory for, `variantsAtOnce` says; null before it is placed.
     `toolCallParser` and `reasoningParser` are as it was deployed with; null: as the model's `chat` says.
+    `engine` is how large its engines were asked to be; how large they are, `plan` says.
 
     `residency` says for each replica of the engine where variants are: all those of a base, or the described
     one. It is null in lists, and while the engine does not answer; `residencyReason` says why.
@@ -297,6 +306,7 @@ class DeploymentView(View):
     antiAffinity: AntiAffinity | None = None
     autoRelax: AutoRelax | None = None
     targets: Targets = Field(default_factory=Targets)
+    engine: EngineForm = Field(default_factory=EngineForm)
     toolCallParser: str | None = None
     reasoningParser: str | None = None
     reason: str
@@ -325,6 +335,7 @@ class DeploymentView(View):
             antiAffinity=AntiAffinity.of(d.constraints),
             autoRelax=AutoRelax.of(d.auto_relax),
             targets=Targets.of(d.targets),
+            engine=EngineForm.of(d.engine),
             toolCallParser=NO_PARSER if d.tool_parser == "" else d.tool_parser,
             reasoningParser=NO_PARSER if d.reasoning_parser == "" else d.reasoning_parser,
             reason=d.reason,

@@ -130,6 +130,9 @@ class PlanView(View):
     kvCacheTokens: int
     maxVariants: int
     maxLoraRank: int
+    requestsAtOnce: int = 0
+    variantHostBytes: int = 0
+    mergedSlot: bool = False
     ranks: list[RankView]
     estimatedTtftMs: float
     estimatedTpotMs: float
@@ -149,6 +152,9 @@ class PlanView(View):
             kvCacheTokens=plan.kv_cache_tokens,
             maxVariants=plan.max_variants,
             maxLoraRank=plan.max_lora_rank,
+            requestsAtOnce=plan.sequences,
+            variantHostBytes=plan.variant_host_bytes,
+            mergedSlot=plan.merged_slot,
             ranks=[RankView.of(r, measured_bytes.get(r.rank)) for r in placement.ranks],
             estimatedTtftMs=estimate.ttft_s * MS,
             estimatedTpotMs=estimate.tpot_s * MS,

@@ -14,6 +14,8 @@ import signal
 import sys
 from pathlib import Path
 
+from controlplane.api.request_limits import WRITE_TIMEOUT_S
+from controlplane.gateway.engine_limits import EngineLimits
 from controlplane.runtime.front_door import answers
 from controlplane.runtime.front_door.configuration import Limits, edited
 from controlplane.settings import Settings
@@ -49,9 +51,9 @@ def limits_of(settings: Settings) -> Limits:
         CONNECTIONS if files == resource.RLIM_INFINITY else int((files - OTHER_FILES) / FILES_OF_A_CONNECTION)
     )
     return Limits(
-        client_s=math.ceil(settings.write_timeout_s),
+        client_s=math.ceil(WRITE_TIMEOUT_S),
         request_s=math.ceil(settings.request_timeout_s),
-        silent_s=settings.silent_s,
+        silent_s=EngineLimits().silent_s,
         connections=max(1, min(CONNECTIONS, most)),
     )
 

@@ -17,7 +17,6 @@ def echo_cluster(base_folder: Path, adapters: dict[str, Path]) -> Iterator[Clust
     made = Cluster(
         "echo",
         roots(base_folder, adapters),
-        engine_num_cpus=0.5,
         dashboard=True,
         cors_origins=ways_in.PAGE,
     )

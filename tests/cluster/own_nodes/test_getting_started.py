@@ -51,7 +51,7 @@ def environment(tmp_path: Path, smollm2_folder: Path) -> Iterator[dict[str, str]
         "OSTINATO_HOME": str(home),
         "OSTINATO_HTTP_PORT": port,
         "OSTINATO_URL": f"http://127.0.0.1:{port}",
-        "OSTINATO_PROFILE": "0",
+        "OSTINATO_PROFILE_SECONDS": "0",
     }
     local.end_leftovers(Settings(home=home), lambda message: None)
     shutil.rmtree(home, ignore_errors=True)

@@ -132,9 +132,9 @@ def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
 def test_too_long_a_prompt_is_a_bad_request(client: openai.OpenAI) -> None:
     for stream in (False, True):
         with pytest.raises(openai.BadRequestError) as caught:
-            client.completions.create(model="forte", prompt="word " * 4000, max_tokens=4, stream=stream)
+            client.completions.create(model="forte", prompt="word " * 9000, max_tokens=4, stream=stream)
         assert caught.value.code == "context_length_exceeded"
-        assert "2048" in caught.value.message
+        assert "8192" in caught.value.message
 
 
 @pytest.mark.parametrize(

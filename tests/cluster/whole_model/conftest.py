@@ -17,7 +17,7 @@ DEMO_ADAPTERS = Path(__file__).parents[3] / "controlplane" / "demo" / "adapters"
 def whole(smollm2_folder: Path) -> Iterator[Cluster]:
     """One slot, two variants, and host memory that holds one of them."""
     roots = f"{smollm2_folder.parent}:{DEMO_ADAPTERS}"
-    made = Cluster("vllm", roots, max_variants=1, variant_host_bytes=1 << 20, profile=False)
+    made = Cluster("vllm", roots, max_variants=1, variant_host_bytes=1 << 20, profile_seconds=0)
     try:
         made.up()
         made.serve_base(BASE, str(smollm2_folder), MAX_OUTPUT)

@@ -19,8 +19,8 @@ from controlplane.controller.registration import Limits, read_model_files
 from controlplane.planning.placement_decision import with_room_for_variants
 from controlplane.planning.variant_room import variant_demand
 from controlplane.profiling.keys import served_spec
-from controlplane.settings import Settings
 from controlplane.state.records import Model, Phase
+from placement.types import EngineSizes
 from profiler.checkpoint import read_model
 from profiler.roofline import MOVED_AT_ONCE_BYTES, variant_bytes
 from profiler.types import Plan
@@ -141,12 +141,12 @@ def test_what_is_set_aside_for_a_variant_holds_it(
     asked = Model("v", 2, Phase.PROFILING, base="b", adapter=str(folder))
     registered = Model("b", 1, Phase.READY, source=str(base), spec=read_model(base))
     ready = read_model_files(asked, registered, Limits((tmp_path,), 16), Path)
-    settings = Settings(max_variants=1, max_lora_rank=1)
+    sizes = EngineSizes(variant_slots=1, lora_rank=1)
     for dtype, ranks in itertools.product((torch.float32, torch.bfloat16), (1, 2, 4)):
         opened = open_variant(folder, read_model(base), VariantConfig(1, 1 << 30, 1 << 30, 16))
         taken = pack(opened, rank_of(ranks, tied), dtype, pinned=False).device_bytes
         spec = served_spec(read_model(base), str(dtype).removeprefix("torch."))
-        plan = with_room_for_variants(Plan(1, (1,), "none", 64, 64, 0, 0), spec, settings, [ready])
+        plan = with_room_for_variants(Plan(1, (1,), "none", 64, 64, 0, 0), spec, sizes, [ready])
         plan = replace(plan, tensor_parallel=ranks)  # as the search does
         set_aside = variant_bytes(spec, plan, 0) - MOVED_AT_ONCE_BYTES
         assert taken <= set_aside, f"{dtype}, TP={ranks}: {taken} of {set_aside}"

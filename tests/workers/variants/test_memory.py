@@ -262,7 +262,7 @@ def test_it_is_told_when_what_stays_takes_all_host_memory(caplog: pytest.LogCapt
         held.place(uid, f"{uid}", uid - 1)
     held.prepare(4, "4")
     held.prepare(1, "1")
-    (told,) = [record for record in caplog.records if "OSTINATO_VARIANT_HOST_BYTES" in record.getMessage()]
+    (told,) = [record for record in caplog.records if "--host-gib" in record.getMessage()]
     assert f"take {3 * UNIT} bytes" in told.getMessage()
 
 
