@@ -1,6 +1,7 @@
-"""CUDA C++ for what Triton cannot say: compiled by NVRTC when it is first needed, launched on torch's stream.
+"""CUDA C++ kernels for work that Triton cannot express.
 
-NVRTC and the driver are called through `cuda.bindings`, which torch's CUDA builds bring along.
+NVRTC compiles them at first use; they run on torch's stream. NVRTC and the driver are called through
+`cuda.bindings`, which torch's CUDA builds include.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ import torch
 
 
 class Parameters:
-    """Where a kernel's parameters lie when it is launched: made once, for making them anew takes longer than
-    the launch. `formats`: each parameter's, as `struct` has it: P, q, i, or 5i for a structure of five."""
+    """The memory of a kernel's parameters at its launch, made once: making it takes longer than a launch.
+
+    `formats`: each parameter's format, as in `struct`: P, q, i, or 5i for a structure of five.
+    """
 
     def __init__(self, formats: Sequence[str]) -> None:
         self._packed = struct.Struct("@" + "".join(formats))
@@ -35,8 +38,10 @@ class Parameters:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A compiled function that is loaded on a device, the shared memory that a block of it takes, and its
-    parameters. One thread at a time launches it."""
+    """A compiled function that is loaded on a device, its shared memory per block, and its parameters.
+
+    Only one thread at a time may launch it.
+    """
 
     function: Any
     shared_bytes: int
@@ -45,10 +50,11 @@ class Kernel:
 
 
 def compiled(package: str, file: str, architecture: str, options: Sequence[str]) -> bytes:
-    """The machine code (cubin) of `file` in `package` for `architecture`, such as sm_90a. It may include the
-    headers there and those beside this module. Needs no GPU.
+    """Compile `file` of `package` to machine code (cubin) for `architecture`, such as sm_90a; needs no GPU.
 
-    Raises RuntimeError with the compiler's words.
+    The file may include the headers of its package and those in this module's folder.
+
+    Raises RuntimeError with the compiler's message.
     """
     from cuda.bindings import nvrtc
 
@@ -86,8 +92,10 @@ def kernel(
     shared_bytes: int,
     formats: Sequence[str],
 ) -> Kernel:
-    """The function `name`, loaded on the current device; `formats` as `Parameters` has them. Raises
-    ImportError where there is no `cuda.bindings`, and RuntimeError."""
+    """Load the function `name` on the current device; `formats` as in `Parameters`.
+
+    Raises ImportError without `cuda.bindings`, and RuntimeError.
+    """
     from cuda.bindings import driver
 
     module = checked(driver.cuModuleLoadData(compiled(package, file, architecture, options)))
@@ -99,8 +107,10 @@ def kernel(
 
 @dataclass(frozen=True)
 class Dependent:
-    """A launch that may begin before those before it are done, and says itself what waits for them
-    (`griddepcontrol`), in clusters of so many blocks."""
+    """A launch that may begin before earlier launches have ended, in clusters of `cluster` blocks.
+
+    The kernel itself waits for them where it must (`griddepcontrol`).
+    """
 
     cluster: int = 1
 
@@ -112,7 +122,10 @@ def launch(
     arguments: Sequence[int],
     dependent: Dependent | None = None,
 ) -> None:
-    """On torch's current stream of the kernel's device; graphs capture it. Raises RuntimeError."""
+    """Launch the kernel on torch's current stream of its device; CUDA graphs capture it.
+
+    Raises RuntimeError.
+    """
     from cuda.bindings import driver
 
     made.parameters.set(arguments)
@@ -163,7 +176,7 @@ def _configured(dependent: Dependent, grid: tuple[int, int], threads: int, share
 
 
 def checked(result: Sequence[Any]) -> Any:
-    """What a call gave back besides its status."""
+    """The result of a CUDA call without its status; raises RuntimeError if the status is an error."""
     if int(result[0]) != 0:
         raise RuntimeError(f"{type(result[0]).__name__}: {result[0].name}")
     return result[1] if len(result) == 2 else None

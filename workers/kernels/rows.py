@@ -1,8 +1,8 @@
-"""Which variant each row of a batch belongs to, in the forms that kernels want.
+"""The variant of each row of a batch, in the forms that kernels need.
 
-Rows are grouped by slot and cut into tiles of at most `block` rows of one slot. The number of tiles a
-launch must allow for depends only on the number of rows, never on who they belong to, so a grid fixed
-at CUDA graph capture holds for every later batch; unused tiles have slot -1 and end at once.
+Rows are grouped by slot and cut into tiles of at most `block` rows of one slot. A launch allows for a number
+of tiles that depends only on the number of rows, never on their variants. So a grid fixed at CUDA graph
+capture is valid for every later batch; unused tiles have slot -1 and end at once.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import torch
 BASE = -1
 SMALL_BLOCK = 16
 LARGE_BLOCK = 64
-# From this many rows on a launch uses large tiles (a prefill), otherwise small ones (decoding); of sparse
-# deltas in squares from tensor_cores.MANY_FROM on.
+# A launch of this many rows or more uses large tiles (prefill), otherwise small tiles (decoding). For sparse
+# deltas in squares the limit is tensor_cores.MANY_FROM.
 LARGE_FROM = 512
-# In such a launch a variant of at most so many rows may have small tiles of its own (`tiles_by_count`).
+# In such a launch a variant of at most this many rows may have small tiles of its own (`tiles_by_count`).
 FEW_ROWS = 2 * SMALL_BLOCK
-# Batches whose copies to the device may be under way at once.
+# The number of batches whose copies to the device may be under way at once.
 STAGINGS = 4
 INVARIANT = "VLLM_BATCH_INVARIANT"
 
@@ -36,11 +36,11 @@ Integers = npt.NDArray[np.integer]
 
 @dataclass(frozen=True)
 class Tiles:
-    """Tiles for one launch.
+    """The tiles of one launch.
 
-    `tiles` is int32 [max_tiles, 3]: slot (-1: no tile), first position in `order`, rows in the tile.
-    `order` is int32 [rows]: row numbers grouped by slot; base rows are not in any tile. There are at most
-    `num_rows` rows of variants.
+    `tiles` is int32 [max_tiles, 3]: slot (-1: no tile), first position in `order`, rows in the tile. `order`
+    is int32 [rows]: row numbers grouped by slot; base rows are in no tile. At most `num_rows` rows belong to
+    variants.
     """
 
     num_rows: int
@@ -52,14 +52,14 @@ class Tiles:
 
 @dataclass(frozen=True)
 class Grouping:
-    """The same as arrays on the host, before it is copied to a device."""
+    """The tiles of a batch as arrays on the host, before they are copied to a device."""
 
     slots: Int32s
     order: Int32s
     small: Int32s  # tiles of all variants
     large: Int32s
-    few: Int32s  # small tiles of those with at most FEW_ROWS rows
-    many: Int32s  # large ones of the others
+    few: Int32s  # small tiles of variants with at most FEW_ROWS rows
+    many: Int32s  # large tiles of the other variants
 
 
 def max_tiles(num_rows: int, num_slots: int, block: int) -> int:
@@ -92,8 +92,10 @@ def group(slots: Int32s) -> Grouping:
 
 
 def _cut(used: Integers, counts: Integers, block: int) -> tuple[Int32s, Integers]:
-    """Tiles [n, 3] of at most `block` rows for groups of `counts` rows that follow one another, and the group
-    of each."""
+    """Cut groups of `counts` consecutive rows into tiles [n, 3] of at most `block` rows.
+
+    Returns the tiles, and the group of each.
+    """
     per_group = -(-counts // block)
     total = int(per_group.sum())
     starts = np.concatenate(([0], np.cumsum(counts)))[:-1]
@@ -108,13 +110,13 @@ def _cut(used: Integers, counts: Integers, block: int) -> tuple[Int32s, Integers
 
 @functools.cache
 def batch_invariant() -> bool:
-    """As vLLM reads it."""
+    """Whether vLLM's batch-invariant mode is on, by the same variable as vLLM."""
     return bool(int(os.environ.get(INVARIANT, "0")))
 
 
 @dataclass(frozen=True)
 class Run:
-    """Rows [start, end) of a batch, which are all of one slot."""
+    """Rows [start, end) of a batch, all of one slot."""
 
     slot: int
     start: int
@@ -126,7 +128,7 @@ class Run:
 
 
 def long_runs(slots: Int32s, of: Collection[int], at_least: int) -> tuple[Run, ...]:
-    """The runs of `at_least` rows or more whose slot is one `of` those, in order."""
+    """The runs of `at_least` rows or more whose slot is in `of`, in order."""
     cuts = [0, *(np.flatnonzero(np.diff(slots)) + 1).tolist(), len(slots)]
     runs = (Run(int(slots[a]), a, b) for a, b in itertools.pairwise(cuts) if b - a >= max(1, at_least))
     return tuple(run for run in runs if run.slot in of)
@@ -135,7 +137,7 @@ def long_runs(slots: Int32s, of: Collection[int], at_least: int) -> tuple[Run, .
 class Rows:
     """The rows of the current batch, on a device, at addresses that never change.
 
-    One int32 buffer holds everything, so that a new batch costs one copy to the device.
+    One int32 buffer holds all arrays, so that a new batch costs one copy to the device.
     """
 
     def __init__(self, max_rows: int, num_slots: int, device: torch.device) -> None:
@@ -156,12 +158,13 @@ class Rows:
         self._groups: list[tuple[int, torch.Tensor]] | None = None
 
     def update(self, slots: Int32s, grouping: Grouping | None = None) -> None:
-        """Describe a new batch. `slots`: [rows], the slot of each row, -1 for the base. `grouping`: of them,
-        where somebody has made it."""
+        """Describe a new batch. `slots`: [rows], the slot of each row, -1 for the base. `grouping`: the
+        grouping of these rows, if it exists already.
+        """
         if len(slots) > self.max_rows:
             raise ValueError(f"a batch of {len(slots)} rows; room was made for {self.max_rows}")
         if np.array_equal(slots, self.grouping.slots):
-            return  # as in most steps of decoding: the device knows already
+            return  # as in most steps of decoding: the device has these rows already
         self.grouping = grouping or group(slots)
         self._groups = None
         self._staging.send({name: getattr(self.grouping, name) for name in self._parts})
@@ -179,12 +182,13 @@ class Rows:
         return self._tiles("small" if block == SMALL_BLOCK else "large", num_rows, block, most)
 
     def tiles_by_count(self, num_rows: int, many_from: int = LARGE_FROM) -> tuple[Tiles, ...]:
-        """The tiles for several launches that together do what one over `tiles` does. `many_from`: with fewer
-        rows all tiles are small. They always are where a row's result may not depend on the rows beside it,
-        as vLLM's batch-invariant mode wants.
+        """The tiles of several launches that together do the work of one over `tiles`.
 
-        Among many rows a variant that has few, which decodes beside another's prefill, has small tiles: its
-        rows' results are then those of any batch in which it has few, and cost as little.
+        With fewer rows than `many_from` all tiles are small. In vLLM's batch-invariant mode they always are,
+        since a row's result may not depend on the other rows.
+
+        In a batch of many rows, a variant with few rows decodes while another one prefills. It gets small
+        tiles: its results are then those of any batch in which it has few rows, at the same low cost.
         """
         if batch_invariant():
             many_from = sys.maxsize
@@ -198,7 +202,7 @@ class Rows:
         return Tiles(num_rows, block, most, self._parts[name].view(-1, 3)[:most], self._parts["order"])
 
     def groups(self) -> list[tuple[int, torch.Tensor]]:
-        """(slot, its rows int64 [n]) on the host: what torch references iterate over."""
+        """(slot, its rows int64 [n]) on the host, for the torch references."""
         if self._groups is None:
             self._groups = list(_by_slot(self.grouping))
         return self._groups
@@ -207,14 +211,16 @@ class Rows:
 def _by_slot(grouping: Grouping) -> Iterator[tuple[int, torch.Tensor]]:
     order = torch.from_numpy(grouping.order).long()
     slots, firsts = np.unique(grouping.slots[grouping.order], return_index=True)
-    ends = [*firsts[1:], len(order)][: len(slots)]  # none at all in a batch of the base alone
+    ends = [*firsts[1:], len(order)][: len(slots)]  # empty in a batch of the base alone
     for slot, first, end in zip(slots.tolist(), firsts.tolist(), ends, strict=True):
         yield slot, order[first:end]
 
 
 class Staging:
-    """Sends a batch's parts to `to`, on a device, where they lie one after another, each as long as `sizes`
-    says. What a part does not fill is BASE."""
+    """Sends a batch's parts to `to`, on a device.
+
+    There the parts lie one after another, each with the length in `sizes`. The unused end of a part is BASE.
+    """
 
     def __init__(self, to: torch.Tensor, sizes: Mapping[str, int]) -> None:
         self._to = to
@@ -237,7 +243,7 @@ class _Staged:
 
     def send(self, parts: Mapping[str, Int32s], to: torch.Tensor) -> None:
         if self._sent is not None:
-            self._sent.synchronize()  # of STAGINGS batches ago: long done, unless the device lags
+            self._sent.synchronize()  # of STAGINGS batches ago: long finished, unless the device lags
         for name, part in self._parts.items():
             values = parts[name].reshape(-1)
             part[: len(values)] = values

@@ -1,4 +1,4 @@
-"""How weights lie in the arena, for all operations alike."""
+"""The layout of weights in the arena, for all operations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-ALIGNMENT = 128  # bytes; a Triton load of 16 bytes per thread wants at least 16
+ALIGNMENT = 128  # bytes; a Triton load of 16 bytes per thread needs at least 16
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,12 @@ def aligned(size_bytes: int) -> int:
 
 
 def total_bytes(parts: Sequence[Part]) -> int:
-    """Bytes the parts take in the arena, each one aligned."""
+    """The bytes of the parts in the arena, each part aligned."""
     return sum(aligned(part.size_bytes) for part in parts)
 
 
 def offsets(parts: Sequence[Part], start: int) -> dict[str, int]:
-    """Where each part begins when the first one begins at byte `start`, a multiple of ALIGNMENT."""
+    """The byte where each part begins if the first begins at byte `start`, a multiple of ALIGNMENT."""
     starts, at = {}, start
     for part in parts:
         starts[part.name] = at
@@ -50,8 +50,10 @@ def view(memory: torch.Tensor, part: Part, offset: int) -> torch.Tensor:
 
 
 def view_anywhere(memory: torch.Tensor, part: Part, offset: int) -> torch.Tensor:
-    """The same, also of what lies before or behind `memory`, on the CPU, as kernels on a GPU see it. The
-    caller knows that it is there."""
+    """The same as `view`, also for memory before or behind `memory`, on the CPU, as kernels on a GPU see it.
+
+    The caller must know that the memory exists.
+    """
     raw = (ctypes.c_uint8 * part.size_bytes).from_address(memory.data_ptr() + offset)
     return torch.frombuffer(raw, dtype=part.dtype).view(part.shape)
 

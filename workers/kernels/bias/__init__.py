@@ -1,4 +1,7 @@
-"""Biases that a variant replaces: out += variant's bias - base's, on its rows; NaN where it replaces none."""
+"""Biases that a variant replaces: out += variant's bias - base's bias, on the variant's rows.
+
+A NaN in the variant's bias means that the base's bias stays.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ def apply(
     table: torch.Tensor,
     rows: Rows,
 ) -> None:
-    """`out` holds the base's bias, if there is one; rows of the base are not touched."""
+    """Replace biases in `out`, which holds the base's bias if there is one. Rows of the base stay."""
     if out.ndim != 2 or (base_bias is not None and base_bias.shape != out.shape[1:]):
         given = None if base_bias is None else list(base_bias.shape)
         raise ValueError(f"A base bias {given} for outputs {list(out.shape)}; expected one for each column.")

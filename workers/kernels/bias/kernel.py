@@ -1,4 +1,4 @@
-"""The same on a GPU: one program per row and run of columns; rows of the base end at once."""
+"""Biases on a GPU: one program per row and group of columns; programs for rows of the base end at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A linear layer's biases of all its slices side by side, float32 [N]; NaN where what is there is kept."""
+"""The biases of all slices of a linear layer in one array, float32 [N]; NaN where the base's bias stays."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from workers.kernels.types import Part
 
-WIDTH = 2  # of a table row: 1 if the slot replaces the bias, and where it lies
+WIDTH = 2  # of a table row: 1 if the slot replaces the bias, and the bias's offset
 
 
 def parts(outputs: int) -> tuple[Part, ...]:
@@ -20,7 +20,7 @@ def describe(offsets: Mapping[str, int]) -> tuple[int, ...]:
 
 
 def kept(outputs: int) -> torch.Tensor:
-    """Of a slice whose bias is not replaced."""
+    """The bias array of a slice whose bias is not replaced."""
     return torch.full((outputs,), torch.nan)
 
 

@@ -1,4 +1,4 @@
-"""Biases in torch: the CPU's path, and what the kernel is tested against."""
+"""Biases in torch: the CPU's path, and the reference for tests of the kernel."""
 
 from __future__ import annotations
 

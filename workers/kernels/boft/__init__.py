@@ -1,9 +1,9 @@
-"""BOFT adapters of many variants in one batch: each row's input is rotated, and its output rescaled.
+"""BOFT adapters of many variants in one batch: rotate each row's input, and rescale its output.
 
     y = ((x Rot) W^T) * s + bias        (SpartanServe, section 3; PEFT's arithmetic)
 
-q, k and v of a variant rotate their common input differently, so `rotate` writes one input per slice, and
-the base multiplies each slice of its weights by its own.
+q, k and v of a variant rotate their common input differently, so `rotate` writes one input per slice. The
+base multiplies each slice of its weights by that slice's input.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def rotate(
     start: int = 0,
     max_factors: int = 2,
 ) -> None:
-    """Write columns `start` and on of every slice's rotated input; rows without a rotation are copied.
+    """Write columns from `start` on of every slice's rotated input; rows without a rotation are copied.
 
-    The rotation mixes all K columns of `x`, but a rank that holds some of the weights' columns only needs
-    those. `max_factors`: no resident adapter has more factors; a GPU sets memory aside by it.
+    The rotation mixes all K columns of `x`, but a rank with some of the weights' columns needs only those.
+    `max_factors`: the most factors of any resident adapter; the GPU's scratch memory depends on it.
     """
     if x.ndim != 2 or into.ndim != 3 or into.shape[1] != len(x) or into.dtype != x.dtype:
         raise ValueError(
@@ -56,9 +56,9 @@ def rescale(
     rows: Rows,
     slices: Sequence[int],
 ) -> None:
-    """Turn (x Rot) W^T + base_bias into y, in place; rows of the base are not touched.
+    """Turn (x Rot) W^T + base_bias into y, in place; rows of the base do not change.
 
-    The bias is the slot's own where it has one, otherwise the base's.
+    The bias is the slot's own if the slot has one, otherwise the base's.
     """
     if out.ndim != 2 or out.shape[1] != sum(slices):
         raise ValueError(f"Outputs {list(out.shape)} of slices {list(slices)}; expected them side by side.")

@@ -1,7 +1,8 @@
-"""Rotations by blocks of the usual sizes for tiles of few rows, bound by reading the blocks as decoding is.
+"""Rotations by blocks of the usual sizes, for tiles of few rows, where reading the blocks is the bottleneck.
 
-A program holds the blocks of some columns, of all factors, in its registers, and turns one row after the
-other with them. Numbers of rows decide about no sum, so a row's result is the same beside any others.
+A program holds the blocks of some columns, of all factors, in its registers, and rotates one row after the
+other. The order of summation does not depend on the number of rows, so a row's result is the same in every
+batch.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ def _blocks(blocks, c, end, BLOCK: tl.constexpr, CHUNK: tl.constexpr):
     j = tl.arange(0, BLOCK)[None, :, None]
     k = tl.arange(0, BLOCK)[None, None, :]
     at = blocks + c * BLOCK + (which * BLOCK + j) * BLOCK + k
-    # Nobody reads them again in this step: what is read again stays in the cache.
+    # This step reads these weights only once, so they leave the cache first.
     return tl.load(at, mask=c + which * BLOCK < end, other=0, eviction_policy="evict_first")
 
 
 @triton.jit
 def _turned(value, weights, FACTOR: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr):
-    """One factor of some columns, float32 [CHUNK / BLOCK, BLOCK]. `layout.positions` says how halves of
-    blocks change places before it; they go back behind it."""
+    """Apply one factor to some columns: float32 [CHUNK / BLOCK, BLOCK]. Before the factor, halves of blocks
+    change places as in `layout.positions`; after it they go back.
+    """
     COUNT: tl.constexpr = CHUNK // BLOCK
     if FACTOR == 0:
         return value + tl.sum(value[:, None, :] * weights.to(tl.float32), axis=2)
@@ -41,8 +43,9 @@ def _turned(value, weights, FACTOR: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl
 @triton.jit
 def rotate(x, into, blocks, order, first, count, x_stride, into_stride, inputs, start, size, begin, end,
            BLOCK: tl.constexpr, FACTORS: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
-    """Columns [begin, end), which no factor leaves, of rows `order[first : first + count]`. `into`: of this
-    slice, from column `start` on."""
+    """Rotate columns [begin, end) of rows `order[first : first + count]`; no factor mixes them with other
+    columns. `into`: this slice's rotated input, from column `start` on.
+    """
     column = tl.arange(0, CHUNK // BLOCK)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     for c in range(begin, end, CHUNK):
         last = _blocks(blocks, c, end, BLOCK, CHUNK)

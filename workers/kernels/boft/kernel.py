@@ -1,7 +1,7 @@
-"""The same on a GPU.
+"""Rotations and scales on a GPU.
 
-A factor mixes columns within 2^i b of one another, so a program takes a stretch of columns that no factor of
-its adapter leaves, for one tile of rows, and applies all factors one after the other. Block sizes and
+A factor mixes columns within 2^i b of one another. So a program takes one tile of rows, and a range of
+columns that no factor of the adapter mixes with others. It applies all factors in turn. Block sizes and
 numbers of factors are read from the table: one launch serves adapters of all kinds.
 """
 
@@ -19,10 +19,10 @@ from workers.kernels.boft.layout import FIELDS
 from workers.kernels.low_rank.kernel import dot
 from workers.kernels.rows import SMALL_BLOCK, Rows
 
-COPIED = 1024  # columns that a program copies of a row without a rotation
+COPIED = 1024  # columns of a row without a rotation that one program copies
 RESCALED = 1024
-# Masks end in `!= 0` where they depend on a number from the table: Triton's interpreter would otherwise make
-# integers of them.
+# Masks that depend on a number from the table end in `!= 0`: without it Triton's interpreter makes integers
+# of them.
 
 
 @triton.jit
@@ -38,7 +38,7 @@ def _column(position, block, factor):
 
 @triton.jit
 def _source(x, x_stride, sums, sums_stride, rows, columns, mask, first):
-    """float32 [COLUMNS, ROWS]: the input of a factor, x itself for the first."""
+    """The input of a factor, float32 [COLUMNS, ROWS]: `x` itself for the first factor, later the sums."""
     from_x = (mask & first) != 0
     of_x = tl.load(x + rows[None, :] * x_stride + columns[:, None], mask=from_x, other=0)
     of_sums = tl.load(sums + rows[None, :] * sums_stride + columns[:, None], mask=mask & ~from_x, other=0)
@@ -48,7 +48,7 @@ def _source(x, x_stride, sums, sums_stride, rows, columns, mask, first):
 @triton.jit
 def _copy(x, into, slots, table, x_stride, into_stride, num_rows, num_slices, start, size,
           WIDTH: tl.constexpr, FIELDS: tl.constexpr, COPIED: tl.constexpr, program):  # fmt: skip
-    """Copies part of a row of a slice, unless its slot rotates it."""
+    """Copy part of a row of a slice, unless its slot rotates it."""
     row = program % num_rows
     slice = (program // num_rows) % num_slices
     columns = (program // (num_rows * num_slices)) * COPIED + tl.arange(0, COPIED)
@@ -63,7 +63,7 @@ def _copy(x, into, slots, table, x_stride, into_stride, num_rows, num_slices, st
 def _any(x, into, sums, blocks, order, begins, count, x_stride, into_stride, inputs, num_rows, slice,
          start, size, buffer_stride, begin, end, factors, block,
          ROWS: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
-    """Blocks of any size and factors of any number: through memory from one factor to the next."""
+    """Rotate by blocks of any size and any number of factors; memory holds the sums between two factors."""
     valid = tl.arange(0, ROWS) < count
     rows = tl.load(order + begins + tl.arange(0, ROWS), mask=valid, other=0).to(tl.int64)
     of_slice = slice.to(tl.int64) * num_rows
@@ -72,7 +72,7 @@ def _any(x, into, sums, blocks, order, begins, count, x_stride, into_stride, inp
         factor = factors - 1 - step
         first = step == 0
         last = factor == 0
-        # Sums of one factor are read while those of the next are written: two buffers take turns.
+        # One factor's sums are read while the next one's are written: two buffers take turns.
         before = sums + ((step + 1) % 2) * buffer_stride
         after = sums + (step % 2) * buffer_stride
         of_factor = blocks + factor.to(tl.int64) * inputs * block
@@ -82,8 +82,8 @@ def _any(x, into, sums, blocks, order, begins, count, x_stride, into_stride, inp
             mine = valid[None, :] & (position < end)[:, None]
             sum = _source(x, x_stride, before, inputs, rows, column, mine, first)
             if block % TILE == 0:
-                # The tile lies in one block: its weights are loaded in rows of 16 bytes at least.
-                # (A hint on `block` itself would hold for the other branch, too.)
+                # The tile lies in one block: its weights are loaded in rows of 16 bytes or more. (A hint on
+                # `block` itself would also apply to the other branch.)
                 wide = (block // TILE) * TILE
                 inside = tl.multiple_of(c % wide, TILE)
                 of_block = of_factor + (c // wide) * wide * wide
@@ -94,7 +94,8 @@ def _any(x, into, sums, blocks, order, begins, count, x_stride, into_stride, inp
                     weights = tl.load(of_block + at)
                     sum = dot(weights, values.to(weights.dtype), sum)
             else:
-                # Blocks of any size: of those that the tile touches, what lies outside a block is zero.
+                # Blocks of any size: the tile's blocks may contain columns outside a block; these are masked
+                # to zero.
                 first_k = (c // block) * block
                 last_k = tl.minimum(tl.cdiv(c + TILE, block) * block, end)
                 for k in range(first_k, last_k, TILE):
@@ -152,7 +153,7 @@ def _rotate(x, into, sums, arena, table, tiles, order, slots, x_stride, into_str
     end = tl.minimum(begin + unit, inputs)
     blocks = (arena + tl.multiple_of(tl.load(fields + 2), 128)).to(tl.pointer_type(x.dtype.element_ty))
     of_slice = into + slice.to(tl.int64) * num_rows * into_stride
-    # Of the usual sizes each is compiled for itself, and takes columns of which 16 KiB of blocks are held.
+    # Each usual size is compiled separately, for as many columns as have 16 KiB of blocks.
     kind = tl.where(factors < KINDS, block * KINDS + factors, 0)
     if FEW & (kind == 32 * KINDS + 1):
         few_rows.rotate(x, of_slice, blocks, order, first, count, x_stride, into_stride, inputs, start, size,
@@ -220,8 +221,9 @@ def _rescale(out, base_bias, arena, table, slots, out_stride, HAS_BIAS: tl.const
 
 @dataclass(frozen=True)
 class Config:
-    """Columns of the input that a program rotates at least; warps, stages, and a thread's registers at most,
-    as Triton means them."""
+    """`columns`: the least number of input columns that a program rotates. `warps`, `stages` and `registers`
+    (at most, per thread) are Triton's options.
+    """
 
     columns: int
     warps: int
@@ -230,7 +232,7 @@ class Config:
 
 
 def config_for(block: int) -> Config:
-    # With 4 warps a large tile's sums do not fit into registers. Of few rows four programs find room at once.
+    # With 4 warps a large tile's sums do not fit into registers. For few rows, four programs fit at once.
     return Config(256, 4, registers=128) if block == SMALL_BLOCK else Config(64, 8)
 
 
@@ -251,7 +253,7 @@ def rotate(
     x, written = (t if t.stride(-1) == 1 else t.contiguous() for t in (x, into))
     if written is not into or not into.is_contiguous():
         raise ValueError("Rotated inputs must be written to contiguous memory.")
-    # A stretch that begins before the window is one more than fit into it.
+    # A range that begins before the window needs one more program.
     config = config or config_for(tiles.block)
     stretches = triton.cdiv(size, config.columns) + (start > 0)
     buffers = min(max_factors - 1, 2)

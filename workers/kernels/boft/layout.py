@@ -1,9 +1,9 @@
-"""What a BOFT adapter is, and how it lies in the arena (Liu et al. 2024; SpartanServe batches them).
+"""The parts of a BOFT adapter, and their places in the arena (Liu et al. 2024; SpartanServe batches them).
 
-The adapter multiplies a slice's input by a rotation Rot = B_{m-1} ... B_0 and its output by s, row by row
-of the weights: y = ((x Rot) W^T) * s + bias. Each factor is B_i = P_i blockdiag(Q_i) P_i^T, of orthogonal
-blocks [b, b]. Q - I is stored, in the activations' type: it is small, so that what rounding it takes away
-is small too. Each block lies transposed, outputs by inputs, so that what is summed lies side by side.
+The adapter multiplies a slice's input by a rotation Rot = B_{m-1} ... B_0 and its output by s, row by row of
+the weights: y = ((x Rot) W^T) * s + bias. Each factor is B_i = P_i blockdiag(Q_i) P_i^T, of orthogonal blocks
+[b, b]. The arena stores Q - I, in the activations' type: its values are small, so rounding errors are small,
+too. Each block is transposed, outputs by inputs, so that summed values are adjacent.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import torch
 
 from workers.kernels.types import Part
 
-# Of a slice in a table row: factors (0: no adapter), block size, where the blocks lie, where s lies, whether
-# there is a bias, and where.
+# A slice's columns of a table row: factors (0: no adapter), block size, offset of the blocks, offset of s,
+# whether there is a bias, and its offset.
 FIELDS = 6
 
 
 def width(num_slices: int) -> int:
-    """int64s in a table row of a layer with that many slices."""
+    """int64s in a table row of a layer with `num_slices` slices."""
     return FIELDS * num_slices
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Of one slice's adapter: `factors` times `inputs / block` blocks, and `outputs` scales."""
+    """The shape of one slice's adapter: `factors` times `inputs / block` blocks, and `outputs` scales."""
 
     inputs: int
     outputs: int
@@ -47,8 +47,11 @@ class Shape:
 
 @dataclass(frozen=True)
 class Rotation:
-    """One slice's adapter. `blocks`: [m, inputs / b, b, b], Q - I of each block. `scale`: float32 [outputs],
-    and so is `bias` where there is one."""
+    """One slice's adapter.
+
+    `blocks`: [m, inputs / b, b, b], Q - I of each block. `scale`: float32 [outputs]; so is `bias`, if there
+    is one.
+    """
 
     blocks: torch.Tensor
     scale: torch.Tensor
@@ -66,7 +69,7 @@ class Rotation:
 
 
 def parts(slices: Sequence[Shape | None], dtype: torch.dtype) -> tuple[Part, ...]:
-    """A slot's arrays in the arena. `None`: a slice without an adapter. `dtype`: the activations'."""
+    """A slot's arrays in the arena. `None`: a slice without an adapter. `dtype`: the activations' type."""
     return tuple(part for i, shape in enumerate(slices) if shape for part in _parts(i, shape, dtype))
 
 
@@ -79,7 +82,7 @@ def _parts(i: int, shape: Shape, dtype: torch.dtype) -> list[Part]:
 
 
 def describe(slices: Sequence[Shape | None], offsets: Mapping[str, int]) -> tuple[int, ...]:
-    """The slot's table row. `offsets`: where in the arena each part begins."""
+    """The slot's table row. `offsets`: the byte of the arena where each part begins."""
     row: list[int] = []
     for i, shape in enumerate(slices):
         if shape is None:
@@ -91,7 +94,7 @@ def describe(slices: Sequence[Shape | None], offsets: Mapping[str, int]) -> tupl
 
 
 def pack(slices: Sequence[Rotation | None], into: Mapping[str, torch.Tensor]) -> None:
-    """Write adapters to their parts' memory."""
+    """Write adapters to the memory of their parts."""
     for i, rotation in enumerate(slices):
         if rotation is not None:
             into[f"blocks{i}"].copy_(rotation.blocks.transpose(-1, -2))
@@ -101,10 +104,10 @@ def pack(slices: Sequence[Rotation | None], into: Mapping[str, torch.Tensor]) ->
 
 
 def positions(inputs: int, block: int, factor: int) -> torch.Tensor:
-    """int64 [inputs]: which column stands at each position when factor i permutes them, x P_i.
+    """int64 [inputs]: the column at each position after factor i permutes them, x P_i.
 
-    Within each 2^i b columns P_i moves the even half-blocks to the front: the two halves of a block come
-    2^i half-blocks apart, as in a fast Fourier transform's butterfly.
+    Within each 2^i b columns P_i moves the even half-blocks to the front: the two halves of a block come 2^i
+    half-blocks apart, as in a fast Fourier transform's butterfly.
     """
     if factor == 0:
         return torch.arange(inputs)

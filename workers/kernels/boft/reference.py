@@ -1,4 +1,4 @@
-"""Rotations in torch: what the CPU runs, and what the GPU's kernel is tested against."""
+"""Rotations in torch: the CPU's path, and the reference for tests of the GPU's kernel."""
 
 from __future__ import annotations
 

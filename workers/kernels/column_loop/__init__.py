@@ -1,7 +1,7 @@
-"""The column loop of compression: some columns of a matrix pruned 2:4 and rounded, one after the other.
+"""The column loop of compression: columns of a matrix are pruned 2:4 and rounded, one after the other.
 
-What a column loses is made up for by the columns behind it (`workers/compression/optimal_brain.py` says how).
-Matrices are transposed, [columns, outputs]; outputs do not touch each other.
+The columns behind a column compensate its error (see `workers/compression/optimal_brain.py`). Matrices are
+transposed, [columns, outputs]; outputs do not affect each other.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ def apply(
     scales: torch.Tensor,  # float16 [N]
     bits: int,
 ) -> None:
-    """Fix the first K columns of M and have the M - K behind them answer, in place.
+    """Fix the first K columns of M, and update the M - K columns behind them, in place.
 
-    `kept` and `errors` are written. Of every four columns the two are kept whose |weight / deviation| is
-    largest, the earlier of equals. Values are multiples of the output's scale from -2^(bits-1) to
-    2^(bits-1) - 1. Row j of `answers` says how columns answer an error in column j: 0 before j, 1 at j.
+    The loop writes `kept` and `errors`. It keeps two of every four columns, those with the largest |weight /
+    deviation|; between equal columns, the earlier. Values are multiples of the output's scale from
+    -2^(bits-1) to 2^(bits-1) - 1. Row j of `answers` is how each column changes per unit of error in column
+    j: 0 before j, 1 at j.
     """
     columns, behind = len(kept), len(work) - len(kept)
     if columns % FOUR or behind < 0 or len(work) > MAX_COLUMNS:

@@ -1,7 +1,8 @@
-"""The same on a GPU: a program holds all columns of some outputs in registers, and walks them.
+"""The column loop on a GPU: a program holds all columns of some outputs in registers, and walks them.
 
-The first, second, third and fourth columns of every four are a tensor each, [32, OUTPUTS]: to take four
-columns is to sum four tensors in which all others are 0. Products are float32's own, not TF32's.
+The first, second, third and fourth columns of every four are a tensor each, [32, OUTPUTS]. To read four
+columns, a program sums each of the four tensors with all other columns set to 0. Products are float32, not
+TF32.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import triton.language as tl
 
 from workers.kernels.column_loop.reference import FOUR, MAX_COLUMNS
 
-OUTPUTS = 16  # of a program: one warp, which waits for no other; of 32 it would spill registers
+OUTPUTS = 16  # of a program: one warp, which waits for no other; with 32 outputs registers would spill
 NEAREST = tl.constexpr(1.5 * 2**23)  # float32 has no digits behind the point there, and rounds half to even
 
 
@@ -26,7 +27,7 @@ def _load(work, four, output, size, outputs, K: tl.constexpr):
 
 @triton.jit
 def _store(work, values, four, output, size, count, outputs, K: tl.constexpr):
-    """Those of the columns that are not fixed."""
+    """Store those of the columns that are not fixed."""
     column = 4 * four[:, None] + K
     mask = (column >= count) & (column < size) & (output[None, :] < outputs)
     tl.store(work + column * outputs + output[None, :], values, mask=mask)
@@ -34,7 +35,9 @@ def _store(work, values, four, output, size, count, outputs, K: tl.constexpr):
 
 @triton.jit
 def _answer(w0, w1, w2, w3, answers, four, size, error):
-    """All columns' answers to an error in one; fixed ones may get something, too, and are not read again."""
+    """Add all columns' answers to an error in one column. Fixed columns may change, too, but are not read
+    again.
+    """
     at = 4 * four
     w0 -= tl.load(answers + at, mask=at < size, other=0.0)[:, None] * error[None, :]
     w1 -= tl.load(answers + at + 1, mask=at + 1 < size, other=0.0)[:, None] * error[None, :]
@@ -45,7 +48,7 @@ def _answer(w0, w1, w2, w3, answers, four, size, error):
 
 @triton.jit
 def _fix(work, kept, errors, weight, keep, scale, divisor, column, output, outputs, HALF: tl.constexpr):
-    """Round one column [OUTPUTS], if it is kept: what it lost."""
+    """Round one column [OUTPUTS], if it is kept; returns the column's error."""
     step = tl.div_rn(tl.where(keep, weight, 0.0), divisor)
     step = tl.minimum(tl.maximum(step, -HALF), HALF - 1)
     rounded = ((step + NEAREST) - NEAREST) * scale

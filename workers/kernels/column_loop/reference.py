@@ -1,4 +1,4 @@
-"""The column loop in torch: the CPU's path, and what the kernel is tested against."""
+"""The column loop in torch: the CPU's path, and the reference for tests of the kernel."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def apply(
     answers: torch.Tensor,
     round_column: Round,
 ) -> None:
-    """The same for any grid."""
+    """Run the column loop for any grid of values."""
     for at in range(0, len(kept), FOUR):
         four, behind = slice(at, at + FOUR), slice(at + FOUR, None)
         kept[four] = keep_two(work[four], deviations[four])
@@ -32,9 +32,11 @@ def apply(
 
 
 def keep_two(weights: torch.Tensor, deviations: torch.Tensor) -> torch.Tensor:
-    """bool [4, out]: of four columns [4, out] the two with the largest w^2 / U_jj^2, the earlier of equals.
+    """bool [4, out]: of four columns [4, out] the two with the largest w^2 / U_jj^2; between equal columns,
+    the earlier.
 
-    That is what their loss would cost once the columns behind have made up for it (SparseGPT, section 3.3).
+    That is the cost of dropping a column after the columns behind it have compensated (SparseGPT, section
+    3.3).
     """
     cost = (weights / deviations).abs()
     rank = torch.arange(FOUR, device=cost.device)
@@ -45,7 +47,7 @@ def keep_two(weights: torch.Tensor, deviations: torch.Tensor) -> torch.Tensor:
 
 
 def steps(scales: torch.Tensor, bits: int) -> Round:
-    """Multiples of the outputs' scales, of `bits` bits; those of scale 0 are 0."""
+    """Multiples of the outputs' scales, of `bits` bits; outputs with scale 0 become 0."""
     half, divisor = 2 ** (bits - 1), or_one(scales)
 
     def round_column(column: torch.Tensor) -> torch.Tensor:
@@ -55,14 +57,14 @@ def steps(scales: torch.Tensor, bits: int) -> Round:
 
 
 def or_one(scales: torch.Tensor) -> torch.Tensor:
-    """Scales to divide by: what is all zeros has scale 0."""
+    """Scales to divide by: an output of zeros has scale 0, which becomes 1."""
     return torch.where(scales > 0, scales, 1.0)
 
 
 def _round_four(
     work: torch.Tensor, kept: torch.Tensor, answers: torch.Tensor, round_column: Round, errors: torch.Tensor
 ) -> None:
-    """Fix four columns in place, [4, out]; `errors` gets what each lost."""
+    """Fix four columns [4, out] in place; `errors` gets each column's error."""
     for i in range(FOUR):
         rounded = round_column(work[i] * kept[i])
         torch.sub(work[i], rounded, out=errors[i])

@@ -1,7 +1,7 @@
-"""Matrices of a variant's files to where kernels read them: cut, scaled, turned over, rounded.
+"""Copies of matrices from a variant's files to the kernels' memory: cut, scaled, transposed and rounded.
 
-All of them in one compiled call, during which other threads run: torch does the same (`reference.py`) in some
-calls for each matrix, and an adapter has hundreds of small ones.
+One compiled call does all copies, and releases the GIL meanwhile. torch (`reference.py`) needs several calls
+for each matrix, and an adapter has hundreds of small matrices.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ Memory = npt.NDArray[np.uint8]
 
 
 class Copy(NamedTuple):
-    """Rows [first_row, first_row + rows), and columns alike, of a matrix with `width` columns and `values`
-    values, which begins at byte `source` of what was read.
+    """The copy of one part of a matrix.
 
-    They go to byte `into`, `stride` values from row to row; if `transposed`, columns of the matrix are rows
-    there.
+    The part is rows [first_row, first_row + rows), and columns in the same way, of a matrix with `width`
+    columns and `values` values. The matrix begins at byte `source` of the data that was read.
+    The part goes to byte `into`, `stride` values from row to row; if `transposed`, columns of the matrix are
+    rows there.
     `source_type` and `into_type` are of TYPES. Values are multiplied by `scaling` in float32 and then
     rounded.
     """
@@ -47,12 +48,13 @@ class Copy(NamedTuple):
 
 
 def copy(copies: Sequence[Copy], source: Memory, into: Memory) -> tuple[int, int] | None:
-    """Carry them out: None, or the number of the first whose matrix holds a NaN or an infinity, and at which
-    of its values. Raises ValueError, and copies nothing, where one would leave its matrix, `source` or
-    `into`.
+    """Copy all of them; returns None, or the number of the first bad copy and the index of its bad value.
 
-    Matrices, and what they become, begin at multiples of their values' bytes; `source` and `into` are of a
-    multiple of 4 bytes, and begin at one in memory.
+    A copy is bad if its matrix holds a NaN or an infinity. Raises ValueError, and copies nothing, if a copy
+    would leave its matrix, `source` or `into`.
+
+    Matrices and their copies begin at multiples of their values' size. `source` and `into` have a multiple of
+    4 bytes, and begin at a multiple of 4.
     """
     if not copies:
         return None
@@ -71,7 +73,7 @@ def copy(copies: Sequence[Copy], source: Memory, into: Memory) -> tuple[int, int
 
 
 def _outside(jobs: npt.NDArray[np.void], read: int, room: int) -> npt.NDArray[np.bool_]:
-    """Which jobs would read or write what is not theirs. The compiled code asks nobody."""
+    """Which jobs would read or write outside their memory; the compiled code does not check this."""
     size, into_size = (np.where(jobs[each] == F32, 4, 2) for each in ("source_type", "into_type"))
     lines = np.where(jobs["transposed"], jobs["columns"], jobs["rows"])
     line = np.where(jobs["transposed"], jobs["rows"], jobs["columns"])
@@ -87,6 +89,6 @@ def _outside(jobs: npt.NDArray[np.void], read: int, room: int) -> npt.NDArray[np
 
 
 def make_ready() -> None:
-    """Have the machine code before it is needed, compiled or read from where it is kept."""
+    """Compile the machine code, or read it from the cache, before it is needed."""
     memory = np.zeros(128, np.uint8)
     copy([Copy(0, F16, 1, 1, 0, 1, 0, 1, 0, BF16, 1, 1.0, transposed=False)], memory, np.zeros(128, np.uint8))

@@ -1,4 +1,4 @@
-"""The compiled part: a job is a `Copy` as a record."""
+"""The compiled part of copying: a job is a `Copy` as a record."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ JOB = np.dtype(
     align=True,
 )
 EXPONENT_F16, EXPONENT_BF16, EXPONENT_F32 = (EXPONENTS[name][1] for name in ("F16", "BF16", "F32"))
-BLOCK = 64  # rows that are turned over together: their values stay in the processor's cache
+BLOCK = 64  # rows that are transposed together: their values stay in the processor's cache
 TWO_TO_112 = np.float32(2.0**112)  # a half's exponent counts from 15, a float's from 127
 
-Array = Any  # of numpy; in the compiled functions below words of 16 and 32 bits, and floats
+Array = Any  # of numpy; in the compiled functions below: words of 16 and 32 bits, and floats
 
 
 @compiled
@@ -35,8 +35,11 @@ def copy(
     into_words: Array,
     own: tuple[Array, Array, Array],
 ) -> tuple[int, int]:
-    """(job, value) of the first that is not finite, or (-1, -1). `halves` and `words` are one memory, and so
-    are `into_halves` and `into_words`, and `own`: floats, words and halves to work with."""
+    """Run the jobs; returns (job, value) of the first value that is not finite, or (-1, -1).
+
+    `halves` and `words` are views of one memory; so are `into_halves` and `into_words`, and the three arrays
+    of `own`, which is working memory (floats, words, halves).
+    """
     floats, bits, _ = own
     for number in range(len(jobs)):
         job = jobs[number]
@@ -82,7 +85,9 @@ def _turned_over(
     floats: Array,
     bits: Array,
 ) -> None:
-    """BLOCK rows at a time: each is written as a column of [columns, BLOCK], whose rows are then written."""
+    """Transpose BLOCK rows at a time: write each as a column of [columns, BLOCK], then write that array's
+    rows.
+    """
     value, columns = 4 if job.into_type == F32 else 2, job.columns
     line, turned = slice(0, columns), bits[columns:]
     for first in range(0, job.rows, BLOCK):
@@ -99,7 +104,7 @@ def _turned_over(
 
 @compiled
 def _as_they_are(job: Records) -> bool:
-    """Whether its values are halves that change in nothing."""
+    """Whether the job copies halves without changing a value."""
     return bool(job.source_type == job.into_type and job.source_type != F32 and job.scaling == 1.0)
 
 
@@ -113,7 +118,7 @@ def _copy_lines(job: Records, halves: Array, into_halves: Array) -> None:
 
 @compiled
 def _in_pairs(job: Records) -> bool:
-    """Whether two values of a row are one aligned word of 32 bits, and rows are even in number, too."""
+    """Whether two values of a row are one aligned word of 32 bits, and the number of rows is even, too."""
     odd = job.width | job.first_column | job.columns | job.rows
     return bool(job.source_type != F32 and odd % 2 == 0 and job.source % 4 == 0)
 
@@ -126,8 +131,9 @@ def _pairs_turned_over(
     into_words: Array,
     own: tuple[Array, Array, Array],
 ) -> None:
-    """As `_turned_over`, in less time: squares of two by two halves are turned over, and only then
-    made floats, BLOCK of a column at a time."""
+    """Do the same as `_turned_over`, but faster: transpose squares of two by two halves first, then convert
+    them to floats, BLOCK values of a column at a time.
+    """
     floats, bits, bit_halves = own
     value, pairs, lines = 4 if job.into_type == F32 else 2, job.columns // 2, BLOCK // 2
     turned, spare = bits[: job.columns * lines], slice(job.columns * lines, job.columns * lines + BLOCK)
@@ -151,8 +157,7 @@ def _pairs_turned_over(
 
 @compiled
 def _turn_over(words: Array, stride: int, count: int, into: Array) -> None:
-    """A column of pairs of halves, each `stride` words behind the one before, to two columns: [2, BLOCK / 2]
-    words. Of 2 * `count` pairs."""
+    """Split 2 * `count` pairs of halves, `stride` words apart, into two columns: [2, BLOCK / 2] words."""
     low, high = np.uint32(0xFFFF), np.uint32(16)
     for i in range(count):
         above, below = words[2 * i * stride], words[(2 * i + 1) * stride]
@@ -179,7 +184,7 @@ def _not_finite(job: Records, halves: Array, words: Array) -> int:
 
 @compiled
 def _read(job: Records, row: int, halves: Array, words: Array, floats: Array, bits: Array) -> None:
-    """A row's columns as floats."""
+    """Read a row's columns as floats."""
     begin = (job.first_row + row) * job.width + job.first_column
     if job.source_type == F32:
         begin += job.source // 4
@@ -226,7 +231,7 @@ def _scale(floats: Array, by: float) -> None:
 
 @compiled
 def _write_line(into_type: int, into: int, bits: Array, into_halves: Array, into_words: Array) -> None:
-    """Floats to values of `into_type` that follow one another from byte `into` on."""
+    """Convert floats to values of `into_type`, which follow one another from byte `into` on."""
     if into_type == F32:
         begin = into // 4
         _copy_values(bits, into_words[begin : begin + len(bits)])
@@ -254,14 +259,14 @@ def _to_halves(bits: Array, line: Array) -> None:
 
 @compiled
 def half_of(word: int) -> int:
-    """A finite float's bits to those of the nearest half, of two as near the even one."""
+    """The bits of the half nearest to a finite float, given its bits; ties go to the even half."""
     sign, size = word >> 16 & 0x8000, word & 0x7FFFFFFF
     if size >= 0x47800000:  # 2^16: infinity
         return sign | 0x7C00
-    if size >= 0x38800000:  # 2^-14: a half of full precision; what is rounded up to 2^16 is infinity, too
+    if size >= 0x38800000:  # 2^-14: a half of full precision; a value that rounds up to 2^16 is infinity, too
         return sign | (size - 0x38000000 + 0xFFF + (size >> 13 & 1)) >> 13
     shift = 126 - (size >> 23)
-    if shift > 24:  # less than half of the least
+    if shift > 24:  # less than half of the smallest half
         return sign
     digits = (size & 0x7FFFFF) | 0x800000
     kept, lost, tie = digits >> shift, digits & (1 << shift) - 1, 1 << (shift - 1)

@@ -1,4 +1,4 @@
-"""The same in torch, one matrix after the other."""
+"""Copies in torch, one matrix after the other."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ import torch
 
 
 def copy(matrix: torch.Tensor, into: torch.Tensor, scaling: float, transposed: bool) -> None:
-    """`matrix` and `into` are those rows and columns that are copied."""
+    """Copy `matrix` to `into`; both are already cut to the rows and columns of the copy."""
     values = (matrix.float() * scaling).to(into.dtype)
     into.copy_(values.T if transposed else values)

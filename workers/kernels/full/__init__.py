@@ -1,7 +1,8 @@
 """Tensors that a variant replaces: norms, the embedding, the head.
 
-Each writes the rows of slots that replace the tensor, and leaves all others as the base wrote them. Where a
-slot has the difference D of embedding or head, with a scale for each row, it adds to what the base wrote.
+Each operation writes the rows of slots that replace the tensor, and leaves all other rows as the base wrote
+them. A slot may instead have a difference D of the embedding or head, with a scale for each row. Then the
+operation adds D to the base's result.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def norm(
 ) -> None:
     """out = source / sqrt(mean(source^2) + epsilon) * w; if `zero_centred` (Gemma) * (1 + w), then rounded.
 
-    `source`: the base norm's own input (the residual added), so that nothing is divided by the base's
+    `source`: the base norm's own input (the residual added). The kernel must not divide by the base's
     weights, which may be zero.
     """
     if source.shape != out.shape or source.ndim != 2 or source.dtype != out.dtype:
@@ -70,9 +71,10 @@ def embed(
     table: torch.Tensor,
     rows: Rows,
 ) -> None:
-    """out = E[id], or out += D[id], for ids of this rank's shard of the vocabulary, whose first is `first`.
+    """out = E[id], or out += D[id], for ids of this rank's shard of the vocabulary, whose first id is
+    `first`.
 
-    A table row may say that E lies at a byte outside of the arena: in host memory, page-locked for a GPU.
+    A table row may place E at a byte outside of the arena: in host memory, which is page-locked for a GPU.
     """
     if out.ndim != 2 or ids.shape != out.shape[:1]:
         raise ValueError(f"{list(ids.shape)} ids into {list(out.shape)}; expected [M] into [M, K].")
@@ -108,7 +110,7 @@ def add(
     scales: torch.Tensor,  # float32 [rows]
     out: torch.Tensor,  # [rows, K]
 ) -> None:
-    """out = base + D, rounded once; all are contiguous."""
+    """Compute out = base + D, rounded once; all arrays are contiguous."""
     if not base.shape == codes.shape == out.shape or scales.shape != base.shape[:1]:
         raise ValueError(
             f"Codes {list(codes.shape)} and scales {list(scales.shape)} for {list(base.shape)} into"

@@ -1,4 +1,4 @@
-"""The same on a GPU."""
+"""Replaced tensors on a GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ADDED = 4096  # numbers of a difference that a program adds
 
 @triton.jit
 def _tensor(arena, table, slot, WIDTH: tl.constexpr, like):
-    """How many rows the slot's tensor has, and where it is."""
+    """The number of rows of the slot's tensor, and its address."""
     fields = table + slot.to(tl.int64) * WIDTH
     at = arena + tl.multiple_of(tl.load(fields + 1), 128)
     return tl.load(fields), at.to(tl.pointer_type(like.dtype.element_ty))
@@ -23,7 +23,7 @@ def _tensor(arena, table, slot, WIDTH: tl.constexpr, like):
 
 @triton.jit
 def _difference(arena, table, slot, WIDTH: tl.constexpr):
-    """Whether the slot's tensor is a difference, and where its codes and its scales are."""
+    """Whether the slot's tensor is a difference, and the addresses of its codes and scales."""
     fields = table + slot.to(tl.int64) * WIDTH
     codes = arena + tl.multiple_of(tl.load(fields + 1), 128)
     offset = tl.load(fields + 2)
@@ -75,10 +75,10 @@ def _embed(ids, out, first, arena, table, slots, out_stride, width,
         tl.store(to, tl.load(weight + local * width + columns, mask=mask), mask=mask)
 
 
-@triton.jit(do_not_specialize=["max_tiles"])  # which takes many values
+@triton.jit(do_not_specialize=["max_tiles"])  # it takes many values
 def _head(x, out, arena, table, tiles, order, x_stride, out_stride, inputs, max_tiles, WIDTH: tl.constexpr,
           ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, CODES: tl.constexpr):  # fmt: skip
-    # Tiles come first: those of one slot run together and read its weights from memory once.
+    # Tiles come first: tiles of one slot run together and read its weights from memory once.
     tile = tiles + 3 * (tl.program_id(0) % max_tiles)
     slot = tl.load(tile)
     if slot < 0:
@@ -104,7 +104,7 @@ def _head(x, out, arena, table, tiles, order, x_stride, out_stride, inputs, max_
 @triton.jit
 def _product(weight, outputs, inside, x, rows, valid, x_stride, inputs,
              ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr):  # fmt: skip
-    """Of some rows of a weight with some of x: float32 [OUTPUTS, ROWS]."""
+    """The product of some rows of a weight with some rows of x: float32 [OUTPUTS, ROWS]."""
     sum = tl.zeros((OUTPUTS, ROWS), tl.float32)
     for k in tl.range(0, inputs, INPUTS):
         columns = k + tl.arange(0, INPUTS)
@@ -184,7 +184,7 @@ def embed(
 def head(x: torch.Tensor, out: torch.Tensor, arena: torch.Tensor, table: torch.Tensor, rows: Rows) -> None:
     if len(x) == 0:
         return
-    # Always small where a row's result may not depend on the rows beside it.
+    # In batch-invariant mode tiles are always small: a row's result may not depend on the other rows.
     tiles = rows.tiles_by_count(len(x))[0] if batch_invariant() else rows.tiles(len(x))
     small = tiles.block == SMALL_BLOCK
     outputs, wide = (32 if small else 128), x.element_size() > 2

@@ -1,6 +1,9 @@
 """A tensor that a variant replaces: a norm's weight [K], or this rank's shard [vocabulary, K] of the
-embedding or of the head. It is there whole, in the activations' type, as DeltaZip leaves it; or, of an
-embedding or head, there is what is added to the base's: codes of 8 bits and a scale for each row."""
+embedding or head.
+
+The arena holds the whole tensor, in the activations' type, as DeltaZip leaves it. For an embedding or head it
+may instead hold a difference from the base's tensor: codes of 8 bits and a scale for each row.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ import torch
 
 from workers.kernels.types import Part
 
-# Of a table row: how many rows the tensor has (0: not replaced), where it or its codes lie, and where its
-# scales do (0: it is whole).
+# A table row: number of rows of the tensor (0: not replaced), offset of the tensor or its codes, and offset
+# of its scales (0: the tensor is whole).
 WIDTH = 3
 
 
@@ -25,12 +28,12 @@ def difference_parts(rows: int, columns: int) -> tuple[Part, Part]:
 
 
 def describe(rows: int, offsets: Mapping[str, int]) -> tuple[int, ...]:
-    """The slot's table row. `offsets`: at which byte of the arena the part begins, which may be outside."""
+    """The slot's table row. `offsets`: the byte of the arena where the part begins; it may be outside."""
     return rows, offsets["tensor"], 0
 
 
 def describe_difference(rows: int, offsets: Mapping[str, int]) -> tuple[int, ...]:
-    """The same, of the parts of a difference."""
+    """The slot's table row, for the parts of a difference."""
     return rows, offsets["codes"], offsets["scales"]
 
 

@@ -1,4 +1,4 @@
-"""Replaced tensors in torch: what the CPU runs, and what the GPU's kernels are tested against."""
+"""Replaced tensors in torch: the CPU's path, and the reference for tests of the GPU's kernels."""
 
 from __future__ import annotations
 
@@ -59,8 +59,11 @@ def add(base: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, out: torc
 def _replaced(
     like: torch.Tensor, arena: torch.Tensor, table: torch.Tensor, rows: Rows, anywhere: bool = False
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]:
-    """The rows of each slot that replaces the tensor; and the tensor in its place, or its codes and scales,
-    outside of the arena if they may be `anywhere`. `like`: [M, K]."""
+    """Yield, for each slot that replaces the tensor, its rows, the tensor or its codes, and the codes'
+    scales.
+
+    If `anywhere`, the arrays may lie outside of the arena. `like`: [M, K].
+    """
     see = view_anywhere if anywhere else view
     for slot, members in rows.groups():
         count, at, scales_at = table[slot].tolist()

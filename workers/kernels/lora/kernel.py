@@ -1,12 +1,12 @@
 """LoRA in two Triton launches for all variants and slices of a batch.
 
-Shrink computes t = x A^T in pieces of K, in float32; of the programs that share a tile, the last to end
-sums the pieces, in their order and not in that of arrival. Expand adds t B^T to the output. Which pieces
-there are depends on the linear alone, so a row's result does not depend on who else is in the batch.
-Grids depend on shapes alone: a captured CUDA graph stays valid for every later batch.
+Shrink computes t = x A^T in pieces of K, in float32. The last of the programs that share a tile sums the
+pieces, in their order, not in the order of arrival. Expand adds t B^T to the output. The pieces depend on the
+linear alone, so a row's result does not depend on the rest of the batch. Grids depend on shapes alone: a
+captured CUDA graph stays valid for every later batch.
 
-A batch may have rows of an adapter whose arrays still travel to the device. Its table row says so, and both
-launches wait for that row. Only copies end the wait, which no kernel can hold up.
+A batch may have rows of an adapter whose arrays are still on the way to the device. Its table row says so,
+and both launches wait for that row. Only copies end the wait, and no kernel can delay a copy.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ _HEAD = tl.constexpr(layout.HEAD)
 _PER_SLICE = tl.constexpr(layout.PER_SLICE)
 _TOTAL_RANK = tl.constexpr(layout.TOTAL_RANK)
 _PAUSE_NS = tl.constexpr(200)
-# Adapters of higher ranks leave the cache first in tiles of so few rows, where hardly any is read twice.
+# In tiles of up to this many rows, adapters of higher ranks leave the cache first: they are hardly read
+# twice.
 _SMALL, _LOW = tl.constexpr(SMALL_BLOCK), tl.constexpr(LOW_RANKS)
 
 
 @triton.jit
 def _rank_once_there(described):
-    """The total rank in a table row, once the arrays that it describes are on the device."""
+    """Wait until the arrays that a table row describes are on the device; returns the row's total rank."""
     at = described + _TOTAL_RANK
     rank = tl.load(at)
     if rank < 0:
@@ -46,11 +47,11 @@ def _rank_once_there(described):
                     pack=1,
                 )
             rank = tl.load(at, volatile=True)
-        rank = tl.atomic_add(at, 0, sem="acquire", scope="sys")  # what is read next is read after it
+        rank = tl.atomic_add(at, 0, sem="acquire", scope="sys")  # later reads come after this read
     return rank
 
 
-@triton.jit(do_not_specialize=["num_rows"])  # which takes many values
+@triton.jit(do_not_specialize=["num_rows"])  # it takes many values
 def _shrink(
     x_ptr,
     arena_ptr,
@@ -96,7 +97,7 @@ def _shrink(
     a_at = a_ptr + r[:, None].to(tl.int64) * inputs + k[None, :]
     sums = tl.zeros((BLOCK_M, BLOCK_R), tl.float32)
     POLICY: tl.constexpr = "evict_first" if BLOCK_M == _SMALL and MAX_RANK > _LOW else ""
-    # A tile's rows past its end read row 0 and are not stored: no mask, and no harm.
+    # A tile's rows past its end read row 0 and are not stored, so they need no mask.
     for step in tl.range(0, tl.minimum(CHUNK, inputs - split * CHUNK), BLOCK_K, num_stages=STAGES):
         if EVEN_K:
             xs = tl.load(x_at + step)
@@ -145,11 +146,11 @@ def _expand(
     tile = tl.program_id(1)
     slot, first, count = tile_at(tiles_ptr, tile)
     if slot < 0:
-        # Who ends without waiting would let this launch end before the one it depends on.
+        # A program that ended without waiting would let this launch end before the launch it depends on.
         if PDL:
             tl.extra.cuda.gdc_wait()
         return
-    # Which slice the block is in; slices do not share blocks.
+    # Find the block's slice; slices do not share blocks.
     index = 0
     outputs = 0
     column = 0
@@ -165,7 +166,7 @@ def _expand(
         blocks_before += (SLICES[s] + BLOCK_N - 1) // BLOCK_N
         columns_before += SLICES[s]
     whole = table_ptr + slot.to(tl.int64) * WIDTH
-    _rank_once_there(whole)  # also here: this launch may begin before the other has ended
+    _rank_once_there(whole)  # also here: this launch may begin before the shrink has ended
     described = whole + _HEAD + _PER_SLICE * index
     rank = tl.load(described + 2).to(tl.int32)
     if rank == 0:

@@ -1,8 +1,8 @@
-"""Where a LoRA adapter's arrays lie (LoRA, Hu et al. 2021: W + B A; B carries the scaling here).
+"""The places of a LoRA adapter's arrays (LoRA, Hu et al. 2021: W + B A; B includes the scaling here).
 
 One linear's output may be several slices (q, k, v). All slices' A are stored one below the other, as one
-matrix that the input meets once; each slice's B is stored transposed, so that its rows are contiguous
-along the output whatever the rank.
+matrix, so that the input is read once. Each slice's B is stored transposed, so that its rows are contiguous
+along the output for every rank.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 
 from workers.kernels.types import Part
 
-# A table row: [bytes to A, total rank], then for each slice [bytes to B, first rank, rank]. While the arrays
-# travel to the device, the total rank is negative there: whoever reads them waits until it is not.
+# A table row: [byte of A, total rank], then for each slice [byte of B, first rank, rank]. While the arrays
+# are on the way to the device, the total rank is negative: readers wait until it is not.
 HEAD, PER_SLICE = 2, 3
 TOTAL_RANK = 1
 
@@ -34,7 +34,7 @@ def width(num_slices: int) -> int:
 
 
 def parts(inputs: int, slices: Sequence[int], ranks: Sequence[int], dtype: torch.dtype) -> tuple[Part, ...]:
-    """What is stored for one linear; a rank of zero means that the slice has no adapter."""
+    """The arrays of one linear; a rank of zero means that the slice has no adapter."""
     if len(slices) != len(ranks):
         raise ValueError(f"{len(ranks)} ranks were given for {len(slices)} slices; each slice has one.")
     if min(ranks) < 0:

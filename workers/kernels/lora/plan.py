@@ -1,7 +1,7 @@
-"""How the two launches of an operation by low rank are cut up: from shapes alone, never from data.
+"""How the two launches of a low-rank operation are divided: by shapes alone, never by data.
 
-The pieces of the inner dimension decide in which order sums are made, so they depend only on the linear
-and on whether tiles are small or large: within either, a row's result is the same in any batch.
+The pieces of the inner dimension decide the order of summation. They depend only on the linear and on whether
+tiles are small or large: within either, a row's result is the same in any batch.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def plan(block_m: int, inputs: int, max_rank: int) -> Plan:
     block_k = 64 if large else 256
     chunk = _up(-(-inputs // (LARGE_SPLITS if large else SMALL_SPLITS)), block_k)
     low = max_rank <= LOW_RANKS
-    once = chunk == block_k and not low  # nothing to load ahead; with low ranks full tiles would be slower so
+    once = chunk == block_k and not low  # nothing to load ahead; with low ranks this would slow full tiles
     return Plan(
         splits=-(-inputs // chunk),
         chunk=chunk,
@@ -54,8 +54,11 @@ def plan(block_m: int, inputs: int, max_rank: int) -> Plan:
 
 
 class Scratch(low_rank.Scratch):
-    """`max_rank` bounds a slot's ranks summed over one linear's slices: the kernels trust the table, and
-    whoever fills it must have refused larger ones."""
+    """Scratch memory of a LoRA launch.
+
+    `max_rank` bounds a slot's ranks summed over one linear's slices. The kernels trust the table, so its
+    writer must have refused larger ranks.
+    """
 
     def __init__(self, max_rows: int, num_slots: int, max_rank: int, device: torch.device) -> None:
         super().__init__(max_rows)

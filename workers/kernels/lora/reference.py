@@ -1,4 +1,4 @@
-"""LoRA in torch: the CPU's path, and what the kernels are tested against."""
+"""LoRA in torch: the CPU's path, and the reference for tests of the kernels."""
 
 from __future__ import annotations
 

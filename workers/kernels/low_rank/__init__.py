@@ -1,7 +1,9 @@
-"""What operations by low rank share: two launches, the first of which need not wait for the base's product.
+"""The common parts of low-rank operations: two launches, the first of which need not wait for the base's
+product.
 
-On a GPU, `shrink` may run beside the base's own product on another stream; only `expand` must wait for
-it. Both work on scratch, which belongs to one linear at a time: from its shrink to its expand.
+On a GPU, `shrink` may run on another stream at the same time as the base's own product; only `expand` must
+wait for the product. Both use scratch memory, which belongs to one linear at a time: from its shrink to its
+expand.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from workers.kernels.rows import Rows, Tiles
 
 
 class Scratch:
-    """Room on a device for the inner products of one linear at a time; shared by all layers."""
+    """Device memory for the inner products of one linear at a time; all layers share it."""
 
     def __init__(self, max_rows: int) -> None:
         self.max_rows = max_rows
@@ -35,7 +37,7 @@ S = TypeVar("S", bound=Scratch)
 
 @dataclass(frozen=True)
 class Shrunk(Generic[P, S]):
-    """What the shrink left in scratch for the expand."""
+    """The state that `shrink` hands to `expand`."""
 
     num_rows: int
     tiles: Tiles
@@ -45,8 +47,11 @@ class Shrunk(Generic[P, S]):
 
 @dataclass(frozen=True)
 class Operation(Generic[P, S]):
-    """`package`: the operation's, whose module `kernel_for` a plan has both launches; Triton need not be
-    installed where there is no GPU. `plan`: how they are cut up for tiles, inputs x [T, K] and scratch."""
+    """A low-rank operation of two launches.
+
+    `package`: its package. `kernel_for` names the module in it with both launches for a plan; without a GPU
+    Triton need not be installed. `plan`: chooses the division for tiles, inputs x [T, K] and scratch.
+    """
 
     package: str
     reference: Callable[..., None]
@@ -64,7 +69,7 @@ class Operation(Generic[P, S]):
         slices: tuple[int, ...],
         scratch: S,
     ) -> None:
-        """Add every variant's product to its rows of `out`; rows of the base are not touched."""
+        """Add every variant's product to its rows of `out`; rows of the base do not change."""
         if x.device.type == "cpu":  # without scratch
             check_slices(slices, out, self.max_slices)
             self.reference(x, out, arena, table, rows, slices)
@@ -79,7 +84,7 @@ class Operation(Generic[P, S]):
         rows: Rows,
         scratch: S,
     ) -> Shrunk[P, S]:
-        """The GPU's first launch: the inner products, in float32, into scratch."""
+        """Launch the first kernel: write the inner products, in float32, to scratch."""
         scratch.check_rows(x)
         tiles = rows.tiles(x.shape[0])
         cut = self.plan(tiles, x, scratch)
@@ -94,7 +99,7 @@ class Operation(Generic[P, S]):
         table: torch.Tensor,
         slices: tuple[int, ...],
     ) -> None:
-        """The GPU's second launch: what they add to the outputs."""
+        """Launch the second kernel: add the products to the outputs."""
         check_slices(slices, out, self.max_slices)
         self._kernel(shrunk.plan).expand(out, arena, table, shrunk.tiles, slices, shrunk.plan, shrunk.scratch)
 
@@ -111,5 +116,5 @@ def check_slices(slices: Sequence[int], out: torch.Tensor, most: int | None = No
 
 @functools.cache
 def dependent_launches(device: torch.device) -> bool:
-    """Whether a launch may begin before the one it depends on has ended (Hopper and later)."""
+    """Whether a launch may begin before the launch it depends on has ended (Hopper and later)."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)

@@ -1,4 +1,4 @@
-"""What the Triton kernels of operations by low rank share."""
+"""The common parts of the low-rank operations' Triton kernels."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ def dot(left, right, sums):
 
 @triton.jit
 def tile_at(tiles_ptr, tile):
-    """A tile's slot (-1: there is no such tile), its first position in the order of rows, and its rows."""
+    """A tile's slot (-1: no tile), its first position in the order of rows, and its number of rows."""
     at = tiles_ptr + 3 * tile
     return tl.load(at), tl.load(at + 1), tl.load(at + 2)

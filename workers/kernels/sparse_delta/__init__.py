@@ -1,8 +1,8 @@
-"""Sparse deltas: 2:4 sparse, 4- or 2-bit differences to the base's weights, added for their rows.
+"""Sparse deltas: 2:4 sparse, 4- or 2-bit differences from the base's weights, added to the variant's rows.
 
     out[rows of slot] += x[rows of slot] D_slot^T        (DeltaZip, SBMM)
 
-`out` is what the base's linear gave, of one or more slices side by side (q, k, v or gate, up).
+`out` is the output of the base's linear, of one or more slices in one array (q, k, v or gate, up).
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ __all__ = [
 
 
 def in_squares(inputs: int, slices: Sequence[int], dtype: torch.dtype) -> bool:
-    """Whether the deltas of such a layer lie in squares here, for activations of `dtype`: packing and `apply`
-    agree by it."""
+    """Whether the deltas of such a layer are stored in squares here, for activations of `dtype`. Both packing
+    and `apply` use this answer.
+    """
     return on_tensor_cores(dtype) and _cut_into_squares(inputs, tuple(slices))
 
 
@@ -43,7 +44,7 @@ def _cut_into_squares(inputs: int, slices: tuple[int, ...]) -> bool:
 
 def on_tensor_cores(dtype: torch.dtype) -> bool:
     """Whether this process multiplies sparse deltas on sparse tensor cores, for activations of `dtype`."""
-    # Known after the first time: this is asked at every launch.
+    # Cached after the first call: every launch asks for this.
     return dtype in tensor_cores.DTYPES and tensor_cores_check.chosen(dtype)
 
 

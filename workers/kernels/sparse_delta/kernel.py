@@ -1,14 +1,14 @@
-"""The same on a GPU: weights stay packed until they are in registers, where they meet the tensor cores.
+"""Sparse deltas on a GPU: weights stay packed until they are in registers, where tensor cores use them.
 
-A program holds 2 * PAIRS output rows (the rows that share mask bytes) of one tile of the batch. Weights are
-the product's first operand and the batch's rows its second, so that 16 rows suffice for tensor cores.
-The four positions of a group of columns are four products over the same groups (`x[:, j::4]`, j = 0..3):
-expanded weights never need to be interleaved back into columns.
+A program computes 2 * PAIRS output rows (rows that share mask bytes) of one tile of the batch. Weights are
+the product's first operand and the batch's rows its second, so that 16 rows suffice for tensor cores. The
+four positions of a group of columns are four products over the same groups (`x[:, j::4]`, j = 0..3): expanded
+weights need not be interleaved into columns.
 
-While decoding, bfloat16 weights are left in excess by a number of their position: to subtract it would be an
-instruction for every two weights, of which these kernels run out before memory does. The excess times the
-batch's rows is subtracted from the sums instead, which takes half as many products again. Sums of 256 columns
-that are at most 136 times too large lose nothing that bfloat16 could tell.
+In decoding, bfloat16 weights keep an excess that depends on their position. Subtracting it would cost an
+instruction for every two weights, and instructions, not memory, limit these kernels. Instead the kernel
+subtracts the excess times the batch's rows from the sums, which takes half as many products again. Sums of
+256 columns that are at most 136 times too large lose no precision of bfloat16.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from workers.kernels.sparse_delta.layout import FIELDS, GROUP
 
 HALF_DTYPES = (torch.bfloat16, torch.float16)
 ALIGNED_GROUPS = ALIGNED_COLUMNS // GROUP
-# Of one delta: more would fill an H200 sooner where there is one delta, and cost more where there are eight.
+# For one delta: more programs would fill an H200 sooner with one delta, but cost more with eight deltas.
 ENOUGH_PROGRAMS = 128
 KEPT_COUNTERS = 1 << 16
 MAX_ROWS_OF_EXCESS = 16
@@ -36,7 +36,7 @@ MAX_DECODED_TWICE = 32  # rows of a batch
 
 @triton.constexpr_function
 def _excess(position: int, bits: int) -> int:
-    """How much more than its value a weight is at each position of a group, where it is left so."""
+    """A weight's excess over its value at each position of a group, where the excess stays."""
     return 128 + 8 if bits == 4 else (128, 32, 8, 8)[position] + 2
 
 
@@ -44,12 +44,12 @@ def _excess(position: int, bits: int) -> int:
 def _weight(value, J: tl.constexpr, BITS: tl.constexpr, DTYPE: tl.constexpr, EXCESS: tl.constexpr):
     if EXCESS:
         value += _excess(J, BITS)
-    return value.to(tl.float32).to(DTYPE)  # the interpreter knows no other way to bfloat16
+    return value.to(tl.float32).to(DTYPE)  # the interpreter has no other way to bfloat16
 
 
 @triton.jit
 def _four_bits_plain(first, second, masks, DTYPE: tl.constexpr, EXCESS: tl.constexpr):
-    """What the PTX below does, in Triton: for other types, and where there is no PTX."""
+    """Do the same as the PTX below, in Triton: for other types, and for the interpreter."""
     a0, a1, a2, a3 = _four_bits_of_row(first, masks & 15, DTYPE, EXCESS)
     b0, b1, b2, b3 = _four_bits_of_row(second, masks >> 4, DTYPE, EXCESS)
     return a0, a1, a2, a3, b0, b1, b2, b3
@@ -78,10 +78,10 @@ def _two_bits_plain(codes, DTYPE: tl.constexpr, EXCESS: tl.constexpr):
 
 
 def _four_bits_ptx(magic: int, finish: str) -> str:
-    """Four groups of two rows at a time, a byte each.
+    """PTX that decodes four groups of two rows at a time, a byte each.
 
-    A code's byte below the magic number's high byte is the float `magic + code`; what was dropped has
-    code 8. `finish` subtracts the excess, or nothing.
+    A code's byte below the magic number's high byte is the float `magic + code`; dropped values have code 8.
+    `finish` subtracts the excess, or is empty.
     """
     lines = [
         ".reg .b32 v0, v1, m0, m1, m2, m3, t, d, magic, eights;",
@@ -110,7 +110,9 @@ def _four_bits_ptx(magic: int, finish: str) -> str:
 
 
 def _two_bits_ptx(magics: Sequence[int], finish: Sequence[str]) -> str:
-    """Four groups of a row at a time, a byte each. `magics`, `finish`: of codes 0, 2, 4 and 4 bits up."""
+    """PTX that decodes four groups of a row at a time, a byte each. `magics`, `finish`: for codes at bits 0,
+    2, 4 and 4.
+    """
     lines = [
         ".reg .b32 lo, hi, low, high, f, s;",
         "prmt.b32 lo, $8, 0, 0x4140; prmt.b32 hi, $8, 0, 0x4342;",
@@ -135,14 +137,14 @@ def _less(kind: str, excess: int) -> str:
 
 
 def _scaled(kind: str, steps: Sequence[tuple[int, int]]) -> list[str]:
-    """Factor and summand for codes 0, 2, 4 and 4 bits up."""
+    """The factor and summand for codes at bits 0, 2, 4 and 4."""
     return [
         f"mov.b32 f, {_twice(factor):#x}; mov.b32 s, {_twice(less):#x}; fma.rn.{kind} {{0}}, {{0}}, f, s;"
         for factor, less in steps
     ]
 
 
-# Of bfloat16 in excess: 128 + c, 32 + c, 8 + c and 8 + c.
+# For bfloat16 in excess: 128 + c, 32 + c, 8 + c and 8 + c.
 FOUR_BITS_EXCESS = tl.constexpr(_four_bits_ptx(0x43434343, ""))
 TWO_BITS_EXCESS = tl.constexpr(_two_bits_ptx((0x4300, 0x4200, 0x4100, 0x4100), [""] * 4))
 FOUR_BITS_BF16 = tl.constexpr(_four_bits_ptx(0x43434343, _less("bf16x2", 0x4308)))
@@ -158,7 +160,7 @@ TWO_BITS_REGISTERS = tl.constexpr(",".join(["=&r"] * 8 + ["r"]))
 
 @triton.jit
 def four_bits(first, second, masks, DTYPE: tl.constexpr, FAST: tl.constexpr, EXCESS: tl.constexpr):
-    """Positions 0..3 of each group, of the first row of a pair and of the second: 8 x [PAIRS, GROUPS]."""
+    """Positions 0..3 of each group, of a pair's first row and then its second: 8 x [PAIRS, GROUPS]."""
     if not FAST:
         weights = _four_bits_plain(first, second, masks, DTYPE, EXCESS)
     elif tl.bfloat16 == DTYPE:
@@ -200,7 +202,7 @@ def two_bits(codes, DTYPE: tl.constexpr, FAST: tl.constexpr, EXCESS: tl.constexp
 def _columns(x_rows, groups, mask):
     """x[:, 4g + j] of the rows for j = 0..3, each [GROUPS, ROWS]. `x_rows`: pointers to the rows' starts."""
     if x_rows.dtype.element_ty.primitive_bitwidth == 16:
-        # Four columns are one load of 8 bytes, cut up in registers.
+        # Four columns are one load of 8 bytes, split in registers.
         four = tl.load(x_rows.to(tl.pointer_type(tl.int64))[None, :] + groups[:, None], mask=mask, other=0)
         kind = x_rows.dtype.element_ty
         x0 = four.to(tl.int16).to(kind, bitcast=True)
@@ -229,7 +231,8 @@ def _dots(d0, d1, d2, d3, x0, x1, x2, x3):
 def _excess_of(codes, J: tl.constexpr, BITS: tl.constexpr, FAST: tl.constexpr):
     """[PAIRS, GROUPS]: the excess everywhere."""
     if FAST:
-        # Made of the codes only in name, and so in registers as weights are: `x` is loaded but once.
+        # The codes are a formal operand, so the result has the weights' register layout: `x` is loaded only
+        # once.
         move: tl.constexpr = _constant_ptx(J, BITS)
         excess = tl.inline_asm_elementwise(move, "=r,=r,r", [codes], dtype=tl.bfloat16, is_pure=True, pack=4)
     else:
@@ -248,7 +251,7 @@ def _sums(arena, values_at, masks_at, scales_at, num_scales, pair, half, outputs
           first_block, last_block, blocks_per_scale, BITS: tl.constexpr, DTYPE: tl.constexpr,
           FAST: tl.constexpr, ALIGNED: tl.constexpr, PAIRS: tl.constexpr, GROUPS: tl.constexpr,
           ROWS: tl.constexpr, EXCESS: tl.constexpr):  # fmt: skip
-    """The products of a pair's first row and of its second, each [PAIRS, ROWS]."""
+    """The products of a pair's first row and of its second row, each [PAIRS, ROWS]."""
     per_scale = num_groups // num_scales
     if ALIGNED:
         per_scale = tl.multiple_of(per_scale, 16)
@@ -274,7 +277,7 @@ def _sums(arena, values_at, masks_at, scales_at, num_scales, pair, half, outputs
         if BITS == 4:
             mask = tl.load(masks + at, mask=has_first[:, None] & inside[None, :], other=0)
         x0, x1, x2, x3 = _columns(x_rows, groups, inside[:, None] & valid[None, :])
-        # The next block, and its scales a step ahead: the pipeliner moves only the operands of products.
+        # Load the next block's scales one step ahead: the pipeliner moves only the operands of products.
         first_scale = next_first.to(tl.float32)[:, None]
         second_scale = next_second.to(tl.float32)[:, None]
         within += 1
@@ -313,12 +316,12 @@ def _add(out, stride, rows, valid, columns, inside, sum):
     tl.store(at, (before.to(tl.float32) + sum).to(out.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["max_tiles"])  # which takes many values
+@triton.jit(do_not_specialize=["max_tiles"])  # it takes many values
 def _sbmm(out, x, partials, counters, arena, table, tiles, order, out_stride, x_stride, num_groups, max_tiles,
           WIDTH: tl.constexpr, FIELDS: tl.constexpr, SLICES: tl.constexpr, FAST: tl.constexpr,
           ALIGNED: tl.constexpr, PAIRS: tl.constexpr, GROUPS: tl.constexpr, CUTS: tl.constexpr,
           ROWS: tl.constexpr, SPLITS: tl.constexpr, EXCESS: tl.constexpr):  # fmt: skip
-    # Tiles come first: those of one slot run together and read its weights from memory once.
+    # Tiles come first: tiles of one slot run together and read its weights from memory once.
     cut = tl.program_id(0) % (max_tiles * CUTS)
     split = (tl.program_id(0) // (max_tiles * CUTS)) % SPLITS
     part = tl.program_id(0) // (max_tiles * CUTS * SPLITS)
@@ -373,8 +376,8 @@ def _sbmm(out, x, partials, counters, arena, table, tiles, order, out_stride, x_
         )  # fmt: skip
 
     if SPLITS > 1:
-        # [parts, cuts, SPLITS, 2, ROWS, PAIRS]: every program leaves its sums; the last one to come adds
-        # them up, always in the order of the splits.
+        # [parts, cuts, SPLITS, 2, ROWS, PAIRS]: every program stores its sums; the last program to arrive
+        # adds them up, always in the order of the splits.
         job = part * max_tiles * CUTS + cut
         sums = partials + (job.to(tl.int64) * SPLITS) * (2 * ROWS * PAIRS)
         cell = tl.arange(0, ROWS)[None, :] * PAIRS + tl.arange(0, PAIRS)[:, None]
@@ -399,8 +402,11 @@ def _sbmm(out, x, partials, counters, arena, table, tiles, order, out_stride, x_
 
 @dataclass(frozen=True)
 class Config:
-    """How a launch cuts up its work: a program's pairs of output rows and rows of the batch, the groups of
-    columns it takes at a time, and how many programs share one sum."""
+    """How a launch divides its work.
+
+    `pairs`, `rows`: pairs of output rows and rows of the batch per program. `groups`: groups of columns at a
+    time. `splits`: programs that share one sum.
+    """
 
     pairs: int
     groups: int
@@ -408,19 +414,22 @@ class Config:
     splits: int
     warps: int
     stages: int
-    registers: int | None = None  # at most, of a thread
+    registers: int | None = None  # at most, per thread
 
 
 def config_for(num_rows: int, num_groups: int, slices: Sequence[int], block: int) -> Config:
-    """By sweeps on an H200. Decoding sums in one order whatever the batch's size, so that a row's result
-    does not depend on who else is in the batch: groups and splits follow from the layer alone."""
+    """The division, from sweeps on an H200.
+
+    Decoding sums in one order for every batch size, so a row's result does not depend on the rest of the
+    batch: groups and splits depend on the layer alone.
+    """
     if block == LARGE_BLOCK:
         return Config(pairs=64, groups=32, rows=64, splits=1, warps=4, stages=3)
     blocks = triton.cdiv(num_groups, 64)
     splits = 1
     while splits < 8 and _parts(slices, 64) * splits < ENOUGH_PROGRAMS and blocks >= 8 * splits:
         splits *= 2
-    if num_rows > MAX_DECODED_TWICE and splits == 1:  # wide enough for larger tiles of rows to pay
+    if num_rows > MAX_DECODED_TWICE and splits == 1:  # wide enough for larger tiles of rows to be faster
         return Config(pairs=32, groups=64, rows=16, splits=1, warps=2, stages=2)
     return Config(pairs=64, groups=64, rows=8, splits=splits, warps=4, stages=3, registers=128)
 
@@ -470,14 +479,14 @@ def _launch(
         WIDTH=table.shape[1],
         FIELDS=FIELDS,
         SLICES=tuple(slices),
-        FAST=x.dtype in HALF_DTYPES and not triton.knobs.runtime.interpret,  # which knows no PTX
+        FAST=x.dtype in HALF_DTYPES and not triton.knobs.runtime.interpret,  # the interpreter has no PTX
         ALIGNED=num_groups % ALIGNED_GROUPS == 0,
         PAIRS=config.pairs,
         GROUPS=config.groups,
         CUTS=cuts,
         ROWS=config.rows,
         SPLITS=config.splits,
-        # Where rows are many, products cost more than what is subtracted from weights.
+        # With many rows, the extra products cost more than subtracting from weights.
         EXCESS=x.dtype == torch.bfloat16 and config.rows <= MAX_ROWS_OF_EXCESS,
         num_warps=config.warps,
         num_stages=config.stages,
@@ -486,12 +495,12 @@ def _launch(
 
 
 def _parts(slices: Sequence[int], pairs: int) -> int:
-    """Programs that one tile of rows needs, for one of the parts that a sum is split into."""
+    """The programs that one tile of rows needs, for one of the splits of a sum."""
     return sum(triton.cdiv(triton.cdiv(outputs, 2), pairs) for outputs in slices)
 
 
 def _whole_groups(x: torch.Tensor) -> torch.Tensor:
-    """`x` such that a group of columns can be loaded at once."""
+    """`x` in a layout in which one load reads a group of columns."""
     return x if x.stride(1) == 1 and x.stride(0) % GROUP == 0 and x.data_ptr() % 8 == 0 else x.contiguous()
 
 
@@ -499,13 +508,14 @@ _kept_counters: dict[torch.device, torch.Tensor] = {}
 
 
 def _counters(jobs: int, device: torch.device) -> torch.Tensor:
-    """int32 zeros, one a job. Every launch leaves them zero again, so one set serves all launches.
+    """int32 zeros, one per job. Every launch leaves them zero again, so one set serves all launches.
 
-    Launches that share them must not overlap; those of one engine follow one another.
+    Launches that share them must not overlap; the launches of one engine follow one another.
     """
     counters = _kept_counters.get(device)
     if counters is None or len(counters) < jobs:
         counters = torch.zeros(max(jobs, KEPT_COUNTERS), dtype=torch.int32, device=device)
         if not (counters.is_cuda and torch.cuda.is_current_stream_capturing()):
-            _kept_counters[device] = counters  # while capturing, they are zeroed by each replay of the graph
+            # during capture they are not kept: each replay of the graph zeroes them
+            _kept_counters[device] = counters
     return counters

@@ -1,14 +1,16 @@
-"""What a sparse delta is, on disk and in the arena.
+"""The format of a sparse delta, on disk and in the arena.
 
-A delta is what fine-tuning added to a weight matrix: of each group of 4 columns at most 2 values stay, with
-4 or 2 bits each and a scale per row, or per row and run of columns (DeltaZip, section 4).
+A delta is the difference that fine-tuning added to a weight matrix. At most 2 values of each group of 4
+columns are kept, with 4 or 2 bits each and a scale per row, or per row and run of columns (DeltaZip, section
+4).
 
-With 4 bits the arena holds a byte of two values for each group of each row, as on disk, and half a byte
-that says which columns were kept (bit j: column j); rows o and o + ceil(outputs / 2) share a byte of those.
-With 2 bits the indices cost as much as the zeros they avoid: the arena then holds all four columns' codes
-in one byte, code 2 where nothing was kept. Both take `bits / 2 + 1` bits per element of the dense matrix.
+With 4 bits the arena holds a byte of two values for each group of each row, as on disk. It also holds half a
+byte with the kept columns (bit j: column j); rows o and o + ceil(outputs / 2) share a byte of those. With 2
+bits the indices would cost as much as the zeros they avoid: the arena then holds all four columns' codes in
+one byte, code 2 for dropped values. Both take `bits / 2 + 1` bits per element of the dense matrix.
 
-For sparse tensor cores as many bytes hold kept values and their indices (`Shape.squares`, squares.py).
+For sparse tensor cores the same number of bytes holds kept values and their indices (`Shape.squares`,
+squares.py).
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ from profiler.variants.sparse import group_problem
 from workers.kernels.sparse_delta import squares
 from workers.kernels.types import Part
 
-# Of a slice in a table row: bits (0: no delta), where values, masks and scales lie, scales a row. In squares:
-# bits + IN_SQUARES, where squares lie, 0, where scales lie, scales a row.
+# A slice's columns of a table row: bits (0: no delta), offsets of values, masks and scales, scales per row.
+# In squares: bits + IN_SQUARES, offset of the squares, 0, offset of the scales, scales per row.
 FIELDS = 5
 IN_SQUARES = 8
 
@@ -34,14 +36,16 @@ TRANSLATED = 1 << 16  # bytes at a time: few enough for a processor's cache
 
 
 def width(num_slices: int) -> int:
-    """int64s in a table row of a layer with that many slices."""
+    """int64s in a table row of a layer with `num_slices` slices."""
     return FIELDS * num_slices
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Of one slice's delta: [outputs, inputs], with `scales` scales in each row. `squares`: it lies in the
-    arena as sparse tensor cores want it."""
+    """The shape of one slice's delta: [outputs, inputs], with `scales` scales in each row.
+
+    `squares`: the arena holds it in the layout of sparse tensor cores.
+    """
 
     outputs: int
     inputs: int
@@ -119,12 +123,12 @@ def _parts(i: int, shape: Shape) -> list[Part]:
     made = [Part(f"values{i}", torch.uint8, (shape.outputs, groups))]
     if shape.bits == 4:
         made.append(Part(f"masks{i}", torch.uint8, (shape.half, groups)))
-    # Scales by column first: the kernel reads those of many rows at once.
+    # Scales by column first: the kernel reads the scales of many rows at once.
     return [*made, Part(f"scales{i}", torch.float16, (shape.scales, shape.outputs))]
 
 
 def describe(slices: Sequence[Shape | None], offsets: Mapping[str, int]) -> tuple[int, ...]:
-    """The slot's table row. `offsets`: where in the arena each part begins."""
+    """The slot's table row. `offsets`: the byte of the arena where each part begins."""
     row: list[int] = []
     for i, shape in enumerate(slices):
         if shape is None:
@@ -138,7 +142,7 @@ def describe(slices: Sequence[Shape | None], offsets: Mapping[str, int]) -> tupl
 
 
 def pack(slices: Sequence[Delta | None], into: Mapping[str, torch.Tensor]) -> None:
-    """Write deltas to their parts' memory, in squares where there are parts for those."""
+    """Write deltas to the memory of their parts, in squares if there are parts for squares."""
     for i, delta in enumerate(slices):
         if delta is None:
             continue
@@ -158,7 +162,7 @@ def _pack_four_bits(delta: Delta, i: int, into: Mapping[str, torch.Tensor]) -> N
     half, masks = delta.shape.half, into[f"masks{i}"]
     paired = len(delta.indices) - half
     _translate(delta.indices[:paired], delta.indices[half:], _masks(), masks[:paired])
-    if paired < half:  # an odd number of rows: the last one shares its bytes with none
+    if paired < half:  # an odd number of rows: the last row shares its bytes with no other
         masks[paired:] = _each_mask(_halves(delta.indices[paired:half]))
 
 
@@ -167,7 +171,9 @@ def _pack_two_bits(delta: Delta, i: int, into: Mapping[str, torch.Tensor]) -> No
 
 
 def _translate(low: torch.Tensor, high: torch.Tensor, table: torch.Tensor, into: torch.Tensor) -> None:
-    """[rows, n] bytes and as many others -> [rows, 2n] bytes: `table` has two for each pair of bytes."""
+    """Translate pairs of bytes, one of `low` and one of `high` [rows, n], to [rows, 2n] bytes: `table` has
+    two for each pair.
+    """
     rows = max(1, TRANSLATED // low.shape[1])
     for start in range(0, len(low), rows):
         here = slice(start, start + rows)
@@ -179,14 +185,14 @@ def _translate(low: torch.Tensor, high: torch.Tensor, table: torch.Tensor, into:
 
 @functools.cache
 def _masks() -> torch.Tensor:
-    """int16 [65536]: of the indices of two rows, their masks in the same bytes."""
+    """int16 [65536]: for the indices of two rows, their masks in the same bytes."""
     low, high = _every_pair()
     return _two_bytes(_each_mask(_halves(low)) | _each_mask(_halves(high)) << 4)
 
 
 @functools.cache
 def _codes() -> torch.Tensor:
-    """int16 [65536]: of indices and 2-bit values, the codes of all columns."""
+    """int16 [65536]: for indices and 2-bit values, the codes of all columns."""
     indices, values = _every_pair()
     kept, values = _halves(indices), _halves(values)
     first, second = 2 * (kept & 3), 2 * (kept >> 2)  # by how many bits each kept code moves up

@@ -1,5 +1,8 @@
-"""Products with weights that are merged in registers, for many rows of a variant, and with the base's beside
-them: what a loop over merged models computes, in one launch, without anybody's merged weights in memory."""
+"""Products of many rows of a variant with weights that are merged in registers; the base's rows in the same
+launch.
+
+One launch computes the same as a loop over merged models, without any merged weights in memory.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ SHARED_BYTES = X_STAGES * ROWS * SIDE_BYTES + W_STAGES * STRIPS * (
 
 
 def fits(weight: torch.Tensor) -> bool:
-    """Whether a weight lies as copies of boxes want it."""
+    """Whether a weight's memory layout permits copies of boxes."""
     return _aligned(weight)
 
 
@@ -34,8 +37,10 @@ def apply(
     weights: merging.Layer,
     tiles: torch.Tensor,  # int32 [n, 3]
 ) -> None:
-    """out[rows of a tile] = x (base + D)^T + bias, with the delta of the tile's slot, rounded as merged
-    weights are; with none for `BASE`. `tiles`: see `row_tiles`."""
+    """Compute out[rows of a tile] = x (base + D)^T + bias, with the delta D of the tile's slot.
+
+    base + D is rounded like merged weights; for `BASE` there is no D. `tiles`: see `row_tiles`.
+    """
     if x.device.type == "cpu":
         _in_torch(x, out, bias, weights, tiles)
         return
@@ -85,9 +90,9 @@ def _in_torch(
 def boxes(
     at: int, rows: int, columns: int, stride: int, dtype: torch.dtype, box_rows: int
 ) -> tuple[int, ...]:
-    """How boxes of `box_rows` rows and 64 columns of such a matrix are copied (CUtensorMap), as 16 numbers.
+    """Describe copies of boxes of `box_rows` rows and 64 columns of a matrix (CUtensorMap), as 16 numbers.
 
-    Made once for an address: that takes longer than a launch.
+    Cached by address: making one takes longer than a launch.
     """
     from cuda.bindings import driver
 
@@ -114,13 +119,13 @@ def boxes(
 
 
 def options(dtype: torch.dtype) -> tuple[str, ...]:
-    """The compiler's."""
+    """The compiler's options."""
     return tensor_cores.options(dtype, X_STAGES=X_STAGES, W_STAGES=W_STAGES)
 
 
 @functools.cache
 def compiled(dtype: torch.dtype, device: int) -> nvrtc.Kernel:
-    """Loaded on `device`, the current one; once."""
+    """Load the kernel on `device`, which must be the current device; once."""
     return nvrtc.kernel(
         __package__,
         "merged_rows.cu",

@@ -1,4 +1,4 @@
-"""A layer's weights as one variant's merged model has them."""
+"""A layer's weights, as in one variant's merged model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ class Layer:
 
 
 def merge(into: torch.Tensor, layer: Layer, slot: int, first: int = 0) -> None:
-    """into [outputs, K] = base + D, of the layer's outputs from `first` on; both multiples of 64."""
+    """Write base + D of the layer's outputs from `first` on to `into` [outputs, K].
+
+    `first` and `outputs` are multiples of 64.
+    """
     base, arena, fields = layer.base, layer.arena, layer.table[slot]
     if base.device.type == "cpu":
         into.copy_(layer.merged(slot)[first : first + len(into)])
@@ -56,6 +59,6 @@ def merge(into: torch.Tensor, layer: Layer, slot: int, first: int = 0) -> None:
 
 @functools.cache
 def compiled(dtype: torch.dtype, device: int) -> nvrtc.Kernel:
-    """Loaded on `device`, the current one; once."""
+    """Load the kernel on `device`, which must be the current device; once."""
     options, formats = tensor_cores.options(dtype), (*"PPPPqii", tensor_cores.SLICES_FORMAT)
     return nvrtc.kernel(__package__, "merge.cu", "merge", tensor_cores.ARCHITECTURE, options, 0, formats)

@@ -1,4 +1,4 @@
-"""The product in torch: what the CPU runs, and what the GPU's kernel is tested against."""
+"""The sparse product in torch: the CPU's path, and the reference for tests of the GPU's kernel."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def apply(
     rows: Rows,
     slices: Sequence[int],
 ) -> None:
-    """DeltaZip's selective batched matrix product: out[rows of a slot] += x D^T of each of its slices."""
+    """DeltaZip's selective batched matrix product: out[rows of a slot] += x D^T for each of its slices."""
     for slot, members in rows.groups():
         inputs = x[members].float()  # [rows of this slot, K]
         deltas = _deltas(arena, table[slot], slices, x.shape[1])
@@ -34,7 +34,7 @@ def apply(
 def merged(
     base: torch.Tensor, arena: torch.Tensor, fields: torch.Tensor, slices: Sequence[int]
 ) -> torch.Tensor:
-    """base + D [sum(slices), K], of the variant whose row of the layer's table is `fields`."""
+    """base + D [sum(slices), K], for the variant whose row of the layer's table is `fields`."""
     deltas = _deltas(arena, fields, slices, base.shape[1])
     parts = zip(torch.split(base, list(slices)), deltas, strict=True)
     return torch.cat([w if d is None else (w.float() + d).to(w.dtype) for w, d in parts])
@@ -43,7 +43,7 @@ def merged(
 def _deltas(
     arena: torch.Tensor, fields: torch.Tensor, slices: Sequence[int], inputs: int
 ) -> Iterator[torch.Tensor | None]:
-    """Of each slice, dense."""
+    """Each slice's delta, dense."""
     for outputs, (kind, *offsets, scales) in zip(slices, fields.view(-1, FIELDS).tolist(), strict=True):
         in_squares, bits = divmod(kind, IN_SQUARES)
         if bits == 0:
@@ -54,7 +54,8 @@ def _deltas(
 
 def unpack(arena: torch.Tensor, shape: Shape, offsets: Sequence[int]) -> torch.Tensor:
     """The dense delta, float32 [outputs, inputs]. `offsets`: of values (or squares), masks and scales in the
-    arena."""
+    arena.
+    """
     if shape.squares:
         made, scales = (view(arena, part, at) for part, at in zip(parts([shape]), offsets[::2], strict=True))
         return squares.unpack(made, scales, shape.bits)
@@ -71,13 +72,13 @@ def unpack(arena: torch.Tensor, shape: Shape, offsets: Sequence[int]) -> torch.T
 
 
 def _per_row(shared: torch.Tensor, shape: Shape) -> torch.Tensor:
-    """Each row's masks, uint8 [outputs, groups], of bytes that two rows share."""
+    """Each row's masks, uint8 [outputs, groups], from bytes that two rows share."""
     return torch.cat((shared & 15, shared >> 4))[: shape.outputs]
 
 
 @cache
 def _meanings(bits: int) -> torch.Tensor:
-    """float32 [entries, 4]: a group's four values, by the bits that encode it."""
+    """float32 [entries, 4]: a group's four values, by the bits that encode them."""
     if bits == 2:
         codes = torch.arange(256)[:, None] >> torch.tensor([0, 2, 4, 6])
         return ((codes & 3) - 2).float()

@@ -1,7 +1,7 @@
-"""Which rows of a batch meet merged weights (`merged_rows`), and the tiles in which all its rows are cut.
+"""The rows of a batch that use merged weights (`merged_rows`), and the tiles of all its rows.
 
-A graph's launch has as many tiles as the largest batch of its size may need (`most_tiles`), so fewer variants
-are merged where their rows would be cut into more.
+A graph's launch has as many tiles as the largest batch of its size may need (`most_tiles`). If merging would
+need more tiles, fewer variants are merged.
 """
 
 from __future__ import annotations
@@ -15,19 +15,22 @@ import torch
 from workers.kernels.rows import BASE, Int32s, Run, Staging, long_runs
 
 ROWS = 256  # of a tile, at most
-MERGED_FROM = 128  # rows of one variant, one after another, from which on it may be merged
-# In place of a tile's slot: there is no tile; no row from the tile's first one on is anybody's.
+MERGED_FROM = 128  # consecutive rows of one variant, from which on it may be merged
+# Values in place of a tile's slot: there is no tile; the rows from the tile's first row on are unused.
 NOTHING, NOBODY = -2, -3
 
 
 def most_tiles(rows: int) -> int:
-    """Of a batch of so many rows: twice as many as there are where nothing is merged, and one of `NOBODY`."""
+    """The most tiles of a batch of `rows` rows: twice as many as without merging, and one more for unused
+    rows.
+    """
     return 1 - (-rows // (ROWS // 2))
 
 
 def merged_runs(slots: Int32s, of: Collection[int]) -> tuple[Run, ...]:
-    """The runs of rows of one slot whose variant is merged for them, in order. `slots`: [rows]; `of`: those
-    of sparse deltas."""
+    """The runs of rows of one slot that use merged weights, in order. `slots`: [rows]; `of`: the slots with
+    sparse deltas.
+    """
     chosen: list[Run] = []
     for run in sorted(long_runs(slots, of, MERGED_FROM), key=lambda run: run.start - run.end):
         if len(tiles([*chosen, run], len(slots))) > most_tiles(len(slots)):
@@ -37,8 +40,11 @@ def merged_runs(slots: Int32s, of: Collection[int]) -> tuple[Run, ...]:
 
 
 def tiles(runs: Sequence[Run], rows: int) -> Int32s:
-    """int32 [tiles, 3], of all rows once: the slot, BASE between the runs, first row, and how many. The last
-    one is of a graph's rows that are beyond these."""
+    """The tiles of all rows, each row once: int32 [tiles, 3], slot (BASE between the runs), first row, number
+    of rows.
+
+    The last tile covers a graph's rows beyond these.
+    """
     found = []
     for run in _all_of(runs, rows):
         for first in range(run.start, run.end, ROWS):
@@ -47,7 +53,7 @@ def tiles(runs: Sequence[Run], rows: int) -> Int32s:
 
 
 def _all_of(runs: Sequence[Run], rows: int) -> list[Run]:
-    """The runs, and those of the base before, between and behind them."""
+    """The runs, and the base's runs before, between and behind them."""
     ordered = sorted(runs, key=lambda run: run.start)
     ends = [0, *itertools.chain.from_iterable((run.start, run.end) for run in ordered), rows]
     between = [Run(BASE, start, end) for start, end in zip(ends[::2], ends[1::2], strict=True)]
@@ -55,7 +61,7 @@ def _all_of(runs: Sequence[Run], rows: int) -> list[Run]:
 
 
 class RowTiles:
-    """The tiles of the batch that runs now, on a device, at an address that never changes."""
+    """The tiles of the current batch, on a device, at an address that never changes."""
 
     def __init__(self, max_rows: int, device: torch.device) -> None:
         self.device = device
@@ -66,7 +72,7 @@ class RowTiles:
 
     def update(self, runs: tuple[Run, ...], rows: int) -> None:
         if self._last == (runs, rows):
-            return  # as in most steps of decoding: the device knows already
+            return  # as in most steps of decoding: the device has these tiles already
         self._last = runs, rows
         made = np.full((self._size, 3), NOTHING, np.int32)
         real = tiles(runs, rows)

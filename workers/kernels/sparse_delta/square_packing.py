@@ -1,5 +1,7 @@
-"""Writes a delta's codes and indices into squares (see squares.py for where each goes), compiled: a delta has
-gigabytes of them, and a cold start waits."""
+"""Writes a delta's codes and indices into squares (see squares.py for their places).
+
+It is compiled, since a delta has gigabytes of codes and a cold start waits for it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ import torch
 from profiler.compiled import compiled
 from workers.kernels.sparse_delta.squares import OUTPUTS, SIDE
 
-Words = Any  # numpy arrays: of uint64 what is read, of uint32 what is written
+Words = Any  # numpy arrays: the input of uint64, the output of uint32
 Word = np.uint64
 
 _EACH = 0x0001_0001_0001_0001  # times a mask of 16 bits: that mask in each 16 of a word's 64 bits
@@ -30,8 +32,9 @@ def pack(
     into: torch.Tensor,
     scales_into: torch.Tensor,
 ) -> None:
-    """Write a delta, as `layout.Delta` has it, to `into` and `scales_into`, as `squares.unpack` has them; on
-    the host."""
+    """Write a delta, as in `layout.Delta`, to `into` and `scales_into` on the host, as in
+    `squares.unpack`.
+    """
     write = four_bits if bits == 4 else two_bits
     write(_words(values), _words(indices), into.numpy().view(np.uint32))
     count = len(into)
@@ -40,7 +43,10 @@ def pack(
 
 
 def _words(matrix: torch.Tensor) -> Words:
-    """Its rows are of whole words. A file may have it begin within a word, where no word can be read."""
+    """A matrix as words; its rows have whole words.
+
+    If its memory begins within a word, the matrix is copied first.
+    """
     whole = matrix.contiguous()
     return (whole if whole.data_ptr() % 8 == 0 else whole.clone()).numpy().view(np.uint64)
 
@@ -78,7 +84,9 @@ def two_bits(values: Words, indices: Words, into: Words) -> None:
 
 @compiled
 def _four_bit_words(of_g: Word, of_g_8: Word, words: Words) -> None:
-    """The codes of a tile's half, of outputs g and g + 8. Byte t of each half of the word is of pair t."""
+    """Write the codes of a tile's half, of outputs g and g + 8. Byte t of each half of the word belongs to
+    pair t.
+    """
     _byte_by_byte(
         (of_g & _LOW_NIBBLES) | (of_g_8 & _LOW_NIBBLES) << _4,
         (of_g >> _4 & _LOW_NIBBLES) | (of_g_8 & _HIGH_NIBBLES),
@@ -88,8 +96,9 @@ def _four_bit_words(of_g: Word, of_g_8: Word, words: Words) -> None:
 
 @compiled
 def _two_bit_words(of_g: Word, of_g_8: Word, words: Words) -> None:
-    """The codes of a tile, of outputs g and g + 8. Each half of the word is of one of the tile's halves, and
-    in it nibbles t and t + 4 are of pair t."""
+    """Write the codes of a tile, of outputs g and g + 8. Each half of the word belongs to one half of the
+    tile; nibbles t and t + 4 in it belong to pair t.
+    """
     _byte_by_byte(
         _nibbles_joined((of_g & _LOW_PAIRS) | (of_g_8 & _LOW_PAIRS) << _2),
         _nibbles_joined((of_g >> _2 & _LOW_PAIRS) | (of_g_8 & _HIGH_PAIRS)),
@@ -99,20 +108,20 @@ def _two_bit_words(of_g: Word, of_g_8: Word, words: Words) -> None:
 
 @compiled
 def _nibbles_joined(word: Word) -> Word:
-    """Of each half: byte t has nibbles t and t + 4."""
+    """Join nibbles in each half of the word: byte t gets nibbles t and t + 4."""
     return _nibbles_apart(word & _EVEN_16S) | _nibbles_apart(word >> _16 & _EVEN_16S) << _4
 
 
 @compiled
 def _nibbles_apart(word: Word) -> Word:
-    """Of each half: byte t has nibble t."""
+    """Spread nibbles in each half of the word: byte t gets nibble t."""
     by_two = (word | word << _8) & _EVEN_BYTES
     return (by_two | by_two << _4) & _LOW_NIBBLES
 
 
 @compiled
 def _byte_by_byte(first: Word, second: Word, words: Words) -> None:
-    """Byte t of both halves of both words makes `words[4 * t]`."""
+    """Combine byte t of both halves of both words into `words[4 * t]`."""
     even = _alternating(first & _EVEN_BYTES), _alternating(second & _EVEN_BYTES)
     odd = _alternating(first >> _8 & _EVEN_BYTES), _alternating(second >> _8 & _EVEN_BYTES)
     words[0], words[8] = _low_16s(*even), _high_16s(*even)
@@ -121,7 +130,7 @@ def _byte_by_byte(first: Word, second: Word, words: Words) -> None:
 
 @compiled
 def _alternating(word: Word) -> Word:
-    """Bytes 0 and 2 of the low half, and between them those of the high half. All others are 0."""
+    """Alternate bytes 0 and 2 of the low half with those of the high half; all other bytes are 0."""
     return (word | word >> _32 << _8) & _LOW_WORD
 
 
@@ -137,8 +146,11 @@ def _high_16s(first: Word, second: Word) -> Word:
 
 @compiled
 def _indices(indices: Words, squares: Words, first: int, start: int) -> None:
-    """Of a strip whose outputs begin at `first`: in 16 words of each g, word 4 * quarter + m has a quarter's
-    two bytes of output 16m + g, and of 16m + g + 8."""
+    """Write the indices of a strip whose outputs begin at `first`.
+
+    In the 16 words of each g, word 4 * quarter + m has a quarter's two bytes of output 16m + g, and of 16m +
+    g + 8.
+    """
     for g in range(8):
         for square in range(squares.shape[0]):
             words = squares[square, start + g * 16 : start + g * 16 + 16]

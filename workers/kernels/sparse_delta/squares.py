@@ -1,12 +1,12 @@
-"""How a sparse delta lies in the arena for sparse tensor cores: in squares of 64 outputs x 64 columns.
+"""The layout of a sparse delta for sparse tensor cores: squares of 64 outputs x 64 columns.
 
-A square is what a warp multiplies at a time (`sbmm.cu`), as four tiles of 16 outputs and two halves of 32
-columns. Each lane's codes and indices lie side by side as mma.sp.m16n8k32 takes them (PTX ISA, "Matrix
-fragments for sparse mma.m16n8k32"). Squares of a strip of 64 outputs follow one another by column. A square
-takes the bytes that `layout.py` says: bits / 2 + 1 bits an element.
+A warp multiplies one square at a time (`sbmm.cu`), as four tiles of 16 outputs and two halves of 32 columns.
+Each lane's codes and indices are adjacent, in the order of mma.sp.m16n8k32 (PTX ISA, "Matrix fragments for
+sparse mma.m16n8k32"). Squares of a strip of 64 outputs follow one another by column. A square takes as many
+bytes as in `layout.py`: bits / 2 + 1 bits per element.
 
-Of a square, lane 4g + t (g < 8, t < 4) holds 16 bytes of each array; with 4 bits 32 of the codes, those of
-tiles 2 and 3 after all lanes' of tiles 0 and 1:
+Lane 4g + t (g < 8, t < 4) of a square holds 16 bytes of each array. With 4 bits it holds 32 bytes of codes;
+those of tiles 2 and 3 follow all lanes' codes of tiles 0 and 1:
 
     codes    words m (tile) and half; register r = 2u + h of the product has both kept values of output
              16m + 8h + g and of the half's group 4u + t: with 4 bits nibbles r and r + 4 of word (m, half),
@@ -25,7 +25,7 @@ OUTPUTS = (4, 2, 8)  # of a strip: m, h, g
 
 
 def fits(inputs: int, outputs: int) -> bool:
-    """Whether such a matrix can be cut into squares."""
+    """Whether a matrix of this size can be cut into squares."""
     return inputs % SIDE == 0 and outputs % SIDE == 0
 
 
@@ -35,7 +35,8 @@ def square_bytes(bits: int) -> int:
 
 def unpack(squares: torch.Tensor, scales: torch.Tensor, bits: int) -> torch.Tensor:
     """The dense delta, float32 [outputs, inputs]. `squares`: uint8 [strips, inputs / 64, square_bytes];
-    `scales`: fp16 [scales, outputs], those of a strip in the order (g, m, h)."""
+    `scales`: fp16 [scales, outputs], the scales of a strip in the order (g, m, h).
+    """
     count, across = squares.shape[:2]
     split = squares.shape[2] - INDICES_BYTES
     values = (_four_bits_of if bits == 4 else _two_bits_of)(squares[..., :split], count, across)
@@ -63,6 +64,6 @@ def _two_bits_of(codes: torch.Tensor, count: int, across: int) -> torch.Tensor:
     """[outputs, groups, 2]: codes less 2."""
     bytes_ = codes.reshape(count, across, 8, 4, 4, 2, 2)  # strip, square, g, t, m, value, half
     each = torch.stack([(bytes_ >> 2 * r) & 3 for r in range(4)]).unflatten(0, (2, 2))
-    # of u, h, strip, square, g, t, m, value, half
+    # u, h, strip, square, g, t, m, value, half
     ordered: torch.Tensor = each.permute(2, 6, 1, 4, 3, 8, 0, 5, 7)
     return ordered.reshape(count * SIDE, -1, 2).float() - 2

@@ -1,4 +1,4 @@
-"""The product on sparse tensor cores: how it is cut up and launched, for few rows of a variant and many."""
+"""Launches of the product on sparse tensor cores, for few rows of a variant and for many."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from workers.kernels.rows import LARGE_BLOCK, LARGE_FROM, Rows, Tiles, batch_inv
 from workers.kernels.sparse_delta import squares
 from workers.kernels.sparse_delta.layout import FIELDS
 
-ARCHITECTURE = "sm_90a"  # the only one it was tried on
+ARCHITECTURE = "sm_90a"  # the only architecture it was tested on
 DTYPES = (torch.bfloat16, torch.float16)
 MAX_SLICES = 4
 WARPS = 8  # of a block of threads
 WEIGHTS = squares.square_bytes(4)  # the larger of the two
 ROW_BYTES = 2 * squares.SIDE  # of a square's columns in a row of the batch
 PADDED = squares.SIDE + 4
-WIDE = 128  # strips of a layer that keep a GPU busy with fewer columns under way in each block of threads
+WIDE = 128  # strips of a layer that keep a GPU busy with fewer columns in flight per block of threads
 
 
 def options(dtype: torch.dtype, **more: int) -> tuple[str, ...]:
-    """The compiler's, for a kernel on squares."""
+    """The compiler's options, for a kernel on squares."""
     values = {
         "BF16": int(dtype == torch.bfloat16),
         "WARPS": WARPS,
@@ -37,31 +37,31 @@ def options(dtype: torch.dtype, **more: int) -> tuple[str, ...]:
 
 
 class Config(Protocol):
-    """What a kernel is compiled with."""
+    """The parameters that a kernel is compiled with."""
 
     def __hash__(self) -> int: ...
 
     @property
     def kernel(self) -> str:
-        """Its name, and its file's."""
+        """The kernel's name, and the name of its file."""
 
     @property
     def rows(self) -> int:
-        """Of one variant, that a block of threads takes at most."""
+        """The most rows of one variant that a block of threads takes."""
 
     @property
     def outputs(self) -> int:
-        """Of a slice, that a block of threads computes."""
+        """The outputs of a slice that a block of threads computes."""
 
     @property
     def parts(self) -> int:
-        """Blocks that share out the inputs."""
+        """The number of blocks that share the inputs."""
 
     @property
     def shared_bytes(self) -> int: ...
 
     def options(self, dtype: torch.dtype) -> tuple[str, ...]:
-        """The compiler's."""
+        """The compiler's options."""
 
 
 @dataclass(frozen=True)
@@ -109,13 +109,13 @@ def _options(dtype: torch.dtype, **more: int) -> tuple[str, ...]:
     return options(dtype, WEIGHTS=WEIGHTS, PADDED=PADDED, **more)
 
 
-# Rows of a step from which on a variant with more than FEW_ROWS has large tiles. Their launch takes 2 us
-# where no variant has so many.
+# From this many rows of a step on, a variant with more than FEW_ROWS has large tiles. Their launch takes 2 us
+# if no variant has that many rows.
 MANY_FROM = 64
 PARTS = (1, 2, 4)
 MANY_ROWS = {parts: Many(parts, stages=7) for parts in PARTS}
-MULTIPROCESSORS = 132  # of an H100 and an H200; a block for many rows has one to itself
-# Microseconds of such a block on an H200: for a square, and besides, alone and in a cluster.
+MULTIPROCESSORS = 132  # of an H100 and an H200; a block for many rows occupies one
+# Microseconds of such a block on an H200: per square, and a fixed part, alone and in a cluster.
 SQUARE_US = 0.62
 ALONE_US, CLUSTER_US = 5, 9
 SOME_ROWS = Few(tiles=2, stages=3, blocks=2)
@@ -125,11 +125,14 @@ CONFIGS: tuple[Config, ...] = (*MANY_ROWS.values(), SOME_ROWS, FEW_ROWS, FEW_ROW
 
 
 def config_for(num_rows: int, inputs: int, slices: Sequence[int], block: int) -> Config:
-    """All for small tiles sum in the same order: a row's result is the same to the bit in every batch that
-    has small tiles for it. For many rows of a variant the order follows from the batch's rows, too.
+    """Choose the configuration of a launch.
 
-    Beside a prefill small tiles are of variants that decode, and most of these have few rows; but in
-    batch-invariant mode they are all."""
+    All configurations for small tiles sum in the same order: a row's result is the same to the bit in every
+    batch that has small tiles for it. For many rows of a variant the order depends on the batch's rows, too.
+
+    During a prefill small tiles belong to variants that decode, and most of these have few rows. In
+    batch-invariant mode all tiles are small.
+    """
     if block == LARGE_BLOCK:
         return _for_many(-(-num_rows // LARGE_BLOCK), inputs // squares.SIDE, tuple(slices))
     if num_rows > 32 and (num_rows < LARGE_FROM or batch_invariant()):
@@ -139,8 +142,11 @@ def config_for(num_rows: int, inputs: int, slices: Sequence[int], block: int) ->
 
 @functools.cache
 def _for_many(tiles: int, across: int, slices: tuple[int, ...]) -> Many:
-    """As many parts as end soonest, for so many tiles of rows and squares `across` the inputs: more of them
-    keep more of the GPU busy, until they have to wait for one another."""
+    """The number of parts with the shortest time, for `tiles` tiles of rows and `across` squares along the
+    inputs.
+
+    More parts keep more of the GPU busy, until blocks have to wait for one another.
+    """
 
     def us(config: Many) -> float:
         blocks = tiles * _groups(config, slices) * config.parts
@@ -151,7 +157,7 @@ def _for_many(tiles: int, across: int, slices: tuple[int, ...]) -> Many:
 
 
 def _groups(config: Config, slices: Sequence[int]) -> int:
-    """Of a layer's outputs; none crosses slices."""
+    """The number of groups of a layer's outputs; no group crosses slices."""
     return sum(-(-outputs // config.outputs) for outputs in slices)
 
 
@@ -172,7 +178,7 @@ def apply(
     slices: Sequence[int],
     config: Config | None = None,
 ) -> None:
-    """Add every row's delta, of those in squares. `config`: instead of `config_for`'s."""
+    """Add every row's delta, for deltas in squares. `config`: replaces the choice of `config_for`."""
     if len(slices) > MAX_SLICES:
         raise ValueError(f"{len(slices)} slices in a layer; expected at most {MAX_SLICES}.")
     num_rows = x.shape[0]
@@ -218,7 +224,7 @@ def _launch(
 
 @functools.cache
 def compiled(config: Config, dtype: torch.dtype, device: int) -> nvrtc.Kernel:
-    """Loaded on `device`, the current one; once."""
+    """Load the kernel on `device`, which must be the current device; once."""
     formats = (*"PPPPPPqqiii", SLICES_FORMAT)
     return nvrtc.kernel(
         __package__,

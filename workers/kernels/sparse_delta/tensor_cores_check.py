@@ -1,5 +1,6 @@
-"""Whether this process multiplies sparse deltas on sparse tensor cores: where they give what plain arithmetic
-gives."""
+"""Whether this process multiplies sparse deltas on sparse tensor cores: only if results match plain
+arithmetic.
+"""
 
 from __future__ import annotations
 
@@ -31,17 +32,19 @@ log = logging.getLogger(__name__)
 
 SWITCH = "OSTINATO_SPARSE_TENSOR_CORES"  # 0: no
 SLICES = (64, 640)  # fewer strips than a block of threads may have, and more
-SQUARES = 49  # of a row: enough for every warp to go around its ring, and not as many for each
-SCALES = (1, 7)  # of a row, by slot: one for all squares, and some that a warp's part cuts
-TOLERANCE = 0.02  # of a row's length; bfloat16 alone loses up to 0.004
+SQUARES = 49  # per row: every warp goes around its ring, but not all warps have the same number
+SCALES = (1, 7)  # per row, by slot: one for all squares, and several, with a boundary within a warp's part
+TOLERANCE = 0.02  # relative to a row's length; bfloat16 alone loses up to 0.004
 SORTED_PAIRS = tuple(i0 | i1 << 2 for i0, i1 in itertools.combinations(range(4), 2))
 
 
 @functools.cache
 def chosen(dtype: torch.dtype) -> bool:
-    """Whether sparse deltas lie in squares in this process, for activations of `dtype`: the GPU is a Hopper,
-    the only one that was tried, nobody said no, and the kernels give here what plain arithmetic gives. Where
-    they do not, the log says why, and Triton serves."""
+    """Whether sparse deltas lie in squares in this process, for activations of `dtype`.
+
+    They do if the GPU is a Hopper (the only tested kind), SWITCH is not 0, and the kernels' results match
+    plain arithmetic. If the results do not match, the log says why, and Triton serves.
+    """
     hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
     if not hopper or os.environ.get(SWITCH) == "0":
         return False
@@ -51,7 +54,7 @@ def chosen(dtype: torch.dtype) -> bool:
 
 
 def problem(dtype: torch.dtype, device: torch.device) -> str | None:
-    """None if it does for activations of `dtype`; else what is wrong."""
+    """None if the kernels work for activations of `dtype`; else the error."""
     try:
         errors: dict[Any, float] = {
             config: error_of(config, dtype, device) for config in tensor_cores.CONFIGS
@@ -82,8 +85,10 @@ def error_of_merging(dtype: torch.dtype, device: torch.device) -> float:
 
 
 def error_of_merged_rows(dtype: torch.dtype, device: torch.device) -> float:
-    """The largest error of a row, relative to its length; or NaN. With tiles of every height of a product,
-    and rows that are nobody's, which must be zero."""
+    """The largest error of a row, relative to its length; or NaN.
+
+    The check covers tiles of every height of a product, and unused rows, which must be zero.
+    """
     random = torch.Generator().manual_seed(0)
     arena, table = loaded(_slots(), random)
     runs = (Run(0, 5, 305), Run(1, 305, 435), Run(2, 500, 695))
@@ -118,7 +123,7 @@ def _error(
     of_rows: Sequence[int],
     random: torch.Generator,
 ) -> torch.Tensor:
-    """Of one batch."""
+    """The largest relative error of a row in one batch."""
     rows, host = (Rows(len(of_rows), len(table), where) for where in (device, torch.device("cpu")))
     for each in (rows, host):
         each.update(np.array(of_rows, np.int32))
@@ -132,7 +137,7 @@ def _error(
 
 
 def _slots() -> list[list[Shape | None]]:
-    """Of 4 bits, of 2 bits, and one that leaves a slice as it is."""
+    """Slots with 4 bits, with 2 bits, and one that leaves a slice unchanged."""
     inputs = SQUARES * squares.SIDE
     both: list[list[Shape | None]] = [
         [Shape(outputs, inputs, bits, scales, squares=True) for outputs in SLICES]

@@ -14,8 +14,11 @@ __all__ = ["Scratch", "admit", "apply", "expand", "plan_for", "shrink"]
 
 
 def plan_for(tiles: Tiles, x: torch.Tensor, scratch: Scratch) -> Plan | Cut:
-    """In CUDA where rows are few and this process may; else in Triton. Where a row's result may not depend on
-    the rows beside it, as vLLM's batch-invariant mode wants, all batches that are decoded have CUDA's."""
+    """Choose CUDA for few rows if this process may use it, else Triton.
+
+    In vLLM's batch-invariant mode a row's result may not depend on the other rows, so CUDA serves all batches
+    that are decoded.
+    """
     few = tiles.num_rows <= tensor_cores.MOST_ROWS or batch_invariant()
     few = few and x.device.type == "cuda" and tiles.block == SMALL_BLOCK
     if few and x.dtype in tensor_cores.DTYPES and tensor_cores_check.chosen(x.dtype):

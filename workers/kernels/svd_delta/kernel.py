@@ -1,16 +1,16 @@
 """Singular-value deltas in two Triton launches for all variants, slices and bits of a batch.
 
-All weights of a slice but its ranks of 16 bits are digits of two bits, so one loop serves all other bits.
-Weights are the left operand of the tensor cores and the batch's rows the right one, of which eight suffice.
-Words of codes stay as they are up to registers, where one instruction turns two codes into two numbers.
+All weights of a slice except its ranks of 16 bits are digits of two bits, so one loop serves all bit widths.
+Weights are the left operand of the tensor cores and the batch's rows the right operand, of which eight
+suffice. Words of codes stay packed up to registers, where one instruction turns two codes into two numbers.
 
-Shrink: a program has 128 digits and all columns, or a part of them; its warps share the rows' columns.
-Scales and zero points belong to 128 columns of one digit: zero points are subtracted from the codes, scales
+Shrink: a program has 128 digits and all columns, or a part of them; its warps share the rows' columns. Scales
+and zero points belong to 128 columns of one digit: zero points are subtracted from the codes, and scales
 multiply the products of a panel.
 
-Expand: a program has 128 columns and all digits. Scales multiply the right operand. Codes stay in excess by a
-number of their place in the word: that number and the zero point, times the right operand, are subtracted
-from the sums at the end.
+Expand: a program has 128 columns and all digits. Scales multiply the right operand. Codes keep an excess that
+depends on their place in the word. At the end the kernel subtracts that number and the zero point, times the
+right operand, from the sums.
 
 Grids depend on shapes alone: a captured CUDA graph stays valid for every later batch.
 """
@@ -35,15 +35,15 @@ _LINE = tl.constexpr(layout.LINE)
 _PANEL = tl.constexpr(layout.PANEL)
 _IN_WORD = tl.constexpr(layout.IN_WORD)
 _SLICES = tl.constexpr(MAX_SLICES)
-_PLACES = tl.constexpr(layout.PLACES)  # digits, or ranks of 16 bits, of one program that shrinks
+_PLACES = tl.constexpr(layout.PLACES)  # digits, or ranks of 16 bits, of one program of the shrink
 _HALF = tl.constexpr(layout.PLACES // 2)
-_RANKS = tl.constexpr(32)  # of them that a warp which expands takes at a time
-# Numbers become bfloat16 by way of float32 throughout: the interpreter knows no other way.
+_RANKS = tl.constexpr(32)  # that a warp of the expand takes at a time
+# Numbers become bfloat16 through float32 everywhere: the interpreter has no other way.
 
 
 @triton.jit
 def _shifted(words):
-    """Three planes further in the lower bits; what comes in from the neighbour is above those looked at."""
+    """Move three planes down to the lower bits; the neighbouring word's bits end up above the bits in use."""
     return tl.inline_asm_elementwise(
         "shr.b32 $0, $1, 6;", "=r,r", [words], dtype=tl.int16, is_pure=True, pack=2
     )
@@ -51,7 +51,7 @@ def _shifted(words):
 
 @triton.jit
 def _code(words, PLANE: tl.constexpr, QUICK: tl.constexpr, DTYPE: tl.constexpr):
-    """DTYPE: the words' digits number PLANE, more by `_excess` than they are."""
+    """DTYPE: the words' digits number PLANE, plus `_excess`."""
     if QUICK:
         if PLANE >= 6:
             words = _shifted(_shifted(words))
@@ -66,7 +66,9 @@ def _code(words, PLANE: tl.constexpr, QUICK: tl.constexpr, DTYPE: tl.constexpr):
 
 @triton.constexpr_function
 def _pick(plane: int) -> str:
-    """The bits of 128, 32 and 8 leave room for a digit whose lowest bit is one, at bits 0, 2 and 4."""
+    """The assembly that extracts a digit: 128, 32 and 8 have room for a digit whose lowest bit is one, at
+    bits 0, 2 and 4.
+    """
     mask, magic = ((0x00030003, 0x43004300), (0x000C000C, 0x42004200), (0x00300030, 0x41004100))[plane % 3]
     return f"lop3.b32 $0, $1, {mask:#x}, {magic:#x}, 0xEA;"
 
@@ -78,9 +80,10 @@ def _excess(plane: int, quick: bool) -> float:
 
 @triton.jit
 def _constant(words, VALUE: tl.constexpr, QUICK: tl.constexpr, DTYPE: tl.constexpr):
-    """VALUE in the shape of words."""
+    """VALUE in the shape of `words`."""
     if QUICK:
-        # Made of the words only in name, and so in registers as codes are: `x` is loaded but once.
+        # The words are a formal operand, so the result has the codes' register layout: `x` is loaded only
+        # once.
         move: tl.constexpr = _move(VALUE)
         constant = tl.inline_asm_elementwise(move, "=r,r", [words], dtype=tl.bfloat16, is_pure=True, pack=2)
     else:
@@ -97,7 +100,7 @@ def _move(value: float) -> str:
 @triton.jit
 def _rounded(values, QUICK: tl.constexpr, DTYPE: tl.constexpr):
     if QUICK:
-        # By itself the compiler converts one by one, which is eight times slower.
+        # Without this the compiler converts one value at a time, which is eight times slower.
         two: tl.constexpr = "cvt.rn.bf16x2.f32 $0, $2, $1;"
         rounded = tl.inline_asm_elementwise(two, "=r,r,r", [values], dtype=tl.bfloat16, is_pure=True, pack=2)
     else:
@@ -107,8 +110,9 @@ def _rounded(values, QUICK: tl.constexpr, DTYPE: tl.constexpr):
 
 @triton.jit
 def _program(described, num_slices, block):
-    """Which slice a program that shrinks works for (-1: none), the first of its digits or ranks of 16 bits,
-    whether it has digits, and how many of them the slice has."""
+    """The slice of a shrink program (-1: none), its first digit or rank of 16 bits, whether it has digits,
+    and the slice's number of them.
+    """
     index = -1
     first = 0
     coded = False
@@ -131,7 +135,7 @@ def _program(described, num_slices, block):
 @triton.jit
 def _shrink_digits(x_at, v_ptr, digits, start, inputs, first_panel, last_panel, EVEN: tl.constexpr,
                    QUICK: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
-    """V x^T of digits `start` on: two of [HALF, ROWS]. Digits past the last are the last again."""
+    """V x^T of digits `start` on: two of [HALF, ROWS]. Digits past the last repeat the last."""
     dtype = x_at.dtype.element_ty
     panels = (inputs + _PANEL - 1) // _PANEL
     words_ptr = v_ptr.to(tl.pointer_type(tl.int16))
@@ -157,7 +161,7 @@ def _shrink_digits(x_at, v_ptr, digits, start, inputs, first_panel, last_panel, 
         zero1 = ((zeros1 >> shift) & 3).to(tl.float32)[:, None]
         factor0 = scale0.to(tl.float32)[:, None]
         factor1 = scale1.to(tl.float32)[:, None]
-        # One step ahead: the pipeliner moves none but the operands of products.
+        # One step ahead: the pipeliner moves only the operands of products.
         at = tl.minimum(panel + 1, panels - 1)
         scale0 = tl.load(scales_ptr + at * line + r0)
         scale1 = tl.load(scales_ptr + at * line + r1)
@@ -206,9 +210,11 @@ def _shrink_halves(x_at, v_ptr, halves, start, inputs, first_panel, last_panel):
 
 @triton.jit
 def _store(at, here, sums, count, four, two, start):
-    """Store [HALF, ROWS] inner products from digit `start` on; of ranks with several, their sum."""
+    """Store [HALF, ROWS] inner products from digit `start` on; for ranks with several digits, store their
+    sum.
+    """
     r = start + tl.arange(0, _HALF)
-    sums = tl.where((r < count)[:, None], sums, 0.0)  # zeros past the last: expand reads whole blocks
+    sums = tl.where((r < count)[:, None], sums, 0.0)  # zeros past the last digit: expand reads whole blocks
     tl.store(at[None, :] + r[:, None], sums, mask=(r >= two)[:, None] & here[None, :])
     if start < two:
         pairs = tl.sum(tl.reshape(sums, (_HALF // 2, 2, sums.shape[1])), axis=1)
@@ -225,7 +231,7 @@ def _store(at, here, sums, count, four, two, start):
 
 @triton.jit
 def _cut(tiles_ptr, CUTS: tl.constexpr, ROWS: tl.constexpr):
-    """The tile's slot (-1: nothing to do), and the first and number of the rows of a program's cut."""
+    """The tile's slot (-1: nothing to do), and the first row and number of rows of a program's part."""
     slot, first, count = tile_at(tiles_ptr, tl.program_id(1) // CUTS)
     first_row = tl.program_id(1) % CUTS * ROWS
     return tl.where(count > first_row, slot, -1), first + first_row, count - first_row
@@ -265,7 +271,7 @@ def _shrink(
     if index < 0:
         return
     here = tl.arange(0, ROWS) < count
-    # Rows that are not there are the first again: their products go nowhere.
+    # Missing rows repeat the first row: their products are not stored.
     row = tl.load(order_ptr + first_row + tl.where(here, tl.arange(0, ROWS), 0)).to(tl.int64)
     x_at = x_ptr + row * x_stride
     fields = described + _PER_SLICE * index
@@ -292,7 +298,7 @@ def _shrink(
 
 @triton.jit
 def _inner(t_at, r, here, known, split_stride, SPLITS: tl.constexpr):
-    """[RANKS, ROWS]: what shrink left, of all its parts."""
+    """[RANKS, ROWS]: the shrink's results, summed over all its parts."""
     mask = known[:, None] & here[None, :]
     t = tl.load(t_at[None, :] + r[:, None], mask=mask, other=0.0)
     for split in tl.static_range(1, SPLITS):
@@ -310,8 +316,11 @@ def _expand_halves(at, column, outputs, known, t, sums, PLANE: tl.constexpr):
 
 @triton.jit
 def _slice_of(panel, outputs0, outputs1, outputs2, outputs3):
-    """Which slice a panel is in, which of its panels it is, the slice's first column, and how many it has;
-    slices do not share panels."""
+    """A panel's slice, its number within the slice, the slice's first column, and the slice's number of
+    columns.
+
+    Slices do not share panels.
+    """
     index = 0
     first_column = 0
     outputs = outputs0
@@ -327,7 +336,7 @@ def _slice_of(panel, outputs0, outputs1, outputs2, outputs3):
 
 @triton.jit
 def _places_of(described, num_slices, index):
-    """Of a slice: its digits, its ranks of 16 bits, and where the products of each begin."""
+    """A slice's digits, its ranks of 16 bits, and where the products of each begin."""
     place = 0
     digits = 0
     halves = 0
@@ -390,7 +399,7 @@ def _expand(
     sums5 = sums0
     sums6 = sums0
     sums7 = sums0
-    total = sums0  # the sum of what is multiplied; and of that times its zero points
+    total = sums0  # the sum of the right operand; below, the sum of it times its zero points
     zeros = tl.zeros((_RANKS, ROWS), tl.float32)
 
     panels = (outputs + _PANEL - 1) // _PANEL
@@ -400,7 +409,7 @@ def _expand(
     scales_at = u_ptr.to(tl.pointer_type(tl.float16)) + panels * digits * _WORDS + panel * line
     zeros_at = words_ptr + panels * (digits * _WORDS + line) + panel // _IN_WORD * line
     shift = (2 * (panel % _IN_WORD)).to(tl.int16)
-    last = digits - 1  # digits past the last are the last again: they are multiplied by zero
+    last = digits - 1  # digits past the last repeat the last: they are multiplied by zero
     next_scale = tl.load(scales_at + tl.minimum(mine, last), mask=mine < digits, other=0.0)
     next_zero = tl.load(zeros_at + tl.minimum(mine, last), mask=mine < digits, other=0)
     next_t = _inner(t_at + place, mine, here, mine // _RANKS * _RANKS < digits, split_stride, SPLITS)
@@ -410,8 +419,8 @@ def _expand(
         words = tl.load(words_ptr + (at * _WORDS)[None, :] + i[:, None])
         t = _rounded(next_t * next_scale.to(tl.float32)[:, None], QUICK, dtype)
         zeros += t.to(tl.float32) * ((next_zero >> shift) & 3).to(tl.float32)[:, None]
-        # One step ahead by hand: the pipeliner moves none but the operands of products, and `t`, which it
-        # would, does not fit the banks of shared memory as float32.
+        # One step ahead by hand: the pipeliner moves only the operands of products. It would move `t`, which
+        # as float32 does not fit the banks of shared memory.
         r += _RANKS
         next_scale = tl.load(scales_at + tl.minimum(r, last))
         next_zero = tl.load(zeros_at + tl.minimum(r, last))
@@ -535,7 +544,7 @@ def expand(
 
 def _options(values: torch.Tensor) -> dict[str, Any]:
     pdl = low_rank.dependent_launches(values.device)
-    # Digits are decoded by assembly, which the interpreter does not know.
+    # Digits are decoded by assembly, which the interpreter does not have.
     quick = values.dtype == torch.bfloat16 and not triton.knobs.runtime.interpret
     return {"QUICK": quick, "PDL": pdl, **({"launch_pdl": True} if pdl else {})}
 

@@ -1,24 +1,23 @@
-"""Where a singular-value delta's arrays lie (Delta-CoMe, Ping et al. 2024; DeltaMix's schedules of bits).
+"""The layout of a singular-value delta's arrays (Delta-CoMe, Ping et al. 2024; DeltaMix's schedules of bits).
 
 A delta is U V: V's rows are right singular vectors, U's columns left ones (stored as rows of U^T) with the
-singular values folded in. Ranks are split in groups of 16, 8, 4, 3 or 2 bits; a weight is
-(code - zero) * scale, with a scale and a zero point per 128 columns.
+singular values multiplied in. Ranks are split in groups of 16, 8, 4, 3 or 2 bits; a weight is (code - zero) *
+scale, with a scale and a zero point per 128 columns.
 
-Codes and zero points are stored as their digits of two bits, so that all that is left is weights of two
-bits: sum_d (4^d scale) (code_d - zero_d). The digits of a rank follow one another like ranks of their own
-(8 bits are four digits, 4 and 3 bits are two), first those of 8 bits, then of 4 and 3, then of 2. What a
-digit adds is its own scale and zero point, and 3 bits take the room of 4. With Delta-CoMe's schedules, where
-such ranks are few, two bits for a zero point where the format has eight make up for it.
+Codes and zero points are stored as their digits of two bits, so that only weights of two bits remain: sum_d
+(4^d scale) (code_d - zero_d). The digits of a rank follow one another like separate ranks (8 bits are four
+digits, 4 and 3 bits are two). Digits of 8 bits come first, then of 4 and 3, then of 2. Each digit needs its
+own scale and zero point, and 3 bits take as much memory as 4. Delta-CoMe's schedules have few such ranks, and
+a zero point here takes two bits where the format has eight, which compensates.
 
 One side of a slice has, for digits D and panels of 128 columns:
 
-- words, uint16 [panels, D, 16]: word i of a panel holds, at bits 2j and 2j + 1, the digit of column
-  16 j + i. So one word shifted is a plane of 16 adjacent columns, and decoding moves nothing between
-  threads;
+- words, uint16 [panels, D, 16]: word i of a panel holds, at bits 2j and 2j + 1, the digit of column 16 j + i.
+  So one shifted word is a plane of 16 adjacent columns, and decoding moves no data between threads;
 - scales, float16 [panels, D], 4^d included;
-- zeros, uint16 [panels / 8, D]: those of eight panels, that of panel p at bits 2 (p % 8) and the next.
+- zeros, uint16 [panels / 8, D]: the zero points of eight panels, panel p's at bits 2 (p % 8) and the next.
 
-A line of scales or zeros has room for a multiple of 16 digits; what is not used of it is 0.
+A line of scales or zeros has room for a multiple of 16 digits; the unused part is 0.
 
 Ranks of 16 bits are float16 [rank, columns], nothing else.
 """
@@ -39,11 +38,11 @@ GROUP = 128
 PANEL = GROUP
 PLANES, WORDS = 8, 16  # planes of WORDS columns in a panel
 IN_WORD = 8  # digits of two bits in a word
-LINE = 16  # lines of scales and of zero points are filled up to a multiple of it
-# A slice's inner products begin at a multiple of this, those of its ranks of 16 bits as well.
+LINE = 16  # lines of scales and of zero points are padded to a multiple of this
+# A slice's inner products begin at a multiple of this; so do those of its ranks of 16 bits.
 PLACES = 128
-# The table's columns, per slice: digits, where those of ranks with four end, where those of ranks with two
-# end, bytes to V, bytes to U; ranks of 16 bits, bytes to their V, bytes to their U.
+# The table's columns, per slice: digits, the end of the digits of ranks with four, the end of the digits of
+# ranks with two, byte of V, byte of U; ranks of 16 bits, byte of their V, byte of their U.
 PER_SLICE = 8
 
 _LOWEST = 0x0303030303030303  # the lowest digit of eight bytes at once
@@ -76,12 +75,12 @@ Ranks = Mapping[int, int]  # rank by bits
 
 @dataclass(frozen=True)
 class Coded:
-    """One side's digits, as views of what is stored."""
+    """One side's digits, as views of the stored bytes."""
 
     words: torch.Tensor  # int16 [panels, D, WORDS]
     scales: torch.Tensor  # float16 [panels, D]
     zeros: torch.Tensor  # int16 [panels / 8, D]
-    unused: tuple[torch.Tensor, ...]  # of the lines of both
+    unused: tuple[torch.Tensor, ...]  # the unused ends of the lines of both
 
     def zero_points(self) -> torch.Tensor:
         """float32 [panels, D]."""
@@ -96,7 +95,7 @@ def width(num_slices: int) -> int:
 
 
 def parts(inputs: int, slices: Sequence[int], ranks: Sequence[Ranks]) -> tuple[Part, ...]:
-    """What is stored for one linear; an empty mapping means that the slice has no delta."""
+    """The arrays of one linear; an empty mapping means that the slice has no delta."""
     if len(slices) != len(ranks):
         raise ValueError(f"Ranks of {len(ranks)} slices were given for {len(slices)} slices.")
     made = []
@@ -146,7 +145,7 @@ def ranks_of(delta: Sequence[Sequence[RankGroup]]) -> tuple[dict[int, int], ...]
 
 
 def places(ranks: Sequence[Ranks]) -> int:
-    """Room for a row's inner products in one linear: each digit of U has its own."""
+    """Places for a row's inner products in one linear: each digit of U has its own place."""
     counts = (count for by_bits in ranks for count in (num_digits(by_bits), by_bits.get(HALF, 0)))
     return sum(-(-count // PLACES) * PLACES for count in counts)
 
@@ -241,7 +240,8 @@ def _write_group(bits: int, matrix: Matrix, stored: Coded, place: slice) -> None
         codes = torch.zeros(rank, panels * PANEL, dtype=torch.uint8)
         codes[:, :columns] = matrix.values
     eight = codes.view(torch.int64).view(rank, panels, PLANES, WORDS // 8)
-    most = torch.full((8,), 255 - (1 << bits) + 1, dtype=torch.uint8).view(torch.int64)  # what is too much
+    # the bits that no code may have
+    most = torch.full((8,), 255 - (1 << bits) + 1, dtype=torch.uint8).view(torch.int64)
     if bits < 8 and (int(zeros.max()) >> bits or bool((eight & most).any())):
         raise ValueError(f"A code or zero point does not fit into {bits} bits.")
     for digit in range(DIGITS[bits]):
@@ -256,7 +256,7 @@ def _write_group(bits: int, matrix: Matrix, stored: Coded, place: slice) -> None
 
 
 def _words(eight: torch.Tensor, digit: int) -> torch.Tensor:
-    """int16 [rank, panels, WORDS] from codes [rank, panels, PLANES, WORDS], given eight bytes at a time."""
+    """int16 [rank, panels, WORDS] from codes [rank, panels, PLANES, WORDS], eight bytes at a time."""
     plane = [each >> 2 * digit & _LOWEST for each in eight.unbind(2)]
     low, high = (
         (plane[first] | plane[first + 1] << 2 | plane[first + 2] << 4 | plane[first + 3] << 6).view(

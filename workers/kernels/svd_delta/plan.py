@@ -1,4 +1,4 @@
-"""How the two launches are cut up, and the scratch between them."""
+"""How the two launches are divided, and the scratch memory between them."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ from workers.kernels import low_rank
 from workers.kernels.rows import LARGE_BLOCK, LARGE_FROM
 from workers.kernels.svd_delta.layout import PLACES, Ranks, places
 
-MAX_SLICES = 4  # that one linear may have
-SPLITS = 2  # of batches that are decoded
-# Of each slice, beyond its largest rank: for the digits of ranks with more than two bits, and for blocks
-# that are not full. Delta-CoMe's schedules need at most half of it.
+MAX_SLICES = 4  # the most slices of one linear
+SPLITS = 2  # for batches that are decoded
+# Extra places of each slice, beyond its largest rank: for the digits of ranks with more than two bits, and
+# for blocks that are not full. Delta-CoMe's schedules need at most half of it.
 SPARE_PLACES = 256
 
 
 @dataclass(frozen=True)
 class Plan:
-    """`splits`: parts of the columns, each shrunk by a program of its own. Rows of one program. Stages as
-    Triton means them; registers of a thread, at most."""
+    """How the two launches are divided.
+
+    `splits`: parts of the columns, each shrunk by its own program. Rows are per program. Stages are Triton's;
+    registers are the most per thread.
+    """
 
     splits: int
     shrink_rows: int
@@ -35,16 +38,22 @@ class Plan:
 
 
 def plan(block_m: int) -> Plan:
-    """The launches for tiles of `block_m` rows. Nothing here depends on the linear or the batch, so a row's
-    result does not depend on who else is in the batch, and few kernels are compiled."""
+    """The launches for tiles of `block_m` rows.
+
+    The plan depends on neither the linear nor the batch. So a row's result does not depend on the rest of the
+    batch, and few kernels are compiled.
+    """
     if block_m >= LARGE_BLOCK:
         return Plan(1, 16, 2, 2, block_m, block_m // 16, 2)
     return Plan(SPLITS, 8, 2, 4, 8, 1, 3, shrink_registers=168, expand_registers=144)
 
 
 class Scratch(low_rank.Scratch):
-    """`max_rank` bounds the ranks of one slice of a linear with up to `max_slices`: whoever fills a table
-    must `admit` its ranks first, for the kernels trust the table."""
+    """Scratch memory of a singular-value launch.
+
+    `max_rank` bounds the ranks of one slice of a linear with up to `max_slices`. The kernels trust the table,
+    so its writer must `admit` its ranks first.
+    """
 
     def __init__(self, max_rows: int, max_rank: int, device: torch.device, max_slices: int = 1) -> None:
         super().__init__(max_rows)
@@ -55,7 +64,7 @@ class Scratch(low_rank.Scratch):
 
 
 def most_places(max_rank: int) -> int:
-    """Places for a slice of `max_rank` ranks, few of which have more than two bits."""
+    """Places for a slice of `max_rank` ranks, of which few have more than two bits."""
     return -(-max_rank // PLACES) * PLACES + SPARE_PLACES
 
 

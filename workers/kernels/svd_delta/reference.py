@@ -1,8 +1,8 @@
-"""Singular-value deltas in torch: the CPU's path, and what the kernels are tested against.
+"""Singular-value deltas in torch: the CPU's path, and the reference for tests of the kernels.
 
-Words are not dequantised: a table turns each into its eight digits as floats, products are of digits, and
-scales and zero points, one per 128 columns, are applied to the products. Where the order of columns matters
-(16 j + i is digit j of word i), the batch's rows are reordered, for they are fewer than the weights.
+Words are not dequantised: a table turns each word into its eight digits as floats, and products are of
+digits. Scales and zero points, one per 128 columns, are applied to the products. The order of columns differs
+(16 j + i is digit j of word i), so the batch's rows are reordered: they are fewer than the weights.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ def _shrink(panels: torch.Tensor, v: Coded) -> torch.Tensor:
 
 
 def _joined(t: torch.Tensor, four: int, two: int) -> torch.Tensor:
-    """Every digit's inner product in place of its rank's: what each digit of U is to be multiplied by."""
+    """Each digit's inner product, replaced by its rank's sum: the value by which each digit of U is
+    multiplied.
+    """
     if two == 0:
         return t
     return torch.cat(

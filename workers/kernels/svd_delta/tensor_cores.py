@@ -1,4 +1,4 @@
-"""Both launches in CUDA, for batches of few rows: how they are cut up and made."""
+"""Both launches in CUDA, for batches of few rows: their division and compilation."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from workers.kernels.rows import SMALL_BLOCK, Tiles
 from workers.kernels.svd_delta import layout
 from workers.kernels.svd_delta.plan import MAX_SLICES, Scratch
 
-ARCHITECTURE = "sm_90a"  # the only one it was tried on
+ARCHITECTURE = "sm_90a"  # the only architecture it was tested on
 DTYPES = (torch.bfloat16, torch.float16)
 WARPS = 8  # of a block of threads
 GROUP = 16  # digits of one product
 DIGIT_BYTES = 2 * layout.WORDS + 2 + 2  # in a stage: words, scale and zero point
-# Panels of the inputs up to which so many blocks of a cluster share them out. This is the order of summation:
-# it follows from the layer alone.
+# The number of blocks of a cluster that share the inputs, by the largest number of panels. It decides the
+# order of summation and depends on the layer alone.
 PARTS = {48: 1, 112: 2}
 MOST_PARTS = 4
 
 
 @dataclass(frozen=True)
 class Shrink:
-    """`shrink.cu`. `tiles`: of GROUP digits, of a block of threads."""
+    """The configuration of `shrink.cu`. `tiles`: tiles of GROUP digits per block of threads."""
 
     tiles: int
     rows: int
@@ -48,7 +48,7 @@ class Shrink:
 
 @dataclass(frozen=True)
 class Expand:
-    """`expand.cu`."""
+    """The configuration of `expand.cu`."""
 
     rows: int
     at_once: int
@@ -69,8 +69,11 @@ class Expand:
 
 @dataclass(frozen=True)
 class ExpandMany:
-    """`expand_many.cu`. `at_once`: 16s of digits of a warp in a stage. `inner_bytes`: room for the inner
-    products of at most `rows` rows; of fewer where a slice has more digits."""
+    """The configuration of `expand_many.cu`.
+
+    `at_once`: groups of 16 digits per warp and stage. `inner_bytes`: memory for the inner products of at most
+    `rows` rows; of fewer rows if a slice has more digits.
+    """
 
     rows: int
     at_once: int
@@ -87,7 +90,7 @@ class ExpandMany:
 
     @property
     def most_digits(self) -> int:
-        """Of one slice, whose inner products of a row there is room for."""
+        """The most digits of a slice for which the inner products of a row fit."""
         return (self.inner_bytes - 32) // 128 * 32
 
     def options(self, dtype: torch.dtype) -> tuple[str, ...]:
@@ -116,7 +119,10 @@ def _options(dtype: torch.dtype, rows: int, stages: int, blocks: int, **more: in
 
 @dataclass(frozen=True)
 class Cut:
-    """`panels`: of outputs, of a block of threads that expands; `ExpandMany`'s share all of them out."""
+    """The configurations of both launches.
+
+    `panels`: panels of outputs per block of threads of the expand; blocks of `ExpandMany` share all panels.
+    """
 
     shrink: Shrink
     expand: Expand | ExpandMany
@@ -124,22 +130,24 @@ class Cut:
 
 
 _EXPAND = Expand(rows=8, at_once=4, stages=2, blocks=2)
-# More tiles are a shrink's where there are enough blocks: inputs are copied once for each.
+# A shrink has more tiles if there are enough blocks: inputs are copied once for each block.
 FEW = Cut(Shrink(tiles=2, rows=8, stages=3, blocks=2), _EXPAND)
-# Slower than MORE in batches of 64 rows of 8 variants: a block fetches weights again for every eight rows of
-# a variant, but all its panels later, when other blocks' have passed through the cache.
+# Slower than MORE in batches of 64 rows of 8 variants: for every eight rows of a variant a block fetches
+# weights again. By then other blocks' weights have passed through the cache.
 _EXPAND_MANY = ExpandMany(rows=8, at_once=3, stages=2, blocks=2, inner_bytes=50 * 1024)
 MANY = Cut(Shrink(tiles=4, rows=8, stages=3, blocks=2), _EXPAND_MANY)
-# Also for slices of more digits than MANY has room for.
+# Also for slices with more digits than fit in MANY.
 MORE = Cut(Shrink(tiles=8, rows=8, stages=2, blocks=2), _EXPAND, panels=2)
 CUTS = (FEW, MANY, MORE)
 FEW_ROWS, MANY_ROWS = 4, 32
-# For more Triton's kernels are about as fast: these take eight rows of a variant at a time.
+# For more rows Triton's kernels are about as fast: these take eight rows of a variant at a time.
 MOST_ROWS = 64
 
 
 def cut_for(num_rows: int, most_digits: int) -> Cut:
-    """`most_digits`: of one slice. All sum in the same order: a row's result is the same to the bit."""
+    """The division for a batch. `most_digits`: of one slice. All divisions sum in the same order: a row's
+    result is the same to the bit.
+    """
     if num_rows <= FEW_ROWS:
         return FEW
     return MANY if num_rows <= MANY_ROWS and most_digits <= _EXPAND_MANY.most_digits else MORE
@@ -228,7 +236,7 @@ def _multiprocessors(device: torch.device) -> int:
 
 @functools.cache
 def compiled(config: Shrink | Expand | ExpandMany, dtype: torch.dtype, device: int) -> nvrtc.Kernel:
-    """Loaded on `device`, the current one; once."""
+    """Load the kernel on `device`, which must be the current device; once."""
     formats = (*config.formats, *(() if isinstance(config, Shrink) else (f"{1 + MAX_SLICES}i",)))
     return nvrtc.kernel(
         __package__,

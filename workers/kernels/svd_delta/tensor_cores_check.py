@@ -1,4 +1,4 @@
-"""Whether this process adds singular-value deltas in CUDA: where that gives what plain arithmetic gives."""
+"""Whether this process adds singular-value deltas in CUDA: only if results match plain arithmetic."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from workers.kernels.types import offsets, total_bytes, views
 log = logging.getLogger(__name__)
 
 SWITCH = "OSTINATO_SVD_TENSOR_CORES"  # 0: no
-INPUTS = (700, 6272)  # not all of a panel; and enough for a cluster of blocks
+INPUTS = (700, 6272)  # a panel that is not full; and enough for a cluster of blocks
 SLICES = (200, 16)  # two panels, and less than one
 RANKS: tuple[tuple[Ranks, Ranks], ...] = (
     ({8: 2, 3: 4, 2: 570}, {2: 5}),  # more digits than a stage has
@@ -27,13 +27,16 @@ RANKS: tuple[tuple[Ranks, Ranks], ...] = (
     ({}, {4: 9, 16: 3}),
 )
 MAX_RANK = 1024
-TOLERANCE = 0.02  # of a row's length; bfloat16 alone loses up to 0.004
+TOLERANCE = 0.02  # relative to a row's length; bfloat16 alone loses up to 0.004
 
 
 @functools.cache
 def chosen(dtype: torch.dtype) -> bool:
-    """For activations of `dtype`: the GPU is a Hopper, the only one that was tried, nobody said no, and the
-    kernels give here what plain arithmetic gives. Where they do not, the log says why, and Triton serves."""
+    """Whether CUDA serves activations of `dtype`.
+
+    It does if the GPU is a Hopper (the only tested kind), SWITCH is not 0, and the kernels' results match
+    plain arithmetic. If the results do not match, the log says why, and Triton serves.
+    """
     hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
     if not hopper or os.environ.get(SWITCH) == "0":
         return False
@@ -43,7 +46,7 @@ def chosen(dtype: torch.dtype) -> bool:
 
 
 def problem(dtype: torch.dtype, device: torch.device) -> str | None:
-    """None if they are added rightly for activations of `dtype`; else what is wrong."""
+    """None if the results are right for activations of `dtype`; else the error."""
     try:
         errors = {cut: error_of(cut, dtype, device) for cut in tensor_cores.CUTS}
     except (ImportError, OSError, RuntimeError) as e:
@@ -72,7 +75,7 @@ def _error(
     device: torch.device,
     random: torch.Generator,
 ) -> torch.Tensor:
-    """Of one batch. `stored`: the arena and its table, on the host."""
+    """The largest relative error of a row in one batch. `stored`: the arena and its table, on the host."""
     rows, host = (Rows(len(of_rows), len(RANKS), where) for where in (device, torch.device("cpu")))
     for each in (rows, host):
         each.update(np.array(of_rows, np.int32))
