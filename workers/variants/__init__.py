@@ -1,5 +1,5 @@
-"""Many variants of one base in one batch: what a vLLM worker process holds of them and does with them.
+"""Many variants of one base in one batch: the part of a vLLM worker process that holds and runs them.
 
-`kinds/` turns a variant's files into weights per layer; `host` packs them; `device` keeps those that
-may run in the arena; `layers` hooks them into vLLM's modules; `manager` is what vLLM calls.
+`kinds/` turns a variant's files into weights per layer, and `host` packs them. `device` keeps the runnable
+variants in the arena, `layers` hooks them into vLLM's modules, and vLLM calls `manager`.
 """

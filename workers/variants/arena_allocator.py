@@ -1,7 +1,7 @@
-"""Which bytes of an arena are taken, and what must move so that free bytes lie together. Pure.
+"""Which bytes of an arena are taken, and which extents must move so that free bytes become contiguous. Pure.
 
-Extents move towards the arena's first byte only. So free bytes are as good as one gap: whatever is no larger
-than all of them together has room.
+Extents move only towards the arena's first byte. So free bytes work like one gap: any size up to their sum
+fits.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from itertools import accumulate
 
 @dataclass(frozen=True)
 class Move:
-    """An owner's extent, from byte `source` to byte `target`, which is before it; they may overlap."""
+    """The move of an owner's extent from byte `source` to byte `target`, which is before it; they may
+    overlap.
+    """
 
     owner: int
     source: int
@@ -32,18 +34,20 @@ class _Extent:
 
 
 class ArenaAllocator:
-    """Non-overlapping [start, start + size) in `capacity` bytes, one per owner (a slot)."""
+    """Non-overlapping extents [start, start + size) in `capacity` bytes, one per owner (a slot)."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self._taken: dict[int, tuple[int, int]] = {}
 
     def take(self, owner: int, size: int) -> int | None:
-        """The start of the smallest gap of at least `size` bytes, the first of equals, now the owner's; None
-        when there is no such gap."""
+        """Take `size` bytes for the owner from the smallest gap that has them; between equal gaps, the first.
+
+        Returns the start, or None if there is no such gap.
+        """
         if owner in self._taken:
             raise ValueError(f"owner {owner} holds an extent already; give it back first")
-        if size == 0:  # an extent of nothing must not part a gap in two
+        if size == 0:  # an empty extent must not split a gap
             self._taken[owner] = (0, 0)
             return 0
         fitting = [(length, start) for start, length in self._gaps() if length >= size]
@@ -54,8 +58,10 @@ class ArenaAllocator:
         return start
 
     def moves_for(self, size: int) -> tuple[Move, ...] | None:
-        """The moves, in their order, after which there is a gap of `size` bytes: those of the fewest bytes,
-        of extents that lie side by side. None when all gaps together are smaller."""
+        """The moves, in their order, after which there is a gap of `size` bytes, moving the fewest bytes.
+
+        The moved extents are neighbours. None if all gaps together are smaller.
+        """
         extents, gaps = self._extents(), [length for _, length in self._gaps()]
         best: tuple[int, int, int] | None = None
         for first in range(len(gaps)):
@@ -75,11 +81,11 @@ class ArenaAllocator:
         )
 
     def moved(self, move: Move) -> None:
-        """The owner's extent lies at the move's target now."""
+        """Record that the owner's extent now lies at the move's target."""
         self._taken[move.owner] = (move.target, move.size)
 
     def give_back(self, owner: int) -> None:
-        """Giving back what one does not hold does nothing."""
+        """Free the owner's extent; does nothing if the owner has none."""
         self._taken.pop(owner, None)
 
     @property
@@ -90,7 +96,7 @@ class ArenaAllocator:
         return self._taken.get(owner, (0, 0))[1]
 
     def _extents(self) -> list[_Extent]:
-        """Those of any bytes, by where they lie."""
+        """The extents that are not empty, by their starts."""
         held = self._taken.items()
         return sorted(
             (_Extent(start, size, owner) for owner, (start, size) in held if size),
@@ -98,7 +104,7 @@ class ArenaAllocator:
         )
 
     def _gaps(self) -> list[tuple[int, int]]:
-        """(start, size) of the gap before each extent, and after the last; of 0 bytes where there is none."""
+        """(start, size) of the gap before each extent, and after the last; a gap may have 0 bytes."""
         extents = self._extents()
         starts = [0, *(extent.end for extent in extents)]
         ends = [*(extent.start for extent in extents), self.capacity]

@@ -15,15 +15,17 @@ NOTHING: frozenset[str] = frozenset()
 
 
 class Batch:
-    """`tokens` says which slot each token row belongs to, `samples` each row that a token is sampled for, and
-    `head_rows` each row that the head runs on now: those of `samples`, or some of `tokens` (`scored`).
+    """The rows of the current batch, with their slots.
 
-    `merged` are runs of rows so long that they meet their variant's merged weights instead of the base's;
-    `others` says what `tokens` does, but that these rows are the base's, and `row_tiles` how all rows are cut
-    up. Without `merges` no batch has such runs.
+    `tokens` has the slot of each token row, and `samples` that of each row for which a token is sampled.
+    `head_rows` has the rows on which the head runs now: `samples`, or some of `tokens` (`scored`).
 
-    `operations` are those that have something to do in this batch; the layers launch no others, except
-    that what runs while a CUDA graph is captured must hold for every later batch.
+    `merged` are runs of rows long enough to use their variant's merged weights instead of the base's.
+    `others` is like `tokens`, but with these rows as the base's; `row_tiles` has the tiles of all rows.
+    Without `merges` no batch has such runs.
+
+    `operations` are the operations that this batch needs; the layers launch no others. The exception is the
+    capture of a CUDA graph, whose launches must be valid for every later batch.
     """
 
     def __init__(
@@ -51,14 +53,17 @@ class Batch:
         operations: frozenset[str],
         sparse: Collection[int] = (),
     ) -> None:
-        """A new batch. Variants are uids by row, 0 for the base; every other one is in `slot_of`. Those of
-        slots `sparse` are sparse deltas."""
+        """Describe a new batch.
+
+        Variants are uids by row, 0 for the base; every other uid is in `slot_of`. The variants in slots
+        `sparse` are sparse deltas.
+        """
         self.operations = operations
         self.merged = ()
         if not any(token_variants):
-            return  # nobody asks whose row is whose
-        # Also where this rank has nothing of them: vLLM takes a graph by how many variants there are, and one
-        # of any variants has all operations.
+            return  # no operation reads the rows' slots
+        # Also if this rank has no part of the variants: vLLM chooses a graph by their number, and a graph
+        # with variants has all operations.
         slots = _slots(token_variants, slot_of)
         self.tokens.update(slots)
         if self.row_tiles is not None:
@@ -66,7 +71,9 @@ class Batch:
         self.samples.update(_slots(sample_variants, slot_of))
 
     def describe_as_base(self, tokens: int, samples: int) -> None:
-        """A new batch of so many rows, whose variant's weights are in the base's place: nothing is added."""
+        """Describe a batch of `tokens` and `samples` rows whose variant is merged into the base: nothing is
+        added.
+        """
         self.operations, self.merged = NOTHING, ()
         self.tokens.update(np.full(tokens, BASE, np.int32))
         self.samples.update(np.full(samples, BASE, np.int32))
@@ -83,8 +90,10 @@ class Batch:
         self.others.update(others)
 
     def tiles_of(self, rows: int) -> torch.Tensor | None:
-        """How a product over so many rows is cut up if some meet merged weights; None: they all meet the
-        base's. A graph's launches hold for every batch of its size, so all large ones are cut up.
+        """The tiles of a product over `rows` rows if some rows use merged weights; None if all use the
+        base's.
+
+        A graph's launches must be valid for every batch of its size, so all large graphs have tiles.
         """
         if self.row_tiles is None or rows < LARGE_FROM:
             return None
@@ -92,7 +101,7 @@ class Batch:
 
     @contextmanager
     def scoring(self, first: int, count: int) -> Iterator[None]:
-        """The head runs on token rows `first` to `first + count` meanwhile, as prompts are scored."""
+        """Within the context, the head runs on token rows `first` to `first + count`, to score prompts."""
         if "head" in self.operations:
             self.scored.update(self.tokens.grouping.slots[first : first + count])
         self.head_rows = self.scored

@@ -1,7 +1,7 @@
-"""A variant's matrices that go into memory as they lie in its file: threads read, verify and copy them.
+"""Copies of a variant's matrices whose file layout needs no other preparation: threads read, verify and copy.
 
 Each thread reads its share of the file in a few long stretches and then copies all of it in one compiled
-call, so that threads seldom wait for Python. A kind whose weights need more than that fills them itself
+call, so that threads seldom wait for the GIL. A kind whose weights need more than copies fills them itself
 (`LayerWeights.fill`).
 """
 
@@ -20,15 +20,18 @@ from workers.kernels.types import Part
 from workers.variants.loader_threads import Job
 from workers.variants.tensors import DTYPES, Buffers, File
 
-LEAST_BYTES = 1 << 20  # of a share: less is not worth a thread's start
-MOST_BYTES = 16 << 20  # a thread holds as much, and another variant's share waits for it
-SHARES = 2  # of each thread: one that is held up leaves work to others
+LEAST_BYTES = 1 << 20  # of a share: a smaller one is not worth a thread's start
+MOST_BYTES = 16 << 20  # one thread's memory at a time; other variants' shares wait meanwhile
+SHARES = 2  # per thread: if one share is delayed, other threads take the rest
 
 
 @dataclass(frozen=True)
 class MatrixCopy:
-    """Rows and columns of a matrix to rows of `part` from `first_row` on, in the part's type, `scaling` times
-    as large; if `transposed`, columns of the matrix are rows of the part."""
+    """A copy of rows and columns of a matrix to rows of `part` from `first_row` on.
+
+    Values get the part's type, and are multiplied by `scaling`; if `transposed`, columns of the matrix are
+    rows of the part.
+    """
 
     file: File
     ref: TensorRef
@@ -40,25 +43,27 @@ class MatrixCopy:
     transposed: bool = False
 
 
-PlacedCopy = tuple[MatrixCopy, int]  # and the byte at which its part begins in the variant's memory
+PlacedCopy = tuple[MatrixCopy, int]  # and the byte of the variant's memory at which its part begins
 
 
 def possible(file: File, refs: Iterable[TensorRef], dtype: torch.dtype) -> bool:
-    """Whether such matrices can be copied to values of `dtype`: their file must be stored as it is, without a
-    checksum, which is of all of it."""
+    """Whether these matrices can be copied to values of `dtype`.
+
+    Their file must be stored uncompressed, and without a checksum, which covers the whole file.
+    """
     plain = file.ref.sha256 is None and file.ref.compressed is None
     return plain and dtype in copying.TYPES and all(DTYPES.get(ref.dtype) in copying.TYPES for ref in refs)
 
 
 def jobs(placed: Sequence[PlacedCopy], memory: torch.Tensor, buffers: Buffers, threads: int) -> list[Job]:
-    """All of them, in about SHARES jobs for each thread, or more where that would be much at a time."""
+    """The jobs of all copies: about SHARES per thread, or more if a share would exceed MOST_BYTES."""
     total = sum(copy.ref.size_bytes for copy, _ in placed)
     share = min(MOST_BYTES, max(LEAST_BYTES, -(-total // (SHARES * threads))))
     return [partial(_carry_out, own, memory, buffers) for own in _shares(placed, share)]
 
 
 def _shares(placed: Sequence[PlacedCopy], share: int) -> list[list[PlacedCopy]]:
-    """Of one file each, in its order, of about `share` bytes."""
+    """Shares of about `share` bytes; each is of one file, in the file's order."""
     shares: list[list[PlacedCopy]] = []
     taken, file = 0, None
     for copy, start in sorted(placed, key=lambda p: (p[0].ref.file, p[0].ref.offset)):
@@ -71,7 +76,7 @@ def _shares(placed: Sequence[PlacedCopy], share: int) -> list[list[PlacedCopy]]:
 
 
 def _carry_out(placed: Sequence[PlacedCopy], memory: torch.Tensor, buffers: Buffers) -> None:
-    """Raises CheckpointError when the file is not sound."""
+    """Read one share and copy it. Raises CheckpointError if the file is invalid."""
     file, refs = placed[0][0].file, [copy.ref for copy, _ in placed]
     with buffers.borrowed(stretches_bytes(dict.fromkeys(refs))) as read:
         begins = read_stretches(file.folder, file.ref, dict.fromkeys(refs), read.data)

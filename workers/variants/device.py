@@ -1,6 +1,6 @@
-"""The variants that may run: their weights in one arena, but for most embeddings, and tables that say where.
+"""The variants that may run: their weights in one arena, without most embeddings, and tables of their places.
 
-Nothing here changes its address while the engine lives, so captured CUDA graphs stay valid.
+No address here changes while the engine lives, so captured CUDA graphs stay valid.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from workers.variants.travelling import ARRIVAL, Line, line_of, send
 
 Int64s = npt.NDArray[np.int64]
 
-# Operations whose kernels wait for what they read.
+# The operations whose kernels wait for their weights to arrive.
 STREAMED = frozenset({"lora"})
 
 
 class NoRoom(Exception):
-    """The arena has no room for this variant of `size_bytes` now; another one must leave first."""
+    """The arena has no room now for this variant of `size_bytes`; another variant must leave first."""
 
     def __init__(self, message: str, size_bytes: int) -> None:
         super().__init__(message)
@@ -43,12 +43,12 @@ class NoRoom(Exception):
 class DeviceMemory:
     """An arena of `arena_bytes` and one table per layer and operation.
 
-    `widths` gives each table's row length; a table is int64 [slots, width], a row of zeros means that
-    the slot adds nothing there.
+    `widths` gives each table's row length. A table is int64 [slots, width]; a row of zeros means that the
+    slot adds nothing there.
 
-    Variants move where that makes room for one more, also those that steps use: on a GPU in the order of its
-    steps, so that each kernel sees all of a move or nothing. Who reads rows or weights on the host holds
-    `layout` meanwhile.
+    Variants move to make room for another, even while steps use them. On a GPU moves run in the order of its
+    steps, so each kernel sees a move completely or not at all. Code that reads rows or weights on the host
+    must hold `layout`.
     """
 
     def __init__(
@@ -58,23 +58,24 @@ class DeviceMemory:
         self._slots = slots
         self.arena = torch.zeros(arena_bytes, dtype=torch.uint8, device=device)
         self._allocator = ArenaAllocator(arena_bytes // ALIGNMENT * ALIGNMENT)
-        # What moves over a short distance goes through this.
+        # Moves over a short distance go through this buffer.
         self._between = torch.empty(min(MOVED_AT_ONCE_BYTES, arena_bytes), dtype=torch.uint8, device=device)
         self.layout = threading.RLock()
         self._widths = dict(widths)
         *begins, whole = itertools.accumulate(widths.values(), initial=0)
-        self._begins = dict(zip(widths, begins, strict=True))  # of each table in a slot's row of all
+        # of each table within a slot's concatenated row
+        self._begins = dict(zip(widths, begins, strict=True))
         self._starts = {key: slots * begin for key, begin in self._begins.items()}
         self._flat = torch.zeros(slots * whole, dtype=torch.int64, device=device)
         self.uses = SlotUses(device)
-        # Its few kernels write tables, and go before those of the steps beside.
+        # Its few kernels write tables, and run before those of concurrent steps.
         self._copies = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
         self._line = line_of(self._copies) if self._copies is not None else None
         self._sent: HostVariant | None = None
         self._described: WeakKeyDictionary[HostVariant, _Described] = WeakKeyDictionary()
         self._placed: dict[int, _Described] = {}  # by slot
-        self._staying: dict[int, torch.Tensor] = {}  # by slot: host memory that its rows point to
-        self._left: list[torch.Tensor] = []  # that no row points to any more
+        self._staying: dict[int, torch.Tensor] = {}  # by slot: host memory that its rows refer to
+        self._left: list[torch.Tensor] = []  # host memory that no row refers to any longer
         positions = [self._positions_of(slot) for slot in range(slots)]
         self._positions_here = [each.numpy() for each in positions]
         self._positions = [each.to(device) for each in positions]
@@ -85,14 +86,16 @@ class DeviceMemory:
         return self._flat[start : start + self._slots * width].view(self._slots, width)
 
     def fields(self, slot: int, key: TableKey) -> list[int]:
-        """One row of a table, without asking the device."""
+        """One row of a table, from the host's copy, without a transfer from the device."""
         begin = self._begins[key]
         fields: list[int] = self._rows[slot][begin : begin + self._widths[key]].tolist()
         return fields
 
     def copy_to(self, into: torch.Tensor, slot: int, part: Part, at: int) -> None:
-        """What one of the slot's rows says lies at byte `at` of the arena to `into`, a contiguous tensor of
-        the part's values, on the device, in the order of the current stream."""
+        """Copy a part of the slot's variant to `into`, on the device, in the order of the current stream.
+
+        `at`: the part's byte of the arena in the table row. `into`: a contiguous tensor of the part's values.
+        """
         if (here := self.in_arena(slot, part, at)) is not None:
             into.copy_(here.view(into.shape))
             return
@@ -106,23 +109,23 @@ class DeviceMemory:
             flat[begin - inside : end - inside].copy_(staying[begin:end], non_blocking=True)
 
     def in_arena(self, slot: int, part: Part, at: int) -> torch.Tensor | None:
-        """What a row of the slot says lies at byte `at` of the arena; None for what stays on the host."""
+        """The part at byte `at` of the arena, from a table row of the slot; None if it stays on the host."""
         staying = self._staying.get(slot)
         if staying is not None and 0 <= at - self._at(staying) < staying.numel():
             return None
         return view(self.arena, part, at)
 
     def _at(self, memory: torch.Tensor) -> int:
-        """The byte of the arena, outside of it, at which host memory lies for kernels."""
+        """The byte, outside of the arena, at which kernels see host memory."""
         return memory.data_ptr() - self.arena.data_ptr()
 
     @property
     def reads_host(self) -> bool:
-        """Whether kernels read host memory where it lies."""
+        """Whether kernels read host memory in place."""
         return self._device.type == "cpu" or reads_locked_memory(self._device)
 
     def staying_bytes(self, but: Iterable[HostVariant] = ()) -> int:
-        """Host memory that slots keep, of other variants than these."""
+        """Host memory that slots keep, without that of the variants in `but`."""
         known = {id(variant.staying) for variant in but}
         return sum(kept.numel() for kept in [*self._staying.values()] if id(kept) not in known)
 
@@ -132,7 +135,7 @@ class DeviceMemory:
         return 0 if kept is None else kept.numel()
 
     def left(self) -> list[torch.Tensor]:
-        """Host memory that slots kept and need no more, for somebody who has time to let go of it."""
+        """Take the host memory that slots no longer need; the caller releases it when there is time."""
         left, self._left = self._left, []
         return left
 
@@ -148,19 +151,19 @@ class DeviceMemory:
         return self._allocator.size_of(slot)
 
     def describe(self, variant: HostVariant) -> None:
-        """What placing it needs to know of it, before anybody waits for that."""
+        """Compute in advance what placing the variant needs, before any request waits for it."""
         self._described[variant] = self._describe(variant)
 
     def streams(self, variant: HostVariant) -> bool:
-        """Whether steps may use it while it is copied: if all it consists of is waited for by kernels."""
+        """Whether steps may use the variant during its copy: if kernels wait for all its parts."""
         return self._line is not None and variant.operations == STREAMED
 
     def place(self, slot: int, variant: HostVariant) -> None:
-        """Copy a variant into a slot that no step to come uses before this returns. Raises NoRoom.
+        """Copy a variant into a slot; no later step may use the slot before this returns. Raises NoRoom.
 
-        The copy waits for the last step that reads the slot, and runs beside the others. Of one that
-        `streams` this returns when all copies are on their way: steps wait for them on the device. Any other
-        is there.
+        The copy waits for the last step that reads the slot, and runs at the same time as other steps. If the
+        variant `streams`, this returns when all copies are queued, and steps wait for them on the device. For
+        any other variant it returns when the copy is complete.
         """
         self.settle()
         self._allocator.give_back(slot)
@@ -178,7 +181,7 @@ class DeviceMemory:
         self._exchange(slot, variant.staying)
 
     def _take(self, slot: int, size: int) -> int | None:
-        """The start of `size` bytes that are the slot's now, after moves if need be."""
+        """Give `size` bytes to the slot, after moves if needed; returns their start, or None."""
         start = self._allocator.take(slot, size)
         if start is None and (moves := self._allocator.moves_for(size)) is not None:
             for move in moves:
@@ -191,7 +194,9 @@ class DeviceMemory:
         return nullcontext() if self._copies is None else self.uses.between_steps(self._copies)
 
     def _move(self, move: Move) -> None:
-        """All of its weights, and then its rows of all tables. Nothing of it is on its way: see `settle`."""
+        """Move all of an owner's weights, and then its rows of all tables. None of its copies is under way:
+        see `settle`.
+        """
         for begin, end in _moved_spans(move, self._between.numel()):
             self._copy_back(begin, end, move.source - move.target)
         self._allocator.moved(move)
@@ -201,7 +206,7 @@ class DeviceMemory:
         self._rows[move.owner] = row
 
     def _copy_back(self, begin: int, end: int, step: int) -> None:
-        """Bytes [begin, end) of the arena to where they lie `step` bytes earlier."""
+        """Copy bytes [begin, end) of the arena `step` bytes towards its start."""
         source, target = self.arena[begin:end], self.arena[begin - step : end - step]
         if end - begin <= step:
             target.copy_(source, non_blocking=True)
@@ -211,7 +216,7 @@ class DeviceMemory:
         target.copy_(between, non_blocking=True)
 
     def clear(self, slot: int) -> None:
-        """Empty a slot that no step to come uses."""
+        """Empty a slot that no later step uses."""
         self.settle()
         self._allocator.give_back(slot)
         self._placed.pop(slot, None)
@@ -222,20 +227,24 @@ class DeviceMemory:
         self._exchange(slot, None)
 
     def _exchange(self, slot: int, staying: torch.Tensor | None) -> None:
-        """For what the slot kept, which no step reads any more: its row was written after them."""
+        """Replace the host memory that the slot kept; no step reads the old one, since the row was written
+        after them.
+        """
         if (before := self._staying.pop(slot, None)) is not None:
             self._left.append(before)
         if staying is not None and staying.numel():
             self._staying[slot] = staying
 
     def settle(self) -> None:
-        """Wait until all that was placed is there. Raises what the device says where a copy has failed."""
+        """Wait until all placed variants are on the device. Raises the device's error if a copy has
+        failed.
+        """
         if self._sent is not None and self._copies is not None:
             self._copies.synchronize()
         self._sent = None
 
     def _send(self, line: Line, slot: int, variant: HostVariant, start: int) -> None:
-        self._sent = variant  # its memory must not go before it was copied
+        self._sent = variant  # its memory must live until it is copied
         described = self._described_of(variant)
         row = described.row_at(start)
         travelling = row.copy()
@@ -267,7 +276,7 @@ class DeviceMemory:
             for chunk in chunks(memory):
                 self.arena[start : start + chunk.numel()].copy_(chunk, non_blocking=True)
                 start += chunk.numel()
-                if self._copies is not None:  # what a step copies goes between two
+                if self._copies is not None:  # so that a step's own copies run between two chunks
                     self._copies.synchronize()
         self._flat.index_copy_(0, self._positions[slot], row.to(self._device, non_blocking=True))
         self._rows[slot] = row
@@ -283,7 +292,7 @@ class DeviceMemory:
         return torch.zeros(sum(self._widths.values()), dtype=torch.int64)
 
     def _row(self, variant: HostVariant, start: int) -> torch.Tensor:
-        """All tables' rows of one slot, one after the other, as `_positions` orders them."""
+        """All tables' rows of one slot, one after the other, in the order of `_positions`."""
         return torch.from_numpy(self._described_of(variant).row_at(start))
 
     def _described_of(self, variant: HostVariant) -> _Described:
@@ -311,8 +320,9 @@ class DeviceMemory:
 
 
 def _moved_spans(move: Move, between: int) -> Iterator[tuple[int, int]]:
-    """Bytes [begin, end) that are copied at a time, in their order: as many as the way is long, or as what
-    lies `between` has room for."""
+    """Bytes [begin, end) that are copied at a time, in order: at most the move's distance, or the buffer's
+    size if larger.
+    """
     length, end = max(move.source - move.target, between), move.source + move.size
     for begin in range(move.source, end, length):
         yield begin, min(begin + length, end)
@@ -320,9 +330,11 @@ def _moved_spans(move: Move, between: int) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class _Described:
-    """A variant's rows of all tables when it lies at the first byte of the arena, and what is added for every
-    ALIGNMENT bytes that it lies further. `awaited`: which of these values kernels wait for, each once the
-    variant's first `ends` bytes are there."""
+    """A variant's rows of all tables, for every start in the arena.
+
+    `row`: the rows for a start of 0. `added`: the increase for every ALIGNMENT bytes of the start. `awaited`:
+    the values that kernels wait for; each is valid once the variant's first `ends` bytes have arrived.
+    """
 
     row: Int64s
     added: Int64s

@@ -1,8 +1,10 @@
-"""Weights that a kind makes of its tensors: their files are read, and then verified beside what is made of
-them. A variant is nobody's before all of that is done and was sound.
+"""Weights that a kind builds from its tensors: files are read, then verified while weights are built from
+them.
 
-A file with a checksum is verified by one thread, which takes as long as all that is made of a delta's layer,
-and its embedding and head, half a gigabyte, are in one file.
+No request uses a variant before all of this is done and the files are valid.
+
+One thread verifies a file with a checksum. This takes as long as building a delta's layer; its embedding and
+head, half a gigabyte, are in one file.
 """
 
 from __future__ import annotations
@@ -19,16 +21,18 @@ from workers.variants.layer_weights import LayerWeights
 from workers.variants.loader_threads import Job
 from workers.variants.tensors import Buffers, Holding, Memory
 
-Placed = tuple[LayerWeights, torch.Tensor]  # and its own part of the variant's memory: uint8 [bytes]
+Placed = tuple[LayerWeights, torch.Tensor]  # weights and their part of the variant's memory: uint8 [bytes]
 
 
 def jobs(placed: Iterable[Placed], buffers: Buffers) -> list[Job]:
-    """Fill all of them. A job raises ValueError when a file is not sound or does not fit its layer."""
+    """The jobs that fill all weights. A job raises ValueError if a file is invalid or does not fit its
+    layer.
+    """
     return [_Filling(files, own, buffers).read for files, own in _by_files(placed)]
 
 
 class _Filling:
-    """Some files, and the weights that come of these alone."""
+    """Some files, and the weights that are built from these files alone."""
 
     def __init__(self, files: Sequence[Holding], placed: Sequence[Placed], buffers: Buffers) -> None:
         self._files = files
@@ -40,7 +44,7 @@ class _Filling:
         self._errors: list[Exception] = []
 
     def read(self) -> Sequence[Job]:
-        """Gives the jobs that can be done once all is read, in any order and at the same time."""
+        """Read the files; returns the jobs that follow, which may run in any order and at the same time."""
         self._taken = memory = self._buffers.take(sum(ALIGNMENT + each.size_bytes for each in self._files))
         at = 0
         for each in self._files:
@@ -58,7 +62,9 @@ class _Filling:
             raise ValueError(f"{weights.layer}: {e}") from e
 
     def _do(self, work: Callable[[], None]) -> None:
-        """The last to end raises what went wrong: that a file is not sound rather than what came of it."""
+        """Do one job; the last job raises the error, preferably that of an invalid file over its
+        consequences.
+        """
         try:
             work()
         except Exception as e:
@@ -70,7 +76,7 @@ class _Filling:
         for each in self._files:
             each.drop()
         self._give_back()
-        errors, self._errors = self._errors, []  # an error holds its frames, and these this
+        errors, self._errors = self._errors, []  # an error holds its frames, which hold this list
         if errors:
             raise min(errors, key=lambda error: not isinstance(error, CheckpointError))
 
@@ -81,8 +87,11 @@ class _Filling:
 
 
 def _by_files(placed: Iterable[Placed]) -> list[tuple[tuple[Holding, ...], list[Placed]]]:
-    """What can be written by itself: some files, and the weights that come of these alone. Of weights that
-    share their memory the first are among them. Largest first, so that none is left over at the end."""
+    """Independent groups: some files, and the weights that are built from these files alone.
+
+    If weights share memory, only the first are included. The largest group comes first, so that none remains
+    at the end.
+    """
     groups: dict[int, tuple[tuple[Holding, ...], list[Placed]]] = {}
     group_of: dict[Holding, int] = {}
     filled: set[str] = set()

@@ -1,5 +1,8 @@
-"""Finds the layers of a vLLM model that variants may change, says which block of each this rank has,
-and hooks them. The only module that knows vLLM's layer classes."""
+"""Finds the layers of a vLLM model that variants may change, describes this rank's block of each, and hooks
+them.
+
+No other module knows vLLM's layer classes.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ Found = tuple[torch.nn.Module, LayerShape]
 def find_layers(model: Any) -> list[Found]:
     """Every module of this rank that variants may change, in the model's order.
 
-    An embedding that is the head, too (vLLM 0.26 has tied Qwen2 and Qwen3 so), comes once more, as a head.
+    An embedding that is also the head (as for tied Qwen2 and Qwen3 in vLLM 0.26) comes once more, as a head.
     """
     packed = getattr(model, "packed_modules_mapping", {})
     tied = bool(getattr(model.config, "tie_word_embeddings", False))
@@ -47,7 +50,7 @@ def find_layers(model: Any) -> list[Found]:
 def _shape(
     name: str, module: torch.nn.Module, packed: Mapping[str, list[str]], tied: bool
 ) -> Iterator[LayerShape]:
-    """The module's shape, if it is one of those."""
+    """The module's shape, if variants may change it."""
     if isinstance(module, VocabParallelEmbedding):  # a head is one, too
         yield _vocabulary(name, module, tied, isinstance(module, ParallelLMHead))
     elif isinstance(module, LinearBase):
@@ -80,7 +83,7 @@ def _slices(parts: list[str], module: Any) -> Iterator[Slice]:
 
 
 def _qkv_slices(parts: list[str], module: Any) -> Iterator[Slice]:
-    """Query heads are split over the ranks; key and value heads are, too, or several ranks share one."""
+    """Split query heads over the ranks; key and value heads, too, unless several ranks share one."""
     head, rank = module.head_size, module.tp_rank
     shared_by = module.num_kv_head_replicas
     counts = (
@@ -101,16 +104,17 @@ def _vocabulary(name: str, module: Any, tied: bool, is_head: bool) -> Vocabulary
 
 
 def hook(module: Any, shape: LayerShape, context: LayerContext, register: Callable[[Any, Any], None]) -> None:
-    """Put the hook in place. `register(module, hook)` makes it findable from inside torch.compile."""
+    """Install the hook. `register(module, hook)` makes it accessible inside torch.compile."""
     match shape:
         case LinearShape():
             module.quant_method = VariantLinear(module.quant_method, module, shape, context)
-            module.requires_unquantized_input = True  # vLLM would fuse its activation with quantizing
+            # otherwise vLLM would fuse its activation with quantizing
+            module.requires_unquantized_input = True
             register(module, module.quant_method)
         case VocabularyShape(is_head=True):
             module.quant_method = VariantHead(module.quant_method, context)
         case VocabularyShape():
-            # Else several ranks on GPUs look rows up without asking the quant_method (vLLM 0.32).
+            # Otherwise several ranks on GPUs look rows up without asking the quant_method (vLLM 0.32).
             module.use_fused_embedding = False
             module.quant_method = VariantEmbedding(module.quant_method, module, shape, context)
             register(module, module.quant_method)

@@ -1,7 +1,7 @@
-"""A variant in host memory: packed as it will lie on the device, so that placing it is a plain copy.
+"""A variant in host memory: packed in its layout on the device, so that placing it is a plain copy.
 
-Its embedding stays there. A step reads a few rows of it, which the device fetches by itself, so a quarter of
-a gigabyte of a 7B's delta neither travels nor takes the device's memory.
+Its embedding stays on the host. A step reads a few rows of it, which the device fetches itself. So a quarter
+of a gigabyte of a 7B's delta is not copied and takes no device memory.
 """
 
 from __future__ import annotations
@@ -26,8 +26,11 @@ TableKey = tuple[str, str]  # (layer, operation)
 
 @dataclass(frozen=True)
 class Entry:
-    """One table row to be: its parts begin `start` bytes into what of the variant is copied to the device, or
-    with `stays` into what stays."""
+    """A table row before placement.
+
+    Its parts begin `start` bytes into the variant's memory that is copied to the device, or, with `stays`,
+    into the memory that stays.
+    """
 
     key: TableKey
     parts: tuple[Part, ...]
@@ -36,7 +39,9 @@ class Entry:
     stays: bool = False
 
     def row_at(self, base: int) -> tuple[int, ...]:
-        """The row, for that memory at byte `base` of the arena; what stays lies at a byte far outside."""
+        """The row, for a memory that begins at byte `base` of the arena; memory that stays lies far outside
+        of it.
+        """
         return self.row(offsets(self.parts, base + self.start))
 
     @property
@@ -47,8 +52,10 @@ class Entry:
 
 @dataclass(frozen=True, eq=False)
 class HostVariant:
-    """`memory` is what is copied to the device, `staying` what it reads here: uint8 [bytes] each, page-locked
-    where there is a GPU."""
+    """A packed variant: uint8 [bytes], page-locked if there is a GPU.
+
+    `memory` is copied to the device; the device reads `staying` on the host.
+    """
 
     memory: torch.Tensor
     entries: tuple[Entry, ...]
@@ -69,7 +76,9 @@ class HostVariant:
 
 @dataclass(frozen=True)
 class Room:
-    """On a device: at most `max_bytes`. Where it cannot read host memory as it lies, all is copied."""
+    """The room on a device: at most `max_bytes`. If it cannot read host memory in place, everything is
+    copied.
+    """
 
     max_bytes: int | None = None
     reads_host: bool = True
@@ -87,11 +96,11 @@ def pack(
     room: Room = ANY_ROOM,
     buffers: Buffers | None = None,
 ) -> HostVariant:
-    """Read, verify, cut, repack: everything a rank needs of one variant. Blocking, seconds for a large delta.
+    """Read, verify, cut and pack the weights of one variant for a rank. Blocking; seconds for a large delta.
 
-    File by file, or in stretches of one, in `threads` where there are any: about as many are in memory.
-    Raises ValueError when a file is not sound or does not fit the layers, and before anything is
-    read when there is no `room`. `buffers` may be those of the variant before.
+    Work is done file by file, or in stretches of a file, in `threads` if given; memory holds about one per
+    thread. Raises ValueError if a file is invalid or does not fit the layers, and before reading if there is
+    no `room`. `buffers` may be those of an earlier variant.
     """
     all_weights = [weights for layer in layers for weights in contents.layer_weights(layer, dtype)]
     places, size, staying_bytes = _places(all_weights, room.reads_host)
@@ -125,7 +134,7 @@ def pack(
 
 @dataclass(frozen=True)
 class _Place:
-    """The byte at which weights begin, of what is copied or of what `stays`."""
+    """The byte at which weights begin, within the copied memory or within the memory that `stays`."""
 
     start: int
     stays: bool
@@ -139,8 +148,10 @@ def _copied(placed: Iterable[tuple[LayerWeights, _Place]]) -> Iterator[copies.Pl
 
 
 def _places(all_weights: Sequence[LayerWeights], stays: bool) -> tuple[list[_Place], int, int]:
-    """Of the weights of each layer, and how many bytes are copied and stay. What is shared with weights that
-    steps read whole is copied."""
+    """The place of each layer's weights, and the number of bytes that are copied and that stay.
+
+    Weights that share memory with weights that steps read whole are copied.
+    """
     read_whole = {weights.source for weights in all_weights if not weights.few_read} - {""}
     taken = {False: 0, True: 0}
     shared: dict[str, _Place] = {}

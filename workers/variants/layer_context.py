@@ -1,4 +1,4 @@
-"""What every hook of a layer works on: the batch, the arena, its tables and scratch memory."""
+"""The things that every hook of a layer works on: the batch, the arena, its tables and scratch memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Workspace:
         max_slices: int,
         device: torch.device,
     ) -> None:
-        rows = 1 if device.type == "cpu" else max_tokens  # the references need none
+        rows = 1 if device.type == "cpu" else max_tokens  # the references need no scratch memory
         if "lora" in config.kinds:
             self.lora = lora.Scratch(rows, config.slots, max_slices * config.max_rank, device)
         if "svd_delta" in config.kinds:
@@ -33,8 +33,10 @@ class Workspace:
 
 @dataclass(frozen=True)
 class LayerContext:
-    """What every hook needs: the batch, the arena, and this layer's table for each operation. An operation
-    holds `layout` while it runs on the host (`DeviceMemory.layout`)."""
+    """Everything a hook needs: the batch, the arena, and this layer's table for each operation.
+
+    An operation that runs on the host holds `layout` (`DeviceMemory.layout`).
+    """
 
     batch: Batch
     arena: torch.Tensor

@@ -1,4 +1,4 @@
-"""What a variant puts into one layer, before it is packed: the interface of a kind.
+"""A variant's weights for one layer, before they are packed: the interface of a kind.
 
 Everything else (slots, memory, loading, launching) is the same for all kinds.
 """
@@ -22,14 +22,15 @@ Row = Callable[[Mapping[str, int]], tuple[int, ...]]
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """What operation `op` needs in `layer`: `parts` of memory, `fill` to write them, and `row`, the
-    operation's table row once the parts' offsets in the arena are known. `fill` runs once `files` are
-    read. They may still prove to be unsound, so it must neither write to them nor take from them where to
-    write. Others run at the same time, also of the same files. Where there are `copies`, they write all
-    parts and `fill` is not called.
+    """The weights that operation `op` needs in `layer`.
 
-    Those with the same `source` (not empty) share one memory: a tied head is the embedding. With `few_read` a
-    step reads little of it, wherever it lies: the rows of an embedding that its tokens name.
+    `parts` describes their memory, `fill` writes them, and `row` gives the operation's table row for the
+    parts' offsets in the arena. `fill` runs once `files` are read. The files may still be invalid, so `fill`
+    must not write to them, nor take write positions from them. Other fills run at the same time, also from
+    the same files. If there are `copies`, they write all parts and `fill` is not called.
+
+    Weights with the same `source` (not empty) share one memory: a tied head is the embedding. `few_read`: a
+    step reads only a few rows, wherever they lie: the rows of an embedding for its tokens.
     """
 
     layer: str
@@ -51,5 +52,5 @@ class Contents(Protocol):
     """One variant's opened files."""
 
     def layer_weights(self, layer: LayerShape, dtype: torch.dtype) -> Sequence[LayerWeights]:
-        """What this variant puts into `layer`, cut for this rank. Raises ValueError if it does not fit."""
+        """This variant's weights for `layer`, cut for this rank. Raises ValueError if they do not fit."""
         ...

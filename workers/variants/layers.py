@@ -1,10 +1,10 @@
-"""Hooks in vLLM's modules: what a variant adds happens around the base's own computation.
+"""Hooks in vLLM's modules: they add a variant's part around the base's own computation.
 
-No module is replaced. A linear layer, the embedding and the head get a `quant_method` around their
-own (the seam through which vLLM itself swaps arithmetic); a norm gets a subclass of its class. Inside
-torch.compile the hooks are opaque operators. A tensor of the layer tells which layer they belong to,
-its tag: a name would be a constant of the graph, no two layers' graphs would be equal, and each of them would
-be compiled instead of one (44 s instead of 7 for 32 layers on an H200's host).
+No module is replaced. A linear layer, the embedding and the head get a `quant_method` around their own (vLLM
+itself uses it to change the arithmetic); a norm gets a subclass of its class. Inside torch.compile the hooks
+are opaque operators. A tensor of the layer, its tag, identifies the layer to them. A name would be a constant
+of the graph, so each layer's graph would be compiled instead of one (44 s instead of 7 for 32 layers on an
+H200's host).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from workers.variants import merged_product, operators
 from workers.variants.layer_context import LayerContext
 from workers.variants.shapes import LinearShape, NormShape, VocabularyShape
 
-TAG = "variant_tag"  # the buffer of a hooked module that its operators are given
+TAG = "variant_tag"  # the buffer of a hooked module that its operators receive
 
 
 class VariantLinear:
@@ -63,20 +63,20 @@ class VariantLinear:
         return cast(torch.Tensor, self._inner.apply(self._layer, x, bias))
 
     def _rotated(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """The base's product with rows of some variants rotated before and rescaled after it."""
+        """The base's product, with rotated inputs and rescaled outputs on the rows of some variants."""
         rotated = operators.rotate(self._whole_input(x), self._context, self._shape)  # [slices, rows, in]
         out = self._product_of_slices(rotated, bias)
         operators.rescale(out, bias, self._context, self._shape.widths)
         return out
 
     def _product_of_slices(self, rotated: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Each slice's input meets its slice of the weight."""
+        """Multiply each slice of the weight by its own input."""
         if len(rotated) == 1:
             return self._base(rotated[0], bias)
         weight = self._weight.of(rotated.dtype)
         if weight is not None and rotated.device.type == "cuda":
             return self._by_slices(rotated, weight, bias)
-        # A packed or quantised weight cannot be cut: the whole product for each slice's input.
+        # A packed or quantised weight cannot be cut, so each slice's input needs the whole product.
         products = [self._base(part, bias) for part in rotated]
         return torch.cat([p[:, cut] for p, cut in zip(products, self._cuts(), strict=True)], dim=1)
 
@@ -93,7 +93,7 @@ class VariantLinear:
         return [slice(end - width, end) for end, width in zip(ends, self._shape.widths, strict=True)]
 
     def _whole_input(self, x: torch.Tensor) -> torch.Tensor:
-        """A rotation mixes columns of all ranks."""
+        """The input of all ranks, since a rotation mixes columns of all ranks."""
         if not self._shape.splits_input:
             return x
         from vllm.distributed import tensor_model_parallel_all_gather
@@ -102,7 +102,7 @@ class VariantLinear:
 
 
 class VariantEmbedding:
-    """The embedding's arithmetic: rows of variants with a table of their own are looked up there."""
+    """The embedding's arithmetic: rows of variants with their own table are looked up there."""
 
     def __init__(
         self, inner: Any, layer: torch.nn.Module, shape: VocabularyShape, context: LayerContext
@@ -129,8 +129,11 @@ class VariantEmbedding:
 
 
 class VariantHead:
-    """The head's arithmetic. Runs outside torch.compile and CUDA graphs, on the rows that are sampled, or on
-    those of prompts that are scored (prompt_scoring.py)."""
+    """The head's arithmetic.
+
+    It runs outside torch.compile and CUDA graphs, on the sampled rows, or on the rows of prompts that are
+    scored (prompt_scoring.py).
+    """
 
     def __init__(self, inner: Any, context: LayerContext) -> None:
         self._inner = inner
@@ -171,7 +174,9 @@ class NormHook:
         self._context = context
 
     def run(self, out: torch.Tensor, source: torch.Tensor) -> None:
-        """`source` is what was normalised into `out`: [tokens, width], or [tokens, heads, width]."""
+        """Apply the variants' weights. `source` is the input that was normalised into `out`: [tokens, width],
+        or [tokens, heads, width].
+        """
         if not self._context.has("norm"):
             return
         pairs = [(out, source)] if out.ndim == 2 else zip(out.unbind(1), source.unbind(1), strict=True)
@@ -179,11 +184,11 @@ class NormHook:
             operators.norm(normed, before, self._epsilon, self._context, self._shape)
 
 
-# --- the operators torch.compile sees ----------------------------------------------------------
+# --- the operators that torch.compile sees -----------------------------------------------------
 
 
 def tagged(module: torch.nn.Module, device: torch.device) -> str:
-    """Give a module its tag; the key by which its hook is found in the forward context."""
+    """Give a module its tag; returns the key of its hook in the forward context."""
     made = torch.empty(1, dtype=torch.uint8, device=device)
     module.register_buffer(TAG, made, persistent=False)
     return _key(made)

@@ -1,4 +1,4 @@
-"""A rank's loader: does what the scheduler says about variants, beside the running batches."""
+"""A rank's loader: carries out the scheduler's orders about variants, while batches run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Sized(Protocol):
 
 
 class Cache(Protocol):
-    """What a loader asks, of variants in host memory and in slots: `VariantCache`, whose methods say more."""
+    """The methods of `VariantCache` that a loader uses, on variants in host memory and in slots."""
 
     def prepare(self, uid: int, path: str) -> Sized: ...
 
@@ -53,8 +53,8 @@ class Cache(Protocol):
 class Loader:
     """Reads variants in a few threads (several at once), and places them one after the other.
 
-    What a request waits for is read beside what is only being prepared. An order about a slot that a
-    newer one has overtaken, while its variant was read, is not carried out.
+    Variants that requests wait for are read at the same time as those that are only prepared. An order about
+    a slot is dropped if a newer one arrives while its variant is read.
     """
 
     def __init__(self, address: str, rank: int, variant_cache: Cache) -> None:
@@ -63,13 +63,13 @@ class Loader:
         self._readers = ThreadPoolExecutor(READERS, "variant-reader")
         self._urgent = ThreadPoolExecutor(READERS, "variant-loader")
         self._placer = ThreadPoolExecutor(1, "variant-placer")
-        self._newest: dict[int, int] = {}  # by slot: the newest order about it
+        self._newest: dict[int, int] = {}  # by slot: its newest order
         self._socket = RankSocket(address, f"rank-{rank}", self._received)
         self._socket.send({"did": "hello", "rank": rank, "capacity": variant_cache.capacity_bytes})
 
     @classmethod
     def connect(cls, rank: int, variant_cache: Cache) -> Loader | None:
-        """The loader of this rank, if a scheduler of ours listens."""
+        """The loader of this rank, if one of our schedulers listens."""
         address = os.environ.get(ADDRESS_VARIABLE)
         return cls(address, rank, variant_cache) if address else None
 
@@ -86,7 +86,7 @@ class Loader:
             case residency.CLEAR:
                 self._newest[message["slot"]] = message["order"]
                 self._placer.submit(self._variant_cache.clear, message["slot"])
-            case residency.FORGET:  # after it has left its slot
+            case residency.FORGET:  # after the variant has left its slot
                 self._placer.submit(self._variant_cache.forget, message["uid"])
 
     def _prepare(self, message: Message) -> Message | None:
@@ -99,8 +99,11 @@ class Loader:
         return None
 
     def _place_and_settle(self, message: Message) -> None:
-        """Steps may use it once it is reported, which may be before it is there. If it does not get there,
-        that is reported as a failure of the same order."""
+        """Place a variant and report it, then wait for its arrival.
+
+        Steps may use the variant once it is reported, which may be before it has arrived. If it does not
+        arrive, a failure of the same order is reported.
+        """
         self._report(message, self._place)
         self._report(message, self._settle)
 
@@ -117,7 +120,7 @@ class Loader:
         return {"streams": self._variant_cache.streams(message["uid"])}
 
     def _report(self, message: Message, work: Callable[[Message], Message | None]) -> None:
-        """Do it, and tell the scheduler what became of it."""
+        """Do the work, and report its outcome to the scheduler."""
         about: dict[str, Any] = {"rank": self._rank, "uid": message["uid"], "slot": message.get("slot")}
         about["order"] = message["order"]
         started = time.monotonic()

@@ -1,4 +1,4 @@
-"""Work beside the running batches, in a few threads of lower priority than the engine's own."""
+"""Work during running batches, in a few threads of lower priority than the engine's own."""
 
 from __future__ import annotations
 
@@ -13,28 +13,30 @@ from typing import TypeAlias
 import torch
 
 MAX_THREADS = 8
-# To Linux' scheduler: a thread of the engine weighs three of these. Much lower, and on a busy machine a
-# thread that holds Python's lock could make the engine wait for it.
+# For Linux' scheduler: one thread of the engine weighs as much as three of these. With much lower priority, a
+# thread that holds the GIL on a busy machine could make the engine wait.
 NICENESS = 5
 
-# It may give others that are to be done after it, and before what else its caller asks for.
+# A job may return more jobs, which run after it, and before the other jobs of its caller.
 Job: TypeAlias = "Callable[[], Sequence[Job] | None]"
 
 
 def run_here(jobs: Sequence[Job]) -> None:
-    """Do them all, and what they give, in this thread."""
+    """Do all jobs, and the jobs that they return, in this thread."""
     waiting = deque(jobs)
     while waiting:
         waiting.extendleft(reversed(waiting.popleft()() or ()))
 
 
 def threads_for(ranks: int) -> int:
-    """Of one rank of `ranks` on this machine: together they take at most half of its cores."""
+    """The threads of one of `ranks` ranks on this machine: together they take at most half of its cores."""
     return max(1, min(MAX_THREADS, len(os.sched_getaffinity(0)) // (2 * ranks)))
 
 
 class _Caller:
-    """Who waits until its jobs are done. `undone` of them are not, of which `jobs` were not begun."""
+    """A caller that waits for its jobs. `undone`: jobs that have not ended; `jobs`: those that have not
+    begun.
+    """
 
     def __init__(self) -> None:
         self.jobs: deque[Job] = deque()
@@ -44,18 +46,20 @@ class _Caller:
 
 
 class LoaderThreads:
-    """Runs jobs of several callers, one of each in turn: a large load does not hold up a small one."""
+    """Runs jobs of several callers, one of each in turn, so that a large load does not delay a small one."""
 
     def __init__(self, threads: int) -> None:
         self.count = threads
-        self._callers: deque[_Caller] = deque()  # those with jobs that were not begun
+        self._callers: deque[_Caller] = deque()  # those with jobs that have not begun
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(threads, "variant-loader-threads", initializer=_modest)
         self._start(threads)
 
     def run(self, jobs: Sequence[Job]) -> None:
-        """Do them all, and what they give, in any order. Raises what the first to fail raised, once none
-        runs any more."""
+        """Do all jobs, and the jobs that they return, in any order.
+
+        Raises the first job's error, once no job runs any longer.
+        """
         if not jobs:
             return
         caller = _Caller()
@@ -90,18 +94,18 @@ class LoaderThreads:
                 caller.done.set()
 
     def _start(self, threads: int) -> None:
-        """Have all threads now, each without helpers of torch's: `threads` is what all of this may take."""
+        """Start all threads now, each without torch's own helper threads: `threads` is the limit for all."""
         before, all_there = torch.get_num_threads(), threading.Barrier(threads)
         wait([self._threads.submit(all_there.wait) for _ in range(threads)])
-        # torch also lets every thread to come have what the last one asked for: take that back, for others.
+        # torch also gives this setting to every later thread, so restore it for the others.
         other = threading.Thread(target=torch.set_num_threads, args=(before,))
         other.start()
         other.join()
 
 
 def _modest() -> None:
-    """Of the calling thread."""
-    torch.get_num_threads()  # the first call in a thread sets what all threads have
+    """Lower the priority of the calling thread."""
+    torch.get_num_threads()  # the first call in a thread sets the value for all threads
     torch.set_num_threads(1)
-    with contextlib.suppress(OSError, AttributeError):  # a wish, and Linux' alone
+    with contextlib.suppress(OSError, AttributeError):  # best effort, and only on Linux
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

@@ -1,7 +1,7 @@
-"""What vLLM calls for adapters on a worker: our implementation of its worker LoRA manager.
+"""The interface that vLLM calls for adapters on a worker: our implementation of its worker LoRA manager.
 
-vLLM (0.26 to 0.32) makes one per model runner and speaks to it only through the methods below; they
-keep vLLM's names. Of its own LoRA layers, stacks and kernels nothing is used.
+vLLM (0.26 to 0.32) makes one manager per model runner and calls only the methods below, which keep vLLM's
+names. vLLM's own LoRA layers, stacks and kernels are not used.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 class VariantManager:
-    """`slots`, memory and kinds come from the configuration (`config.VariantConfig`)."""
+    """vLLM's LoRA manager; `slots`, memory and kinds come from the configuration (`config.VariantConfig`)."""
 
     def __init__(self, vllm_config: Any, device: torch.device, embedding_modules: dict[str, str]) -> None:
         lora = vllm_config.lora_config
@@ -53,7 +53,9 @@ class VariantManager:
         self._all = operations_for(self.config.kinds)
 
     def create_lora_manager(self, model: torch.nn.Module, vllm_config: Any) -> torch.nn.Module:
-        """Hook the model's layers; make room for variants. Called once, after its weights were loaded."""
+        """Hook the model's layers and reserve memory for variants. Called once, after its weights were
+        loaded.
+        """
         define_operators(self._device.type)
         layers = hooking.find_layers(model)
         mergeable = self._mergeable(layers)
@@ -84,7 +86,7 @@ class VariantManager:
         def register(module: Any, made: Any) -> None:
             context[tagged(module, self._device)] = made
 
-        # A GPU's steps see moves in the order in which it is given them.
+        # A GPU's steps see moves in the order in which they are launched.
         layout = memory.layout if self._device.type == "cpu" else nullcontext()
         hooked: list[warming.Hooked] = []
         for module, shape in layers:
@@ -107,8 +109,10 @@ class VariantManager:
         return model
 
     def _mergeable(self, layers: Sequence[hooking.Found]) -> bool:
-        """Whether sparse deltas can be merged with some linear's weight; not where vLLM promises results that
-        do not depend on the others in a batch."""
+        """Whether sparse deltas can be merged with some linear's weight.
+
+        They are not merged if vLLM promises results that do not depend on the rest of the batch.
+        """
         if "sparse_delta" not in self.config.kinds or envs.VLLM_BATCH_INVARIANT:
             return False
         return any(
@@ -137,15 +141,18 @@ class VariantManager:
         return Batch(rows, sequences, self.config.slots, self._device, merges)
 
     def _arena_bytes(self) -> int:
-        """This rank's part of a planned group: stages of fewer layers take less of every variant."""
+        """This rank's part of a planned group: stages with fewer layers need less memory per variant."""
         group = plan.from_environment()
         return group.ranks[self._parallel.rank].variant_memory_bytes if group else self.config.arena_bytes
 
     # --- every step ----------------------------------------------------------------------------
 
     def set_active_adapters(self, requests: set[Any], mapping: Any) -> None:
-        """The next forward pass is of this batch. `mapping` has a uid (0: base) for each row. `requests` may
-        lack one: to vLLM those of one name are equal, whatever their uids."""
+        """Prepare the next forward pass, for this batch.
+
+        `mapping` has a uid (0: base) for each row. `requests` may lack a request: vLLM treats requests with
+        the same name as equal, whatever their uids.
+        """
         uids = {*mapping.index_mapping, *mapping.prompt_mapping} - {0}
         for request in requests:
             if request.lora_int_id not in self._dummies:
@@ -167,19 +174,21 @@ class VariantManager:
         return self._dummies[uid] if uid in self._dummies else self.variant_cache.slot_of[uid]
 
     def _operations(self, uids: set[int]) -> frozenset[str]:
-        """What the batch's variants need. Stand-ins need everything: graphs are captured with them."""
+        """The operations that the batch's variants need. Stand-ins need all: graphs are captured with
+        them.
+        """
         if uids & self._dummies.keys():
             return self._all
         return frozenset().union(*(self.variant_cache.operations_of[uid] for uid in uids)) & self._all
 
     def _sparse(self, uids: set[int]) -> list[int]:
-        """The slots of those that are sparse deltas; stand-ins are none."""
+        """The slots of variants that are sparse deltas; stand-ins are not."""
         cache = self.variant_cache
         real = uids - self._dummies.keys()
         return [cache.slot_of[uid] for uid in real if "sparse_delta" in cache.operations_of[uid]]
 
     def _ensure(self, uid: int, path: str, running: set[int]) -> None:
-        """Our scheduler runs only what lies in a slot. Under vLLM's own, slots are taken in turn here."""
+        """Check that a variant is in a slot. Under vLLM's own scheduler, place it into the next slot here."""
         if uid in self.variant_cache.slot_of:
             return
         if self._loader is not None:
@@ -201,7 +210,7 @@ class VariantManager:
     # --- adding and removing -------------------------------------------------------------------
 
     def add_adapter(self, request: Any) -> bool:
-        """Read a variant and check it. Raises ValueError when it cannot be served."""
+        """Read a variant and check it. Raises ValueError if it cannot be served."""
         self.variant_cache.prepare(request.lora_int_id, request.lora_path)
         return True
 

@@ -1,4 +1,4 @@
-"""A linear layer's product for a batch in which some rows meet their variants' merged weights."""
+"""A linear layer's product for a batch in which some rows use their variants' merged weights."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from workers.variants.shapes import LinearShape
 
 
 class PlainWeight:
-    """A layer's weight [out, in] on this rank, as a plain tensor: vLLM's parameters pass through Python at
-    each use. A weight may be exchanged for another parameter, but none for another's memory, which captured
-    graphs would not see either."""
+    """A layer's weight [out, in] on this rank, as a plain tensor.
+
+    vLLM's parameters run Python code at each use. A weight may be replaced by another parameter, but its
+    memory must not change, since captured graphs would not see that.
+    """
 
     def __init__(self, layer: torch.nn.Module, shape: LinearShape) -> None:
         self._layer = layer
@@ -21,7 +23,7 @@ class PlainWeight:
         self._plain: torch.Tensor | None = None
 
     def of(self, dtype: torch.dtype) -> torch.Tensor | None:
-        """None where it is packed, quantised or not `dtype`."""
+        """The weight; None if it is packed, quantised or not `dtype`."""
         parameter: torch.Tensor | None = getattr(self._layer, "weight", None)
         if parameter is not self._parameter:
             self._parameter, self._plain = parameter, None if parameter is None else self._checked(parameter)
@@ -33,8 +35,8 @@ class PlainWeight:
 
 
 def tiles(context: LayerContext, shape: LinearShape, x: torch.Tensor) -> torch.Tensor | None:
-    """How the rows of `x` are cut up if some meet merged weights in such a layer; None: none does."""
-    if not context.has("sparse_delta") or context.has("boft"):  # which has inputs of its own
+    """The tiles of the rows of `x` if some rows use merged weights in such a layer; None if no row does."""
+    if not context.has("sparse_delta") or context.has("boft"):  # BOFT has its own inputs
         return None
     return context.batch.tiles_of(len(x)) if in_squares(shape.in_size, shape.widths, x.dtype) else None
 
@@ -47,8 +49,11 @@ def product(
     context: LayerContext,
     shape: LinearShape,
 ) -> torch.Tensor:
-    """[rows, in] -> [rows, out]: the rows of `Batch.merged` with their variants' merged weights, the others
-    with the base's. `cut`: by `tiles`."""
+    """[rows, in] -> [rows, out]: rows of `Batch.merged` use their variants' merged weights, other rows the
+    base's.
+
+    `cut`: from `tiles`.
+    """
     out = x.new_empty(len(x), shape.out_size)
     layer = merging.Layer(weight, context.arena, context.tables["sparse_delta"], shape.widths)
     with context.layout:

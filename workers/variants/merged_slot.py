@@ -1,7 +1,7 @@
-"""The base's weights as one variant's merged model has them, in their own place, while it runs alone.
+"""One variant's merged weights in place of the base's weights, while the variant runs alone.
 
-Its steps are then the base's: they run from the base's graphs and cost what a merged model's cost, which no
-kernel that reads a delta beside the weights can reach. It takes a second copy of the base's weights.
+Its steps are then the base's: they use the base's graphs and cost as much as a merged model's steps. No
+kernel that reads a delta in addition to the weights is as fast. It takes a second copy of the base's weights.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from workers.variants.warming import Hooked
 
 log = logging.getLogger(__name__)
 
-# What a variant that is to be merged may consist of, and must have of these.
+# The operations that a merged variant may have, and the one that it must have.
 OPERATIONS = frozenset({"sparse_delta", "norm", "embedding", "head", "bias"})
 NEEDED = "sparse_delta"
-FETCHED_BYTES = 16 << 20  # of a difference in host memory that are added together
+FETCHED_BYTES = 16 << 20  # of a difference in host memory, added in one go
 
 
 @dataclass(frozen=True)
 class Linear:
-    """A weight [out, in], into which a delta is merged; `base`: a copy of the base's."""
+    """A weight [out, in], into which a delta is merged; `base`: a copy of the base's weight."""
 
     weight: torch.Tensor
     base: torch.Tensor
@@ -53,8 +53,10 @@ class Linear:
 @dataclass(frozen=True)
 class Whole:
     """A tensor that a variant may replace: a norm, a bias, the first rows of the embedding or the head.
-    `keys`: of the tables that say by what; several where layers share it. `dtype`: of what replaces it.
-    `through`: uint8 [bytes] of the device, for differences on their way from host memory."""
+
+    `keys`: the tables with the replacement; several if layers share the tensor. `dtype`: the replacement's
+    type. `through`: uint8 [bytes] of the device, a buffer for differences that come from host memory.
+    """
 
     weight: torch.Tensor
     base: torch.Tensor
@@ -70,11 +72,13 @@ class Whole:
             self._add(slot, memory, count, at, scales_at[0])
         elif count:
             memory.copy_to(self.weight[:rows], slot, self._part(count), at)
-            if self._is_bias:  # NaN where a part keeps the base's
+            if self._is_bias:  # NaN where a part keeps the base's bias
                 self.weight.copy_(torch.where(self.weight.isnan(), self.base, self.weight))
 
     def _add(self, slot: int, memory: DeviceMemory, count: int, at: int, scales_at: int) -> None:
-        """A difference. From host memory its codes come some rows at a time."""
+        """Add a difference to the base's tensor. From host memory its codes are copied some rows at a
+        time.
+        """
         width = self.weight.shape[1]
         part, of_scales = full_layout.difference_parts(count, width)
         codes, scales = memory.in_arena(slot, part, at), memory.in_arena(slot, of_scales, scales_at)
@@ -105,13 +109,18 @@ class Whole:
         return part
 
     def fits(self, slot: int, memory: DeviceMemory) -> bool:
-        """Layers that share a tensor cannot have it replaced by different ones."""
+        """Whether the variant can be merged here: layers that share a tensor must have the same
+        replacement.
+        """
         return len({tuple(memory.fields(slot, key)) for key in self.keys}) == 1
 
 
 class MergedSlot:
-    """`holds`: whose weights the base's are now, BASE_UID for its own, None after a failure. A uid is never
-    given to another variant. Not for use by threads."""
+    """The memory of the base's weights, which one variant's merged weights may replace. Not thread-safe.
+
+    `holds`: the variant whose weights it has now, BASE_UID for the base's own, None after a failure. A uid is
+    never given to another variant.
+    """
 
     def __init__(
         self,
@@ -120,17 +129,17 @@ class MergedSlot:
         unbiased: Collection[TableKey],
         memory: DeviceMemory,
     ) -> None:
-        """`unbiased`: the tables of biases in layers of which the base has none."""
+        """`unbiased`: the bias tables of layers where the base has no bias."""
         self._linears, self._wholes, self._unbiased, self._memory = linears, wholes, unbiased, memory
         self._pairs = [(held.weight, held.base) for held in linears]
         self._pairs += [(held.weight, held.base) for held in wholes]
-        self._fits: dict[int, tuple[int, bool]] = {}  # by slot: of which variant
+        self._fits: dict[int, tuple[int, bool]] = {}  # by slot: the variant and whether it fits
         self.holds: int | None = BASE_UID
         self._beside = torch.cuda.Stream(memory.arena.device) if memory.arena.is_cuda else None
 
     @property
     def size_bytes(self) -> int:
-        """What the copy takes."""
+        """The bytes of the copy of the base's weights."""
         return sum(base.nbytes for _, base in self._pairs)
 
     def takes(self, uid: int, slot: int, operations: Collection[str]) -> bool:
@@ -149,33 +158,35 @@ class MergedSlot:
         return not adds_bias and all(whole.fits(slot, self._memory) for whole in self._wholes)
 
     def merge(self, uid: int, slot: int) -> None:
-        """Have the weights of the variant in `slot`, whoever's they were. Steps that were begun are not
-        changed: this runs on the device after them."""
+        """Merge the variant in `slot` into the base's weights, whatever they hold now.
+
+        Steps that were launched before are not affected: this runs on the device after them.
+        """
         self.holds = None
-        with self._memory.layout:  # until all of it is in the order of steps
+        with self._memory.layout:  # until all of it is queued in the order of steps
             self._merge(slot)
         self.holds = uid
 
     def _merge(self, slot: int) -> None:
         try:
-            with self._wholes_beside():  # an embedding comes from host memory meanwhile
+            with self._wholes_beside():  # meanwhile an embedding comes from host memory
                 for whole in self._wholes:
                     whole.merge(slot, self._memory)
             for linear in self._linears:
                 linear.merge(slot)
-        finally:  # what comes next comes after all of it, also where some of it failed
+        finally:  # later work comes after all of it, also if a part failed
             if self._beside is not None:
                 torch.cuda.current_stream(self._beside.device).wait_stream(self._beside)
 
     def _wholes_beside(self) -> AbstractContextManager[Any]:
-        """Within, the device is given work that it does after what it was given before, beside what comes."""
+        """Within the context, the device's work runs after earlier work, and concurrently with later work."""
         if self._beside is None:
             return nullcontext()
         self._beside.wait_stream(torch.cuda.current_stream(self._beside.device))
         return torch.cuda.stream(self._beside)
 
     def restore(self) -> None:
-        """Have the base's own weights again, bit for bit."""
+        """Restore the base's own weights, bit for bit."""
         self.holds = None
         for weight, base in self._pairs:
             weight.copy_(base)
@@ -183,8 +194,11 @@ class MergedSlot:
 
 
 def make(hooked: Iterable[Hooked], memory: DeviceMemory, dtype: torch.dtype) -> MergedSlot | None:
-    """One for the layers of a model, which copies their weights now. None, and the log says why, where a
-    weight is packed, quantised or not `dtype`. Raises torch.OutOfMemoryError."""
+    """Make a merged slot for the layers of a model, and copy their weights now. Raises
+    torch.OutOfMemoryError.
+
+    Returns None, and logs the reason, if a weight is packed, quantised or not `dtype`.
+    """
     layers = list(hooked)
     found: list[tuple[torch.Tensor, LayerContext, LinearShape]] = []
     for module, shape, context in layers:
@@ -207,7 +221,7 @@ def make(hooked: Iterable[Hooked], memory: DeviceMemory, dtype: torch.dtype) -> 
 
 
 def _can_merge(shape: LinearShape, weight: torch.Tensor) -> bool:
-    """On a CPU torch merges deltas as they lie there."""
+    """Whether deltas can be merged into the weight; on a CPU torch merges them from any layout."""
     merges = weight.device.type == "cpu" or in_squares(shape.in_size, shape.widths, weight.dtype)
     return merges and weight.is_contiguous()
 
@@ -233,13 +247,15 @@ def _wholes(layers: Sequence[Hooked], dtype: torch.dtype) -> Iterator[Whole]:
 
 
 def _some_rows(count: int, most: int) -> Iterator[slice]:
-    """Their scales begin at a multiple of 16 bytes, as those that the kernel was compiled for."""
+    """Slices of at most `most` rows whose scales begin at a multiple of 16 bytes, as the compiled kernel
+    requires.
+    """
     step = most // 16 * 16 or most
     yield from (slice(start, min(count, start + step)) for start in range(0, count, step))
 
 
 def _compile_adding(tensor: torch.Tensor) -> None:
-    """Now, and not while a request waits."""
+    """Compile the kernel now, and not while a request waits."""
     some = tensor[:1]
     zeros = torch.zeros(1, dtype=torch.float32, device=tensor.device)
     full.add(some, torch.zeros_like(some, dtype=torch.int8), zeros, torch.empty_like(some))

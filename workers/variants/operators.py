@@ -1,4 +1,4 @@
-"""The operations by name, as the layers call them and the tables are sized for them."""
+"""The operations by name, as the layers call them and as the tables are sized for them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _OF_KIND = {
     "svd_delta": ("svd_delta", *_FULL),
     "boft": ("boft", "bias"),
 }
-# More factors than any table row can ask scratch memory for.
+# More factors than any table row can request scratch memory for.
 MAX_FACTORS = 3
 
 
@@ -71,8 +71,10 @@ def add(
     widths: tuple[int, ...],
     but_merged: bool = False,
 ) -> None:
-    """out [T, O] += what `op` makes of x [T, K], on the rows of variants. `but_merged`: not on those of
-    `Batch.merged`, for sparse deltas."""
+    """Compute out [T, O] += `op` of x [T, K], on the rows of variants.
+
+    `but_merged`: skip the rows of `Batch.merged`, for sparse deltas.
+    """
     rows, table, space = context.batch.tokens, context.tables[op], context.workspace
     with context.layout:
         match op:
@@ -107,7 +109,7 @@ def replace_bias(out: torch.Tensor, base_bias: torch.Tensor | None, context: Lay
 
 
 def embed(ids: torch.Tensor, out: torch.Tensor, context: LayerContext) -> None:
-    """`ids` [T] count from this rank's first token."""
+    """Look up the variants' embeddings. `ids` [T] count from this rank's first token."""
     with context.layout:
         full.embed(ids, out, 0, context.arena, context.tables["embedding"], context.batch.tokens)
 
@@ -121,6 +123,6 @@ def norm(
 
 
 def head(x: torch.Tensor, out: torch.Tensor, context: LayerContext, rows: Rows) -> None:
-    """`rows` says whose they are: `Batch.head_rows`."""
+    """Apply the variants' heads. `rows` has the slots of the rows: `Batch.head_rows`."""
     with context.layout:
         full.head(x, out, context.arena, context.tables["head"], rows)

@@ -1,5 +1,7 @@
-"""Memory of whole pages, which the GPU's driver can lock, and which goes back to the system without Python's
-lock: gigabytes of it take tens of milliseconds, in which an engine would stand still."""
+"""Memory of whole pages, which the GPU's driver can lock, and which is freed without the GIL.
+
+Freeing gigabytes takes tens of milliseconds, during which an engine would otherwise stand still.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +20,17 @@ import torch
 
 log = logging.getLogger(__name__)
 
-# Locked and copied at a time. While the driver locks or unlocks it starts no kernel, and a copy to the GPU
-# waits for those before it: all of a delta at once would hold up a step for 60 ms, a chunk does for 1 to 3.
-# A copy must not cross from what was locked at one time to what was locked at another.
+# Bytes that are locked and copied at a time. While the driver locks or unlocks it starts no kernel, and a
+# copy to the GPU waits for earlier copies. A whole delta at once would delay a step by 60 ms, a chunk delays
+# it by 1 to 3. A copy must not cross the boundary between two locked chunks.
 CHUNK_BYTES = 64 << 20
-# Between two of them. Without it a thread that waits to start a kernel is passed over.
+# The pause between two chunks. Without it a thread that waits to start a kernel would not get its turn.
 PAUSE_S = 0.0002
 _READS_AT_HOST_ADDRESS = 91  # CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
 
 
 def whole_pages(size: int) -> npt.NDArray[np.uint8]:
-    """uint8 [size] in pages of its own, of zeros; large ones where the system has them."""
+    """uint8 [size] of zeros in its own pages; huge pages if the system has them."""
     pages = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError, AttributeError):
         pages.madvise(mmap.MADV_HUGEPAGE)
@@ -41,7 +43,7 @@ def chunks(memory: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def spans(start: int, size: int) -> Iterator[tuple[int, int]]:
-    """Bytes [start, start + size) of such memory, cut where chunks end: (begin, end) of each part."""
+    """Bytes [start, start + size) of such memory, split at the ends of chunks: (begin, end) of each part."""
     end = start + size
     while start < end:
         stop = min(end, (start // CHUNK_BYTES + 1) * CHUNK_BYTES)
@@ -50,8 +52,11 @@ def spans(start: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def page_locked(memory: torch.Tensor) -> torch.Tensor:
-    """The same bytes, page-locked. Their pages are there already: what the driver does to them is short,
-    and torch's own page-locked memory comes in powers of two: 4 GiB for a delta of 2.9."""
+    """The same bytes, page-locked.
+
+    The pages exist already, so the driver's work is short. torch's own page-locked memory comes in powers of
+    two: 4 GiB for a delta of 2.9.
+    """
     locked: list[int] = []
     for chunk in chunks(memory):
         if int(torch.cuda.cudart().cudaHostRegister(chunk.data_ptr(), chunk.numel(), 0)) != 0:
@@ -68,7 +73,7 @@ def page_locked(memory: torch.Tensor) -> torch.Tensor:
 
 @functools.cache
 def reads_locked_memory(device: torch.device) -> bool:
-    """Whether the device's kernels read such memory at the address that it has here."""
+    """Whether the device's kernels read page-locked memory at its host address."""
     told, error = ctypes.c_int(0), 1
     with contextlib.suppress(OSError, AttributeError):
         driver = ctypes.CDLL("libcuda.so.1")

@@ -1,9 +1,8 @@
-"""Prompts' log-probabilities by each variant's own head.
+"""Log-probabilities of prompts by each variant's own head.
 
-A head runs on the rows that a token is sampled for, and `Batch.samples` says whose each of these is. vLLM
-scores prompts with the same head, on a stretch of all tokens' hidden states: other rows, in another order.
-Its runners are wrapped here to say when they do that, and the model's `compute_logits` to say on which
-stretch.
+A head runs on the sampled rows, and `Batch.samples` has their slots. vLLM scores prompts with the same head,
+on a stretch of all tokens' hidden states: other rows, in another order. This module wraps vLLM's runners to
+detect the scoring, and the model's `compute_logits` to detect the stretch.
 """
 
 from __future__ import annotations
@@ -19,7 +18,8 @@ import torch
 
 from workers.variants.batch import Batch
 
-# Of both model runners: what scores prompts. Each has a parameter `hidden_states`, of all tokens of the step.
+# The methods of both model runners that score prompts. Each has a parameter `hidden_states`, of all tokens of
+# the step.
 SCORERS = (
     ("vllm.v1.worker.gpu_model_runner", "GPUModelRunner", ("_get_prompt_logprobs_dict",)),
     (
@@ -33,16 +33,18 @@ _OURS = "_ostinato_scores"
 
 
 class _Scored:
-    """`hidden`: all tokens' hidden states [tokens, width] while prompts are scored, else None. A process runs
-    one step at a time."""
+    """`hidden`: all tokens' hidden states [tokens, width] while prompts are scored, else None.
+
+    A process runs one step at a time.
+    """
 
     hidden: torch.Tensor | None = None
 
 
 def follow(model: Any, batch: Batch) -> None:
-    """Have the model's head take rows for those of `batch` that they are, also when prompts are scored."""
+    """Make the model's head find the right rows of `batch`, also when prompts are scored."""
     for module, owner, methods in SCORERS:
-        if module in sys.modules:  # the runner that is used has been imported: it called us
+        if module in sys.modules:  # the runner in use has been imported: it called us
             for method in methods:
                 _say_when(getattr(sys.modules[module], owner), method)
     compute = model.compute_logits
@@ -59,9 +61,9 @@ def follow(model: Any, batch: Batch) -> None:
 
 
 def _say_when(owner: type, method: str) -> None:
-    """Wrap it once per process."""
+    """Wrap the method, once per process."""
     inner: Callable[..., Any] | None = getattr(owner, method, None)
-    if inner is None or hasattr(inner, _OURS):  # not every vLLM has each of them
+    if inner is None or hasattr(inner, _OURS):  # not every vLLM version has each of them
         return
     signature = inspect.signature(inner)
 
@@ -84,9 +86,9 @@ def _scoring(hidden: torch.Tensor) -> Iterator[None]:
 
 
 def first_row(whole: torch.Tensor, part: torch.Tensor) -> int:
-    """At which row of `whole` [tokens, width] its stretch `part` [rows, width] begins.
+    """The row of `whole` [tokens, width] at which its stretch `part` [rows, width] begins.
 
-    Errors: RuntimeError when it is no stretch of it, and nobody could say whose rows these are.
+    Errors: RuntimeError if `part` is no stretch of `whole`, since the slots of its rows are then unknown.
     """
     row_bytes = whole.stride(0) * whole.element_size()
     offset = part.data_ptr() - whole.data_ptr()

@@ -1,4 +1,4 @@
-"""Which block of each weight matrix this rank holds: all a kind needs to know to cut its tensors."""
+"""This rank's block of each weight matrix: all that a kind needs to cut its tensors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cached_property
 
 @dataclass(frozen=True)
 class Slice:
-    """One of the matrices fused into a linear layer: rows [start, start + size) of `full` are here.
+    """One of the matrices fused into a linear layer: rows [start, start + size) of `full` are on this rank.
 
     `name` is the module's name in the checkpoint, e.g. model.layers.0.self_attn.q_proj.
     """
@@ -37,7 +37,7 @@ class LinearShape:
     def columns(self) -> slice:
         return slice(self.in_start, self.in_start + self.in_size)
 
-    @cached_property  # asked at every product
+    @cached_property  # read at every product
     def widths(self) -> tuple[int, ...]:
         return tuple(part.size for part in self.slices)
 
@@ -53,7 +53,7 @@ class LinearShape:
 
 @dataclass(frozen=True)
 class VocabularyShape:
-    """An embedding or a head: tokens [start, start + size) of the vocabulary are here.
+    """An embedding or a head: tokens [start, start + size) of the vocabulary are on this rank.
 
     `tied`: the base's head is its embedding.
     """

@@ -1,5 +1,4 @@
-"""Which work on a device reads each slot last: whoever overwrites a slot waits for that, and for nothing
-else."""
+"""The last work on a device that reads each slot: a copy into a slot waits for it, and for nothing else."""
 
 from __future__ import annotations
 
@@ -11,17 +10,19 @@ import torch
 
 
 class SlotUses:
-    """Steps are begun by one thread; others ask. On a CPU steps have ended when the next begins."""
+    """The last uses of slots. One thread begins steps; other threads ask. On a CPU a step ends before the
+    next begins.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._lock = threading.Lock()
         self._steps: torch.cuda.Stream | None = None
-        self._now: frozenset[int] = frozenset()  # slots of the newest step, whose end nothing marks yet
-        self._ends: dict[int, torch.cuda.Event] = {}  # by slot: of the last step before that one that read it
+        self._now: frozenset[int] = frozenset()  # slots of the newest step, whose end has no event yet
+        self._ends: dict[int, torch.cuda.Event] = {}  # by slot: the end of the last earlier step that read it
 
     def begin_step(self, slots: Collection[int]) -> None:
-        """What the current stream is given from now on reads these slots."""
+        """Record that later work of the current stream reads these slots."""
         if self._device.type != "cuda":
             return
         stream = torch.cuda.current_stream(self._device)
@@ -33,7 +34,7 @@ class SlotUses:
             self._steps, self._now = stream, frozenset(slots)
 
     def wait(self, stream: torch.cuda.Stream, slot: int) -> None:
-        """Have `stream` wait for the last step that reads a slot."""
+        """Make `stream` wait for the last step that reads a slot."""
         with self._lock:
             if self._steps is None or slot in self._now:
                 stream.wait_stream(self._steps or torch.cuda.default_stream(self._device))
@@ -42,8 +43,10 @@ class SlotUses:
 
     @contextmanager
     def between_steps(self, stream: torch.cuda.Stream) -> Iterator[None]:
-        """What the device is given within, it does between what steps gave it before and what they give it
-        later; what `stream` is given later comes after it, too."""
+        """Within the context, the device's work runs between the work of earlier and of later steps.
+
+        Later work of `stream` runs after it, too.
+        """
         with self._lock:  # no first step begins meanwhile
             steps = self._steps
             with torch.cuda.stream(steps or stream):

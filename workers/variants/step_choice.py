@@ -1,4 +1,4 @@
-"""How the next step computes its variants: beside the base, or merged in the base's place."""
+"""How the next step computes its variants: in addition to the base, or merged in the base's place."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from workers.variants.variant_cache import VariantCache
 
 
 class StepChoice:
-    """`merged`: the slot for a variant that runs alone, if this engine has one."""
+    """The choice for each step. `merged`: the slot for a variant that runs alone, if this engine has one."""
 
     def __init__(self, cache: VariantCache, merged: MergedSlot | None = None) -> None:
         self._cache = cache
@@ -21,9 +21,9 @@ class StepChoice:
         self._graph = Graph.OF_ITS_VARIANTS
 
     def choose(self, step: Any) -> Graph:
-        """To be asked before each of vLLM's steps (SchedulerOutput)."""
+        """Choose the graph of a vLLM step (SchedulerOutput); must be called before each step."""
         self._requests.see(step)
-        if step.num_scheduled_tokens:  # else nothing runs
+        if step.num_scheduled_tokens:  # otherwise nothing runs
             self._graph = self._of(step)
         return self._graph
 
@@ -42,8 +42,11 @@ class StepChoice:
         return uid if self._merged.takes(uid, slot, self._cache.operations_of[uid]) else BASE_UID
 
     def put_weights(self, uids: set[int]) -> bool:
-        """Have the weights that the step which was chosen for needs; whether those are of its variant merged
-        in the base's place. `uids`: of all its rows but those of stand-ins."""
+        """Put the weights in place that the chosen step needs; returns whether its variant is merged into the
+        base.
+
+        `uids`: the variants of all its rows except stand-ins.
+        """
         if self._merged is None:
             return False
         wanted = self._alone.merged if uids == {self._alone.merged} else BASE_UID

@@ -1,8 +1,8 @@
-"""Tensors of a variant's files, verified before anyone sees them.
+"""Tensors of a variant's files, verified before any other code uses them.
 
-A file with a checksum is read whole. Of one without (PEFT's, one for all layers) each layer's tensors are
-read by themselves, so that several threads read it; matrices that are only copied are read in longer
-stretches (`copies.py`).
+A file with a checksum is read whole. A file without one (PEFT's, one for all layers) is read in parts, the
+tensors of each layer separately, so that several threads read it. Matrices that are only copied are read in
+longer stretches (`copies.py`).
 """
 
 from __future__ import annotations
@@ -40,35 +40,35 @@ DTYPES = {
     "I8": torch.int8,
 }
 EVERYTHING = slice(None)
-KEPT_BYTES = 24 << 20  # of a buffer that is kept from variant to variant: a share of an adapter's file
+KEPT_BYTES = 24 << 20  # of a buffer that is kept for the next variant: a share of an adapter's file
 
 Memory = npt.NDArray[np.uint8]
 
 
 class Holding(Protocol):
-    """Some bytes of a variant's files that are read together; its tensors are there until it is dropped."""
+    """Some bytes of a variant's files that are read together; its tensors are valid until it is dropped."""
 
     @property
     def size_bytes(self) -> int: ...
 
     def read(self, memory: Memory) -> None:
-        """Into `memory` [size_bytes]. Raises CheckpointError when it is of another size than expected."""
+        """Read into `memory` [size_bytes]. Raises CheckpointError if the size is not the expected one."""
 
     def verify(self) -> None:
-        """What was read. Raises CheckpointError when it is not sound."""
+        """Verify the bytes that were read. Raises CheckpointError if they are invalid."""
 
     def drop(self) -> None:
-        """Its memory will hold something else."""
+        """Forget the memory, which will hold other data."""
 
 
 @dataclass(eq=False)
 class File:
-    """A whole file: its checksum can be verified over all of it alone."""
+    """A whole file, since its checksum covers the whole file."""
 
     folder: Path
     ref: FileRef
     tensors: list[TensorRef] = field(default_factory=list)
-    data: dict[int, Memory] = field(default_factory=dict)  # of tensors that were read, by where they begin
+    data: dict[int, Memory] = field(default_factory=dict)  # of tensors that were read, by their offsets
     contents: memoryview | None = None
 
     @property
@@ -92,7 +92,7 @@ class File:
 
 @dataclass(frozen=True, eq=False)
 class SomeTensors:
-    """Some tensors of a file without a checksum, which are read beside others of the same file."""
+    """Some tensors of a file without a checksum; other tensors of the file are read at the same time."""
 
     file: File
     refs: tuple[TensorRef, ...]
@@ -115,7 +115,7 @@ class SomeTensors:
 
 
 class Files:
-    """Those of one variant, by name. Reading them is another's business (`filling`)."""
+    """The files of one variant, by name. `filling` reads them."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._files = {ref.name: File(manifest.folder, ref) for ref in manifest.files}
@@ -123,7 +123,9 @@ class Files:
             self._files[tensor.file].tensors.append(tensor)
 
     def holding(self, refs: Iterable[TensorRef]) -> tuple[Holding, ...]:
-        """What to read for these tensors, each of which nobody else asks for at the same time."""
+        """The holdings to read for these tensors; no other caller may ask for the same tensors at the same
+        time.
+        """
         by_file: dict[str, dict[int, TensorRef]] = {}
         for ref in refs:
             by_file.setdefault(ref.file, {})[ref.offset] = ref
@@ -139,7 +141,7 @@ class Files:
     def read(self, ref: TensorRef, rows: slice = EVERYTHING, columns: slice = EVERYTHING) -> torch.Tensor:
         """Rows (first dimension) and columns (last) of a tensor that was read.
 
-        Not to be written to, nor kept: where all of a row is asked for it is the memory that was read into.
+        The caller must neither write to the result nor keep it: for whole rows it is the memory of the file.
         """
         data = self._files[ref.file].data.get(ref.offset)
         if data is None:
@@ -150,29 +152,31 @@ class Files:
 
 
 class Buffers:
-    """Memory that files are read into, used again: fresh memory costs as much as reading. For threads."""
+    """Memory that files are read into, and that is reused: new memory costs as much as reading.
+    Thread-safe.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._free: list[Memory] = []
 
     def take(self, size: int) -> Memory:
-        """Of `size` bytes or more."""
+        """Take a buffer of `size` bytes or more."""
         with self._lock:
             fitting = (number for number, memory in enumerate(self._free) if len(memory) >= size)
             if (number := next(fitting, None)) is not None:
                 return self._free.pop(number)
             if self._free:
-                self._free.pop()  # in whose place there is a larger one
+                self._free.pop()  # a larger buffer replaces it
         return whole_pages(size)
 
     def give(self, memory: Memory) -> None:
-        """What was taken, back."""
+        """Give a buffer back."""
         with self._lock:
             self._free.append(memory)
 
     def trim(self, count: int) -> None:
-        """Keep so many for the next variant, and none that is large."""
+        """Keep at most `count` buffers for the next variant, and no large buffer."""
         with self._lock:
             self._free = [memory for memory in self._free if len(memory) <= KEPT_BYTES][:count]
 

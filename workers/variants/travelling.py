@@ -1,8 +1,7 @@
 """Copies of a variant to the device that steps need not wait for: each layer waits there for its own part.
 
-All of them are given to the device before any step may use the variant. So nothing that happens on the host
-afterwards can keep a step waiting: either the device carries them out, or it has failed as a whole, and with
-it the steps.
+The device gets all copies before any step may use the variant. So no later event on the host can delay a
+step. Either the device carries the copies out, or it has failed as a whole, and the steps with it.
 """
 
 from __future__ import annotations
@@ -17,30 +16,33 @@ import torch
 
 log = logging.getLogger(__name__)
 
-# Small enough that the first layer need not wait long, and a step's own small copies go between two; it
-# divides `pages.CHUNK_BYTES`, as no copy may cross from what was page-locked at one time to what was at
-# another.
+# Small enough that the first layer does not wait long, and that a step's own small copies run between two. It
+# divides `pages.CHUNK_BYTES`: a copy must not cross the boundary between two page-locked chunks.
 PIECE_BYTES = 8 << 20
 
 
-# Int64 `value` is to be written to address `at` when the first `end` bytes of the variant are there.
+# The int64 `value` must be written to address `at` once the first `end` bytes of the variant have arrived.
 ARRIVAL = np.dtype([("end", np.int64), ("at", np.uint64), ("value", np.int64)])
 Arrivals = npt.NDArray[np.void]
 
 
 class Line(Protocol):
-    """Carries out what it is given, one after the other, some time later. Addresses are bytes."""
+    """Carries out copies and writes in order, asynchronously. Addresses are bytes."""
 
     def copy(self, into: int, source: int, size: int) -> None:
-        """From host memory to the device's."""
+        """Copy host memory to the device's memory."""
 
     def write(self, arrivals: Arrivals) -> None:
-        """Their values to the device's memory, to be seen there only after all that was copied before."""
+        """Write the values to the device's memory; they become visible there only after all earlier
+        copies.
+        """
 
 
 def send(line: Line, memory: torch.Tensor, into: int, arrivals: Arrivals) -> None:
-    """All of `memory`, uint8 [bytes] on the host, to address `into`; each arrival, in the order of their
-    ends, as soon as it is true."""
+    """Send all of `memory`, uint8 [bytes] on the host, to address `into`.
+
+    Each arrival is written as soon as it holds, in the order of the arrivals' ends.
+    """
     source, size, told = memory.data_ptr(), memory.numel(), 0
     for begin in range(0, size, PIECE_BYTES):
         end = min(begin + PIECE_BYTES, size)
@@ -54,7 +56,7 @@ def send(line: Line, memory: torch.Tensor, into: int, arrivals: Arrivals) -> Non
         raise ValueError(f"a variant of {size} bytes cannot have {last} of them on the device")
 
 
-# What the driver is told of a write (CUstreamBatchMemOpParams), at most so many at once.
+# The driver's description of a write (CUstreamBatchMemOpParams), and the most writes per call.
 _WRITE = np.dtype(
     [
         ("operation", np.uint32),
@@ -72,10 +74,10 @@ _MOST_WRITES = 128
 
 
 class CudaLine:
-    """A stream of CUDA. To be used where its device is the current one.
+    """A stream of CUDA. Its device must be the current device of the caller.
 
-    The driver is called directly, and Python's lock is kept meanwhile: a call takes some microseconds, there
-    are dozens of them, and a request waits for all.
+    The driver is called directly, without releasing the GIL. A call takes some microseconds, there are dozens
+    of calls, and a request waits for all of them.
     """
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
@@ -104,7 +106,9 @@ def _refused(error: int) -> RuntimeError:
 
 
 def line_of(stream: torch.cuda.Stream) -> Line | None:
-    """None where the driver cannot be called so: variants are then there before a step may use them."""
+    """The line of a stream; None if the driver lacks these calls: variants then arrive before a step may use
+    them.
+    """
     try:
         return CudaLine(stream)
     except (OSError, AttributeError):

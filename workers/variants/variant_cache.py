@@ -1,7 +1,7 @@
-"""What this rank holds of each variant, in host memory and on its device. Safe for use by threads.
+"""This rank's copies of each variant, in host memory and on its device. Thread-safe.
 
-Slots are somebody else's decision (the scheduler's, so that all ranks agree; without our scheduler,
-`manager` takes them in turn). This carries out orders, and keeps the host's cache within its limit.
+Another component chooses slots: the scheduler, so that all ranks agree, or `manager`, in turn, without our
+scheduler. This class carries out orders, and keeps the host's cache within its limit.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class VariantCache:
-    """`slot_of` and `operations_of` tell, by uid, of the variants in slots."""
+    """The cache of variants. `slot_of` and `operations_of` have, by uid, the variants in slots."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class VariantCache:
     # --- host ----------------------------------------------------------------------------------
 
     def prepare(self, uid: int, path: str) -> HostVariant:
-        """Have the variant in host memory. Blocking. Raises ValueError when it cannot be served here."""
+        """Load the variant into host memory. Blocking. Raises ValueError if it cannot be served here."""
         with self._lock:
             lock = self._reading.setdefault(uid, threading.Lock())
         with lock:
@@ -83,11 +83,11 @@ class VariantCache:
 
     @property
     def capacity_bytes(self) -> int:
-        """Of this rank's device, for the variants in slots together."""
+        """The device memory of this rank for the variants in all slots together."""
         return self._memory.capacity_bytes
 
     def holds(self, uid: int) -> bool:
-        """Whether it is in host memory."""
+        """Whether the variant is in host memory."""
         with self._lock:
             return uid in self._host
 
@@ -112,7 +112,7 @@ class VariantCache:
         return variant
 
     def _shrink_host(self) -> list[HostVariant]:
-        """Those used longest ago leave, down to the limit; the newest stays whatever its size."""
+        """Evict the least recently used variants, down to the limit; the newest stays whatever its size."""
         forgotten = []
         while len(self._host) > 1 and self._held_bytes() > self._max_host_bytes:
             uid, variant = self._host.popitem(last=False)
@@ -134,7 +134,9 @@ class VariantCache:
         self._release(forgotten)
 
     def _release(self, forgotten: list[Any]) -> None:
-        """Unlocking their pages takes time, which no request need wait for."""
+        """Release variants in a thread: unlocking their pages takes time, and no request needs to wait for
+        it.
+        """
 
         def release() -> None:
             with self._device():
@@ -144,11 +146,11 @@ class VariantCache:
             return
         try:
             threading.Thread(target=release, name="variant-releasing").start()
-        except RuntimeError:  # no thread can be begun: somebody waits
+        except RuntimeError:  # no thread can be started: the caller waits
             release()
 
     def _device(self) -> AbstractContextManager[Any]:
-        """Within, CUDA's calls of this thread go to this rank's device, not to the first one."""
+        """Within the context, CUDA calls of this thread go to this rank's device, not to the first device."""
         return torch.cuda.device(self._memory.arena.device) if self._pinned else nullcontext()
 
     @property
@@ -157,17 +159,17 @@ class VariantCache:
             return self._held_bytes()
 
     def _held_bytes(self) -> int:
-        """With what stays here of variants that are in slots and were forgotten."""
+        """Bytes in host memory, with the parts here of variants that are in slots but were forgotten."""
         held = self._host.values()
         return sum(variant.size_bytes for variant in held) + self._memory.staying_bytes(but=held)
 
     def in_host(self) -> dict[int, int]:
-        """Bytes by uid."""
+        """Bytes in host memory, by uid."""
         with self._lock:
             return {uid: variant.size_bytes for uid, variant in self._host.items()}
 
     def staying(self) -> dict[int, int]:
-        """Bytes by uid, of what slots keep here of variants that are not in host memory."""
+        """Bytes, by uid, that slots keep here of variants that are not in host memory."""
         with self._lock:
             held = set(self._host)
         kept = {
@@ -178,16 +180,16 @@ class VariantCache:
     # --- device --------------------------------------------------------------------------------
 
     def place(self, uid: int, path: str, slot: int) -> int:
-        """Have the variant in a slot that no step to come uses; returns its bytes on the device when steps
-        may use it: see `settle`. Blocking.
+        """Place the variant into a slot that no later step uses before this returns. Blocking.
 
-        Raises ValueError (see `prepare`) and NoRoom.
+        Returns its bytes on the device once steps may use it: see `settle`. Raises ValueError (see `prepare`)
+        and NoRoom.
         """
         variant = self.prepare(uid, path)
         with self._changing():
             if self.slot_of.get(uid) == slot:
                 return variant.device_bytes
-            if uid in self.slot_of:  # it moves
+            if uid in self.slot_of:  # it moves to another slot
                 self._clear(self.slot_of[uid])
             self._vacate(slot)
             self._memory.place(slot, variant)
@@ -197,12 +199,12 @@ class VariantCache:
             return variant.device_bytes
 
     def settle(self) -> None:
-        """Wait until what was placed is on the device. Raises what goes wrong on the way."""
+        """Wait until placed variants are on the device. Raises the error of a failed copy."""
         with self._placing:
             self._memory.settle()
 
     def begin_step(self, uids: Collection[int]) -> None:
-        """A step of these variants is begun next."""
+        """Record that the next step uses these variants."""
         self._memory.uses.begin_step([self.slot_of[uid] for uid in uids])
 
     def clear(self, slot: int) -> None:
@@ -211,7 +213,7 @@ class VariantCache:
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """One at a time; what slots kept in host memory and need no more is let go afterwards."""
+        """Serialise changes; afterwards, release the host memory that slots no longer need."""
         with ExitStack() as afterwards, self._placing:
             try:
                 yield

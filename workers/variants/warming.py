@@ -1,7 +1,7 @@
-"""Compiles the operations' kernels before an engine says that it is ready.
+"""Compiles the operations' kernels before an engine reports that it is ready.
 
-vLLM's own warm-up does not reach them all: it samples without variants, so that no head of theirs runs, and
-which row counts it tries depends on its settings.
+vLLM's own warm-up does not reach all of them. It samples without variants, so no head of a variant runs, and
+its row counts depend on its settings.
 """
 
 from __future__ import annotations
@@ -18,27 +18,30 @@ from workers.variants.shapes import LayerShape, LinearShape, NormShape, Vocabula
 if TYPE_CHECKING:
     from workers.variants.layer_context import LayerContext
 
-Hooked = tuple[Any, LayerShape, "LayerContext"]  # a module, its shape, and what its hooks use
+Hooked = tuple[Any, LayerShape, "LayerContext"]  # a module, its shape, and its hooks' context
 
 
 def warm_up(hooked: Iterable[Hooked], dtype: torch.dtype) -> None:
-    """Run each operation of every layer that is unlike those before, for row counts of every magnitude.
+    """Run each operation of every distinct layer, for row counts of every magnitude.
 
-    To be called before the first batch: all rows are of the base then, and the kernels end at once. `dtype`
-    is the activations'.
+    Must be called before the first batch: all rows are the base's then, and the kernels end at once. `dtype`
+    is the activations' type.
     """
     seen = set()
     for module, shape, context in hooked:
         if (kind := _kind(module, shape)) in seen:
             continue
         seen.add(kind)
-        for count in _magnitudes(context.batch.tokens.max_rows):  # a head runs on as many, to score prompts
+        # a head runs on as many rows to score prompts
+        for count in _magnitudes(context.batch.tokens.max_rows):
             _run(module, shape, context, count, dtype)
 
 
 def _magnitudes(most: int) -> Iterator[int]:
-    """1, 2, 4, ... up to where tiles become large: nothing is compiled for more rows. Sparse tensor cores'
-    kernels are all compiled when they are checked."""
+    """1, 2, 4, ... up to the size at which tiles become large: nothing is compiled for more rows.
+
+    Sparse tensor cores' kernels are all compiled when they are checked.
+    """
     count = 1
     while count <= min(most, LARGE_FROM):
         yield count
@@ -46,7 +49,7 @@ def _magnitudes(most: int) -> Iterator[int]:
 
 
 def _kind(module: Any, shape: LayerShape) -> tuple[Any, ...]:
-    """What the kernels' specialisations can depend on."""
+    """All properties that the kernels' specialisations can depend on."""
     match shape:
         case LinearShape():
             return (shape.widths, shape.in_start, shape.in_size, shape.in_full, _bias(module) is None)
@@ -81,12 +84,12 @@ def _linear(
     out: torch.Tensor,
     bias: torch.Tensor | None,
 ) -> None:
-    """`whole`: the input of all ranks, [rows, in]."""
+    """Run the linear operations. `whole`: the input of all ranks, [rows, in]."""
     here = whole[:, shape.columns].contiguous()
     for op in operators.ADDITIONS:
         if op in context.tables:
             operators.add(op, here, out, context, shape.widths)
-    for given in {id(b): b for b in (None, bias)}.values():  # one rank adds it for all
+    for given in {id(b): b for b in (None, bias)}.values():  # one rank adds the bias for all
         if "boft" in context.tables:
             operators.rescale(out, given, context, shape.widths)
         if "bias" in context.tables:

@@ -1,7 +1,7 @@
 """One folder per kind of variant: from a manifest to the weights of each layer.
 
-A new kind is a folder here with `layer_weights(manifest, files, layer, dtype)`, a line in `_KINDS`, and
-whatever operation it needs in `workers/kernels`.
+A new kind needs a folder here with `layer_weights(manifest, files, layer, dtype)`, a line in `_KINDS`, and
+its operation in `workers/kernels`.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class OpenVariant:
 
 
 def open_variant(folder: Path, base: ModelSpec, config: VariantConfig) -> OpenVariant:
-    """What lies in `folder`, checked for the base; its data is checked when it is packed.
+    """Open the variant in `folder` and check it against the base; its data is checked when it is packed.
 
-    Raises CheckpointError when it is not sound; another ValueError when it does not fit, or is not what the
-    engine was started for.
+    Raises CheckpointError if it is invalid. Raises another ValueError if it does not fit the base, or the
+    engine was not started for it.
     """
     manifest = read_manifest(folder, base, VariantLimits(config.max_rank))
     spec = manifest.spec

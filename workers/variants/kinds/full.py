@@ -37,7 +37,7 @@ def _whole(
     dtype: torch.dtype,
     cut: slice | None = None,
 ) -> Sequence[LayerWeights]:
-    """A tensor [columns] or [rows, columns], of which rows `cut` are held here."""
+    """The weights of a tensor [columns] or [rows, columns]; this rank holds rows `cut`."""
     ref = manifest.full.get(name)
     if ref is None:
         return ()
@@ -73,7 +73,9 @@ def _piece(
 def _vocabulary(
     manifest: Manifest, files: Files, layer: VocabularyShape, dtype: torch.dtype
 ) -> Sequence[LayerWeights]:
-    """A tied head is the embedding, unless the variant has a head of its own."""
+    """The weights of an embedding or head. A tied head is the embedding, unless the variant has its own
+    head.
+    """
     key, name = (layer.name, "head" if layer.is_head else "embedding"), EMBEDDING
     if layer.is_head and (HEAD in manifest.full or HEAD in manifest.differences or not layer.tied):
         name = HEAD
@@ -107,7 +109,9 @@ def _difference(
 
 
 def _biases(manifest: Manifest, files: Files, layer: LinearShape) -> Sequence[LayerWeights]:
-    """Biases of a linear's parts, but for those with a rotation (whose operation brings its own)."""
+    """The biases of a linear's parts, without parts with a rotation (whose operation adds the bias
+    itself).
+    """
     rotated = manifest.modules.keys() if isinstance(manifest, BoftManifest) else ()
     refs = [None if part.name in rotated else manifest.full.get(f"{part.name}.bias") for part in layer.slices]
     if layer.in_start or not any(refs):

@@ -1,7 +1,7 @@
 """PEFT BOFT: y = ((x Rot) W^T) * s + bias.
 
-A rotation mixes the whole input, so every rank holds all of it; s and bias are cut where the output is.
-Blocks become orthogonal here, by Cayley's formula in float64 (`workers.deltas.boft`).
+A rotation mixes the whole input, so every rank holds all of it; s and bias are cut like the output. Cayley's
+formula makes the blocks orthogonal here, in float64 (`workers.deltas.boft`).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _shape(manifest: BoftManifest, module: BoftModule, part: Slice, layer: Linea
 
 
 def adds_bias(manifest: BoftManifest, part: Slice, layer: LinearShape) -> bool:
-    """Where the input is split, one rank adds the bias for all."""
+    """Whether this rank adds the part's bias: if the input is split, one rank adds it for all."""
     return f"{part.name}.bias" in manifest.full and layer.in_start == 0
 
 

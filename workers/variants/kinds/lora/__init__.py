@@ -1,7 +1,7 @@
 """PEFT LoRA and rsLoRA: y += scaling * (x A^T) B^T.
 
-A has the layer's input as columns and B its output as rows, so tensor parallelism cuts A by columns
-where the input is split, and B by rows where the output is; partial sums meet in the base's reduction.
+A's columns are the layer's input and B's rows its output. So tensor parallelism cuts A by columns if the
+input is split, and B by rows if the output is. The base's reduction adds the partial sums.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def layer_weights(
 def _copies(
     modules: Sequence[LoraModule | None], files: Files, layer: LinearShape, parts: Sequence[Part]
 ) -> Iterator[MatrixCopy]:
-    """What `layout.pack` makes of `_factors`."""
+    """Copies with the same result as `layout.pack` of `_factors`."""
     stacked, *expanding = parts
     first, each = 0, iter(expanding)
     for module, part in zip(modules, layer.slices, strict=True):
@@ -63,7 +63,7 @@ def _copies(
 def _factors(
     modules: Sequence[LoraModule | None], files: Files, layer: LinearShape, dtype: torch.dtype
 ) -> Sequence[layout.Factors | None]:
-    """This rank's factors of each slice; the scaling goes into B before it is rounded."""
+    """This rank's factors of each slice; B is scaled before it is rounded."""
     factors: list[layout.Factors | None] = []
     for module, part in zip(modules, layer.slices, strict=True):
         if module is None:

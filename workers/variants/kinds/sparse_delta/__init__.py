@@ -1,7 +1,7 @@
 """2:4 sparse deltas of 4 or 2 bits (DeltaZip): y += x D^T.
 
-Rows of the stored arrays are outputs and are cut where the output is; columns are groups of the input
-and are cut where the input is, which a rank's share must therefore not divide.
+Rows of the stored arrays are outputs and are cut like the output. Columns are groups of the input and are cut
+like the input, so a rank's share must not divide a group.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def layer_weights(
 
 
 def _shape(module: SparseModule, part: Slice, layer: LinearShape, squares: bool) -> layout.Shape:
-    """What this rank holds of a module. Raises ValueError when its share cuts through a group."""
+    """This rank's share of a module. Raises ValueError if the share cuts through a group."""
     whole_row = module.group_size == layer.in_full
     unit = COLUMNS_PER_BYTE if whole_row else module.group_size
     if layer.in_start % unit or layer.in_size % unit:

@@ -1,8 +1,8 @@
 """Low-rank deltas in mixed precision (Delta-CoMe, DeltaMix): y += (x V^T) U^T.
 
-V is cut by columns where the input is split, U^T where the output is. Codes share a scale in runs of
-128 columns; where a rank's share begins or ends inside a run, its values are kept as float16 instead:
-the same delta in more memory, and only in such a split.
+V is cut by columns if the input is split, U^T if the output is. Codes share a scale in runs of 128 columns.
+If a rank's share begins or ends inside a run, its values are kept as float16 instead. The delta is the same
+but takes more memory; this happens only in such a split.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def layer_weights(
 
 
 def _ranks(module: SvdModule | None, part: Slice, layer: LinearShape) -> dict[int, int]:
-    """Rank by the bits it is held with here."""
+    """The rank, by the bits with which this process holds it."""
     ranks: dict[int, int] = {}
     for group in module.groups if module else ():
         bits = group.bits if _aligned(part, layer) else FLOAT16
@@ -118,9 +118,9 @@ def unpacked(stream: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def admit(manifest: SvdManifest, max_rank: int) -> None:
-    """Raise ValueError unless scratch memory made for `max_rank` singular ranks has room for the delta's.
+    """Raise ValueError unless scratch memory for `max_rank` singular ranks has room for the delta's ranks.
 
-    A rank that is cut inside a run of codes is held in fewer places, not in more.
+    A rank that is cut inside a run of codes needs fewer places, not more.
     """
     for name, module in manifest.modules.items():
         ranks: dict[int, int] = {}
