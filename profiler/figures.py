@@ -11,3 +11,11 @@ def figure(value: float, digits: int = 3) -> str:
     """So many significant digits. What is large has no exponent: 9052.4 is 9050."""
     text = f"{value:.{digits}g}"
     return f"{Decimal(text):f}" if SMALLEST <= abs(value) < float("inf") else text
+
+
+def objective_text(value: float, unit: str, input_tokens: int, output_tokens: int) -> str:
+    """What was minimised, in words, and for which request. Seconds are those of one whole answer."""
+    said = f"{figure(value, 4)} {unit}"
+    if not output_tokens:
+        return f"{said} to a whole answer" if unit == "s" else said
+    return f"{said} for an answer of {output_tokens} tokens to a prompt of {input_tokens}"

@@ -51,7 +51,7 @@ async def carry_out(given: argparse.Namespace, result: dict[str, Any]) -> None:
 
 async def _carry_out(given: argparse.Namespace, children: Children, result: dict[str, Any]) -> None:
     chosen: dict[str, Any] = {"engine": "echo"} if rehearsing.is_rehearsal() else {}
-    settings = Settings(home=given.work, **chosen)
+    settings = Settings(home=given.work, allowed_roots=str(given.work), **chosen)
     rates = await rates_of(socket.gethostname(), children)
     result["devices"] = [dataclasses.asdict(d) for d in rates.devices]
     store = open_store(settings.resolved_store_url)

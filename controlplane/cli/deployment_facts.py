@@ -11,8 +11,7 @@ from controlplane.management.schemas.placement import (
     RankView,
     VariantsAtOnceView,
 )
-from placement.solver.explain import objective_text
-from profiler.figures import figure
+from profiler.figures import figure, objective_text
 
 
 def deployment_facts(d: DeploymentView) -> list[tuple[str, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from placement.types import DeviceKey, Inventory, Placement, key_of
-from profiler.figures import figure
+from profiler.figures import figure, objective_text
 from profiler.types import Basis, Interval
 
 GIB = 2**30
@@ -36,14 +36,6 @@ def reason(placement: Placement, inventory: Inventory, engine_alone: bool = Fals
     if choice.relaxed:
         parts.append("relaxed, as allowed: " + " and ".join(relaxation.text for relaxation in choice.relaxed))
     return "; ".join(parts)
-
-
-def objective_text(value: float, unit: str, input_tokens: int, output_tokens: int) -> str:
-    """What was minimised, in words, and for which request. Seconds are those of one whole answer."""
-    said = f"{figure(value, 4)} {unit}"
-    if not output_tokens:
-        return f"{said} to a whole answer" if unit == "s" else said
-    return f"{said} for an answer of {output_tokens} tokens to a prompt of {input_tokens}"
 
 
 def _places(used: Iterable[DeviceKey]) -> str:
