@@ -24,123 +24,139 @@ class Settings(BaseSettings):
         env_prefix="OSTINATO_", extra="ignore", frozen=True, hide_input_in_errors=True
     )
 
-    home: Path = Field(default=Path.home() / ".ostinato", description="Caches, logs and the SQLite file.")
-    store_url: str = Field(default="", description="sqlite:///FILE or redis://HOST; empty: SQLite in home.")
-    allowed_roots: str = Field(default="", description="Folders (':'-separated) sources may be read from.")
+    home: Path = Field(
+        default=Path.home() / ".ostinato", description="Folder of caches, logs and the SQLite file."
+    )
+    store_url: str = Field(
+        default="", description="`sqlite:///FILE` or `redis://HOST:PORT/DB`; empty: SQLite in home."
+    )
+    allowed_roots: str = Field(
+        default="", description="Folders, separated by `:`, from which models and variants may be read."
+    )
     allowed_hosts: str = Field(
         default="",
-        description="Names by which the API may be asked, by comma. Empty: any; but only this machine's where"
-        " there is no key and the API listens on loopback.",
+        description="Names, separated by commas, by which clients may call the API. Empty: any name; without "
+        "a key on loopback, only this machine's names.",
     )
     cors_origins: str = Field(
         default="",
-        description="Whose pages may ask from a browser, by comma, as https://chat.example.com; *: all."
-        " Empty: none but those under the API's own names.",
+        description="Origins, separated by commas, whose pages may call from a browser, as "
+        "`https://chat.example.com`; `*`: all.",
     )
-    http_host: str = Field(default="127.0.0.1", description="Where the API listens.")
+    http_host: str = Field(default="127.0.0.1", description="Address on which the API listens.")
     metrics_host: str = Field(
         default="127.0.0.1",
-        description="Where each process serves its metrics; 0.0.0.0 if Prometheus is on another node.",
+        description="Address on which each process serves metrics; `0.0.0.0` for a Prometheus on another "
+        "node.",
     )
     metrics_ports: str = Field(
         default="9464-9527",
-        description="Ports of each node for that; a process takes the first free one. Empty: any.",
+        description="Ports of each node for metrics; a process takes the first free port. Empty: any port.",
     )
     worker_host: str = Field(
         default="127.0.0.1",
-        description="Where engines listen for gateways; 0.0.0.0 if they are on other nodes.",
+        description="Address on which engines listen for gateways; `0.0.0.0` with several nodes.",
     )
-    http_port: int = Field(default=8000, ge=1, le=65535)
+    http_port: int = Field(default=8000, ge=1, le=65535, description="Port on which the API listens.")
     dashboard: bool = Field(
-        default=True, description="Whether `ostinato up` starts Ray's dashboard, which takes 1 GB of memory."
+        default=True, description="`ostinato up` starts Ray's dashboard, which takes 1 GB of memory."
     )
-    api_key: str = Field(default="", description="Bearer token asked of every client; empty: none.")
+    api_key: str = Field(default="", description="Bearer token that every client must send; empty: none.")
     tenants: str = Field(
         default="",
-        description="A YAML or JSON file of tenants and the SHA-256 of their keys; empty: one tenant.",
+        description="YAML or JSON file of tenants and the SHA-256 of their keys; empty: one tenant.",
     )
     tenant_folders: bool = Field(
         default=True,
-        description="A tenant's files must lie in the folder of its name in an allowed root; 0: anywhere.",
+        description="A tenant's files must lie in the folder of its name in an allowed root; 0: in any "
+        "allowed root.",
     )
     audit_log: str = Field(
         default="audit.jsonl",
-        description="A file of lines of JSON, one for each change asked for; a relative path is in home. "
-        "-: standard output; empty: none.",
+        description="File of the audit log, relative to home; `-`: standard output; empty: no log.",
     )
-    gateway_replicas: int = Field(default=1, ge=1, le=64)
+    gateway_replicas: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="Number of gateways; `ostinato up` starts two on a machine with 4 cores or more.",
+    )
     gateways_per_node: int = Field(
         default=0,
         ge=0,
         le=64,
-        description="So many gateways on a node at most; 0: any number. One without a node waits for one.",
+        description="Most gateways on one node; 0: any number. A gateway without a node waits.",
     )
     sheds_load: bool = Field(
-        default=True, description="A gateway refuses what it cannot do in time, by tenants' shares."
+        default=True,
+        description="A gateway refuses, by tenants' shares, requests that it cannot handle in time.",
     )
     engine: str = Field(
         default="vllm",
         pattern=r"^(vllm|echo(:[0-9]+(\.[0-9]+)?)?)$",
-        description="vllm; or a fake for benchmarks: echo, or echo:S, which takes S seconds to a token.",
+        description="`vllm`, or a fake for benchmarks: `echo`, or `echo:S`, which takes S seconds for a "
+        "token.",
     )
     engine_dtype: str = Field(
-        default="auto", description="vLLM's dtype; auto: float32 on CPU, else bfloat16."
+        default="auto", description="vLLM's dtype; `auto`: float32 on CPUs, bfloat16 on GPUs."
     )
     max_model_len: int = Field(
         default=100_000_000,
         ge=16,
-        description="The most tokens of a prompt and its answer that any deployment may have.",
+        description="Most tokens of prompt and answer that a deployment may have.",
     )
     concurrency: int = Field(
-        default=1024, ge=1, description="The most requests at once that any deployment's engines may run."
+        default=1024, ge=1, description="Most requests at once that a deployment's engines may run."
     )
     max_variants: int = Field(
-        default=128, ge=1, description="The most slots for variants that any deployment may have."
+        default=128, ge=1, description="Most slots for variants that a deployment may have."
     )
     variant_host_bytes: int = Field(
         default=64 << 30,
         ge=1 << 20,
-        description="The most host memory of a rank that may keep variants ready.",
+        description="Most host memory of a rank that may keep variants ready.",
     )
     max_lora_rank: int = Field(
-        default=256, ge=1, le=512, description="The largest LoRA rank that may be registered and deployed."
+        default=256, ge=1, le=512, description="Largest LoRA rank that may be registered and deployed."
     )
     profile_seconds: float = Field(
         default=600.0,
         ge=0,
-        description="Longest that measuring a new architecture may take; 0: nothing is measured.",
+        description="Longest time to measure a new architecture; 0: nothing is measured.",
     )
     profile_bytes: int = Field(
         default=8 << 30,
         ge=1 << 20,
-        description="Memory of a device that measuring may take; never more than is free.",
+        description="Most device memory that measuring may take; at most nine tenths of the free memory.",
     )
     artifacts: str = Field(
         default="",
-        description="The folder of deltas that are made here; all nodes see it. Empty: `artifacts` in home.",
+        description="Folder of deltas made here, visible to all nodes. Empty: `artifacts` in home.",
     )
     gpus: str = Field(
         default="",
-        description="Indices of each node's GPUs that are ours, as 0,1 or none, or by node: a=0,1;b=none;2. "
-        "Empty: those that CUDA_VISIBLE_DEVICES leaves.",
+        description="Indices of each node's GPUs to use: `0,1`, `none`, or by node `a=0,1;b=none;2`. Empty: "
+        "those in CUDA_VISIBLE_DEVICES, or all.",
     )
     headroom: float = Field(
-        default=0.03, ge=0, lt=1, description="Share of each device's memory that no placement takes."
+        default=0.03, ge=0, lt=1, description="Share of each device's memory that placement leaves free."
     )
     cost_measure: CostMeasure = Field(
         default=CostMeasure.MEMORY_LATENCY,
-        description="What minCost minimises: memoryLatency (GiB x s of a request), memory or gpuHours.",
+        description="What minCost minimises: `memoryLatency` (GiB x s of a request), `memory` or `gpuHours`.",
     )
     template_arguments: str = Field(
         default="",
-        description="Variables of your chat templates that requests may set, by comma, beside those of known "
-        "models.",
+        description="Variables of your chat templates, separated by commas, that requests may set besides "
+        "well-known ones.",
     )
-    max_body_bytes: int = Field(default=4 << 20, ge=1024)
+    max_body_bytes: int = Field(default=4 << 20, ge=1024, description="Largest body of a request.")
     start_limit_s: float = Field(
-        default=1800.0, gt=0, description="A group whose engine does not run after so long is placed anew."
+        default=1800.0,
+        gt=0,
+        description="A worker group whose engine does not run after this time is placed again.",
     )
-    request_timeout_s: float = Field(default=600.0, gt=0, description="Longest a request may take in all.")
+    request_timeout_s: float = Field(default=600.0, gt=0, description="Longest time for a request.")
 
     @field_validator("home")
     @classmethod
