@@ -1,4 +1,4 @@
-"""Commands that mend a folder, as messages give them: each can be pasted into a shell as it is."""
+"""Commands that repair a model's folder, for error messages: each can be pasted into a shell."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def quoted(path: Path, ending: str = "") -> str:
 
 
 def download(folder: Path, *files: str) -> str:
-    """Fetch `files`, or all that are missing or differ, from Hugging Face; `hf` comes with Ostinato."""
+    """Fetch `files`, or all files that are missing or differ, from Hugging Face; Ostinato installs `hf`."""
     wanted = "".join(f" {shlex.quote(file)}" for file in files)
     return f"`hf download REPO{wanted} --local-dir {quoted(folder)}` {REPO}"
 
 
 def set_aside(path: Path) -> str:
-    """No loader reads a file by its new name."""
+    """Rename a file so that no loader reads it."""
     return f"`mv {quoted(path)} {quoted(path, '.unused')}`"
 
 
@@ -46,8 +46,8 @@ def save_again(folder: Path, options: str = "") -> str:
 def split_experts(folder: Path) -> str:
     """Write the model with its experts one by one.
 
-    A model that was read from fused experts is saved with fused ones, whatever save_pretrained is told; a new
-    model with the same weights is not.
+    save_pretrained always writes fused experts for a model that was read from fused experts. A new model
+    with the same weights is written with separate experts.
     """
     return _saved_again(
         folder,
@@ -66,9 +66,9 @@ def _saved_again(folder: Path, saving: str) -> str:
 
 
 def rename_tensors(folder: Path, files: Collection[str], old: str, new: str) -> str:
-    """Replace the first `old` in every tensor's name. Each file is written again in its place.
+    """Replace the first `old` in every tensor's name. Each file is rewritten in place.
 
-    Several files have an index. There, only what names begin with can be replaced.
+    If there are several files, their index is changed, too; there only the start of a name can be replaced.
     """
     code = (
         "import sys; from safetensors.torch import load_file, save_file; "
@@ -82,7 +82,8 @@ def rename_tensors(folder: Path, files: Collection[str], old: str, new: str) -> 
 
 
 def adapter_from_pickle(old: Path, new: Path) -> str:
-    """Only tensors are read from the pickle, and no code of it runs."""
+    """Convert an adapter's pickle to safetensors; only tensors are read from the pickle, its code never
+    runs."""
     code = (
         "import sys, torch; from safetensors.torch import save_file; "
         "t = torch.load(sys.argv[1], weights_only=True); "
@@ -92,8 +93,8 @@ def adapter_from_pickle(old: Path, new: Path) -> str:
 
 
 def merge(folder: Path, *, own_tokenizer: bool) -> str:
-    """Merge the adapter in `folder` into the base that its config names. The tokenizer is the adapter's own
-    where its folder has one, else the base's."""
+    """Merge the adapter in `folder` into the base that its config names. The tokenizer is the adapter's, if
+    its folder has one, else the base's."""
     words = "old" if own_tokenizer else "m.peft_config['default'].base_model_name_or_path"
     code = (
         "import sys; from peft import AutoPeftModelForCausalLM as P; from transformers import AutoTokenizer "

@@ -1,7 +1,7 @@
-"""What a GPU can run, by its name: the one table that estimates, plans, placements and simulations ask.
+"""What a GPU can run, by its name. Estimates, plans, placements and simulations all use this table.
 
-The names are those of data sheets ("A100-80GB") and of drivers ("NVIDIA A100-SXM4-80GB"). A GPU that the
-table does not know may run everything: its engines say what they cannot do when they are measured.
+Names are those of data sheets ("A100-80GB") and of drivers ("NVIDIA A100-SXM4-80GB"). A GPU that is not in
+the table is assumed to run everything: its engine reports what it cannot run when it is measured.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from profiler.quantization import QUANTIZATIONS
 
 Capability = tuple[int, int]
 
-# NVIDIA's compute capabilities. The first entry counts whose words are all in the name.
+# NVIDIA's compute capabilities. The first entry whose words are all in the GPU's name counts.
 _CAPABILITIES: tuple[tuple[Capability, tuple[str, ...]], ...] = (
     ((12, 1), ("GB10",)),
     ((12, 0), ("Blackwell", "5060", "5070", "5080", "5090")),
@@ -34,7 +34,7 @@ _OTHER_MAKERS = {"amd", "intel", "arm"}
 
 
 def compute_capability(gpu: str) -> Capability | None:
-    """Of a GPU of this name; None where the table does not have it."""
+    """The compute capability of the GPU with this name; None if the table does not have the GPU."""
     words = _words(gpu)
     if words & _OTHER_MAKERS:
         return None
@@ -49,7 +49,7 @@ def _words(name: str) -> set[str]:
 
 
 def runs(quantization: str, gpu: str) -> bool:
-    """Whether a GPU of this name has the arithmetic of a quantization; "": on any, or on a CPU host."""
+    """Whether a GPU of this name supports the quantization's arithmetic; "": any GPU, or a CPU host."""
     return gpu_problem(quantization, gpu) is None
 
 

@@ -1,7 +1,7 @@
 """How a model writes tool calls and reasoning, read from its chat template.
 
-The names are those of vLLM's parsers. A template is compared with what each format cannot do without; the
-family decides where two formats share their words. Templates are read as text: they are not run here.
+The names are those of vLLM's parsers. A template matches a format if it contains every text that the format
+needs; where two formats share their texts, the model's family decides. Templates are read as text, never run.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from typing import Any
 from profiler.files import is_file, read_json, read_text
 from profiler.model_files import TEMPLATES
 
-MAX_TEMPLATE_BYTES = 1 << 20  # the longest known have 30 KB
+MAX_TEMPLATE_BYTES = 1 << 20  # the longest known templates have 30 KB
 
-# A parser, and what a template of its format contains: all of it. The first that fits is meant.
+# Each parser, and the texts that a template of its format contains. The first parser with all texts is
+# chosen.
 _TOOL_FORMATS = (
     ("qwen3_coder", ("<tool_call>", "<function=")),
     ("glm45", ("<tool_call>", "<arg_key>")),
@@ -34,13 +35,13 @@ _TOOL_FORMATS = (
     ("llama3_json", ('"parameters": dictionary of argument name',)),
 )
 _SHOWS_TOOLS = re.compile(r"\btools\b")
-DEFAULT = "default"  # the name of a template that is alone
+DEFAULT = "default"  # the name of a template without other templates
 _QWEN3 = frozenset({"qwen3", "qwen3_moe"})
 
 
 @dataclass(frozen=True)
 class ChatFormat:
-    """vLLM's parsers for a model's answers, "" where none is known, and why each was chosen."""
+    """vLLM's parsers for a model's answers, "" where none is known, and the reason for each choice."""
 
     tool_parser: str = ""
     tool_reason: str = ""
@@ -49,7 +50,8 @@ class ChatFormat:
 
 
 def read_chat_format(folder: Path) -> ChatFormat:
-    """Of the checkpoint in `folder`. Raises CheckpointError when its template cannot be read."""
+    """The chat format of the checkpoint in `folder`. Raises CheckpointError when its template is
+    unreadable."""
     family = family_of(folder)
     template = "\n".join(named_templates(folder).values())
     if not template and is_file(folder / "tekken.json"):
@@ -65,16 +67,16 @@ def family_of(folder: Path) -> str:
 
 
 def chat_format(template: str, family: str = "") -> ChatFormat:
-    """What a template with this text, of a model of this `model_type`, is answered in."""
+    """The format of the answers to a template with this text, for a model of this `model_type`."""
     if not template:
         return ChatFormat("", "it has no chat template", "", "it has no chat template")
     return ChatFormat(*_tool_parser(template), *_reasoning_parser(template, family))
 
 
 def variant_format(own: str, family: str, base: ChatFormat) -> ChatFormat:
-    """What the answers of a variant are read with, whose `own` chat template may be "": none.
+    """The parsers for a variant's answers. `own` is its chat template; "" if it has none.
 
-    Its base's parsers take the place of those that its own template does not ask for.
+    Where its own template calls for no parser, the base's parser is used.
     """
     mine = chat_format(own, family)
     why = "its own chat template has no known format" if own else "it has no chat template of its own"
@@ -111,8 +113,8 @@ def _reasoning_parser(template: str, family: str) -> tuple[str, str]:
 
 
 def named_templates(folder: Path) -> dict[str, str]:
-    """The chat templates of a folder by their names, as transformers finds them: those in files of their own
-    take the place of the tokenizer's. Raises CheckpointError."""
+    """The chat templates of a folder by name, found as transformers finds them: templates in files of their
+    own replace the tokenizer's. Raises CheckpointError."""
     own = {DEFAULT: folder / "chat_template.jinja"}
     if (folder / TEMPLATES).is_dir():
         own |= {path.stem: path for path in sorted((folder / TEMPLATES).glob("*.jinja"))}
@@ -125,7 +127,7 @@ def named_templates(folder: Path) -> dict[str, str]:
 
 
 def _of(config: Mapping[str, Any]) -> dict[str, str]:
-    """Of a tokenizer's config: one template, or several with names."""
+    """The templates in a tokenizer's config, by name: one template, or several with names."""
     found = config.get("chat_template")
     if isinstance(found, list):
         named = {str(each.get("name")): each.get("template") for each in found if isinstance(each, dict)}

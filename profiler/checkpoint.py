@@ -1,8 +1,8 @@
-"""From a Hugging Face checkpoint folder to a `ModelSpec`, without loading a single weight.
+"""Read a Hugging Face checkpoint folder into a `ModelSpec` without loading any weights.
 
-`config.json` says what the tensors should be (`profiler.architectures`); the safetensors headers say what
-they are; the two must agree exactly. That every hidden layer is alike is what MaverIQ's fingerprints rest on
-(section 5.1), so it is checked here, not assumed.
+`config.json` implies the tensors (`profiler.architectures`); the safetensors headers list the stored tensors.
+Both must match exactly. MaverIQ's fingerprints assume that all hidden layers are alike (section 5.1), so this
+is checked here.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CONFIG_DTYPES = {"float32": 4, "float16": 2, "half": 2, "bfloat16": 2, "float": 
 BFLOAT16 = ", dtype='bfloat16'"
 STORED_DTYPES = {"F32": 4, "F16": 2, "BF16": 2}
 TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"), ("tekken.json",))
-# Of which vLLM 0.26 knows no other head than the embedding.
+# vLLM 0.26 always uses the embedding as the head of these architectures.
 ALWAYS_TIED = ("GemmaForCausalLM", "Gemma2ForCausalLM")
 QUANTIZATION_KEYS = ("quantization_config", "compression_config")  # the latter of old compressed-tensors
 
@@ -47,8 +47,8 @@ def block_of(module: str) -> str:
 def read_model(folder: Path) -> ModelSpec:
     """Read and check the checkpoint in `folder`; raises CheckpointError.
 
-    Bytes are counted in the data type that config.json names (the one the engine serves in), or else in
-    the one most tensors are stored in.
+    Bytes are counted in the data type that config.json names (the engine serves in it), or else in the data
+    type that most tensors are stored in.
     """
     where = folder / "config.json"
     if not is_file(where):
@@ -68,10 +68,11 @@ def read_model(folder: Path) -> ModelSpec:
 
 
 def as_stored(description: Description, tensors: dict[str, TensorRef], folder: Path) -> Description:
-    """`description`, untied where the files hold a head that is not the embedding, whatever the config says.
+    """`description`, untied if the files hold a head that differs from the embedding, whatever the config
+    says.
 
     Newer transformers and vLLM go by the files, too. PEFT writes such a checkpoint when it merges a trained
-    head into a tied model. Raises CheckpointError where no engine would load that head.
+    head into a tied model. Raises CheckpointError if no engine would load that head.
     """
     head, embedding = tensors.get(description.head), tensors.get(description.embedding)
     if not description.tied or head is None or embedding is None or equal(folder, head, embedding):
@@ -86,7 +87,7 @@ def as_stored(description: Description, tensors: dict[str, TensorRef], folder: P
 
 
 def declared_fingerprint(folder: Path) -> str:
-    """The fingerprint that earlier versions gave: tied where the config says so, whatever head is stored.
+    """The fingerprint that earlier versions computed: tied if the config says so, whatever head is stored.
 
     Raises CheckpointError.
     """
@@ -98,7 +99,7 @@ def declared_fingerprint(folder: Path) -> str:
 
 
 def has_own_head(folder: Path) -> bool:
-    """Whether the config in `folder` says that the head is the embedding, and the files hold another.
+    """Whether the config in `folder` ties the head to the embedding, but the files hold another head.
 
     Raises CheckpointError.
     """
@@ -108,7 +109,7 @@ def has_own_head(folder: Path) -> bool:
 
 
 def expected_tensors(folder: Path) -> Shapes:
-    """By full name, the shape of every tensor that the config in `folder` implies. Raises CheckpointError."""
+    """The shape of every tensor that the config in `folder` implies, by full name. Raises CheckpointError."""
     where = folder / "config.json"
     return dict(_expected(describe(read_json(where), where)))
 
@@ -145,9 +146,9 @@ def spec_of(description: Description, dtype_bytes: int, mark: str = "") -> Model
 
 
 def declared_dtype_bytes(raw: dict[str, Any], where: Path) -> int | None:
-    """Bytes per element of the declared type; transformers 5 writes `dtype`, earlier ones `torch_dtype`.
+    """Bytes per element of the declared type; transformers 5 writes `dtype`, earlier versions `torch_dtype`.
 
-    None where none is declared: the stored tensors' then counts.
+    None if no type is declared: the type of the stored tensors then counts.
     """
     name = dtype_name(raw)
     if name is None:
@@ -161,14 +162,14 @@ def declared_dtype_bytes(raw: dict[str, Any], where: Path) -> int | None:
 
 
 def _check_quantization(raw: dict[str, Any], folder: Path) -> None:
-    """Of a config that says that the weights are quantized: whether they are."""
+    """Raise CheckpointError if the config says that the weights are quantized."""
     key = next((key for key in QUANTIZATION_KEYS if raw.get(key)), None)
     if key is not None:
         raise CheckpointError(quantization_problem(folder, key, raw[key], locate(folder)))
 
 
 def _check_named_weights(raw: dict[str, Any], folder: Path) -> None:
-    """transformers takes the weights of a file that the config names, whatever else there is."""
+    """Refuse a config that names a weight file: transformers reads that file, whatever else is there."""
     named, read = raw.get("transformers_weights"), weight_files(folder)
     if named is not None and named != read[0]:
         raise CheckpointError(

@@ -1,9 +1,9 @@
-"""A name for a checkpoint's content that costs a few small reads per tensor.
+"""A fingerprint of a checkpoint's content that costs a few small reads per tensor.
 
 It is a SHA-256 over the architecture, every tensor's name, type and shape, and five windows of 64 bytes of
-each tensor. It does not depend on file names or sharding, nor on settings that leave weights alone, but
-training moves nearly every weight: a delta made on another checkpoint of the same shape is recognised.
-It is no proof against someone who wants to deceive; the checksums of the files are for integrity.
+each tensor. File names, sharding and settings that do not change weights do not affect it. Training changes
+nearly every weight, so the fingerprint shows when a delta was made on another checkpoint of the same shape.
+It is no protection against deliberate forgery; the checksums of the files are for integrity.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WINDOW_BYTES = 64
 def fingerprint(folder: Path, facts: Mapping[str, Any], tensors: Mapping[str, TensorRef]) -> str:
     """64 hexadecimal digits for the checkpoint in `folder`. Raises CheckpointError if it cannot be read.
 
-    `facts` are the checked numbers of its config, `tensors` those that belong to the model.
+    `facts` are the checked numbers of its config, `tensors` the tensors that belong to the model.
     """
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     samples = _samples(folder, tensors)

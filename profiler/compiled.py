@@ -1,9 +1,9 @@
-"""Functions compiled to machine code (numba), for decisions that are taken for every request or step.
+"""Functions compiled to machine code (numba), for decisions that are made for every request or step.
 
-A compiled function is a plain function of numbers and of arrays of records. It runs as Python, too, when
-`NUMBA_DISABLE_JIT=1` is set. Machine code is kept between processes in `OSTINATO_COMPILED_DIR` (default:
-`~/.cache/ostinato/compiled`), in a folder named after all sources of the packages that have such functions:
-numba itself does not notice that a function changed which another one calls, or a number that it reads.
+A compiled function is a plain function of numbers and arrays of records. With `NUMBA_DISABLE_JIT=1` it runs
+as Python. Machine code is kept between processes in `OSTINATO_COMPILED_DIR` (default:
+`~/.cache/ostinato/compiled`), in a folder named after the digest of all packages with such functions. Numba
+itself does not notice changes in a function or a constant that a compiled function uses.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from numba.core import caching
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-# An array of records: `array[i].field` reads and writes. Fields are in the dtype that it was made with.
+# An array of records: `array[i].field` reads and writes. The dtype given at its creation names the fields.
 Records: TypeAlias = Any
 
 DIRECTORY_VARIABLE = "OSTINATO_COMPILED_DIR"
@@ -40,9 +40,9 @@ _PACKAGES = (
 
 
 def compiled(function: Function) -> Function:
-    """`function` as machine code, compiled when it is first called with new types of arguments.
+    """Compile `function` to machine code when it is first called with new argument types.
 
-    Neither it nor what it calls may make an array: the caller passes the memory that it needs. Without that
+    Neither it nor the functions that it calls may create an array: the caller passes the memory. Otherwise
     numba counts references for every array that is passed on, which takes longer than most of our functions.
     Division by zero gives infinity or NaN, as in numpy. Other threads run meanwhile.
     """
@@ -57,8 +57,10 @@ def records(dtype: npt.DTypeLike, shape: int | Sequence[int]) -> Records:
 
 
 def _hide_special_names() -> None:
-    """llvmlite's library takes every name for one of its functions, `__dict__`, too. vLLM looks into all that
-    modules hold, and its engine failed to start in a process that had imported numba."""
+    """Let llvmlite's library raise AttributeError for special names such as `__dict__`.
+
+    The library takes every name for one of its functions. vLLM inspects everything in a module, so its
+    engine failed to start in a process that had imported numba."""
     library = type(ffi.lib)
     function_named = library.__getattr__
 
@@ -81,13 +83,13 @@ def _use_cache() -> None:
 
 
 def _of_numba(name: str) -> Any:
-    """A class of numba's cache, whose older versions have it with an underscore."""
+    """A class of numba's cache; older versions of numba have it with an underscore."""
     return getattr(caching, name, None) or getattr(caching, f"_{name}")
 
 
 class _Place(_of_numba("UserProvidedCacheLocator")):  # type: ignore[misc]
-    """Where a function's machine code is kept. Numba tells sources apart by their paths and times: the same
-    release in another folder would be compiled anew. Ours are told apart by the digest of what is in them."""
+    """The place of a function's machine code. Numba identifies sources by path and time, so it would compile
+    the same release in another folder again. We identify our sources by the digest of their content."""
 
     def __init__(self, function: Callable[..., Any], file: str) -> None:
         super().__init__(function, file)
@@ -95,19 +97,19 @@ class _Place(_of_numba("UserProvidedCacheLocator")):  # type: ignore[misc]
         self._cache_path = str(Path(numba.config.CACHE_DIR, *package.parts))
 
     def get_source_stamp(self) -> str:
-        """Always the same: the folder is named after what is in the sources."""
+        """Always the same: the folder's name is already the digest of the sources."""
         return ""
 
     @classmethod
     def from_function(cls, function: Callable[..., Any], file: str) -> Any:
-        """None for a file that the digest does not tell of."""
+        """The place of the file's machine code; None for a file that the digest does not cover."""
         path = Path(file).resolve()
         known = any(path.is_relative_to(_ROOT / package) for package in _PACKAGES)
         return super().from_function(function, file) if known else None
 
 
 def folder() -> Path:
-    """Where machine code of these sources is kept."""
+    """The folder with the machine code of these sources."""
     return _directory() / _digest()
 
 

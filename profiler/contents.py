@@ -1,8 +1,8 @@
 """The contents of a tensor file, whether it lies on disk as it is or compressed with zstd.
 
-Whoever reads tensors reads them through `opened`. A plain file is read as the system gives it; a file whose
-name ends in `.zst` is decompressed piece by piece while it is read, in the memory that the caller gives and
-one window besides. What a compressed file claims of itself is checked before anything is decompressed.
+All code that reads tensors uses `opened`. A plain file is read as the system gives it. A file whose name ends
+in `.zst` is decompressed piece by piece while it is read, into the caller's memory and one more window. What
+a compressed file's header claims is checked before anything is decompressed.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from profiler.errors import CheckpointError
 from profiler.inside import open_file
 
 SUFFIX = ".zst"
-MAX_WINDOW_BYTES = 8 << 20  # of zstd's levels up to 19; what a reader holds besides the caller's memory
+MAX_WINDOW_BYTES = 8 << 20  # of zstd's levels up to 19; a reader's own memory, without the caller's
 READ_BYTES = 1 << 18  # of compressed bytes taken from the file at a time
-FRAME_HEADER_BYTES = 18  # the longest that zstd's format has
+FRAME_HEADER_BYTES = 18  # the longest header in zstd's format
 
 
 class Source:
@@ -30,7 +30,7 @@ class Source:
         self._readinto = readinto
 
     def fill(self, into: memoryview) -> int:
-        """Read on until `into` is full or the contents end; how many bytes were read."""
+        """Read until `into` is full or the contents end; return the number of bytes read."""
         at = 0
         while at < len(into) and (count := self._readinto(into[at:])):
             at += count
@@ -42,15 +42,15 @@ class Source:
         return bytes(memoryview(data)[: self.fill(memoryview(data))])
 
     def at_end(self) -> bool:
-        """Whether nothing follows; takes a byte if something does."""
+        """Whether the contents have ended; consumes a byte if they have not."""
         return not self.fill(memoryview(bytearray(1)))
 
 
 @contextmanager
 def opened(path: Path, size_bytes: int | None = None) -> Iterator[Source]:
-    """The contents of `path`. A compressed file must hold exactly `size_bytes` by its own account.
+    """Open the contents of `path`. A compressed file's header must state exactly `size_bytes`.
 
-    Raises CheckpointError when a compressed file is not sound, here or while it is read, and as `open_file`
+    Raises CheckpointError when a compressed file is corrupt, here or while it is read, and as `open_file`
     does; OSError as `open` does.
     """
     with open_file(path) as file:
@@ -65,7 +65,7 @@ def _decompressed(file: FileIO, path: Path, size_bytes: int | None) -> Source:
 
     size = _checked_size(file, path, size_bytes)
     decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
-    # Across frames: bytes behind the first one are then seen as contents that should not be there.
+    # Read across frames: bytes after the first frame then show up as unexpected contents.
     reader = decompressor.stream_reader(file, read_size=READ_BYTES, read_across_frames=True)
 
     def readinto(into: memoryview) -> int:
@@ -78,7 +78,7 @@ def _decompressed(file: FileIO, path: Path, size_bytes: int | None) -> Source:
 
 
 def _checked_size(file: FileIO, path: Path, expected: int | None) -> int:
-    """What the frame's header says of its contents' size. Raises CheckpointError unless it is as expected."""
+    """The contents' size in the frame's header. Raises CheckpointError unless it is as expected."""
     import zstandard
 
     try:

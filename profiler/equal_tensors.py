@@ -1,4 +1,4 @@
-"""Whether two tensors of a checkpoint hold the same bytes: read in pieces, up to the first that differs."""
+"""Whether two tensors of a checkpoint hold the same bytes; pieces are read up to the first difference."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ PIECE_BYTES = 1 << 22
 
 
 def equal(folder: Path, one: TensorRef, other: TensorRef) -> bool:
-    """Of one type and shape, and byte for byte. Raises CheckpointError when a file cannot be read."""
+    """Whether two tensors have the same type, shape and bytes. Raises CheckpointError for unreadable
+    files."""
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return False
     try:

@@ -1,6 +1,6 @@
 """Reading JSON files and safetensors headers. Never reads tensor data, never unpickles anything.
 
-Everything here raises `CheckpointError` and nothing else, whatever the bytes are.
+Everything here raises only `CheckpointError`, whatever the bytes are.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from profiler.lookalikes import FIRST_BYTES, lookalike
 # safetensors itself allows 100 MB. A file that holds all of Qwen3-235B (36,000 tensors) has a header of 5 MB.
 MAX_HEADER_BYTES = 16 << 20
 MAX_JSON_BYTES = 32_000_000
-MAX_CONFIG_BYTES = 4 << 20  # of a config.json, an adapter_config.json; those of large models have 10 KB
-MAX_TOKENS = 1_000_000  # of JSON: brackets, colons, commas. That of 36,000 tensors has 430,000
+MAX_CONFIG_BYTES = 4 << 20  # of a config.json or adapter_config.json; large models' files have 10 KB
+MAX_TOKENS = 1_000_000  # of JSON: brackets, colons, commas. A header of 36,000 tensors has 430,000
 MAX_DIMENSION = 2**40
 MAX_DIMENSIONS = 8
 
@@ -55,7 +55,7 @@ class TensorInfo:
 
 
 def is_file(path: Path) -> bool:
-    """True for a regular file (a link to one counts). Names the system refuses count as absent."""
+    """True for a regular file (a link to a file counts). Names that the system refuses count as absent."""
     try:
         return path.is_file()
     except (OSError, ValueError):
@@ -63,7 +63,7 @@ def is_file(path: Path) -> bool:
 
 
 def shown(value: Any, limit: int = 60) -> str:
-    """Untrusted JSON for a message: short, and safe however deeply it is nested."""
+    """Untrusted JSON as text for a message: short, and safe however deeply it is nested."""
     try:
         return str(value)[:limit]
     except (RecursionError, ValueError):
@@ -90,7 +90,7 @@ def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
 
 
 def read_text(path: Path, max_bytes: int) -> str:
-    """The UTF-8 text in `path`. Raises CheckpointError when it is absent, too large or no such text."""
+    """The UTF-8 text in `path`. Raises CheckpointError when it is absent, too large or not UTF-8."""
     try:
         return _read(path, max_bytes).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -116,7 +116,7 @@ def _read(path: Path, max_bytes: int) -> bytes:
 
 
 def refuse_lookalike(path: Path) -> None:
-    """Raises CheckpointError if a file's first bytes tell that it is something else, such as a git-lfs
+    """Raise CheckpointError if a file's first bytes show that it is something else, such as a git-lfs
     pointer."""
     try:
         with open_file(path) as file:
@@ -128,9 +128,9 @@ def refuse_lookalike(path: Path) -> None:
 
 
 def parse_json(raw: bytes, where: str, mend: str) -> dict[str, Any]:
-    """A JSON object without repeated keys, of at most MAX_TOKENS and finite numbers.
+    """Parse a JSON object without repeated keys, with at most MAX_TOKENS tokens and finite numbers.
 
-    Raises CheckpointError; for text that is no JSON it ends with `mend`, which says what to do.
+    Raises CheckpointError; for text that is not JSON the message ends with `mend`, which says what to do.
     """
     tokens = sum(map(raw.count, (b"{", b"[", b":", b",")))
     if tokens > MAX_TOKENS:
@@ -175,7 +175,7 @@ def read_layout(path: Path, contents_bytes: int | None = None) -> tuple[dict[str
     """The tensors of one safetensors file, by name, and the byte at which its data part starts.
 
     Layout: 8 bytes little-endian header length, the JSON header, the data. As the format demands, the
-    tensors must fill the data part exactly: no holes, no overlaps, nothing after the last one.
+    tensors must fill the data part exactly: no holes, no overlaps, nothing after the last tensor.
     `contents_bytes` is the size of the contents of a file that is stored compressed (`contents`).
     Raises CheckpointError.
     """
@@ -196,7 +196,7 @@ def read_layout(path: Path, contents_bytes: int | None = None) -> tuple[dict[str
 
 
 def _check_metadata(metadata: Any, path: Path) -> None:
-    """The safetensors library, which engines read with, takes texts only. Raises CheckpointError."""
+    """Check that metadata values are texts, as the safetensors library requires. Raises CheckpointError."""
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise CheckpointError(
             f"{path}: expected every value of its __metadata__ to be a text, got {shown(metadata)}; in the "

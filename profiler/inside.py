@@ -1,8 +1,8 @@
-"""Opening what a tenant named: plain files only, and none outside the folders that may be read from.
+"""Open files that a tenant named: plain files only, inside the allowed folders only.
 
-Registration looks at every link of a folder, but files are opened again by their paths, there and in engines:
-a link may have been put there meanwhile. So each open file is asked where it lies. Nothing is checked in a
-process that was not told its folders (`confine`), such as a command that somebody runs on files of their own.
+Registration checks every link of a folder, but files are opened again later by path, there and in engines. A
+link may have been added meanwhile, so the real path of each open file is checked. A process that was given no
+folders (`confine`) checks nothing, such as a command that users run on their own files.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ _roots: tuple[Path, ...] = ()
 
 
 def confine(roots: Iterable[Path]) -> None:
-    """From now on this process opens files below `roots` only; none: any."""
+    """Let this process open only files below `roots` from now on; empty: any file."""
     global _roots  # noqa: PLW0603
     _roots = here(roots)
 
 
 def here(roots: Iterable[Path]) -> tuple[Path, ...]:
-    """The roots, and where they lie on this machine: another may have a link in a root's place."""
+    """The roots and their real paths on this machine: another machine may have a link in a root's place."""
     named = tuple(roots)
     return tuple(dict.fromkeys((*named, *(root.resolve() for root in named))))
 
 
 def open_file(path: Path, roots: tuple[Path, ...] = ()) -> FileIO:
-    """A plain file, for reading; unlike `open` it does not wait for a pipe's other end. `roots`: as `confine`
-    has them, for this file alone.
+    """Open a plain file for reading; unlike `open` it never waits for the other end of a pipe. `roots`: as in
+    `confine`, for this file alone.
 
-    Raises OSError as `open` does, and CheckpointError for what is no plain file or lies outside.
+    Raises OSError as `open` does, and CheckpointError if it is no plain file or lies outside.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     try:
@@ -52,12 +52,12 @@ def open_file(path: Path, roots: tuple[Path, ...] = ()) -> FileIO:
 
 
 def is_inside(real: Path, roots: Iterable[Path]) -> bool:
-    """Of a path without links."""
+    """Whether the path `real`, which has no links, lies below one of the roots."""
     return any(real.is_relative_to(root) for root in roots)
 
 
 def link_outside(folder: Path, roots: Iterable[Path], max_entries: int) -> Path | None:
-    """The first link in `folder`, at any depth, that leads out of the `roots`; None where there is none.
+    """The first link in `folder`, at any depth, that leads out of the `roots`; None if there is none.
 
     Links among the roots stay: caches of the Hugging Face hub consist of them. Raises OSError;
     CheckpointError when there are more than `max_entries`.
@@ -84,5 +84,5 @@ def link_outside(folder: Path, roots: Iterable[Path], max_entries: int) -> Path 
 def _leads_inside(link: Path, roots: tuple[Path, ...]) -> bool:
     try:
         return is_inside(link.resolve(), roots)
-    except (OSError, RuntimeError):  # it leads in a circle
+    except (OSError, RuntimeError):  # the links form a circle
         return False

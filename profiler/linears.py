@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-EXPERT = "*"  # stands for the number of an expert in the names of tensors
+EXPERT = "*"  # stands for an expert's number in tensor names
 
 
 class Sharding(StrEnum):
@@ -46,9 +46,9 @@ class Heads:
 
 @dataclass(frozen=True)
 class Linear:
-    """One linear layer, or one of each expert's: `experts` of them, of which a token passes `active`.
+    """One linear layer, or one per expert: there are `experts` of them, of which a token uses `active`.
 
-    `fused` equal matrices are stacked in its rows (gate and up in one: 2); each is cut by itself.
+    `fused` equal matrices are stacked in its rows (gate and up together: 2); each is cut by itself.
     """
 
     out: int
@@ -61,16 +61,16 @@ class Linear:
 
     @property
     def elements(self) -> int:
-        """Numbers stored in a layer, all experts and biases included."""
+        """Number of weights in a layer, including all experts and biases."""
         return self.experts * (self.out * self.into + self.out * self.bias)
 
     @property
     def quantizable(self) -> bool:
-        """vLLM leaves routers as they are, which are what every rank has all of."""
+        """Whether vLLM quantizes the layer; it does not quantize routers, the only replicated layers."""
         return self.sharding is not Sharding.REPLICATED
 
     def shard(self, tp: int, heads: Heads) -> tuple[int, int]:
-        """(out, in) of one rank's part, of one expert."""
+        """(out, in) of one rank's part of one expert."""
         match self.sharding:
             case Sharding.HEADS:
                 return heads.query // tp * heads.dim, self.into
@@ -86,12 +86,12 @@ class Linear:
                 return self.out, self.into
 
     def shard_elements(self, tp: int, heads: Heads) -> int:
-        """Numbers that one rank holds of it; a bias is cut like the rows."""
+        """Number of weights that one rank holds of the layer; a bias is cut like the rows."""
         out, into = self.shard(tp, heads)
         return self.experts * (out * into + out * self.bias)
 
     def problem(self, name: str, tp: int) -> str | None:
-        """Why `tp` ranks cannot share it, None if they can. Heads are the caller's to check."""
+        """Why `tp` ranks cannot share the layer; None if they can. The caller checks heads."""
         if self.sharding is Sharding.COLUMN and self.out // self.fused % tp:
             return f"the {self.out // self.fused} outputs of {name} do not divide by {tp}"
         if self.sharding is Sharding.ROW and self.into % tp:
@@ -102,10 +102,10 @@ class Linear:
 
 
 def distinct_experts(experts: int, active: int, tokens: float) -> float:
-    """How many of `experts` are expected to be hit when each of `tokens` picks `active` different ones.
+    """The expected number of `experts` that are used when each of `tokens` picks `active` different experts.
 
-    A router that has no favourites is assumed: an expert is missed by one token with probability
-    1 - active / experts. Real routers hit somewhat fewer.
+    The router is assumed to pick uniformly: a token misses an expert with probability 1 - active / experts.
+    Real routers use somewhat fewer experts.
     """
     missed: float = (1 - active / experts) ** tokens
     return experts * (1 - missed)

@@ -1,4 +1,4 @@
-"""What a file is that is not what its name says: told by its first bytes, for the message."""
+"""What a misnamed file really is, by its first bytes, for the error message."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from profiler import advice
 
-FIRST_BYTES = 64  # that are enough to tell
+FIRST_BYTES = 64  # enough to recognise the kind
 
 
 def _pull(path: Path) -> str:
@@ -47,7 +47,7 @@ _KINDS: tuple[tuple[bytes, str, Callable[[Path], str]], ...] = (
 
 
 def lookalike(start: bytes, path: Path) -> str | None:
-    """What the file at `path` is by its first bytes, and what to do; None if nothing is known of them."""
+    """What kind of file the first bytes show, and what to do; None if the bytes show nothing."""
     lower = start[:FIRST_BYTES].lstrip().lower()
     for mark, kind, what_to_do in _KINDS:
         if lower.startswith(mark):

@@ -1,4 +1,4 @@
-"""What was measured of a model on a device: times and memory of one way to run it, and what to measure.
+"""Measurements of a model on a device: times and memory of one way to run it, and what to measure.
 
 Plain data, kept as JSON lines, so that estimators work from files alone.
 """
@@ -24,9 +24,9 @@ class Setting:
     """One way to start the engine. `layers_per_stage` of a fingerprint sums to its few hidden layers.
 
     `quantization` is one of `profiler.quantization` or an engine's own name, `kv_dtype` the engine's name;
-    "none" and "auto" leave the model as it is. A step takes at most `batched_tokens` tokens. `launched` are
-    the kinds of variants whose kernels every batch with variants launches, for its CUDA graphs were captured
-    with them; empty where a batch launches those of its own variants.
+    "none" and "auto" leave the model as it is. A step takes at most `batched_tokens` tokens. Every batch
+    with variants launches the kernels of the kinds in `launched`, because its CUDA graphs were captured with
+    them. If `launched` is empty, a batch launches the kernels of its own variants only.
     """
 
     layers_per_stage: tuple[int, ...]
@@ -45,7 +45,7 @@ class Setting:
         return sum(self.layers_per_stage)
 
     def prefill_steps(self, batch: int, input_tokens: int) -> int:
-        """Steps that so many prompts take."""
+        """Number of steps that `batch` prompts of `input_tokens` take."""
         return math.ceil(batch * input_tokens / self.batched_tokens)
 
     @property
@@ -55,8 +55,9 @@ class Setting:
 
 @dataclass(frozen=True, order=True)
 class SyntheticVariant:
-    """A variant made up to measure with. Zero where a number is not of its `kind` (a VariantKind's value):
-    `rank` is LoRA's, `bits` a sparse delta's, `factors` and `block_size` BOFT's. Seeds tell equals apart."""
+    """A synthetic variant to measure with. A number that does not belong to its `kind` (a VariantKind's
+    value) is 0: `rank` is LoRA's, `bits` a sparse delta's, `factors` and `block_size` BOFT's. Seeds make
+    equal variants distinct."""
 
     kind: str
     rank: int = 0
@@ -73,7 +74,7 @@ class SyntheticVariant:
 
 @dataclass(frozen=True, order=True)
 class Point:
-    """A load: `batch` requests at once, each of `input_tokens`, that ask `mix` in turn (empty: the base)."""
+    """A load: `batch` simultaneous requests of `input_tokens` that use `mix` in turn (empty: the base)."""
 
     batch: int
     input_tokens: int
@@ -88,11 +89,11 @@ class Point:
 class Timing:
     """Medians over repeats, in seconds. All requests arrive at once at an idle engine.
 
-    `ttft_s` is the mean over the requests, `ttft_last_s` that of the last; `tpot_s` the time of a step
-    while all of them decode (`together`: if they ever do), after `output_tokens` / 2 tokens in the mean;
-    `latency_s` until the last request ends. `device_step_s` has, by rank, the time of such a step on the
-    device itself, and is empty where the device cannot tell. `taken_s` is what measuring took, with all
-    repeats and warming up; 0 where nobody looked.
+    `ttft_s` is the mean over the requests, `ttft_last_s` the TTFT of the last one. `tpot_s` is the time of a
+    step in which all requests decode (if they ever do: `together`), after `output_tokens` / 2 tokens on
+    average. `latency_s` is the time until the last request ends. `device_step_s` has, by rank, the time of
+    such a step on the device itself; it is empty if the device cannot tell. `taken_s` is the duration of the
+    measurement, with all repeats and warm-up; 0 if it was not recorded.
     """
 
     setting: Setting
@@ -107,18 +108,18 @@ class Timing:
 
     @property
     def together(self) -> bool:
-        """Whether the first request still decodes when the last one's prompt is filled."""
+        """Whether the first request still decodes when the last prompt is filled."""
         point = self.point
         return self.output_tokens > self.setting.prefill_steps(point.batch, point.input_tokens) + 1
 
 
 @dataclass(frozen=True)
 class RankMemory:
-    """Bytes on one rank: its weights, what a forward pass takes at its peak, captured graphs, what the
-    runtime and its communication take beside these, and the KV cache with its tokens.
+    """Bytes on one rank: its weights, a forward pass at its peak, captured graphs, the runtime and its
+    communication, and the KV cache with its tokens.
 
-    `held` is all that its process had taken of the device when it was ready, as the device counts it; 0 where
-    nobody looked. A pass's peak is in it only as far as the allocator kept it.
+    `held` is all device memory that the process had taken when it was ready, as the device counts it; 0 if it
+    was not recorded. It includes a pass's peak only as far as the allocator kept it.
     """
 
     weights: int
@@ -138,8 +139,8 @@ class RankMemory:
 class Footprint:
     """Memory of every rank, and the seconds it took to start the engine.
 
-    Each stage held at most `distinct_layers` different layers; 0: all of its own. `packed`: weights are part
-    of `runtime`, for the engine packed them (on a CPU).
+    Each stage held at most `distinct_layers` different layers; 0: all of its layers differed. `packed`: the
+    engine packed the weights (on a CPU), so `runtime` includes them.
     """
 
     setting: Setting
@@ -149,9 +150,10 @@ class Footprint:
     packed: bool = False
 
     def taken(self, rank: RankMemory) -> int:
-        """What `rank` had taken beside its KV cache when it was ready, as the device counts it: buffers that
-        came with the first step are in it, and what the allocator gave back of a pass's peak is not. Its
-        parts' sum where nobody looked, or on a CPU, which gives an engine its cache page by page."""
+        """Bytes that `rank` had taken when it was ready, without its KV cache, as the device counts them.
+        Buffers of the first step are included; the part of a pass's peak that the allocator gave back is not.
+        If nothing was recorded, or on a CPU (which gives an engine its cache page by page), the sum of the
+        rank's parts."""
         counted = rank.held > 0 and not self.packed
         return rank.held - rank.kv_cache if counted else rank.without_kv_cache
 
@@ -167,7 +169,7 @@ def to_line(measurement: Measurement) -> str:
 
 
 def from_lines(lines: Iterable[str], source: str) -> Iterator[Measurement]:
-    """Raises MeasurementError, naming `source` and the line, for what is no measurement."""
+    """Parse measurements. Raises MeasurementError with `source` and the line number for an invalid line."""
     for number, line in enumerate(lines, 1):
         if line.strip():
             yield _parse(line, f"{source}, line {number}")
@@ -190,7 +192,7 @@ def _parse(line: str, where: str) -> Measurement:
 
 
 def read(path: Path) -> tuple[Measurement, ...]:
-    """All measurements of a file; a last line that a crash cut short is left out. Raises MeasurementError."""
+    """All measurements of a file, without a last line that a crash cut short. Raises MeasurementError."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as e:
@@ -199,7 +201,7 @@ def read(path: Path) -> tuple[Measurement, ...]:
 
 
 class Log:
-    """Appends measurements to a file as they are made; each is on disk before the next begins."""
+    """Append measurements to a file as they are made; each is on disk before the next begins."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

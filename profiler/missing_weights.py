@@ -1,4 +1,4 @@
-"""What a folder holds in the place of weights that can be read, and what its owner can do about it."""
+"""What a folder holds instead of readable weights, and what its owner can do about it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from profiler import advice
 
-MAX_NAMES = 2_000  # of a folder, that are looked at
+MAX_NAMES = 2_000  # entries of a folder that are looked at
 SHARD = re.compile(r"model-\d+-of-(\d+)\.safetensors")
 INDEX = "model.safetensors.index.json"
 VARIANT = re.compile(r"model\.\w{1,20}\.safetensors")
@@ -39,7 +39,7 @@ def no_config(folder: Path) -> str:
 
 
 def _advice(folder: Path, names: list[str]) -> str:
-    """What was found, and what to do: the nearest to a checkpoint first."""
+    """What was found, and what to do: the finding nearest to a checkpoint first."""
     if shards := [name for name in names if SHARD.fullmatch(name)]:
         return (
             f"found {shards[0]} but no index, which says which files belong to the model; copy {INDEX} from "
@@ -142,7 +142,8 @@ def _first(names: Iterable[str], *, prefix: str = "", suffix: str) -> str | None
 
 
 def _inner(folder: Path, names: Sequence[str]) -> Path | None:
-    """A folder in this one that looks like a checkpoint: a trainer's last, or one of the hub's cache."""
+    """A folder in this one that looks like a checkpoint: a trainer's last, or a snapshot in the hub's
+    cache."""
     for name in sorted(names, key=lambda name: (len(name), name), reverse=True):
         for inner in (folder / name, *_children(folder / name)):
             if (inner / "config.json").is_file() and any(inner.glob("model*.safetensors*")):

@@ -1,4 +1,4 @@
-"""Which files of a checkpoint's folder are read: registration checks these, engines are given no others."""
+"""The files of a checkpoint's folder that are read: registration checks them; engines get no other files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from profiler.weight_files import weight_files
 CONFIG = "config.json"
 TEKKEN = "tekken.json"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
-# Beside the config, what engines and transformers read before weights; a folder may lack any of them.
+# What engines and transformers read before weights, except the config; a folder may lack any of them.
 SMALL_FILES = (
     "generation_config.json",
     "tokenizer.json",
@@ -35,14 +35,14 @@ def small_files(folder: Path) -> tuple[str, ...]:
 
 
 def is_tekken(folder: Path) -> bool:
-    """Whether the tokenizer in `folder` is in Mistral's own file alone. Beside another it is not read:
-    transformers would take it in place of a fine-tune's tokenizer.json."""
+    """Whether Mistral's own file is the only tokenizer in `folder`. It is not read if there is another one:
+    transformers would use it instead of a fine-tune's tokenizer.json."""
     return is_file(folder / TEKKEN) and not any(is_file(folder / name) for name in TOKENIZERS)
 
 
 def files_read(folder: Path) -> tuple[str, ...]:
-    """The names, below `folder`, of every file that belongs to its model. Raises CheckpointError when the
-    weights cannot be found."""
+    """The names, relative to `folder`, of every file that belongs to its model. Raises CheckpointError when
+    the weights cannot be found."""
     return (*small_files(folder), *weight_files(folder))
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints that look like one of a served family, and are meant for something that is not served."""
+"""Refuse checkpoints that look like a served family but are meant for something that is not served."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ ADAPTER = "adapter_config.json"
 
 
 def check_purpose(folder: Path, raw: Mapping[str, Any]) -> None:
-    """Raises CheckpointError for what is no model for generating text with plain attention, `raw` being its
-    config, or has an adapter beside it."""
+    """Raise CheckpointError if the model does not generate text with plain attention, or if an adapter lies
+    in its folder. `raw` is the model's config."""
     embeds = next((name for name in SENTENCE_TRANSFORMERS if is_file(folder / name)), None)
     if embeds is not None:
         raise CheckpointError(

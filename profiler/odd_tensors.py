@@ -1,6 +1,6 @@
-"""What it means when a checkpoint's tensors are not those that its config implies, and what its owner can do.
+"""Why a checkpoint's tensors differ from those that its config implies, and what its owner can do.
 
-Every message names what was found, says what wrote it, and how to get files that can be served.
+Every message names what was found, which program wrote it, and how to get files that can be served.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from profiler.types import TensorRef
 
 Tensors = Mapping[str, TensorRef]
 
-# Endings of tensors' names that only quantized checkpoints have, and who writes them.
+# Endings of tensor names that only quantized checkpoints have, and the programs that write them.
 QUANTIZED_ENDINGS = {
     ".qweight": "GPTQ or AWQ",
     ".qzeros": "GPTQ or AWQ",
@@ -35,11 +35,11 @@ UNQUANTIZED = (
     'which its page on Hugging Face names ("Base model"): `hf download REPO --local-dir FOLDER`, then '
     "`ostinato register NAME FOLDER`; with `--compression fp8=100` Ostinato serves that one quantized to fp8"
 )
-SETTINGS = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")  # beside older checkpoints
+SETTINGS = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")  # in older checkpoints
 
 
 def quantized_by(tensors: Tensors) -> str | None:
-    """Which tensor shows that a checkpoint is quantized, and by what; None if none does."""
+    """The tensor that shows that a checkpoint is quantized, and by which program; None if none does."""
     for name in sorted(tensors):
         ending = next((e for e in QUANTIZED_ENDINGS if name.endswith(e) or f"{e}." in name), None)
         if ending is not None:
@@ -55,7 +55,7 @@ def quantized_by(tensors: Tensors) -> str | None:
 
 
 def quantization_problem(folder: Path, key: str, settings: Any, tensors: Tensors) -> str:
-    """What to say of a config that has settings for quantized weights under `key`."""
+    """The message for a config that has settings for quantized weights under `key`."""
     where = folder / "config.json"
     method = settings.get("quant_method") if isinstance(settings, dict) else settings
     by = f"quantized by {shown(method)}" if method else "quantized by an unnamed method"
@@ -69,7 +69,7 @@ def quantization_problem(folder: Path, key: str, settings: Any, tensors: Tensors
 
 
 def problem(description: Description, expected: Shapes, tensors: Tensors, folder: Path) -> str | None:
-    """Why the checkpoint in `folder` is not what its config describes; None if it is.
+    """Why the checkpoint in `folder` does not match its config; None if it does.
 
     `expected` are the shapes of all tensors that its engine needs.
     """
@@ -88,12 +88,12 @@ def problem(description: Description, expected: Shapes, tensors: Tensors, folder
     return _unknown(odd, description, folder) if odd else None
 
 
-# Stored rotary tables, which engines compute for themselves.
+# Stored rotary tables, which engines compute themselves.
 ROTARY = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
 
 
 def _ignored(name: str, description: Description) -> bool:
-    """Engines skip stored rotary tables and causal masks, and a stored head when it is tied."""
+    """Whether engines skip the tensor: stored rotary tables, causal masks, and a stored head that is tied."""
     if description.tied and name == description.head:
         return True
     return name.endswith((*ROTARY, *(f".{ending}" for ending in description.skipped)))
@@ -104,7 +104,7 @@ def _some(names: Collection[str]) -> str:
 
 
 def _renamed(description: Description, expected: Shapes, tensors: Tensors, folder: Path) -> str | None:
-    """All tensors have the right names, but for something before them."""
+    """All tensors have the right names, except for a prefix."""
     for match, meaning in _RENAMED:
         wrong = [name for name in tensors.keys() - expected.keys() if match(name)]
         if wrong and not expected.keys() <= tensors.keys():
@@ -121,7 +121,7 @@ def _starts(*prefixes: str) -> Callable[[str], bool]:
 
 Meaning = Callable[
     [Path, Collection[str], bool], str
-]  # of a folder, its weight files, and whether it is tied
+]  # arguments: a folder, its weight files, whether the head is tied
 
 
 def _fixed(text: str) -> Meaning:
@@ -246,7 +246,7 @@ def _known_extras(description: Description, expected: Shapes, tensors: Tensors, 
 
 
 def _left_out(what: str) -> Meaning:
-    """Tensors that transformers does not load, so that a saved copy lacks them."""
+    """Tensors that transformers does not load; a saved copy does not have them."""
     return lambda folder, files, tied: f"{what}; write a copy without them: {advice.save_again(folder)}"
 
 

@@ -1,4 +1,4 @@
-"""The parsers of tool calls and of reasoning that a deployment may name: those of vLLM 0.26 and 0.32."""
+"""The names of vLLM's parsers (0.26 and 0.32) for tool calls and reasoning that a deployment may use."""
 
 from __future__ import annotations
 

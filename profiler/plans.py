@@ -1,4 +1,4 @@
-"""Which plans are worth estimating: every way to split a model that the engine can launch, stages even."""
+"""The plans worth estimating: every split of a model that the engine can launch, with even stages."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def candidate_plans(
     """Every (TP, PP) with TP x PP <= devices that the engine can launch, in each quantization, fewest ranks
     first.
 
-    The KV cache holds `concurrency` sequences of `max_model_len` tokens. There are slots for variants only
-    where the model can have some. Raises ValueError for impossible settings.
+    The KV cache holds `concurrency` sequences of `max_model_len` tokens. Plans have slots for variants only
+    if the model can have variants. Raises ValueError for impossible settings.
     """
     _check(spec, devices, max_model_len, concurrency, max_variants, max_lora_rank)
     splits = [
@@ -48,17 +48,17 @@ def candidate_plans(
 
 
 def quantization_names(compression: Mapping[str, float], served: ModelSpec, gpu: str = "") -> tuple[str, ...]:
-    """The quantizations that a model registered with these techniques can have in an engine that holds it as
-    `served` says, on a GPU of this name ("": on a CPU host, or wherever it can), uncompressed first. Empty
-    when there are none: `no_quantization_reason` says why."""
+    """The usable quantizations of a model registered with these techniques, uncompressed first. `served`
+    describes the model in the engine; `gpu` is the GPU's name ("": a CPU host, or any device). Empty if there
+    is none: `no_quantization_reason` says why."""
     known = sorted(QUANTIZATIONS.keys() & compression.keys())
     quantized = [name for name in known if quantization_problem(served, name, gpu) is None]
     return ((UNCOMPRESSED,) if allows_uncompressed(compression) else ()) + tuple(quantized)
 
 
 def quantization_problem(served: ModelSpec, quantization: str, gpu: str = "") -> str | None:
-    """Why no engine can hold a model in this quantization, on a GPU of this name; None if it can, on one rank
-    at least."""
+    """Why no engine can hold a model in this quantization on a GPU of this name; None if a single rank
+    can."""
     if problem := gpu_problem(quantization, gpu):
         return problem
     if QUANTIZATIONS[quantization].dtype_bytes != served.dtype_bytes:
@@ -70,7 +70,7 @@ def quantization_problem(served: ModelSpec, quantization: str, gpu: str = "") ->
 
 
 def no_quantization_reason(compression: Mapping[str, float], served: ModelSpec, gpu: str = "") -> str:
-    """Why `quantization_names` found none, in words for the user."""
+    """Why `quantization_names` found none, as text for the user."""
     known = sorted(QUANTIZATIONS.keys() & compression.keys())
     why = "; ".join(problem for name in known if (problem := quantization_problem(served, name, gpu)))
     servable = ", ".join(sorted(SERVABLE))
@@ -82,7 +82,7 @@ def no_quantization_reason(compression: Mapping[str, float], served: ModelSpec, 
 
 
 def even_stages(layers: int, stages: int) -> tuple[int, ...]:
-    """vLLM's default split: what is left over goes to the stages before the last, from the back."""
+    """vLLM's default split: the remaining layers go to the stages before the last, from the back."""
     split = [layers // stages] * stages
     for extra in range(layers % stages):
         split[-2 - extra] += 1

@@ -1,7 +1,6 @@
-"""What a profile is valid for: an architecture in a dtype, on a kind of device, by a version of the engine.
+"""The key of a profile: an architecture in a dtype, on a kind of device, by a version of the engine.
 
-The values of weights do not change how long they take, so all checkpoints and fine-tunes of one shape share a
-profile.
+The values of weights do not affect times, so all checkpoints and fine-tunes of one shape share a profile.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 
 from profiler.types import ModelSpec
 
-# Fields of a spec that do not change how an engine runs it: which weights it has, and its longest context.
+# Fields of a spec that do not change how an engine runs the model: its fingerprint, its longest context.
 NOT_OF_THE_SHAPE = (
     "fingerprint",
     "max_position",
@@ -25,7 +24,7 @@ NOT_OF_THE_SHAPE = (
     "head",
 )
 UNKNOWN = "unknown"
-# Of how engines are set up and measured; raised when what was measured before no longer says what they take.
+# Version of how engines are set up and measured; raised when earlier measurements are no longer valid.
 REVISION = "r4"
 
 
@@ -40,13 +39,13 @@ class ProfileKey:
 
     @property
     def text(self) -> str:
-        """The key under which it is stored: letters, digits, '.', '_' and '-', fit for a file's name."""
+        """The key under which the profile is stored; its characters are valid in a file name."""
         parts = (self.architecture, self.dtype, self.device, self.engine_version, REVISION)
         return "_".join(re.sub(r"[^A-Za-z0-9.]+", "-", part).strip("-") or UNKNOWN for part in parts)
 
 
 def profile_key(served: ModelSpec, dtype: str, device: str, engine_version: str) -> ProfileKey:
-    """Of a model as an engine holds it: `served` has the bytes of `dtype`, not of its checkpoint."""
+    """The key of a model as an engine holds it: `served` has the bytes of `dtype`, not of its checkpoint."""
     return ProfileKey(architecture_name(served), dtype, device or UNKNOWN, engine_version or UNKNOWN)
 
 

@@ -1,13 +1,17 @@
-"""What a profile measures: a few settings of a model's fingerprint, each at a few loads. Pure.
+"""The measurements of a profile: a few settings of a model's fingerprint, each at a few loads. Pure.
 
-A fingerprint is as deep as the model, but holds only as many different layers as do not fit the device's
-caches (docs/profiler.md). On GPUs, these are measured: a second, shallower fingerprint, which shows what
-depends on depth; each TP that fits; one pipeline; an engine with synthetic variants for each kind, started as
-one is deployed for such variants, and one for all kinds; and each TP in every other quantization that the
-request names. The largest
-load takes a third of the whole time, so the shallow fingerprint and those with TP go without it. On a CPU a
-model is not split, and starting an engine is most of the cost: there is one fingerprint for each
-quantization, and the ratio of their bytes separates head and layers.
+A fingerprint is as deep as the model, but holds only as many different layers as exceed the device's caches
+(docs/profiler.md). On GPUs, the plan measures:
+
+- a second, shallower fingerprint, which shows what depends on depth
+- each TP that fits, and one pipeline
+- for each kind of variants an engine with synthetic variants, started as a deployed engine is for such
+  variants, and one engine for all kinds
+- each TP in every other quantization that the request names
+
+The largest load takes a third of the whole time, so the shallow fingerprint and the runs with TP leave it
+out. On a CPU a model is not split, and starting an engine is most of the cost. There is one fingerprint for
+each quantization, and the ratio of their bytes separates the head from the layers.
 """
 
 from __future__ import annotations
@@ -37,18 +41,19 @@ CPU_CACHE_BYTES = 512 * MIB  # more than a server CPU's last-level cache holds
 GPU_CACHE_BYTES = 256 * MIB  # more than an H200's 50 MiB, several times
 CPU_OUTPUT_TOKENS, GPU_OUTPUT_TOKENS = 12, 32
 CPU_PROCESS_BYTES = 1536 * MIB  # an engine's own process, with torch
-# Of a rank on H200s: CUDA context and captured graphs; and channels, of one that has others to talk to.
+# Bytes of a rank on H200s: CUDA context and captured graphs; and channels, if the rank communicates with
+# others.
 GPU_RUNTIME_BYTES, GPU_COMPANY_BYTES = 1536 * MIB, 2048 * MIB
 MAX_TP = 8
-MAX_DISTINCT = 8  # variants of a kind that are made up to measure with
+MAX_DISTINCT = 8  # synthetic variants of a kind
 
 
 @dataclass(frozen=True)
 class Reach:
     """The devices that profiling may use, and how the engines that will be deployed are set up.
 
-    `devices` of one node, each with `device_bytes` free for this. `quantizations` are those to be measured
-    beside the uncompressed one, `max_variants` the slots for variants."""
+    `devices` are devices of one node, each with `device_bytes` free for profiling. `quantizations` are
+    measured in addition to the uncompressed model. `max_variants` is the number of slots for variants."""
 
     on_cpu: bool
     devices: int
@@ -64,7 +69,7 @@ class Reach:
 @dataclass(frozen=True)
 class EngineRun:
     """One start of the engine: its setting, its loads, and how many different layers it holds. If there are
-    variants, it has at least `slots` for them."""
+    variants, it has at least `slots` slots for them."""
 
     setting: Setting
     points: tuple[Point, ...]
@@ -74,14 +79,14 @@ class EngineRun:
 
     @property
     def variants(self) -> tuple[SyntheticVariant, ...]:
-        """Every variant that its loads name."""
+        """Every variant that the loads name."""
         return tuple(dict.fromkeys(variant for point in self.points for variant in point.mix))
 
 
 def profiling_plan(spec: ModelSpec, reach: Reach) -> tuple[EngineRun, ...]:
     """Engine runs that fit `reach.device_bytes`, the most informative first.
 
-    Raises ValueError when not even the first fits, with what it needs.
+    Raises ValueError if not even the first run fits, with the bytes that it needs.
     """
     engine_runs = tuple(_engine_runs(spec, reach))
     first = needed_bytes(spec, engine_runs[0], reach)
@@ -95,7 +100,7 @@ def profiling_plan(spec: ModelSpec, reach: Reach) -> tuple[EngineRun, ...]:
 
 
 def _fitted(spec: ModelSpec, run: EngineRun, reach: Reach) -> EngineRun:
-    """Without the loads of most variants and of most tokens, as far as there is no room for them."""
+    """Drop the loads with most variants and most tokens until the run fits."""
     points = sorted(run.points, key=lambda point: (len(set(point.mix)), point.batch * point.input_tokens))
     while len(points) > 1 and needed_bytes(spec, run, reach) > reach.device_bytes:
         points = points[:-1]
@@ -104,8 +109,8 @@ def _fitted(spec: ModelSpec, run: EngineRun, reach: Reach) -> EngineRun:
 
 
 def needed_bytes(spec: ModelSpec, run: EngineRun, reach: Reach) -> int:
-    """An upper bound for each device: the stage with embedding and head, the loads' KV cache, working
-    memory."""
+    """An upper bound of bytes on each device: the stage with embedding and head, the loads' KV cache, and
+    working memory."""
     setting = run.setting
     tp, layers = setting.tensor_parallel, max(setting.layers_per_stage)
     held = min(layers, run.distinct_layers)
@@ -115,7 +120,7 @@ def needed_bytes(spec: ModelSpec, run: EngineRun, reach: Reach) -> int:
     )
     working = allowance_bytes(spec, plan, plan.pipeline_parallel - 1)
     variants = sum(held * stored_bytes(spec, variant) for variant in run.variants)
-    if reach.on_cpu:  # a CPU engine packs its weights beside the originals, and keeps variants in both tiers
+    if reach.on_cpu:  # a CPU engine keeps its weights packed and as they were, and variants in both tiers
         return 2 * (weights + variants) + cached_bytes(spec, run) + working + CPU_PROCESS_BYTES
     company = GPU_COMPANY_BYTES if setting.world_size > 1 else 0
     return weights + variants + cached_bytes(spec, run) + working + GPU_RUNTIME_BYTES + company
@@ -173,7 +178,7 @@ def _in_quantizations(
 
 
 def _without_largest(points: tuple[Point, ...]) -> tuple[Point, ...]:
-    """Unless no other has so large a batch, or so long prompts."""
+    """The points without the largest, unless only the largest has its batch size or prompt length."""
     largest = max(points, key=lambda point: point.batch * point.input_tokens)
     others = tuple(point for point in points if point != largest)
     batches, lengths = {p.batch for p in others}, {p.input_tokens for p in others}
@@ -193,13 +198,13 @@ def _engine_run(spec: ModelSpec, reach: Reach, setting: Setting, points: tuple[P
 
 
 def _output_tokens(reach: Reach) -> int:
-    """Enough to see the pace of decoding; fewer where there are few positions."""
+    """Enough tokens to measure the pace of decoding; fewer if there are few positions."""
     wanted = CPU_OUTPUT_TOKENS if reach.on_cpu else GPU_OUTPUT_TOKENS
     return min(wanted, max(4, reach.max_model_len // 2))
 
 
 def _points(reach: Reach) -> tuple[Point, ...]:
-    """Each within what the deployed engines take: their sequences at once, their positions."""
+    """Loads within the limits of the deployed engines: simultaneous sequences and positions."""
     if reach.on_cpu:
         wanted = [(1, 32), (1, 256), (4, 64), (16, 32)]
     else:
@@ -208,7 +213,7 @@ def _points(reach: Reach) -> tuple[Point, ...]:
 
 
 def _within(reach: Reach, batch: int, length: int, mix: tuple[SyntheticVariant, ...] = ()) -> Point:
-    """The load, or a smaller one that the deployed engines take; prompts leave room for the steps of all."""
+    """The load, or a smaller load that deployed engines take; prompts leave room for all requests' steps."""
     batch = min(batch, reach.max_sequences)
     room = max(1, reach.max_model_len - _output_tokens(reach))
     per_token = 1 + batch / reach.batched_tokens  # each token of a prompt, and its share of the prefill steps
@@ -216,12 +221,13 @@ def _within(reach: Reach, batch: int, length: int, mix: tuple[SyntheticVariant, 
 
 
 def _mixed_points(spec: ModelSpec, reach: Reach) -> dict[tuple[str, ...], tuple[Point, ...]]:
-    """By the kinds of variants that an engine is started for: of loads that are also measured without.
+    """Loads with variants, by the kinds of variants that an engine is started for.
 
-    On a GPU each kind is measured in an engine of its own, with few requests and with as many as engines run,
-    that ask one variant, two and as many as there are slots for, and with prompts of several steps; beside it
-    LoRA, which shows what the kind's kernels take unused, and both together. Last all kinds in one engine. On
-    a CPU, where loads take long, LoRA for a single request and for most, other kinds for several.
+    Each load is also measured without variants. On a GPU each kind has an engine of its own. Its loads have
+    few requests and as many as engines run; they use one variant, two, and as many as there are slots. Some
+    prompts take several steps. The engine also measures LoRA, which shows the cost of the kind's kernels when
+    they are unused, and both together. The last engine has all kinds. On a CPU, where loads take long, LoRA
+    is measured with a single request and with the most requests, other kinds with several.
     """
     if not spec.adaptable:
         return {}
@@ -265,7 +271,7 @@ def _of_kind(reach: Reach, made: Made) -> list[Point]:
 
 
 def _of_mix(reach: Reach, kinds: Sequence[Made]) -> list[Point]:
-    """One of each kind, and several."""
+    """One variant of each kind, and several."""
     few = tuple(made[0] for made in kinds)
     many = tuple(
         variant for together in zip(*(made[:2] for made in kinds), strict=True) for variant in together
@@ -276,7 +282,7 @@ def _of_mix(reach: Reach, kinds: Sequence[Made]) -> list[Point]:
 
 
 def _synthetic_variants(spec: ModelSpec, max_rank: int, count: int) -> Iterator[tuple[str, Made]]:
-    """So many of each kind, four of LoRA at least, where the model's widths allow them."""
+    """`count` variants of each kind, at least four of LoRA, if the model's widths allow the kind."""
     widths = {linear.into for linear in adaptable_linears(spec).values()}
     shares = itertools.cycle((1, 2, 4, 1))
     yield (

@@ -1,12 +1,13 @@
-"""What the request path to the engine and back takes until its first token, beside the engine itself.
+"""The time that the request path to the engine and back takes until the first token, without the engine.
 
-On it are the proxy, the gateway, the worker's HTTP server and vLLM's front: it checks the request, makes
-tokens of the text, and text of the tokens. Each is one process that handles one request after the other. So
-of b requests that arrive at once the mean one waits `alone_s + token_s n + each_s (b - 1)`, for prompts of n
-tokens; that is measured with an engine whose core answers at once.
+The path has the proxy, the gateway, the worker's HTTP server and vLLM's front end, which checks the request,
+tokenizes its text and detokenizes the answer. Each is one process that handles one request after the other.
+So if b requests arrive at once, the mean request waits `alone_s + token_s n + each_s (b - 1)`, for prompts of
+n tokens. This is measured with an engine whose core answers at once.
 
-In front of a real engine the others' arrival is hidden behind the first one's prompt, but they wait for it,
-and for the step behind it: an idle engine begins with whoever comes first. `served_s` follows them.
+In front of a real engine, other requests arrive while the engine fills the first prompt. They wait for that
+prompt and for the step after it: an idle engine begins with the first request to arrive. `served_s` simulates
+these arrivals.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# A request passes the path in both directions. Where one process does both, all of b that arrived at once are
-# in before the first is out: the mean one waits (b - 1) (1 / 2 + 1 / 4) of both. Of one direction, over what
-# the mean one waits:
+# A request passes the path in both directions. If one process handles both, all of b simultaneous requests
+# are in before the first is out: the mean request waits (b - 1) (1 / 2 + 1 / 4) of both directions. The time
+# of one direction, divided by the mean request's wait:
 ONE_DIRECTION = 2 / 3
-OTHERS = 0.2  # by which other clients and other hours differ; assumed
+OTHERS = 0.2  # variation between clients and between hours; assumed
 MIN_BURSTS = 2
-STEPS = 2000  # that are followed at most
+STEPS = 2000  # the most steps that are simulated
 ROUNDING = 1e-9  # of arrivals
 
 
 @dataclass(frozen=True)
 class Burst:
-    """Requests that were sent at once, each with a prompt of `input_tokens`, and when their first tokens came
+    """Requests sent at once, each with a prompt of `input_tokens`, and the times of their first tokens
     (seconds)."""
 
     input_tokens: int
@@ -44,7 +45,7 @@ class Burst:
 
 @dataclass(frozen=True)
 class RequestPath:
-    """Seconds as above; `low` and `high` are the ends of their intervals, as shares."""
+    """Seconds as in the module's formula; `low` and `high` are the ends of their intervals, as shares."""
 
     alone_s: float
     each_s: float
@@ -59,16 +60,16 @@ class RequestPath:
         return RequestPath(self.alone_s * share, self.each_s * share, self.token_s * share, 1.0, 1.0)
 
 
-# Where none was measured: on the host of an H200 a request alone took 9.7 ms of 128 tokens, and each of
-# several 1.8 ms more; on two cores 17 ms and 3.5. Others may be as far from that again.
+# Used if no path was measured. On an H200's host a single request of 128 tokens took 9.7 ms, and each further
+# request 1.8 ms more; on two cores 17 ms and 3.5 ms. Other hosts may differ as much again.
 ASSUMED = RequestPath(alone_s=12e-3, each_s=2.5e-3, token_s=5e-6, low=1 / 3, high=3.0)
 
 
 @dataclass(frozen=True)
 class EngineTimes:
-    """When the mean and the last of the first tokens come (seconds), of prompts that reach an idle engine
-    together, and what a step takes in which they decode. `held_s`: how much longer than such steps the mean
-    one's answer takes after its first token, while prompts of others are filled."""
+    """Times (seconds) of prompts that reach an idle engine together: when the mean and the last first token
+    come, and how long a step takes in which they decode. `held_s`: how much longer the mean request's answer
+    takes after its first token because the engine still fills other prompts."""
 
     mean_s: float
     last_s: float
@@ -89,7 +90,7 @@ class EngineTimes:
 
 @dataclass(frozen=True)
 class Served:
-    """The mean TTFT as a client sees it, seconds, and `EngineTimes.held_s` with what later arrivals add."""
+    """The client's mean TTFT (seconds), and `EngineTimes.held_s` with the delay by later arrivals."""
 
     ttft_s: float
     held_s: float
@@ -98,17 +99,17 @@ class Served:
 def served_s(
     path: RequestPath, batch: int, input_tokens: int, single: EngineTimes, whole: EngineTimes
 ) -> Served:
-    """What `batch` requests that a client sends at once see, if the engine alone takes `single` for one of
-    them and `whole` for all; in between it is taken for linear.
+    """What `batch` requests sent at once by a client see. The engine alone takes `single` for one request and
+    `whole` for all; between these it is assumed to be linear.
 
-    An engine says what is in its next step when a step begins: who comes during a step waits for the one
-    after it, too, in which those decode that were there.
+    An engine chooses a step's requests when the step begins. A request that arrives during a step also waits
+    for the next step, in which the earlier requests decode.
     """
     path_s = path.alone_s + path.token_s * input_tokens
     if batch == 1:
         return Served(path_s + whole.mean_s, whole.held_s)
     apart_s = path.each_s * ONE_DIRECTION
-    begin_s, takes_s = 0.0, single.last_s  # of the step that runs
+    begin_s, takes_s = 0.0, single.last_s  # of the current step
     out_s, total_s, first = single.mean_s, single.mean_s, 1
     held_s = 0.0  # of all requests together
     for _ in range(STEPS):
@@ -118,32 +119,33 @@ def served_s(
         count = max(0, there - first)
         begin_s += takes_s
         if not count:
-            # Nobody came: until the next one does, steps decode.
+            # No request arrived: until the next arrival, steps decode.
             begin_s = max(begin_s, first * apart_s - single.step_s)
             takes_s = single.step_s
             continue
         group = single.toward(whole, (count - 1) / (batch - 1))
         takes_s = group.last_s
-        # Their first tokens leave one after the other.
+        # The group's first tokens leave one after the other.
         out_s = max(out_s, begin_s + group.mean_s)
         total_s += count * out_s + apart_s * count * (count - 1) / 2
-        # Those that were there wait for the group's prompts, and within the group the first for the last.
+        # Earlier requests wait for the group's prompts; within the group the first request waits for the
+        # last.
         held_s += first * max(0.0, group.last_s - single.step_s) + count * group.held_s
         out_s += apart_s * (count - 1)
         first += count
     else:
-        total_s = 0.0  # a step is so short beside all that clients wait for the path alone, as below
+        total_s = 0.0  # a step is so short that clients wait for the path alone, as below
         held_s = batch * whole.held_s
-    # No engine makes the path itself quicker; a quick one's work is done while others come.
+    # The engine never shortens the path itself; a fast engine finishes while other requests arrive.
     shown_s = max(0.0, single.mean_s - apart_s * (batch - 1))
     return Served(path_s + max(total_s / batch, path.each_s * (batch - 1) + shown_s), held_s / batch)
 
 
 def fit(bursts: Sequence[Burst]) -> RequestPath:
-    """Of bursts of one request with short and with long prompts, and of several with short ones, each several
-    times.
+    """Fit the path to bursts: single requests with short and with long prompts, and several requests with
+    short prompts, each burst repeated.
 
-    Raises ValueError when there are too few.
+    Raises ValueError when there are too few bursts.
     """
     lengths = sorted({burst.input_tokens for burst in bursts if burst.batch == 1})
     if not lengths:

@@ -1,12 +1,12 @@
-"""What a plan would cost, from first principles: a roofline by layer.
+"""The cost of a plan from first principles: a roofline per layer.
 
 A layer takes the longer of two times: moving its bytes at the device's sustained bandwidth, or doing its
-FLOPs at the sustained rate; so does the head. What one token passes through is the sum of the stages
+FLOPs at the sustained rate; the same holds for the head. A token's time is the sum over the stages
 (MaverIQ, section 5.3, equations 4 and 5: per-layer cost times layers, plus the rest). Parallelism adds
-communication, with constants from runs on H200s (Llama-2-7B, vLLM 0.26): the model's only assumptions.
+communication, with constants measured on H200s (Llama-2-7B, vLLM 0.26): the model's only assumptions.
 
-Known limits, until fingerprints correct them: kernels' own overheads (LoRA costs far more than its bytes);
-PP batches are not overlapped, so TPOT at high load is an upper bound.
+Known limits, until fingerprints correct them: the overheads of kernels are missing (LoRA costs far more than
+its bytes); PP batches do not overlap, so TPOT at high load is an upper bound.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ LINK_TO_MEMORY = 1 / 40  # all-reduce bandwidth over memory bandwidth; from the 
 RUNTIME_BYTES = 256 * MIB  # CUDA context
 MERGING_BYTES = (
     20 * MIB
-)  # workers/variants/merged_slot.py: an embedding from host memory goes through so many
-MOVED_AT_ONCE_BYTES = 2 * MIB  # workers/variants/device.py: of a variant that moves a short way
+)  # workers/variants/merged_slot.py: the buffer for an embedding that comes from host memory
+MOVED_AT_ONCE_BYTES = 2 * MIB  # workers/variants/device.py: the buffer for a variant that moves a short way
 LOGITS_ROWS = 256  # sequences whose logits are held at once, in float32
 
 
 @dataclass(frozen=True)
 class Overheads:
-    """Bytes that an engine takes of a rank's device beside the model and its activations, where nobody
-    measured them: its process with captured graphs; `company`: channels of a rank that has others to talk
-    to; `handing`: buffers of a stage that hands batches to the next or takes them."""
+    """Bytes that an engine takes of a rank's device in addition to the model and its activations, if they
+    were not measured: its process with captured graphs; `company`: channels of a rank that communicates with
+    others; `handing`: buffers of a stage that passes batches to the next stage or receives them."""
 
     process: int = RUNTIME_BYTES
     company: int = 0
@@ -78,8 +78,8 @@ class Overheads:
 
 
 CONTEXT_ONLY = Overheads()
-# Enough for what plans of 7B to 30B took on H200s in bfloat16 (benchmarks/results/profiling/truth.jsonl),
-# with what activations take there beyond the allowance.
+# Enough for plans of 7B to 30B on H200s in bfloat16 (benchmarks/results/profiling/truth.jsonl), including
+# activations there that exceed the allowance.
 VLLM_ON_GPU = Overheads(1792 * MIB, 1408 * MIB, 512 * MIB)
 VLLM_ON_CPU = Overheads(2048 * MIB)  # a process with torch and vLLM; SmolLM2-135M: 1.9 to 2.2 GB
 
@@ -89,9 +89,9 @@ def estimate(
 ) -> Estimate:
     """Predict TTFT and TPOT (s) at low load and the memory of each rank (bytes).
 
-    `rates` has one entry per rank, as `plan` numbers them; ranks that share a device share its rates, so
-    the caller divides them. `workload.batch` requests run together: TTFT is that of the last of them, TPOT
-    the mean over the output. Raises ValueError when the arguments do not belong together.
+    `rates` has one entry per rank, as `plan` numbers them. Ranks that share a device share its rates, so the
+    caller divides them. `workload.batch` requests run together: TTFT is that of the last request, TPOT the
+    mean over the output. Raises ValueError when the arguments do not match.
     """
     _check(spec, plan, rates, workload)
     mean_context = workload.input_tokens + workload.output_tokens / 2
@@ -135,28 +135,30 @@ def stage_memory_bytes(spec: ModelSpec, plan: Plan, stage: int) -> int:
 
 
 def variant_bytes(spec: ModelSpec, plan: Plan, stage: int) -> int:
-    """What a rank of one stage sets aside for the variants that may run at once."""
+    """Bytes that a rank of one stage reserves for the variants that may run at once."""
     return max(fixed + plan.layers_per_stage[stage] * each for fixed, each in variant_lines(spec, plan))
 
 
 def arena_bytes(spec: ModelSpec, plan: Plan, stage: int) -> int:
-    """Of these what the variants themselves may take: not what they move through."""
+    """The part of `variant_bytes` that the variants themselves may take, without the buffer for moving
+    them."""
     return variant_bytes(spec, plan, stage) - (MOVED_AT_ONCE_BYTES if plan.room else 0)
 
 
 def merged_slot_bytes(spec: ModelSpec, plan: Plan, stage: int) -> int:
-    """The copy of a rank's weights that lets one variant take their place, and what merging goes through."""
+    """Bytes of the copy of a rank's weights that one variant may replace, and of the buffer for merging."""
     return stage_weight_bytes(spec, plan, stage) + MERGING_BYTES if has_merged_slot(plan) else 0
 
 
 def has_merged_slot(plan: Plan) -> bool:
-    """No delta is merged into weights that are quantised."""
+    """Whether a rank has a merged slot; no delta is merged into quantized weights."""
     return plan.merged_slot and plan.quantization == UNCOMPRESSED
 
 
 def variant_lines(spec: ModelSpec, plan: Plan) -> tuple[tuple[int, int], ...]:
-    """Bytes beside and in each layer, of lines of which the largest counts: the plan's room for its base's
-    variants; of plans without one LoRA adapters in all slots, or deltas as older records have them."""
+    """Lines of (bytes outside the layers, bytes in each layer), of which the largest counts: the plan's room
+    for its base's variants. A plan without room has LoRA adapters in all slots, or deltas of older
+    records."""
     if plan.room:
         return dict(plan.room)[plan.tensor_parallel]
     shards = spec.num_layers * plan.tensor_parallel
@@ -167,11 +169,12 @@ def variant_lines(spec: ModelSpec, plan: Plan) -> tuple[tuple[int, int], ...]:
 
 
 def stage_weight_bytes(spec: ModelSpec, plan: Plan, stage: int) -> int:
-    """Linear weights are sharded; norms are held whole. Embedding first, head last, of most families both on
-    every stage (`tables_everywhere`); the last norm last.
+    """Bytes of a rank's weights. Linear weights are sharded; norms are held whole. The first stage has the
+    embedding, the last stage the head and the last norm; in most families every stage has both tables
+    (`tables_everywhere`).
 
-    A tied head is the embedding itself, but a pipeline's last stage needs its own copy of it. What an engine
-    takes once for a quantization is with them.
+    A tied head is the embedding itself, but a pipeline's last stage needs its own copy of it. The bytes that
+    an engine takes once for a quantization are included.
     """
     tp, table = plan.tensor_parallel, vocab_table_bytes(spec, plan.tensor_parallel)
     first, last = stage == 0, stage == plan.pipeline_parallel - 1
@@ -187,7 +190,7 @@ def stage_weight_bytes(spec: ModelSpec, plan: Plan, stage: int) -> int:
 def allowance_bytes(spec: ModelSpec, plan: Plan, stage: int) -> int:
     """Working memory: the runtime's own, the activations of one full step and the last stage's logits.
 
-    At the MLP it holds two residual streams, the input and the gate and up outputs (sharded).
+    At the MLP a step holds two residual streams, the input, and the gate and up outputs (sharded).
     """
     widest = 3 * spec.hidden_size + mlp_width(spec, plan.tensor_parallel)
     activations = plan.batched_tokens * widest * spec.dtype_bytes
@@ -200,7 +203,7 @@ def allowance_bytes(spec: ModelSpec, plan: Plan, stage: int) -> int:
 
 @dataclass(frozen=True)
 class Pass:
-    """A forward pass of `batch` sequences, each with `new_tokens` after `past_tokens` cached ones."""
+    """A forward pass of `batch` sequences; each has `new_tokens` after `past_tokens` cached tokens."""
 
     batch: float
     new_tokens: int
@@ -209,8 +212,8 @@ class Pass:
 
 @dataclass(frozen=True)
 class StageTime:
-    """Seconds of a stage: of each of its layers and, on the last stage, beside them (head). While several
-    batches take turns, each other stage has `gap_s` of these between two."""
+    """Seconds of a stage: each of its layers and, on the last stage, the rest (head). While several batches
+    take turns, each other stage has a gap of `gap_s` between two of them."""
 
     layer_s: float
     rest_s: float
@@ -224,11 +227,11 @@ class StageTime:
 
 
 def stage_time(spec: ModelSpec, plan: Plan, rates: DeviceRates, load: Pass) -> StageTime:
-    """Of a stage whose ranks have such rates, joined by links in proportion to them."""
+    """The time of a stage whose ranks have these rates and links in proportion to them."""
     layer = roofline_s(_layer_moved_bytes(spec, plan, load), _layer_flops(spec, plan, load), rates)
     tokens = load.batch * load.new_tokens
     layer += allreduces_s(spec, plan.tensor_parallel, tokens, rates.memory_bytes_per_s * LINK_TO_MEMORY)
-    # Only the last token of each sequence passes the head.
+    # Only the last token of each sequence goes through the head.
     head = 2 * padded_vocab(spec) // plan.tensor_parallel * spec.hidden_size * load.batch
     return StageTime(layer, roofline_s(vocab_table_bytes(spec, plan.tensor_parallel), head, rates))
 
@@ -258,8 +261,8 @@ def _pass_s(spec: ModelSpec, plan: Plan, rates: Sequence[DeviceRates], load: Pas
 
 
 def _layer_moved_bytes(spec: ModelSpec, plan: Plan, load: Pass) -> float:
-    """Per rank: every weight once (of experts those that a token hits), the cached KV of each sequence, and
-    the adapters of as many variants as the batch can hold."""
+    """Bytes per rank: every weight once (only the experts that a token uses), the cached KV of each sequence,
+    and the adapters of as many variants as the batch can hold."""
     tp = plan.tensor_parallel
     weights = layer_moved_bytes(spec, tp, load.batch * load.new_tokens, plan.quantization)
     kv = load.batch * _seen(spec, load.past_tokens) * kv_bytes_per_token(spec, tp)
@@ -267,7 +270,7 @@ def _layer_moved_bytes(spec: ModelSpec, plan: Plan, load: Pass) -> float:
 
 
 def _seen(spec: ModelSpec, past_tokens: float) -> float:
-    """How many cached tokens attention looks at, a mean over layers: at most its window where it slides."""
+    """Cached tokens that attention reads, as a mean over layers: at most its window if the window slides."""
     if spec.sliding_window is None:
         return past_tokens
     share = spec.sliding_share
@@ -275,8 +278,8 @@ def _seen(spec: ModelSpec, past_tokens: float) -> float:
 
 
 def _layer_flops(spec: ModelSpec, plan: Plan, load: Pass) -> float:
-    """Per rank: 2 per weight and token (of experts those it passes); attention 4 per query head dimension
-    and (query, key) pair. Adapters, when there are slots, add theirs.
+    """FLOPs per rank: 2 per weight and token (only the experts that it uses); for attention 4 per query head
+    dimension and (query, key) pair. Adapters, if there are slots, add theirs.
     """
     tp, new = plan.tensor_parallel, load.new_tokens
     weights = active_shard_elements(spec, tp)

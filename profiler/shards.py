@@ -1,4 +1,4 @@
-"""What one rank holds of a model, in bytes, for a degree of tensor parallelism. Pure arithmetic."""
+"""Bytes of a model on one rank, for a degree of tensor parallelism. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ VOCAB_PADDING = 64  # vLLM pads the vocabulary to this multiple before it shards
 
 
 def tp_fits(spec: ModelSpec, tensor_parallel: int) -> bool:
-    """Whether vLLM can shard this model so."""
+    """Whether vLLM can shard this model over this many ranks."""
     return tp_problem(spec, tensor_parallel) is None
 
 
 def tp_problem(spec: ModelSpec, tensor_parallel: int) -> str | None:
-    """Why vLLM cannot shard this model so: heads, KV heads (or copies), linears, experts, vocabulary."""
+    """Why vLLM cannot shard this model: heads, KV heads (or copies), linears, experts, vocabulary."""
     tp, kv = tensor_parallel, spec.num_kv_heads
     if tp < 1:
         return f"tensor parallelism of {tp} is not positive"
@@ -30,7 +30,7 @@ def tp_problem(spec: ModelSpec, tensor_parallel: int) -> str | None:
 
 
 def cut_problem(spec: ModelSpec, tensor_parallel: int, quantization: str) -> str | None:
-    """Why vLLM cannot shard this model so in this quantization; None if it can."""
+    """Why vLLM cannot shard this model in this quantization; None if it can."""
     if problem := tp_problem(spec, tensor_parallel):
         return problem
     known = QUANTIZATIONS.get(quantization)
@@ -47,7 +47,7 @@ def cut_problem(spec: ModelSpec, tensor_parallel: int, quantization: str) -> str
 def layer_shard_bytes(spec: ModelSpec, tp: int, quantization: str = UNCOMPRESSED) -> int:
     """A rank's part of a hidden layer: linear layers are sharded, norms (and biases of old records) whole.
 
-    What is stored in a quantization that is not known here counts as it is unquantized.
+    A layer in an unknown quantization counts as unquantized.
     """
     linears = linears_of(spec).values()
     whole = spec.layer_weight_bytes - sum(linear.elements for linear in linears) * spec.dtype_bytes
@@ -55,12 +55,13 @@ def layer_shard_bytes(spec: ModelSpec, tp: int, quantization: str = UNCOMPRESSED
 
 
 def layer_share(spec: ModelSpec, tp: int, quantization: str) -> float:
-    """A rank's part of a hidden layer in this quantization, over that of the uncompressed one."""
+    """A rank's part of a hidden layer in this quantization, divided by its uncompressed part."""
     return layer_shard_bytes(spec, tp, quantization) / layer_shard_bytes(spec, tp)
 
 
 def layer_moved_bytes(spec: ModelSpec, tp: int, tokens: float, quantization: str = UNCOMPRESSED) -> float:
-    """What a rank reads of a layer's weights in a pass of `tokens`: all but the experts that none hits."""
+    """Bytes that a rank reads of a layer's weights in a pass of `tokens`: without experts that no token
+    uses."""
     idle = sum(
         (1 - distinct_experts(linear.experts, linear.active, tokens) / linear.experts)
         * _linear_bytes(spec, linear, tp, quantization)
@@ -80,7 +81,7 @@ def _linear_bytes(spec: ModelSpec, linear: Linear, tp: int, quantization: str) -
 
 
 def active_shard_elements(spec: ModelSpec, tp: int) -> int:
-    """A rank's weights of a layer that one token is multiplied with: of the experts only those it passes."""
+    """Number of a rank's weights in a layer that multiply one token: only the experts that the token uses."""
     total = 0
     for linear in linears_of(spec).values():
         out, into = linear.shard(tp, spec.heads)
@@ -91,7 +92,7 @@ def active_shard_elements(spec: ModelSpec, tp: int) -> int:
 def mlp_width(spec: ModelSpec, tp: int) -> int:
     """Features of a token that a rank holds between the MLP's two halves: gate and up, of all its experts.
 
-    With experts each also returns a hidden state of its own before they are added up.
+    Each expert also returns a hidden state of its own before these are added up.
     """
     total = 0
     for linear in linears_of(spec).values():
@@ -123,7 +124,7 @@ def vocab_table_bytes(spec: ModelSpec, tp: int) -> int:
 
 
 def outer_bytes(spec: ModelSpec) -> int:
-    """Beside embedding and head: the last norm and the head's bias. Whole, on the last stage."""
+    """Bytes of the last norm and the head's bias, without embedding and head; whole, on the last stage."""
     tables = (1 if head_is_embedding(spec) else 2) * spec.vocab_size * spec.hidden_size * spec.dtype_bytes
     return spec.other_weight_bytes - tables
 

@@ -1,4 +1,4 @@
-"""What a tokenizer.json holds, read by the library that engines read it with, and no further."""
+"""The tokens of a tokenizer.json, read with the library that engines use. Nothing else is checked."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from profiler.inside import open_file
 
 FILE = "tokenizer.json"
 MAX_BYTES = 64_000_000  # the largest have about 35 MB
-SHOWN = 5  # tokens that a sentence names
+SHOWN = 5  # tokens that a message names
 
 
 @dataclass(frozen=True)
 class TokenizerFile:
-    """`tokens` are all it makes, by their text, with the `added` ones among them."""
+    """`tokens` are all tokens by their text, including the `added` tokens."""
 
     tokens: dict[str, int]
     added: dict[str, int]
 
     def beyond(self, rows: int) -> dict[str, int]:
-        """The tokens that a vocabulary of `rows` has no row for, by their ids."""
+        """The tokens that have no row in a vocabulary of `rows`, by their ids."""
         return dict(sorted(((t, i) for t, i in self.tokens.items() if i >= rows), key=lambda item: item[1]))
 
 
 def read_tokenizer(folder: Path) -> TokenizerFile | None:
-    """The tokenizer.json in `folder`; None where there is none, or the library is not installed.
+    """Read the tokenizer.json in `folder`; None if there is none, or if the library is not installed.
 
     Raises CheckpointError when it cannot be read.
     """
@@ -54,7 +54,7 @@ def read_tokenizer(folder: Path) -> TokenizerFile | None:
 
 
 def named(tokens: dict[str, int]) -> str:
-    """Some tokens in words: '[PAD]' (64), '<x>' (65) and 3 more."""
+    """Some tokens as text: '[PAD]' (64), '<x>' (65) and 3 more."""
     shown = [f"{text!r:.60} ({number})" for text, number in tokens.items()]
     more = f" and {len(shown) - SHOWN} more" if len(shown) > SHOWN else ""
     return ", ".join(shown[:SHOWN]) + more

@@ -1,4 +1,4 @@
-"""Facts about checkpoints, as read from their files; plans and the cost of serving them."""
+"""Facts read from checkpoints' files; plans, and the cost of serving them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from functools import cached_property
 
 from profiler.linears import Heads, Linear, Sharding
 
-# Their models in vLLM (0.26; 0.32 has Phi and GPT-NeoX otherwise) do not look at their place in a pipeline
-# before they make these tables.
+# vLLM's models of these architectures make the tables on every stage of a pipeline (0.26; in 0.32 Phi and
+# GPT-NeoX do not).
 TABLES_EVERYWHERE = frozenset(
     f"{name}ForCausalLM"
     for name in (
@@ -24,12 +24,12 @@ class ModelSpec:
     """The architecture of a base model, from its `config.json` and safetensors headers.
 
     `linear_shapes` maps each adaptable module (`q_proj`, ..., `down_proj`) to (out, in) features; it is empty
-    when variants of this architecture cannot be served. `linears` has every linear layer of a hidden layer,
+    if variants of this architecture cannot be served. `linears` has every linear layer of a hidden layer,
     experts included, by its name below `layer_prefix`N. (`linears_of` for records without it).
-    `layer_shapes` has every tensor of a hidden layer by such names, `other_shapes` every other one by its
-    full name; there is no head when it is `tied` to the embedding. `intermediate_size` is the MLP's width, of
-    one expert where there are many. In `sliding_layers` layers a token attends to the last `sliding_window`.
-    `fingerprint` tells checkpoints apart (profiler/checkpoint_digest.py); empty when it was not computed.
+    `layer_shapes` has every tensor of a hidden layer by such names, `other_shapes` every other tensor by its
+    full name, without the head if it is `tied` to the embedding. `intermediate_size` is the MLP's width, or
+    one expert's width. In `sliding_layers` layers a token attends to the last `sliding_window` tokens.
+    `fingerprint` identifies a checkpoint (profiler/checkpoint_digest.py); empty if it was not computed.
     """
 
     architecture: str
@@ -63,7 +63,8 @@ class ModelSpec:
 
     @property
     def tables_everywhere(self) -> bool:
-        """Whether every stage of a pipeline holds embedding and head, and not only those that use them."""
+        """Whether every stage of a pipeline holds embedding and head, and not only the stages that use
+        them."""
         return self.architecture in TABLES_EVERYWHERE
 
     @property
@@ -73,7 +74,7 @@ class ModelSpec:
 
     @property
     def sliding_share(self) -> float:
-        """Which share of the layers has a sliding window."""
+        """The share of the layers that have a sliding window."""
         return self.sliding_layers / self.num_layers
 
     @property
@@ -86,7 +87,7 @@ class ModelSpec:
         return 2 * self.num_kv_heads * self.head_dim * self.dtype_bytes
 
 
-# How Llama's modules are sharded: what the first records, without `linears`, mean.
+# How Llama's modules are sharded; the oldest records, without `linears`, imply this.
 _LLAMA = {
     "q_proj": Sharding.HEADS,
     "k_proj": Sharding.KV_HEADS,
@@ -104,13 +105,14 @@ def adaptable_linears(spec: ModelSpec) -> dict[str, Linear]:
 
 
 def linears_of(spec: ModelSpec) -> dict[str, Linear]:
-    """Every linear layer of a hidden layer; of records that know only the adaptable ones, those."""
+    """Every linear layer of a hidden layer; for records with only the adaptable layers, these."""
     return spec.linears or adaptable_linears(spec)
 
 
 @dataclass(frozen=True)
 class TensorRef:
-    """Where a tensor lies: `size_bytes` bytes from byte `offset` of `file`, which lies in a known folder.
+    """The place of a tensor: `size_bytes` bytes from byte `offset` of `file`, in a folder that the caller
+    knows.
 
     `offset` counts from the start of the file; `dtype` is safetensors' name (F16, BF16, U8, ...).
     """
@@ -128,7 +130,7 @@ CPU = "cpu"  # the kind of a CPU host; others are GPUs
 
 @dataclass(frozen=True)
 class DeviceRates:
-    """What one device sustains; measured when the device joins, never assumed by a decision."""
+    """The rates that one device sustains, measured when the device joins; decisions never assume them."""
 
     memory_bytes_per_s: float
     flops_per_s: float
@@ -136,7 +138,7 @@ class DeviceRates:
 
 @dataclass(frozen=True)
 class Workload:
-    """The load a plan is judged under: one batch of requests, lengths in tokens."""
+    """The load for which a plan is judged: one batch of requests, lengths in tokens."""
 
     batch: int
     input_tokens: int
@@ -150,17 +152,17 @@ class Plan:
     `layers_per_stage` has one entry per pipeline stage; its sum is the model's number of layers.
     Ranks are numbered stage by stage: rank = stage * tensor_parallel + tp_rank.
 
-    At most `max_variants` variants run in one batch. `room` is what each rank sets aside for the variants of
-    the base together: for each TP, lines of (bytes beside the layers, bytes of each layer of the rank's
-    stage), of which the largest counts. A step of the engine takes at most `batched_tokens` tokens; longer
-    prompts are filled in several. With `merged_slot` each rank keeps a copy of its weights, and it keeps
+    At most `max_variants` variants run in one batch. `room` is the memory that each rank reserves for all
+    variants of the base. For each TP it has lines of (bytes outside the layers, bytes of each layer of the
+    rank's stage), of which the largest counts. A step of the engine takes at most `batched_tokens` tokens;
+    longer prompts take several steps. With `merged_slot` each rank keeps a copy of its weights, and it keeps
     variants ready in `variant_host_bytes` of host memory. At most `max_sequences` run at once.
 
-    Plans without `room`, which are those of older records, have memory for `max_variants` LoRA adapters of
+    Plans without `room` come from older records. They have memory for `max_variants` LoRA adapters of
     `max_lora_rank`, or for variants of other kinds, whichever is more: `delta_bytes` in the hidden layers,
-    which TP shards; `whole_bytes` there, too, which each rank holds whole (BOFT's rotations); and
-    `full_bytes` (tensors that replace the base's). `uncoded` has, for each TP whose cuts need it, what
-    low-rank deltas take besides: (TP, bytes that TP shards, bytes that each rank holds whole).
+    which TP shards; `whole_bytes` in these layers, which each rank holds whole (BOFT's rotations); and
+    `full_bytes` (tensors that replace the base's). `uncoded` is the additional memory of low-rank deltas, for
+    each TP whose cuts need it: (TP, bytes that TP shards, bytes that each rank holds whole).
     """
 
     tensor_parallel: int
@@ -187,7 +189,7 @@ class Plan:
 
     @property
     def uncoded_bytes(self) -> tuple[int, int]:
-        """With this plan's TP."""
+        """The additional bytes of low-rank deltas with this plan's TP: (sharded, whole)."""
         here = (rest for tp, *rest in self.uncoded if tp == self.tensor_parallel)
         sharded, whole = next(here, (0, 0))
         return sharded, whole
@@ -203,7 +205,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Interval:
-    """A figure and the range it should lie in nine times out of ten; 0 <= low <= value <= high."""
+    """A figure and the range that holds it nine times out of ten; 0 <= low <= value <= high."""
 
     value: float
     low: float
@@ -214,7 +216,7 @@ class Interval:
 
 
 class Basis(StrEnum):
-    """What an estimate rests on: measurements of this architecture on this device, or its data sheet."""
+    """What an estimate is based on: measurements of this architecture on this device, or its data sheet."""
 
     PROFILE = "profile"  # profiler.physical, calibrated by fingerprints
     ROUGH = "rough"  # profiler.roofline: the roofline of a device that was only probed

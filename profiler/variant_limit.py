@@ -1,7 +1,7 @@
 """How many variants should run at once: DeltaZip's N, chosen from a short profile (its section 5.4). Pure.
 
-With a small N a batch holds few variants, each with many requests, and others wait long; with a large N
-every variant has its own few rows, whose weights must all be read, and fewer requests share them.
+With a small N a batch holds few variants, each with many requests, and other variants wait long. With a large
+N every variant has few rows, all its weights must be read, and fewer requests share them.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ TOLERANCE = 0.03
 
 @dataclass(frozen=True)
 class SlotMeasurement:
-    """What was measured with at most `limit` variants at once.
+    """A measurement with at most `limit` variants at once.
 
-    `ttft_s` is the median of `requests`; one that had no token when the burst ended counts with its wait.
+    `ttft_s` is the median of `requests`; a request without a token when the burst ended counts with its wait.
     """
 
     limit: int
@@ -27,7 +27,8 @@ class SlotMeasurement:
 
 
 def candidate_limits(slots: int, variants: int) -> tuple[int, ...]:
-    """Which N to measure: powers of two up to what can differ, and that itself. Raises ValueError."""
+    """The N to measure: powers of two below the most variants that can run, and this number. Raises
+    ValueError."""
     if slots < 1 or variants < 1:
         raise ValueError(f"expected at least one slot and one variant, got {slots} and {variants}")
     most = min(slots, variants)
@@ -40,9 +41,9 @@ def choose_limit(
 ) -> int:
     """The N with the highest throughput among those within `max_ttft_s`.
 
-    Of those within `tolerance` (a share) of the highest, the one with the shortest TTFT; of equals the
-    smallest. If none is within `max_ttft_s`, the one with the shortest TTFT. Raises ValueError without
-    measurements.
+    Among those within `tolerance` (a share) of the highest throughput, the one with the shortest TTFT is
+    chosen; among equals the smallest. If no N is within `max_ttft_s`, the one with the shortest TTFT. Raises
+    ValueError without measurements.
     """
     if not measurements:
         raise ValueError("no N was measured; profile at least one")

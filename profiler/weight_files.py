@@ -1,4 +1,4 @@
-"""Which file of a Hugging Face checkpoint holds which tensor, and where in it."""
+"""Which file of a Hugging Face checkpoint holds each tensor, and where in the file."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ SINGLE = "model.safetensors"
 
 
 def locate(folder: Path) -> dict[str, TensorRef]:
-    """Every tensor of the checkpoint, by name: all that its weight files hold, as transformers reads them.
+    """Every tensor of the checkpoint, by name: all tensors in its weight files, as transformers reads them.
 
-    Raises CheckpointError when files are missing or corrupt, or when two hold a tensor of one name.
+    Raises CheckpointError when files are missing or corrupt, or when two files hold a tensor of one name.
     """
     tensors: dict[str, TensorRef] = {}
     for file in weight_files(folder):
@@ -35,10 +35,10 @@ def locate(folder: Path) -> dict[str, TensorRef]:
 
 
 def weight_files(folder: Path) -> tuple[str, ...]:
-    """The names of the files with the model's weights; the shards' index, where there is one, comes first.
+    """The names of the files with the model's weights; the shards' index, if there is one, comes first.
 
-    `model.safetensors` is taken where there is one, as transformers does, else the files that the index
-    names. Other files with weights in the folder do not belong to the model. Raises CheckpointError.
+    `model.safetensors` is used if it exists, as transformers does, else the files that the index names.
+    Other files with weights in the folder do not belong to the model. Raises CheckpointError.
     """
     single, shards = is_file(folder / SINGLE), _shards(folder)
     missing = [name for name in shards if not is_file(folder / name)]
@@ -79,8 +79,8 @@ def _shards(folder: Path) -> tuple[str, ...]:
 def locate_in(folder: Path, file: str, contents_bytes: int | None = None) -> dict[str, TensorRef]:
     """The tensors of one safetensors file of `folder`, by name. Raises CheckpointError.
 
-    With `contents_bytes` the file is stored compressed, under its name and `.zst`, and that is the size of
-    its contents; the tensors' offsets are in the contents.
+    With `contents_bytes` the file is stored compressed, under its name plus `.zst`. `contents_bytes` is the
+    size of its contents; the tensors' offsets are in the contents.
     """
     path = folder / (file if contents_bytes is None else f"{file}{SUFFIX}")
     tensors, data_start = read_layout(path, contents_bytes)
@@ -91,7 +91,7 @@ def locate_in(folder: Path, file: str, contents_bytes: int | None = None) -> dic
 
 
 def shard_name(name: Any, where: Path) -> str:
-    """Only plain file names: an index must not lead out of its folder."""
+    """Check that the name is a plain file name: an index must not lead out of its folder."""
     if not isinstance(name, str) or not name.endswith(".safetensors") or "/" in name or "\\" in name:
         raise CheckpointError(
             f"{where}: {shown(name)!r} is not the name of a safetensors file; download the index again"

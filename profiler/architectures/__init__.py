@@ -1,1 +1,1 @@
-"""What config.json says of a model: one module per group of families, `registry.describe` for all of them."""
+"""Descriptions of models by their config.json: one module per group of families, and `registry.describe`."""

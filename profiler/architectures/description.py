@@ -1,4 +1,4 @@
-"""What one config.json describes: layers that are all alike, the tables around them, facts of attention."""
+"""The contents of a config.json: the layers, which are all alike, the tables, and facts of attention."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class Window:
 
 @dataclass(frozen=True)
 class Description:
-    """A model as its tensors in safetensors files are named and shaped.
+    """A model, by the names and shapes of its tensors in safetensors files.
 
-    `linears` and `norms` are of one hidden layer, named below `layer_prefix`N.; in the names of experts
-    `*` stands for the expert's number. `norms` and `outer` (outside the layers) are whole tensors, held by
-    every rank that has the layer. None of the families has a table of positions: all rotate or use ALiBi.
-    `intermediate` is the width of the MLP, of one expert where there are many. `adaptable`: variants of
-    this model can be served. `flags` are further facts that say what the stored weights are; `skipped` are
-    endings of stored tensors that engines do not read.
+    `linears` and `norms` are of one hidden layer, named below `layer_prefix`N.; in names of experts `*`
+    stands for the expert's number. `norms` and `outer` (outside the layers) are whole tensors; every rank
+    with the layer holds them. No family has a table of positions: all use rotary embeddings or ALiBi.
+    `intermediate` is the width of the MLP, or of one expert. `adaptable`: variants of this model can be
+    served. `flags` are further facts that change what the stored weights mean; `skipped` are endings of
+    stored tensors that engines do not read.
     """
 
     architecture: str
@@ -52,7 +52,7 @@ class Description:
     skipped: tuple[str, ...] = ()
 
     def layer_shapes(self) -> Shapes:
-        """Every tensor of one hidden layer, of experts one for all."""
+        """Every tensor of one hidden layer; one tensor stands for those of all experts."""
         shapes: Shapes = {}
         for name, linear in self.linears.items():
             shapes[f"{name}.weight"] = (linear.out, linear.into)
@@ -71,7 +71,8 @@ class Description:
         return shapes
 
     def adaptable_shapes(self) -> dict[str, tuple[int, int]]:
-        """(out, in) of each module that variants may change, by its short name; none if they may not."""
+        """(out, in) of each module that variants may change, by its short name; empty if none may be
+        changed."""
         linears = self.linears if self.adaptable else {}
         return {name.rpartition(".")[2]: (linear.out, linear.into) for name, linear in linears.items()}
 
@@ -84,7 +85,7 @@ class Description:
         return elements(self.other_shapes())
 
     def facts(self) -> dict[str, object]:
-        """What changes the meaning of the stored weights: part of the checkpoint's fingerprint."""
+        """Facts that change the meaning of the stored weights: part of the checkpoint's fingerprint."""
         return {
             "architecture": self.architecture,
             "layers": self.layers,
@@ -104,7 +105,7 @@ def elements(shapes: Shapes) -> int:
 
 
 def layer_norm(name: str, width: int, *, bias: bool = True) -> Shapes:
-    """A LayerNorm's tensors; an RMSNorm's has no bias."""
+    """The tensors of a LayerNorm; those of an RMSNorm have no bias."""
     shapes: Shapes = {f"{name}.weight": (width,)}
     return {**shapes, f"{name}.bias": (width,)} if bias else shapes
 

@@ -1,4 +1,4 @@
-"""Falcon: 7B with one KV head, 40B and later with the new decoder, RW with ALiBi and a head each."""
+"""Falcon: 7B with one KV head; 40B and later with the new decoder; RW with ALiBi and a KV head per head."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from profiler.architectures.description import Description, Shapes, layer_norm
 from profiler.architectures.reader import ConfigReader
 from profiler.linears import Heads, Linear, Sharding
 
-MAX_POSITION = 2048  # transformers' default; the first Falcons do not say
+MAX_POSITION = 2048  # transformers' default; the first Falcons do not state it
 
 
 def falcon(reader: ConfigReader) -> Description:
@@ -34,7 +34,7 @@ def falcon(reader: ConfigReader) -> Description:
         tied=reader.flag("tie_word_embeddings", True),
         layer_prefix="transformer.h.",
         embedding="transformer.word_embeddings.weight",
-        allreduces=1 if new or parallel else 2,  # vLLM adds both summands before it reduces them
+        allreduces=1 if new or parallel else 2,  # vLLM adds attention and MLP before it reduces them
         flags={"alibi": reader.flag("alibi"), "parallel_attn": parallel},
     )
 

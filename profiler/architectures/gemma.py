@@ -1,4 +1,4 @@
-"""Gemma 1, 2 and 3 (text): gated MLPs, heads of their own width, and from Gemma 2 on norms on both sides."""
+"""Gemma 1, 2 and 3 (text): gated MLPs, a separate head width, and from Gemma 2 on norms on both sides."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def gemma3(reader: ConfigReader) -> Description:
 
 
 def _window_tokens(reader: ConfigReader) -> int | None:
-    """Absent means transformers' default, null means none."""
+    """The window's tokens. An absent key means transformers' default; null means no window."""
     return reader.optional("sliding_window") if "sliding_window" in reader.raw else 4096
 
 

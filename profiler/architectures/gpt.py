@@ -1,4 +1,4 @@
-"""GPT-J and GPT-NeoX: attention and MLP side by side, LayerNorms with biases."""
+"""GPT-J and GPT-NeoX: parallel attention and MLP, LayerNorms with biases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Llama, Mistral, Qwen2 and Qwen3: variants of all of them can be served."""
+"""Llama, Mistral, Qwen2 and Qwen3; their variants can be served."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mixtral, Qwen2-MoE and Qwen3-MoE: a router and many experts in place of the MLP, in every layer."""
+"""Mixtral, Qwen2-MoE and Qwen3-MoE: every layer has a router and many experts instead of the MLP."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def qwen3_moe(reader: ConfigReader) -> Description:
 def _experts(
     reader: ConfigReader, key: str, alias: str, default_active: int | None = None
 ) -> tuple[int, int]:
-    """How many there are, and how many a token passes."""
+    """The number of experts, and how many of them a token uses."""
     experts = reader.positive(key, alias=alias)
     active = reader.positive("num_experts_per_tok", default_active)
     if active > experts:
@@ -71,7 +71,7 @@ def _qwen_experts(reader: ConfigReader, hidden: int) -> Linears:
 
 
 def _require_alike(reader: ConfigReader) -> None:
-    """All layers must have experts: a fingerprint of one layer, times layers, has to be the model."""
+    """Check that all layers have experts: the model must equal one layer times the number of layers."""
     step, dense = reader.natural("decoder_sparse_step", 1), reader.raw.get("mlp_only_layers")
     reason = "its layers are not alike, which neither profile nor plan can describe yet"
     reader.must("decoder_sparse_step", step == 1, "1", reason)
@@ -81,7 +81,7 @@ def _require_alike(reader: ConfigReader) -> None:
 
 
 def _qwen_window(reader: ConfigReader) -> Window:
-    """vLLM has no windows for some layers of these families; published models use none."""
+    """No window. vLLM cannot give windows to some layers of these families; published models use none."""
     on = reader.flag("use_sliding_window")
     reader.must("use_sliding_window", not on, "false", "the engine has no windows for this family")
     return Window()

@@ -1,4 +1,4 @@
-"""What families have in common: heads, the four projections of attention, gated MLPs, sliding windows."""
+"""Parts that families share: heads, the four projections of attention, gated MLPs, sliding windows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Linears = dict[str, Linear]
 
 
 def read_heads(reader: ConfigReader, hidden: int, default_dim: int | None = None) -> Heads:
-    """Query and KV heads; a head's features are `head_dim`, or `default_dim`, or hidden / heads."""
+    """Query and KV heads. A head has `head_dim` features, else `default_dim`, else hidden / heads."""
     heads = reader.positive("num_attention_heads")
     return make_heads(reader, hidden, heads, reader.positive("num_key_value_heads", heads), default_dim)
 
@@ -33,7 +33,7 @@ def even_dim(reader: ConfigReader, hidden: int, heads: int) -> int:
 
 
 def require_even_dim(reader: ConfigReader, hidden: int, heads: Heads) -> None:
-    """For families whose head_dim vLLM does not read."""
+    """Check that head_dim is hidden / heads, for families whose head_dim vLLM does not read."""
     if heads.dim * heads.query != hidden:
         reader.refuse(
             f"head_dim {heads.dim} is not hidden_size / heads ({hidden} / {heads.query}); "
@@ -50,7 +50,7 @@ def attention(
     at: str = "self_attn",
     o: str = "o_proj",
 ) -> Linears:
-    """Separate projections to queries, keys and values, and back."""
+    """Separate projections for queries, keys and values, and the output projection."""
     q, kv = heads.query * heads.dim, heads.kv * heads.dim
     return {
         f"{at}.q_proj": Linear(q, hidden, Sharding.HEADS, bias),
@@ -76,7 +76,7 @@ def gated_mlp(
 
 
 def mlp(hidden: int, width: int, names: tuple[str, str], bias: bool) -> Linears:
-    """Up and down without a gate."""
+    """Up and down projections without a gate."""
     up, down = names
     return {
         f"mlp.{up}": Linear(width, hidden, Sharding.COLUMN, bias),
@@ -87,7 +87,8 @@ def mlp(hidden: int, width: int, names: tuple[str, str], bias: bool) -> Linears:
 def window(
     reader: ConfigReader, layers: int, tokens: int | None, slides: Callable[[int], bool] = lambda _: True
 ) -> Window:
-    """Layers that slide are those `layer_types` says, or else those whose number `slides` picks."""
+    """The window of a model. `layer_types` lists the sliding layers, or else `slides` picks them by
+    number."""
     types = reader.layer_types(layers)
     if tokens is None:
         return Window()
@@ -96,7 +97,7 @@ def window(
 
 
 def qwen_window(reader: ConfigReader, layers: int) -> Window:
-    """Qwen's windows are switched on by a key of their own, from a layer on."""
+    """Qwen's windows: a separate key switches them on, from a certain layer on."""
     first = reader.natural("max_window_layers", 28)
     tokens = reader.positive("sliding_window", 4096) if reader.flag("use_sliding_window") else None
     return window(reader, layers, tokens, lambda layer: layer >= first)

@@ -1,4 +1,4 @@
-"""Phi-1 and Phi-2 (PhiForCausalLM), and Phi-3 and later (Phi3ForCausalLM), whose projections are fused."""
+"""Phi-1 and Phi-2 (PhiForCausalLM); Phi-3 and later (Phi3ForCausalLM), which have fused projections."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def phi(reader: ConfigReader) -> Description:
 
 
 def _require_what_vllm_has(reader: ConfigReader, hidden: int, width: int, heads: Heads) -> None:
-    """vLLM 0.26's Phi reads neither of these keys; every published Phi-1 and Phi-2 is as it expects."""
+    """Check keys that vLLM 0.26's Phi does not read; every published Phi-1 and Phi-2 has the expected
+    values."""
     parts.require_even_dim(reader, hidden, heads)
     untied = not reader.flag("tie_word_embeddings")
     reader.must("tie_word_embeddings", untied, "false", "the head has a bias")

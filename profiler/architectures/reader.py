@@ -1,4 +1,4 @@
-"""Checked access to a parsed config.json: every value has a type and a range, or is refused by its key."""
+"""Checked access to a parsed config.json: values of a wrong type or range are refused, naming the key."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from profiler.errors import CheckpointError
 from profiler.files import shown
 
-# The largest values taken for sane: beyond them a config is a mistake or an attack.
+# The largest plausible values: a config with larger values is a mistake or an attack.
 LIMITS = {
     "num_hidden_layers": 1_024,
     "hidden_size": 131_072,
@@ -44,7 +44,7 @@ LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 class ConfigReader:
-    """The keys of one config.json; one that is null counts as absent. Every method raises CheckpointError."""
+    """The keys of one config.json; a null value counts as absent. Every method raises CheckpointError."""
 
     def __init__(self, raw: Mapping[str, Any], where: Path) -> None:
         self.raw = raw
@@ -52,7 +52,7 @@ class ConfigReader:
 
     @property
     def architecture(self) -> str:
-        """The registry has checked that there is one name."""
+        """The architecture's name; the registry has checked that there is exactly one."""
         return str(self.raw["architectures"][0])
 
     def refuse(self, reason: str) -> NoReturn:
@@ -68,11 +68,11 @@ class ConfigReader:
         return value
 
     def optional(self, key: str) -> int | None:
-        """As `positive`, None if the key is absent."""
+        """As `positive`; None if the key is absent."""
         return None if self.raw.get(key) is None else self.positive(key)
 
     def natural(self, key: str, default: int) -> int:
-        """A whole number of layers, 0 included; any large one means all of them."""
+        """A number of layers, 0 included; any number larger than the model's means all layers."""
         value = self.raw.get(key)
         value = default if value is None else value
         if type(value) is not int or not 0 <= value < 2**31:
@@ -86,7 +86,7 @@ class ConfigReader:
         return default if value is None else value
 
     def layer_types(self, layers: int) -> list[str] | None:
-        """The kind of attention of every layer, where the config lists it."""
+        """The kind of attention of every layer, if the config lists it."""
         types = self.raw.get("layer_types")
         if types is None:
             return None
@@ -97,12 +97,12 @@ class ConfigReader:
         return types
 
     def must(self, key: str, holds: bool, needed: str, reason: str) -> None:
-        """Refuse a sound value that the engine has no code for."""
+        """Refuse a valid value that the engine cannot handle."""
         if not holds:
             self.refuse(f"{key} is {shown(self.raw.get(key))}, but must be {needed}: {reason}")
 
     def _spelled(self, key: str, alias: str | None) -> str:
-        """Whichever of the two names the config uses; both only if they agree."""
+        """The one of both names that the config uses; if it uses both, their values must be equal."""
         if alias is None or self.raw.get(alias) is None:
             return key
         if self.raw.get(key) is None:

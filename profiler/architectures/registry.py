@@ -1,4 +1,4 @@
-"""Which architectures are known, and the way from a parsed config.json to a `Description`."""
+"""The known architectures, and the way from a parsed config.json to a `Description`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from profiler.architectures.description import Description
 from profiler.architectures.reader import ConfigReader
 from profiler.files import shown
 
-# All of them are served by vLLM 0.26 (GPU) and 0.32 (CPU); options of theirs that one of the two has no
-# code for are refused by their families.
+# vLLM 0.26 (GPU) and 0.32 (CPU) serve all of them; each family refuses options that one of the two versions
+# does not support.
 FAMILIES: dict[str, Callable[[ConfigReader], Description]] = {
     "LlamaForCausalLM": llama.llama,
     "MistralForCausalLM": llama.mistral,
@@ -30,17 +30,17 @@ FAMILIES: dict[str, Callable[[ConfigReader], Description]] = {
     "Qwen2MoeForCausalLM": moe.qwen2_moe,
     "Qwen3MoeForCausalLM": moe.qwen3_moe,
 }
-# More tensors than any published model has; naming so many would take a while.
+# More tensors than any published model has; listing the names of more would take too long.
 MAX_TENSORS = 250_000
 
 
 def describe(raw: Mapping[str, Any], where: Path) -> Description:
-    """Check a parsed config.json, which lies at `where`; raises CheckpointError naming the offending key."""
+    """Check a parsed config.json, read from `where`; raises CheckpointError that names the wrong key."""
     reader = ConfigReader(raw, where)
     family = FAMILIES[_architecture(reader)]
     _refuse_quantized(reader)
     description = family(reader)
-    reader.layer_types(description.layers)  # fingerprints cut these two, whatever the family
+    reader.layer_types(description.layers)  # check these two keys always: fingerprints shorten them
     reader.natural("max_window_layers", 0)
     count = description.layers * sum(linear.experts for linear in description.linears.values())
     if count > MAX_TENSORS:
@@ -64,7 +64,7 @@ def _architecture(reader: ConfigReader) -> str:
 
 
 EXAMPLE = '["LlamaForCausalLM"]'
-# What the ending of a class's name says of the model.
+# What the ending of a class name means for the model.
 _ENDINGS = {
     "ForConditionalGeneration": (
         "it takes images or sound beside text, or has an encoder, though many of these have a text-only "
@@ -91,7 +91,7 @@ def _meaning(name: str) -> str:
 
 
 def _no_architecture(model_type: Any) -> str:
-    """`architectures` is missing; older trainers leave it out, but `model_type` tells which it is."""
+    """The message for a missing `architectures`: older trainers omit it; `model_type` shows which it is."""
     wanted = str(model_type).replace("_text", "").replace("_", "").lower()
     name = next((n for n in FAMILIES if n.removesuffix("ForCausalLM").lower() == wanted), None)
     example = f'["{name}"]' if name else EXAMPLE

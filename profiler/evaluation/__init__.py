@@ -1,5 +1,5 @@
-"""What a model's quality is measured with: tasks, answerers, scores, results with intervals.
+"""Measuring a model's quality: tasks, answerers, scores, results with intervals.
 
-Pure. The same code scores what deployed engines answer and what a checkpoint answers in this process;
-docs/evaluation.md says how to use it.
+Pure. The same code scores the answers of deployed engines and of a checkpoint in this process;
+docs/evaluation.md explains its use.
 """

@@ -1,4 +1,4 @@
-"""A task put to a model, and the figure that comes of it."""
+"""Running a task on a model and computing the task's figure."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from profiler.evaluation.types import (
 
 
 def evaluate(task: Task, answerer: Answerer) -> Result:
-    """The task's own figure: the share that is right, or the perplexity.
+    """Compute the task's own figure: the share of right answers, or the perplexity.
 
-    Errors: those of the answerer; ValueError for texts of which no token can be scored.
+    Errors: the answerer's errors; ValueError for texts of which no token can be scored.
     """
     texts = [item for item in task.items if isinstance(item, Text)]
     if texts:
@@ -45,10 +45,10 @@ def evaluate(task: Task, answerer: Answerer) -> Result:
 
 
 def rights(task: Task, answerer: Answerer) -> list[bool]:
-    """Which items of an exact match or a multiple choice are answered right, in the task's order.
+    """Whether each item of an exact match or a multiple choice is answered right, in the task's order.
 
-    Two models' answers to the same items can be compared item by item, which tells smaller differences than
-    their shares do. Errors: ValueError for a task of texts.
+    Comparing two models item by item shows smaller differences than comparing their shares. Errors:
+    ValueError for a task of texts.
     """
     questions = [item for item in task.items if isinstance(item, Question)]
     choices = [item for item in task.items if isinstance(item, Multiple)]
@@ -85,10 +85,10 @@ def _all_scored(item: Multiple, scores: Sequence[Scored]) -> Sequence[Scored]:
 
 
 def compare(task: Task, answerer: Answerer, reference: Answerer, name: str) -> Result:
-    """KL(reference || answerer) in nats a token, where the right answers (or the texts) are; see `divergence`
-    for what is exact. `name` is the reference's.
+    """KL(reference || answerer) in nats per token, at the tokens of the right answers (or of the texts).
+    `divergence` says what is exact. `name` is the reference's name.
 
-    Errors: those of the answerers; ValueError when the two cut a text into other tokens.
+    Errors: the answerers' errors; ValueError when both tokenize a text differently.
     """
     pairs = [pair_of(item, task.settings.format) for item in task.items]
     mine, theirs = answerer.distributions(pairs), reference.distributions(pairs)
@@ -104,14 +104,14 @@ def compare(task: Task, answerer: Answerer, reference: Answerer, name: str) -> R
 def divergence_result(
     task: Task, reference: str, sums: Sequence[float], tokens: Sequence[int], coverage: float = 1.0
 ) -> Result:
-    """A KL from each item's sum of nats over its tokens. Errors: ValueError without tokens."""
+    """A KL from each item's sum of nats and its number of tokens. Errors: ValueError without tokens."""
     mean = mean_per_token(sums, tokens)
     at_least_0 = Interval(mean.value, max(mean.low, 0.0), mean.high)
     return _result(task, Metric.KL, at_least_0, sum(tokens), reference, coverage)
 
 
 def pair_of(item: Item, form: Form) -> Pair:
-    """What of an item two models are compared on: its right answer after its prompt, or its text."""
+    """The part of an item on which two models are compared: its prompt and right answer, or its text."""
     match item:
         case Question():
             return Pair(item.prompt, item.answers[0], form)

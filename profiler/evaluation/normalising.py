@@ -1,4 +1,4 @@
-"""What of an answer is compared with the right one."""
+"""The part of an answer that is compared with the right answer."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from enum import StrEnum
 
 
 class Normalise(StrEnum):
-    """`none`: all of it as it is; `space`: all of it, runs of white space as one; `words`: its words in lower
-    case, without punctuation; `first_line`: the first line that is not empty; `last_word`, `last_number`."""
+    """`none`: the whole answer, unchanged; `space`: the whole answer, each run of white space as one space;
+    `words`: its words in lower case, without punctuation; `first_line`: the first line that is not empty;
+    `last_word`, `last_number`."""
 
     NONE = "none"
     SPACE = "space"
@@ -19,7 +20,7 @@ class Normalise(StrEnum):
 
 
 def normalised(text: str, how: Normalise) -> str:
-    """Empty when there is nothing of the kind, which equals no answer that has it."""
+    """The normalised part; empty if the text has no such part, which matches no answer that has one."""
     match how:
         case Normalise.NONE:
             return text
@@ -40,7 +41,7 @@ _NUMBER = re.compile(r"((?<![\w.])-)?(\d+)(?:\.(\d+))?")
 
 
 def _last_number(text: str) -> str:
-    """Without thousands' commas, leading zeros and a fraction's trailing ones: 1,024.50 is 1024.5."""
+    """The last number without thousands' commas, leading zeros and trailing zeros: 1,024.50 is 1024.5."""
     numbers = _NUMBER.findall(_THOUSANDS.sub("", text))
     if not numbers:
         return ""
@@ -50,5 +51,5 @@ def _last_number(text: str) -> str:
 
 
 def _words(text: str) -> list[str]:
-    """In lower case; an apostrophe or a hyphen within a word is part of it."""
+    """The words in lower case; an apostrophe or a hyphen within a word is part of it."""
     return re.findall(r"\w+(?:['\u2019-]\w+)*", text.lower())

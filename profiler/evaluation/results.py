@@ -1,4 +1,4 @@
-"""Figures of an evaluation, each with the interval that its number of items allows to state."""
+"""Figures of an evaluation, each with the interval that follows from its number of items."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Z_95 = 1.959963984540054  # the normal distribution's 97.5 % point
 
 
 class Metric(StrEnum):
-    """`exact_match` and `multiple_choice`: the share of items that are right. `perplexity`: e to the mean
-    surprise of a token. `kl`: nats a token, of the reference's distribution from this model's."""
+    """`exact_match` and `multiple_choice`: the share of right items. `perplexity`: e to the mean surprise of
+    a token. `kl`: nats per token between the reference's distribution and this model's."""
 
     EXACT_MATCH = "exact_match"
     MULTIPLE_CHOICE = "multiple_choice"
@@ -31,10 +31,10 @@ METRIC_OF = {kind: Metric(kind.value) for kind in TaskKind}
 
 @dataclass(frozen=True)
 class Result:
-    """One figure of one task. `low` to `high` is its 95 % interval over items drawn as these were.
+    """One figure of one task. `low` to `high` is its 95 % interval over items drawn in the same way.
 
-    `items` were asked, and `tokens` scored for perplexity and KL. `reference` is the other model of a KL, and
-    `coverage` how much of its probability, of 1, the KL was told token by token. `digest` is the task's.
+    `items` were asked; `tokens` were scored, for perplexity and KL. `reference` is the other model of a KL.
+    `coverage` is the share of its probability mass that is known token by token. `digest` is the task's.
     """
 
     task: str
@@ -57,7 +57,7 @@ class Interval:
 
 
 def proportion(right: int, count: int) -> Interval:
-    """Wilson's score interval (1927), which stays within 0 to 1 and holds near both.
+    """Wilson's score interval (1927), which stays within 0 to 1 and is valid near both ends.
 
     Errors: ValueError for no items.
     """
@@ -72,10 +72,10 @@ def proportion(right: int, count: int) -> Interval:
 
 
 def mean_per_token(sums: Sequence[float], tokens: Sequence[int]) -> Interval:
-    """sum(sums) / sum(tokens) over items, which are what is independent: tokens of one text are not.
+    """sum(sums) / sum(tokens) over items; items are independent, tokens of one text are not.
 
     The interval is that of a ratio of two means (Cochran, Sampling Techniques, 3rd edition, equation 6.13),
-    normal; of one item it is everything. Errors: ValueError without tokens.
+    with a normal distribution; for one item it is infinite. Errors: ValueError without tokens.
     """
     count, total = len(sums), sum(tokens)
     if total < 1:
@@ -89,7 +89,7 @@ def mean_per_token(sums: Sequence[float], tokens: Sequence[int]) -> Interval:
 
 
 def perplexity(logprobs: Sequence[float], tokens: Sequence[int]) -> Interval:
-    """exp of the mean of -ln p over tokens, and of its interval's ends.
+    """exp of the mean of -ln p over tokens, and of the ends of its interval.
 
     `logprobs[i]` is the sum of ln p of item i's `tokens[i]` tokens. Errors: ValueError without tokens.
     """

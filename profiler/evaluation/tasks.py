@@ -1,4 +1,4 @@
-"""Tasks, and the files they are read from: JSON lines, one item each. docs/evaluation.md shows the format."""
+"""Tasks and their files: JSON lines, one item per line. docs/evaluation.md shows the format."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEADER = "task"
 MAX_NAME = 128
 
 _FIELDS: dict[TaskKind, tuple[frozenset[str], frozenset[str]]] = {
-    # what an item must have, and what it may have
+    # fields that an item must have, and fields that it may have
     TaskKind.EXACT_MATCH: (frozenset({"prompt", "answer"}), frozenset()),
     TaskKind.MULTIPLE_CHOICE: (frozenset({"prompt", "choices", "answer"}), frozenset()),
     TaskKind.PERPLEXITY: (frozenset({"text"}), frozenset()),
@@ -28,7 +28,7 @@ _SETTINGS = frozenset({HEADER, "maxTokens", "stop", "normalise", "format", "like
 
 @dataclass(frozen=True)
 class Task:
-    """Items of one kind under a name. `digest` tells this content from any other, settings included."""
+    """Items of one kind under a name. `digest` identifies this content, settings included."""
 
     name: str
     kind: TaskKind
@@ -37,14 +37,14 @@ class Task:
     digest: str = ""
 
     def first(self, count: int | None) -> Task:
-        """Its first `count` items, under a digest of their own; all of them if there are no more."""
+        """A task of the first `count` items, with its own digest; the task itself if it has no more items."""
         if count is None or count >= len(self.items):
             return self
         return replace(self, items=self.items[:count], digest=f"{self.digest}:{count}")
 
 
 def read_tasks(path: Path) -> tuple[Task, ...]:
-    """The task of a file, or those of all `.jsonl` files of a folder, by file name.
+    """The task of a file, or the tasks of all `.jsonl` files of a folder, by file name.
 
     Errors: TaskError, which names the file and the line.
     """
@@ -75,7 +75,7 @@ def read_task(file: Path) -> Task:
 
 
 def parse_task(text: str, name: str, source: str) -> Task:
-    """A task from its lines, named `name` unless they name it; `source` is what errors call the file.
+    """Parse a task; its name is `name` unless its lines name it. `source` is the file's name in errors.
 
     Errors: TaskError.
     """
@@ -99,12 +99,12 @@ def parse_task(text: str, name: str, source: str) -> Task:
 
 
 def digest_of(items: Sequence[Item], settings: Settings) -> str:
-    """16 hexadecimal digits."""
+    """The task's digest: 16 hexadecimal digits."""
     return hashlib.sha256(repr((tuple(items), settings)).encode()).hexdigest()[:16]
 
 
 def _rows(text: str, source: str) -> list[tuple[int, dict[str, Any]]]:
-    """The objects by line number, empty lines left out."""
+    """The objects by line number, without empty lines."""
     rows = []
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
@@ -139,7 +139,7 @@ def _header(row: Mapping[str, Any], where: str) -> tuple[str, Settings]:
 
 
 def _kind(row: Mapping[str, Any], where: str) -> TaskKind:
-    """By the fields it has."""
+    """The kind of an item, by its fields."""
     for kind, (required, allowed) in _FIELDS.items():
         if required <= row.keys() <= required | allowed:
             return kind

@@ -1,4 +1,4 @@
-"""Items of tasks, what is asked of a model for them, and what it answers."""
+"""Items of tasks, the requests to a model for them, and its answers."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class TaskKind(StrEnum):
 
 
 class Form(StrEnum):
-    """How a prompt is given to the model: as it stands, or as a user's message in its chat template."""
+    """How the model receives a prompt: unchanged, or as a user's message in its chat template."""
 
     RAW = "raw"
     CHAT = "chat"
 
 
 class Likelihood(StrEnum):
-    """What the choices of an item are compared by: log-probability, or the same per byte of the choice."""
+    """How the choices of an item are compared: by log-probability, or by log-probability per byte."""
 
     TOTAL = "total"
     PER_BYTE = "per_byte"
@@ -32,7 +32,7 @@ class Likelihood(StrEnum):
 
 @dataclass(frozen=True)
 class Question:
-    """Right if the greedy answer to `prompt` is one of `answers`, both normalised."""
+    """A question; the greedy answer to `prompt` is right if it equals one of `answers`, both normalised."""
 
     prompt: str
     answers: tuple[str, ...]
@@ -40,7 +40,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Multiple:
-    """Right if `choices[answer]` is the most likely continuation of `prompt`."""
+    """A multiple choice; it is right if `choices[answer]` is the most likely continuation of `prompt`."""
 
     prompt: str
     choices: tuple[str, ...]
@@ -57,7 +57,7 @@ Item = Question | Multiple | Text
 
 @dataclass(frozen=True)
 class Settings:
-    """How a task's items are asked and scored. `max_tokens` and `stop` end an answer."""
+    """How a task's items are asked and scored. An answer ends at `max_tokens` or at `stop`."""
 
     max_tokens: int = 32
     stop: tuple[str, ...] = ()
@@ -68,9 +68,9 @@ class Settings:
 
 @dataclass(frozen=True)
 class Pair:
-    """A text and where the part of it begins that is scored; in a chat, a user's message and its answer.
+    """A text in two parts, of which the second is scored; in a chat, a user's message and its answer.
 
-    An empty `context` scores the whole text, but for its first token, which nothing predicts.
+    With an empty `context` the whole text is scored, except its first token, which nothing predicts.
     """
 
     context: str
@@ -80,7 +80,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Scored:
-    """The sum of ln p of a continuation's tokens, each given all before it, and how many tokens these are."""
+    """The sum of ln p of a continuation's tokens, each given all earlier tokens, and the number of tokens."""
 
     logprob: float
     tokens: int
@@ -88,19 +88,19 @@ class Scored:
 
 @dataclass(frozen=True)
 class Distribution:
-    """What a model expects at one position: ln p by token id, of some tokens only.
+    """A model's distribution at one position: ln p by token id, for some tokens only.
 
-    These are the most likely ones and the one that is there; the rest of the mass is not told apart.
+    The most likely tokens and the actual token are listed; the rest of the mass is not split by token.
     """
 
     logprobs: Mapping[int, float]
 
 
 class Answerer(Protocol):
-    """A model that answers. Everything is greedy: asked again, it answers the same.
+    """A model that answers. It decodes greedily: the same question gets the same answer.
 
     A continuation's tokens are those after the longest common prefix of the tokens of `context` and of
-    `context + continuation`, so that a token across the boundary counts.
+    `context + continuation`, so a token across the boundary counts.
     """
 
     def generate(self, prompts: Sequence[str], settings: Settings) -> list[str]:
@@ -110,4 +110,4 @@ class Answerer(Protocol):
         """The log-probability of each continuation."""
 
     def distributions(self, pairs: Sequence[Pair]) -> list[list[Distribution]]:
-        """For each pair what is expected at each of its continuation's tokens."""
+        """The distributions at each continuation's tokens, for each pair."""

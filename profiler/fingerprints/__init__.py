@@ -1,4 +1,4 @@
-"""MaverIQ's fingerprints (section 5.1): the same model with fewer hidden layers, to be measured in its place.
+"""MaverIQ's fingerprints (section 5.1): the model with fewer hidden layers, measured instead of the model.
 
-Not to be confused with `profiler.checkpoint_digest`, the mark by which a delta knows its base.
+A different thing is `profiler.checkpoint_digest`, the digest that connects a delta to its base.
 """

@@ -1,4 +1,4 @@
-"""The config.json of a model with fewer hidden layers, everything else as it was."""
+"""The config.json of a model with fewer hidden layers and otherwise unchanged."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from profiler.config_corrections import corrected
 from profiler.errors import CheckpointError
 
 LAYER_COUNTS = ("num_hidden_layers", "n_layer")
-# Keys with an entry per layer, of which a fingerprint has the first ones.
+# Keys with an entry per layer; a fingerprint keeps the first entries.
 PER_LAYER = ("layer_types",)
-# From which layer on layers are different: beyond the last one is as good as at the last one.
+# Keys with the number of the first layer that differs; any number beyond the last layer means the same.
 FIRST_LAYERS = ("max_window_layers",)
 
 
 def fingerprint_config(config: Mapping[str, Any], layers: int, where: Path | None = None) -> dict[str, Any]:
-    """`config` with its first `layers` hidden layers: 1, 2 or any number up to those it has.
+    """`config` reduced to its first `layers` hidden layers, from 1 up to all of them.
 
-    Raises CheckpointError for a config that cannot be served (`where` it lies), in particular when its
+    Raises CheckpointError for a config that cannot be served (`where` is its path), in particular if its
     layers do not have the same weights, and for an impossible number of layers.
     """
     where = where or Path("config.json")
@@ -41,6 +41,6 @@ def fingerprint_config(config: Mapping[str, Any], layers: int, where: Path | Non
 
 
 def _check(wanted: Description, made: Description, where: Path) -> None:
-    """The number of layers, and which of them have windows, are all that may differ."""
+    """Check that only the number of layers, and which of them have windows, differ."""
     if replace(made, window=wanted.window) != wanted:
         raise CheckpointError(f"{where}: with fewer layers this would be another model; report this config")

@@ -1,7 +1,7 @@
-"""A folder from which an engine starts a fingerprint: config and tokenizer, without any weights.
+"""A folder from which an engine starts a fingerprint: config and tokenizer, without weights.
 
-The engine makes up the weights (vLLM's `--load-format dummy`): a layer's cost does not depend on the numbers
-in it.
+The engine generates the weights (vLLM's `--load-format dummy`): a layer's cost does not depend on their
+values.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ MAX_FILE_BYTES = 64_000_000  # the largest tokenizers have about 35 MB
 def write_fingerprint(folder: Path, target: Path, layers: int) -> Path:
     """Write the fingerprint of `layers` hidden layers of the checkpoint in `folder` to the new `target`.
 
-    Returns `target`, which is there as a whole or not at all. Raises CheckpointError as
-    `fingerprint_config`, and when files cannot be read, are too large, or `target` cannot be made.
+    Returns `target`, which exists completely or not at all. Raises CheckpointError as `fingerprint_config`
+    does, and when files cannot be read, are too large, or `target` cannot be created.
     """
     where = folder / CONFIG
     config = fingerprint_config(read_json(where), layers, where)
     if _holds_weights(folder) and has_own_head(folder):
-        config["tie_word_embeddings"] = False  # there are no weights to tell the engine
+        config["tie_word_embeddings"] = False  # without weights, only the config can tell the engine
     partial = target.with_name(f"{target.name}.partial")
     if target.exists():
         raise CheckpointError(f"{target} exists already; remove it first, or choose another folder")
@@ -48,7 +48,7 @@ def write_fingerprint(folder: Path, target: Path, layers: int) -> Path:
 
 
 def _holds_weights(folder: Path) -> bool:
-    """A profile may also be measured of a folder that has a config alone."""
+    """Whether the folder has weights; a folder with a config alone can be profiled, too."""
     return any(is_file(folder / name) for name in (INDEX, SINGLE))
 
 

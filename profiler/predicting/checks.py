@@ -1,4 +1,4 @@
-"""Plans and loads that make no sense for a model. All raise PlanError, naming the field."""
+"""Checks of plans and loads that make no sense for a model. All raise PlanError, naming the field."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_COUNT = 1_000_000  # of a batch, and of its tokens
 
 
 def check_plan(spec: ModelSpec, plan: Plan, gpu: str = "") -> None:
-    """On GPUs of this name, if it is to run on GPUs."""
+    """Check a plan; `gpu` is the GPU's name if the plan runs on GPUs."""
     check_quantization(spec, plan.quantization, gpu)
     check_degree(spec, plan.tensor_parallel, plan.quantization)
     check_split(spec, plan)

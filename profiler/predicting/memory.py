@@ -1,4 +1,4 @@
-"""What each rank of a plan holds under a load, and which load the devices' free memory could hold."""
+"""The memory of each rank of a plan under a load, and the load that the devices' free memory can hold."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Key = tuple[object, ...]
 
 
 class Memory:
-    """Costs of stages that hold `tokens` tokens; those alike are computed once for all plans."""
+    """Costs of stages that hold `tokens` tokens; equal stages are computed once for all plans."""
 
     def __init__(self, ground: Ground, tokens: int) -> None:
         self._ground, self._tokens = ground, tokens
@@ -55,7 +55,8 @@ class Memory:
         return tuple(costs)
 
     def parts(self, plan: Plan, stage: int) -> RankBytes:
-        """Activations grow with a step's tokens, so those of other steps are not looked at."""
+        """Bytes of a rank. Activations grow with a step's tokens, so only footprints with the same step
+        count."""
         known = self._known(plan)
         if known is not None:
             return known.stage(plan, stage)
@@ -103,8 +104,8 @@ class Memory:
 
 
 def kv_capacity(ranks: Sequence[RankCost], tokens: int, free_bytes: Sequence[int]) -> int | None:
-    """Tokens that every rank can hold when their caches hold `tokens` now: the engine uses the smallest
-    rank's number on all. None where free memory is not known."""
+    """Tokens that every rank can hold; with the caches in `ranks` each holds `tokens`. The engine uses the
+    smallest rank's number on all ranks. None if free memory is unknown."""
     if not free_bytes:
         return None
     return min(

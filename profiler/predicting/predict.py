@@ -1,8 +1,8 @@
-"""What plans cost under a load, with an interval for each figure. Pure: a function of what is known.
+"""The cost of plans under a load, with an interval for each figure. Pure.
 
-Where this architecture was measured on this kind of device (a `Calibration`), the physical model answers;
-elsewhere the roofline of `profiler.roofline` does, and the prediction says so (`Basis.ROUGH`). A TP that was
-not measured is the nearest that was, times the ratio that the roofline sees between the two.
+If this architecture was measured on this kind of device (a `Calibration`), the physical model computes the
+cost. Otherwise the roofline of `profiler.roofline` does, and the prediction says so (`Basis.ROUGH`). A TP
+without measurements is scaled from the nearest measured TP by the ratio of their rooflines.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Mix = Sequence[VariantSpec | None]
 
 
 def predict(ground: Ground, plan: Plan, workload: Workload, mix: Mix = ()) -> Prediction:
-    """The cost of `plan` under `workload`, whose requests ask the members of `mix` in turn (None: the base).
+    """The cost of `plan` under `workload`; its requests use the members of `mix` in turn (None: the base).
 
     Raises PlanError for a plan or load that makes no sense for the model.
     """
@@ -56,10 +56,10 @@ def _of_engine(ground: Ground, plan: Plan, workload: Workload, mix: Mix) -> Pred
 
 
 def predict_all(ground: Ground, plans: Sequence[Plan], workload: Workload, mix: Mix = ()) -> list[Prediction]:
-    """`predict` for each of many plans, whose ranks each have a device like the first of `ground`: of their
-    engines alone, whatever the request path.
+    """`predict` for each of many plans, for their engines alone, without the request path. Each rank of a
+    plan has a device like the first one of `ground`.
 
-    What plans share is computed once: 10,000 take less than a second where there is a calibration. Raises
+    Work that plans share is done once: 10,000 plans take less than a second with a calibration. Raises
     PlanError.
     """
     check_load(ground.spec, workload)
@@ -75,7 +75,7 @@ def predict_all(ground: Ground, plans: Sequence[Plan], workload: Workload, mix: 
 
 
 def check(spec: ModelSpec, plan: Plan, workload: Workload) -> None:
-    """Raises PlanError, naming the field."""
+    """Check a plan and a load. Raises PlanError, naming the field."""
     check_plan(spec, plan)
     check_load(spec, workload)
 

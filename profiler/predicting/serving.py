@@ -1,4 +1,4 @@
-"""What a client sees of a plan: the engine's times with the request path (`profiler.request_path`)."""
+"""A client's view of a plan: the engine's times plus the request path (`profiler.request_path`)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from profiler.types import Interval, Workload
 
 
 def served(path: RequestPath, load: Workload, single: Prediction, whole: Prediction) -> Prediction:
-    """`whole`, the engine's alone, as clients see it. `single`: the same of one request of the load.
+    """Clients' view of `whole`, the prediction for the engine alone; `single` is for one request of the load.
 
-    Requests that reach the engine together may wait less for each other, or more: either end may be that.
+    Requests that reach the engine together may wait less or more for each other, so both ends of the range
+    allow for that.
     """
     engine, path_s = whole.ttft_s, path.mean_s(load.batch, load.input_tokens)
     of_path = Interval(path_s, path_s * path.low, path_s * path.high)
@@ -49,7 +50,7 @@ def served(path: RequestPath, load: Workload, single: Prediction, whole: Predict
 
 
 def _tpot(whole: Prediction, load: Workload, value: Served, low: Served, high: Served) -> Interval:
-    """Between its tokens a request waits for the prompts that came later."""
+    """TPOT as a client sees it: between its tokens a request waits for the prompts of later requests."""
     more = load.output_tokens - 1
     if not more:
         return whole.tpot_s

@@ -1,8 +1,8 @@
-"""What one stage of a plan takes and holds, linear in its layers: what the placement's solver needs. Pure.
+"""Time and memory of one stage of a plan, linear in its layers, for the placement's solver. Pure.
 
-Where this architecture was measured its steps take what was measured; a TP, a quantization, or a device, that
-was not is the nearest that was, times the ratio that the roofline of `profiler.roofline` sees between the
-two. Elsewhere the roofline answers alone."""
+If this architecture was measured, its steps take what was measured. A TP, quantization or device without
+measurements is scaled from the nearest measured one by the ratio of their rooflines (`profiler.roofline`).
+Without any measurement, the roofline alone is used."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from profiler.predicting.types import Ground
 from profiler.roofline import Pass, StageTime, merged_slot_bytes, stage_time, variant_lines
 from profiler.types import Plan, Workload
 
-Line = tuple[int, int]  # bytes beside the layers of a stage, and of each layer
+Line = tuple[int, int]  # bytes outside the layers of a stage, and bytes of each layer
 MANY = 1000  # layers: more than any stage has; their graphs take more than any pass gives back
 
 
 def nearest(calibration: Calibration, wanted: Cut) -> Cut:
-    """Of the measured cuts whose layers are stored as `wanted` (of all, where none are) the one whose TP is
-    nearest, in doublings; of two the smaller."""
+    """The measured cut with the TP nearest to `wanted`, in doublings; of two the smaller. Cuts whose layers
+    are stored as in `wanted` are preferred; if there is none, all cuts count."""
     stored = [cut for cut in calibration.times if cut.storage == wanted.storage]
     return min(
         stored or calibration.times,
@@ -31,7 +31,7 @@ def nearest(calibration: Calibration, wanted: Cut) -> Cut:
 
 
 def scale(ground: Ground, wanted: Cut, cut: Cut, load: Pass) -> float:
-    """How a pass through a whole model differs from what was measured, by the roofline; 1: not at all."""
+    """The ratio of a pass through a whole model to the measured pass, by the roofline; 1: no difference."""
     rates = ground.rates[0]
     measured = ground.measured or rates
     if cut == wanted and measured == rates:
@@ -54,12 +54,12 @@ def prompt_pass(workload: Workload) -> Pass:
 
 
 def token_pass(workload: Workload) -> Pass:
-    """A step in which each sequence decodes a token, half of the output after its prompt."""
+    """A step in which each sequence decodes a token, with half of the output cached after its prompt."""
     return Pass(workload.batch, 1, workload.input_tokens + workload.output_tokens / 2)
 
 
 def prompt_time(ground: Ground, plan: Plan, tokens: int) -> StageTime:
-    """One prompt alone through a stage of `plan`, in as many steps as it takes."""
+    """Time of one prompt alone through a stage of `plan`, over as many steps as it takes."""
     load = Pass(1, tokens, 0.0)
     if ground.calibration is None:
         return stage_time(ground.spec, plan, ground.rates[0], load)
@@ -74,7 +74,7 @@ def prompt_time(ground: Ground, plan: Plan, tokens: int) -> StageTime:
 
 
 def decode_time(ground: Ground, plan: Plan, sequences: float, context: float) -> StageTime:
-    """A step in which each of `sequences`, that have `context` tokens cached, decodes one."""
+    """A step in which each of `sequences` decodes one token, with `context` cached tokens each."""
     load = Pass(sequences, 1, context)
     if ground.calibration is None:
         return stage_time(ground.spec, plan, ground.rates[0], load)
@@ -84,7 +84,8 @@ def decode_time(ground: Ground, plan: Plan, sequences: float, context: float) ->
 
 
 def _measured(calibration: Calibration, ground: Ground, plan: Plan, load: Pass) -> tuple[CutTimes, float]:
-    """Ranks that share one device take turns: together they take what one rank with all of it does."""
+    """The times of the nearest cut. Ranks that share one device take turns: together they count as one
+    rank."""
     wanted = Cut(1 if ground.shared > 1 else plan.tensor_parallel, plan.quantization)
     cut = nearest(calibration, wanted)
     return calibration.at(cut), scale(ground, wanted, cut, load)
@@ -95,22 +96,22 @@ def _linear(step: StepTime, work: float, pairs: float) -> StageTime:
 
 
 def rank_lines(ground: Ground, plan: Plan) -> tuple[tuple[Line, ...], ...]:
-    """For each stage of `plan`, whatever its layers are: a rank's bytes, the largest of some lines.
+    """For each stage of `plan`, with any number of layers: a rank's bytes, the maximum of some lines.
 
-    Without variants bytes rise along two lines (of captured graphs to rounding), one for few layers, whose
-    graphs are in what a pass gave back, and one for many; variants take one of two.
+    Without variants there are two lines (captured graphs make them approximate). With few layers, the graphs
+    fit into the memory that a pass gave back; with many layers they do not. Variants follow one of two lines.
     """
     memory, variants = Memory(ground, plan.kv_cache_tokens), variant_lines(ground.spec, plan)
     last = plan.pipeline_parallel - 1
     made = {}
-    for stage in sorted({0, min(1, last), last}):  # those between the ends are alike
+    for stage in sorted({0, min(1, last), last}):  # the stages between the ends are alike
         lines = dict.fromkeys(_line(ground, memory, plan, stage, layers) for layers in (1, MANY))
         made[stage] = tuple((once + fixed, each + more) for once, each in lines for fixed, more in variants)
     return tuple(made[stage if stage in (0, last) else 1] for stage in range(plan.pipeline_parallel))
 
 
 def _line(ground: Ground, memory: Memory, plan: Plan, stage: int, layers: int) -> Line:
-    """Through what so many layers take, and one more."""
+    """The line through the bytes of `layers` layers and of one more."""
     here, there = (
         _bytes(
             ground, memory, dataclasses.replace(plan, layers_per_stage=(n,) * plan.pipeline_parallel), stage

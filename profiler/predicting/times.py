@@ -1,4 +1,4 @@
-"""TTFT, TPOT and latency of plans under one load: by the physical model where there is a calibration, else by
+"""TTFT, TPOT and latency of plans under one load. With a calibration the physical model computes them, else
 the roofline. Plans that differ only in how many layers each stage has are computed together."""
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from profiler.types import Basis, Interval, Plan, Workload
 
 @dataclass(frozen=True)
 class Times:
-    """`ttft` and `tpot` are means over the requests, `ttft_last` is that of the last. `step`: between a
-    request's tokens while no prompts are filled."""
+    """`ttft` and `tpot` are means over the requests, `ttft_last` is the last request's. `step`: the time
+    between a request's tokens while no prompts are filled."""
 
     ttft: Interval
     ttft_last: Interval
@@ -50,7 +50,7 @@ class Times:
 
 
 def times_of(ground: Ground, plans: Sequence[Plan], workload: Workload, load: VariantLoad) -> list[Times]:
-    """Times of each plan, in the order of `plans`. Without a calibration `ground.rates` must be those of the
+    """Times of each plan, in the order of `plans`. Without a calibration `ground.rates` must belong to the
     only plan."""
     if ground.calibration is None:
         return [_rough(ground, plan, workload) for plan in plans]
@@ -66,7 +66,7 @@ def times_of(ground: Ground, plans: Sequence[Plan], workload: Workload, load: Va
 
 @dataclass(frozen=True)
 class _Alike:
-    """What plans have in common that are computed together."""
+    """What plans that are computed together have in common."""
 
     tensor_parallel: int
     stages: int
@@ -79,8 +79,8 @@ def _alike(plan: Plan) -> _Alike:
 
 
 def _rough(ground: Ground, plan: Plan, workload: Workload) -> Times:
-    """The roofline counts adapters by the plan's slots, and knows no other kinds of variants. It fills all
-    prompts in one pass: a step that takes a part of them is taken for as long a part of that."""
+    """Times by the roofline. It counts adapters by the plan's slots, and no other kinds of variants. It fills
+    all prompts in one pass: a step that takes a part of them counts as the same part of the pass."""
     rough = estimate(ground.spec, plan, ground.rates, workload, 1.0)
     seen = seen_of_pass(workload, plan.batched_tokens, rough.ttft_s, rough.tpot_s)
     last, step = roughly(rough.ttft_s), roughly(rough.tpot_s)
@@ -102,7 +102,7 @@ def _physical(
     calibration = dataclasses.replace(ground.calibration, batched_tokens=how.batched_tokens)
     layers = ground.spec.num_layers
     tp, run = how.tensor_parallel, np.array(splits)
-    if ground.shared > 1:  # ranks that share one device take turns: together what one with all of it takes
+    if ground.shared > 1:  # ranks that share one device take turns: together they count as one rank
         tp, run = 1, np.full((len(splits), 1), layers)
     wanted = Cut(tp, how.quantization)
     cut = nearest(calibration, wanted)
@@ -146,7 +146,7 @@ def _physical(
     step, last_step = decoding(lambda found: found.step_s), decoding(lambda found: found.last_step_s)
     prompts = widened(
         [found.tpot_s - found.step_s for found in figures], prefill_scale, prefill_shares
-    )  # of others, between a request's tokens
+    )  # prompts of other requests, between a request's tokens
     ttft, last = first_tokens(lambda found: found.ttft_s), first_tokens(lambda found: found.ttft_last_s)
     latency = last.plus(last_step, workload.output_tokens - 1)
     notes = _notes(cut, how, ground, load, unsure.is_measured)

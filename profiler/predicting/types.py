@@ -1,4 +1,4 @@
-"""What a prediction starts from, and what it says."""
+"""Input and output of a prediction."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from profiler.types import Basis, DeviceRates, Interval, ModelSpec
 class Ground:
     """What is known when a plan is estimated. `rates` has one entry per rank (see `profiler.roofline`).
 
-    `free_bytes`, by rank, is what its device has left for it; when empty, no capacity is predicted. `shared`
-    is how many ranks run on one device. `measured` are the rates of the device that the calibration is from,
-    if that is of another kind than the ranks'. `overheads` are a rank's assumed needs beside the model, where
-    no footprint shows them. `launched` are the kinds of variants whose kernels the engine launches in every
-    batch with variants (`profiler.measurements.Setting`). `path` is the request path to the engine, where
-    that was measured.
+    `free_bytes`, by rank, is the memory that its device has left for it; if empty, no capacity is predicted.
+    `shared` is the number of ranks on one device. `measured` are the rates of the calibration's device, if
+    that is of another kind than the ranks'. `overheads` are a rank's assumed needs in addition to the model,
+    used if no footprint shows them. `launched` are the kinds of variants whose kernels the engine launches in
+    every batch with variants (`profiler.measurements.Setting`). `path` is the request path to the engine, if
+    it was measured.
     """
 
     spec: ModelSpec
@@ -36,7 +36,7 @@ class Ground:
 
 @dataclass(frozen=True)
 class RankCost:
-    """Bytes on one rank. `kv_cache` is that of the load's own tokens, `total` everything."""
+    """Bytes on one rank. `kv_cache` is that of the load's own tokens, `total` the sum."""
 
     weights: int
     activations: int
@@ -49,15 +49,16 @@ class RankCost:
 
 @dataclass(frozen=True)
 class Prediction:
-    """`workload.batch` requests that arrive at once at an idle engine. Seconds; tokens are output tokens.
+    """Costs for `workload.batch` requests that arrive at once at an idle engine. Seconds; tokens are output
+    tokens.
 
-    `ttft_s` and `tpot_s` are the means over them, `latency_s` is until the last ends: what clients see, who
-    wait between their tokens for the prompts of others. `step_s` is a token's time while no prompts are
-    filled, and `ttft_last_s` the last request's first token, both the engine's. Where the request path was
-    measured it is in `ttft_s`, `tpot_s` and `latency_s`: `path_s` is then what that takes, and
-    `engine_ttft_s` what the engine takes of prompts that reach it together; of one request `ttft_s` is their
-    sum. `kv_capacity_tokens` is what the devices' free memory can hold beside the rest, `concurrency` how
-    many such requests that is; None where free memory is not known. `notes` say what was not measured.
+    `ttft_s` and `tpot_s` are means over the requests; `latency_s` is the time until the last one ends. They
+    are what clients see, whose requests wait between tokens for other prompts. `step_s` is a token's time
+    while no prompts are filled, `ttft_last_s` the last request's TTFT; both are the engine's alone. If the
+    request path was measured, `ttft_s`, `tpot_s` and `latency_s` include it. Then `path_s` is the path's time
+    and `engine_ttft_s` the engine's time for prompts that reach it together; for one request `ttft_s` is
+    their sum. `kv_capacity_tokens` is what the devices' free memory can hold in addition, `concurrency` the
+    number of such requests; None if free memory is unknown. `notes` say what was not measured.
     """
 
     ttft_s: Interval

@@ -1,4 +1,4 @@
-"""What variants add to the steps of one load, and how sure that is."""
+"""The time that variants add to the steps of one load, and its uncertainty."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from profiler.physical.variants import (
 from profiler.predicting.intervals import VARIANTS, VARIANTS_PER_DOUBLING
 from profiler.types import Workload
 
-MIN_LEFT = 0.2  # of what variants add, where they were measured: a range does not reach below
+MIN_LEFT = 0.2  # of what measured variants add: a range does not go below it
 
 
 @dataclass(frozen=True)
 class Variants:
-    """Seconds of a layer, `share` times what is expected; with `padded` as if kernels pad."""
+    """Added seconds per layer, times `share`; `padded`: as if kernels pad."""
 
     calibration: Calibration
     cut: Cut
@@ -45,7 +45,7 @@ class Variants:
 
 @dataclass(frozen=True)
 class VariantErrors:
-    """Of whole steps with variants, relative; `is_measured`: every kind was."""
+    """Relative errors of whole steps with variants; `is_measured`: every kind was measured."""
 
     decode: float = 0.0
     prefill: float = 0.0
@@ -55,9 +55,8 @@ class VariantErrors:
 def variants_s(
     calibration: Calibration, cut: Cut, load: VariantLoad, workload: Workload
 ) -> tuple[AddedTime, ...]:
-    """What is expected, and the lower and upper end of its range; nothing for the base alone. Where variants
-    were not measured they may be hidden behind the base's own work, and may take twice what they do when
-    kernels pad them."""
+    """The expected time, and the lower and upper end of its range; empty for the base alone. Variants without
+    measurements may be hidden behind the base's own work, or take twice the time of padding kernels."""
     if not load.kinds:
         return ()
     share = VARIANTS + VARIANTS_PER_DOUBLING * _doublings(calibration, load)
@@ -72,7 +71,7 @@ def variants_s(
 
 
 def _doublings(calibration: Calibration, load: VariantLoad) -> float:
-    """How far the load's requests and variants are beyond those that were measured: of the kind that is
+    """How far (in doublings) the load's requests and variants exceed the measured ones, for the kind that is
     farthest."""
     beyond = [0.0]
     for kind in load.kinds:
@@ -84,7 +83,7 @@ def _doublings(calibration: Calibration, load: VariantLoad) -> float:
 
 
 def errors_of(calibration: Calibration, load: VariantLoad) -> VariantErrors:
-    """Of the fits to the kinds that the load has, and to what these take together."""
+    """Errors of the fits to the load's kinds of variants, and of the fit to all of them together."""
     costs = [costs_of(calibration, kind.kind) for kind in load.kinds]
     known = [cost for cost in costs if cost is not None]
     together = together_of(calibration, load)

@@ -1,1 +1,1 @@
-"""How long a step of an engine takes, as a function of what is in its batch: for decisions at run time."""
+"""The time of an engine's step as a function of its batch, for decisions at run time."""

@@ -1,8 +1,7 @@
-"""Predictions are corrected by what is observed: a factor that follows slowly, is bounded, and forgives
-outliers.
+"""Correct predictions by observations, with a factor that changes slowly, is bounded, and ignores outliers.
 
-Compiled. Every base has its engines' figures from a profile, measured with other lengths and mixes than are
-asked; a factor for each group takes up what that leaves.
+Compiled. The figures of a base's engines come from a profile, which was measured with other lengths and mixes
+than those of the requests; a factor for each group corrects the difference.
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ import math
 from profiler.compiled import compiled
 
 LEAST, MOST = 0.5, 2.0
-# One observation counts as at most so many times the prediction, and as at least its inverse: a step that
-# fills prompts may take several times as long as the mean step, a pause of the machine a thousand times.
+# An observation counts as at most CLIP times the prediction, and at least 1 / CLIP of it. A step that fills
+# prompts may take several times as long as the mean step, a pause of the machine a thousand times.
 CLIP = 4.0
 HORIZON_STEPS = 300.0
 
@@ -22,7 +21,7 @@ HORIZON_STEPS = 300.0
 def corrected(factor: float, observed_s: float, predicted_s: float, steps: float) -> float:
     """The factor after `steps` took `observed_s` together, each predicted (with `factor`) as `predicted_s`.
 
-    Whatever is not a positive, finite number changes nothing.
+    Values that are not positive, finite numbers change nothing.
     """
     expected_s = steps * predicted_s
     if not (0.0 < observed_s < math.inf and 0.0 < expected_s < math.inf and steps > 0.0):

@@ -1,35 +1,35 @@
-"""What is known, when an engine runs, of its steps and of each variant's part in them. Seconds and tokens.
+"""What is known at run time of an engine's steps and of each variant's part in them. Seconds and tokens.
 
-A step is costed as
+The time of a step is
 
     decode_s[rows] + context_s * context + sum over rows of row_s + sum over distinct variants of variant_s
     + any_s if there is a variant + sum over kinds present of launch_s
     + padded_s * rows with a rank * largest rank
 
-where `decode_s` is the base's own curve. Everything in it is a sum over the batch but the curve and the
-largest rank, so a batch is kept as sums and one request more or less changes a few numbers. CaraServe
-(section 5) has the last term for kernels that pad (BGMV), and `row_s` in proportion to the rank for
-those that do not (MBGMV, ours).
+where `decode_s` is the base's own curve. Everything except the curve and the largest rank is a sum over the
+batch. So a batch is kept as sums, and adding or removing a request changes a few numbers. CaraServe (section
+5) has the last term for kernels that pad (BGMV), and a `row_s` in proportion to the rank for kernels that do
+not pad (MBGMV, ours).
 
-Steps of many tokens are wide: kernels work in them on wider tiles, so that a variant with a single row takes
-as long as one with a tile's. What variants take in a wide step has numbers of its own, and counts those of
-prompts as well.
+Steps of many tokens are wide: their kernels use wider tiles, so that a variant with a single row takes as
+long as one with a full tile. Separate numbers give the time of variants in a wide step, which includes the
+prompts' variants.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-MAX_ROWS = 512  # requests in a batch; a step with more is taken for the last two of the curve, drawn on
+MAX_ROWS = 512  # requests in a batch; for more, the curve's last two points are extrapolated
 PREFILL_KNOTS = 1024
 KINDS = 4  # of variants, numbered as in KIND_NUMBERS
 KIND_NUMBERS = {"lora": 0, "boft": 1, "sparse_delta": 2, "svd_delta": 3}
 BASE_KIND = -1
 
-# Of one plan on one kind of device. `decode_s[n]`: a step with n decoding requests, none of them with tokens
-# cached. `prefill_s[k]`: a step that fills `k * prefill_grain` prompt tokens. `path_s`: from the client to
-# the engine and back. `batched_tokens`: the most a step takes. `wide_from`: tokens from which on a step is
-# wide; 0: none is.
+# The steps of one plan on one kind of device. `decode_s[n]`: a step with n decoding requests without cached
+# tokens. `prefill_s[k]`: a step that fills `k * prefill_grain` prompt tokens. `path_s`: from the client to
+# the engine and back. `batched_tokens`: the most that a step takes. `wide_from`: the number of tokens from
+# which a step is wide; 0: no step is wide.
 STEP_MODEL = np.dtype(
     [
         ("decode_s", "f8", (MAX_ROWS + 1,)),
@@ -50,10 +50,10 @@ STEP_MODEL = np.dtype(
     align=True,
 )
 
-# Of one variant in engines with one step model: what each of its rows adds to a step, what it adds once to a
-# step with any of its rows, what each of its prompt tokens adds; the last two in a wide step; and how long
-# it takes to a slot from the host's memory (`load_s`), and to there from where it is stored (`fetch_s`).
-# Row 0 is the base.
+# One variant in engines with one step model. `row_s`: what each of its rows adds to a step. `variant_s`: what
+# it adds once to a step with any of its rows. `token_s`: what each of its prompt tokens adds. `wide_*`: the
+# last two in a wide step. `load_s`: the time from the host's memory to a slot. `fetch_s`: the time from its
+# storage to the host's memory. Row 0 is the base.
 VARIANT = np.dtype(
     [
         ("row_s", "f8"),
@@ -72,7 +72,7 @@ VARIANT = np.dtype(
     align=True,
 )
 
-# Ranks are counted by class: the largest rank of each.
+# Ranks are counted by class; these are the largest ranks of each class.
 RANK_CLASSES = (0, 8, 16, 32, 64, 128, 256, 512)
 CLASSES = len(RANK_CLASSES)
 
@@ -93,5 +93,5 @@ BATCH = np.dtype(
 
 
 def rank_class(rank: int) -> int:
-    """The first class that has room for `rank`; the last one for any larger."""
+    """The first class with room for `rank`; the last class for any larger rank."""
     return next((number for number, largest in enumerate(RANK_CLASSES) if rank <= largest), CLASSES - 1)

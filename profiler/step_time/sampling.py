@@ -1,7 +1,7 @@
-"""A plan's step model, and variants' parts in it, sampled from its predictions (`profiler.predicting`).
+"""A plan's step model and its variants' parts, sampled from predictions (`profiler.predicting`).
 
-The predictor answers for one load at a time, in about a millisecond; a router asks a million times a second.
-So the predictor is asked once for each of some loads, and the router reads between them.
+The predictor takes about a millisecond for a load, but a router asks a million times a second. So the
+predictor is asked once for each of some loads, and the router interpolates between them.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from profiler.types import Plan, Workload
 from profiler.variants.types import VariantSpec
 
 ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-SHORT, LONG = 16, 512  # prompts, tokens; a decoding row of a load has its prompt and half its output cached
+SHORT, LONG = 16, 512  # prompt tokens; a decoding row of a load has its prompt and half its output cached
 OUTPUT = 2
-PROMPTS = 33  # lengths up to the most that a step takes
-# What a prompt's token of a variant adds is seen over prompts of so many tokens.
+PROMPTS = 33  # lengths, up to the most that a step takes
+# The length of the prompts that show what a variant adds for each prompt token.
 PROMPT_TOKENS = 1024
 
 
 def step_model(ground: Ground, plan: Plan, max_rows: int, slots: int) -> Records:
-    """[1], the step model of `plan`. `max_rows` requests run at once. Raises PlanError."""
+    """[1], the step model of `plan`, with at most `max_rows` requests at once. Raises PlanError."""
     model = records(STEP_MODEL, 1)
     model.decode_s, model.context_s = _decode(ground, plan)
     model.prefill_s = _prefill(ground, plan)
@@ -51,8 +51,8 @@ def step_model(ground: Ground, plan: Plan, max_rows: int, slots: int) -> Records
 def add_variants(
     model: Records, ground: Ground, plan: Plan, variants: Sequence[VariantSpec], load_bytes_per_s: float
 ) -> Records:
-    """[1 + variants], each one's part in a step; the first is the base. `model` gets what launching each kind
-    takes. `load_bytes_per_s`: from the host's memory to the devices. Raises PlanError."""
+    """[1 + variants], each variant's part in a step; the first entry is the base. The launch time of each
+    kind is added to `model`. `load_bytes_per_s`: from the host's memory to the devices. Raises PlanError."""
     parts = [sampled_part(ground, plan, variant) for variant in variants]
     return with_parts(model, ground, variants, parts, load_bytes_per_s)
 
@@ -64,7 +64,7 @@ def with_parts(
     parts: Sequence[Added],
     load_bytes_per_s: float,
 ) -> Records:
-    """As `add_variants`, of variants whose parts were sampled before."""
+    """As `add_variants`, for variants whose parts were sampled before."""
     made = records(VARIANT, 1 + len(variants))
     made.kind, made.weight = -1, 1.0
     launches: dict[str, float] = {}
@@ -75,7 +75,7 @@ def with_parts(
         one.bytes, one.load_s = variant.weight_bytes, variant.weight_bytes / load_bytes_per_s
         one.rank, one.rank_class = variant.max_rank, rank_class(variant.max_rank)
         one.kind = KIND_NUMBERS[variant.kind]
-    # Kernels of these kinds run whatever variants there are, so each kind's launches were seen with them.
+    # Kernels of these kinds run for any variants, so every kind's measured launch time includes theirs.
     always = [seconds for kind, seconds in launches.items() if kind in ground.launched]
     model[0].any_s = min(always, default=0.0)
     for kind, seconds in launches.items():
@@ -96,7 +96,8 @@ class Added:
 
 
 def sampled_part(ground: Ground, plan: Plan, variant: VariantSpec) -> Added:
-    """Told apart by loads of one row, of two rows of one variant, and of two rows of two alike."""
+    """A variant's part, from loads of one row, two rows of one variant, and two rows of two equal
+    variants."""
     if ground.calibration is None:
         return _read(ground, plan, variant)
     alike = dataclasses.replace(variant)
@@ -111,7 +112,7 @@ def sampled_part(ground: Ground, plan: Plan, variant: VariantSpec) -> Added:
 
 
 def _read(ground: Ground, plan: Plan, variant: VariantSpec) -> Added:
-    """Without a profile: reading it once a step."""
+    """A variant's part without a profile: its bytes are read once per step."""
     return Added(
         0.0, variant.weight_bytes / plan.tensor_parallel / ground.rates[0].memory_bytes_per_s, 0.0, 0.0
     )
@@ -119,8 +120,7 @@ def _read(ground: Ground, plan: Plan, variant: VariantSpec) -> Added:
 
 def _decode(ground: Ground, plan: Plan) -> tuple[npt.NDArray[np.float64], float]:
     """Steps by rows without context, [MAX_ROWS + 1], and seconds for each cached token. Attention is linear
-    in
-    tokens: its slope is that of the largest load, where it weighs most against rounding."""
+    in tokens; its slope comes from the largest load, which suffers least from rounding."""
     longest = _up_to(ground, LONG)
     short, long = (np.array([_step_s(ground, plan, rows, n) for rows in ROWS]) for n in (SHORT, longest))
     cached, most = (
@@ -139,7 +139,7 @@ def _decode(ground: Ground, plan: Plan) -> tuple[npt.NDArray[np.float64], float]
 
 
 def _prefill(ground: Ground, plan: Plan) -> npt.NDArray[np.float64]:
-    """Steps by tokens of one prompt, [PREFILL_KNOTS + 1]; never quicker with more."""
+    """Steps by tokens of one prompt, [PREFILL_KNOTS + 1]; never faster with more tokens."""
     longest = min(plan.batched_tokens, plan.max_model_len - OUTPUT)
     lengths = np.unique(np.geomspace(1, longest, PROMPTS).astype(int))
     seconds = np.maximum.accumulate([_ttft_s(ground, plan, int(n)) for n in lengths])
@@ -153,7 +153,7 @@ Mix = tuple[VariantSpec, ...]
 
 
 def _up_to(ground: Ground, tokens: int) -> int:
-    """The length of a prompt: so many tokens, or as many as the model takes."""
+    """The length of a prompt: `tokens`, or as many as the model takes."""
     return min(tokens, ground.spec.max_position - OUTPUT)
 
 
@@ -162,7 +162,7 @@ def _step_s(ground: Ground, plan: Plan, rows: int, tokens: int, mix: Mix = ()) -
 
 
 def _load(ground: Ground, plan: Plan, rows: int, tokens: int) -> Workload:
-    """With answers so long that all decode together once the last prompt is filled."""
+    """A load with answers long enough that all requests decode together after the last prompt is filled."""
     steps = math.ceil(rows * tokens / max(1, plan.batched_tokens - rows))
     longest = max(OUTPUT, ground.spec.max_position - tokens)
     return Workload(rows, tokens, min(longest, OUTPUT if steps == 1 else OUTPUT + 2 * steps))
@@ -173,5 +173,5 @@ def _ttft_s(ground: Ground, plan: Plan, tokens: int, mix: Mix = ()) -> float:
 
 
 def _engine(ground: Ground) -> Ground:
-    """The engine's own, without the request path."""
+    """The ground without the request path, for the engine alone."""
     return dataclasses.replace(ground, path=None)

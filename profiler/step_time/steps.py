@@ -10,7 +10,7 @@ _MOST_KNOTS = 1e9
 
 @compiled
 def add(batch: Records, variant: Records, context: float, is_first: bool) -> None:
-    """One row more, with `context` cached tokens. `is_first`: no row of its variant was in the batch."""
+    """Add a row with `context` cached tokens. `is_first`: the batch had no row of its variant."""
     batch.rows += 1
     batch.context += context
     if variant.kind != BASE_KIND:
@@ -26,7 +26,7 @@ def add(batch: Records, variant: Records, context: float, is_first: bool) -> Non
 
 @compiled
 def remove(batch: Records, variant: Records, context: float, was_last: bool) -> None:
-    """One row less. `was_last`: no other row of its variant is in the batch."""
+    """Remove a row. `was_last`: the batch has no other row of its variant."""
     batch.rows -= 1
     batch.context = max(0.0, batch.context - context)
     if variant.kind != BASE_KIND:
@@ -38,7 +38,7 @@ def remove(batch: Records, variant: Records, context: float, was_last: bool) -> 
         if was_last:
             batch.variants_s = max(0.0, batch.variants_s - variant.variant_s)
             batch.wide_variants_s = max(0.0, batch.wide_variants_s - variant.wide_variant_s)
-    if batch.rows == 0:  # what is left of sums is rounding
+    if batch.rows == 0:  # the remaining sums are rounding errors
         batch.context = batch.rows_s = batch.variants_s = batch.wide_variants_s = 0.0
 
 
@@ -61,8 +61,8 @@ def decode_curve_s(model: Records, rows: int) -> float:
 
 @compiled
 def prefill_curve_s(model: Records, tokens: float) -> float:
-    """A step that fills so many prompt tokens, whatever is in them. What is no number of tokens counts as the
-    most that a step takes."""
+    """A step that fills `tokens` prompt tokens, whatever else it has. An invalid number of tokens counts as
+    the most that a step takes."""
     at = tokens / model.prefill_grain
     if not 0.0 <= at < _MOST_KNOTS:
         at = float(PREFILL_KNOTS)
@@ -73,7 +73,7 @@ def prefill_curve_s(model: Records, tokens: float) -> float:
 
 @compiled
 def variants_s(model: Records, batch: Records) -> float:
-    """What the batch's variants add to a step in which each row decodes."""
+    """The time that the batch's variants add to a step in which each row decodes."""
     seconds, present = batch.rows_s + batch.variants_s, False
     for kind in range(KINDS):
         if batch.by_kind[kind] > 0:
@@ -88,13 +88,13 @@ def variants_s(model: Records, batch: Records) -> float:
 
 @compiled
 def is_wide(model: Records, tokens: float) -> bool:
-    """Whether a step of so many tokens, of prompts and of rows, is wide."""
+    """Whether a step with this many tokens, of prompts and rows together, is wide."""
     return 0 < model.wide_from <= tokens  # type: ignore[no-any-return]
 
 
 @compiled
 def wide_variants_s(model: Records, batch: Records) -> float:
-    """What the batch's variants add to a wide step in which each row decodes."""
+    """The time that the batch's variants add to a wide step in which each row decodes."""
     seconds = batch.rows_s + batch.wide_variants_s
     for kind in range(KINDS):
         if batch.by_kind[kind] > 0:
@@ -115,7 +115,7 @@ def decode_step_s(model: Records, batch: Records) -> float:
 def step_with_one_more_s(
     model: Records, batch: Records, variant: Records, context: float, is_first: bool
 ) -> float:
-    """`decode_step_s` once a row of `variant` is added. Changes nothing."""
+    """`decode_step_s` with one more row of `variant`. Changes nothing."""
     rows = batch.rows + 1
     seconds = decode_curve_s(model, rows) + model.context_s * (batch.context + context)
     seconds += batch.rows_s + batch.variants_s
@@ -140,8 +140,8 @@ def step_with_one_more_s(
 
 @compiled
 def mixed_step_s(model: Records, batch: Records, prompt_tokens: float, prompt_variants_s: float) -> float:
-    """A step that fills `prompt_tokens` beside the decoding rows of `batch`; the base is read once for both.
-    `prompt_variants_s` is what the variants of the prompts add."""
+    """A step that fills `prompt_tokens` and decodes the rows of `batch`; the base is read once for both.
+    `prompt_variants_s` is what the prompts' variants add."""
     tokens = prompt_tokens + batch.rows
     both = prefill_curve_s(model, tokens)
     alone = decode_curve_s(model, batch.rows) if batch.rows else 0.0
