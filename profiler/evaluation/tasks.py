@@ -37,7 +37,8 @@ class Task:
     digest: str = ""
 
     def first(self, count: int | None) -> Task:
-        """A task of the first `count` items, with its own digest; the task itself if it has no more items."""
+        """A task of the first `count` items, with its own digest; the task itself if it has at most
+        `count`."""
         if count is None or count >= len(self.items):
             return self
         return replace(self, items=self.items[:count], digest=f"{self.digest}:{count}")

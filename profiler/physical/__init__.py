@@ -1,6 +1,6 @@
-"""Ostinato's estimator: how long a step of each pipeline stage takes, learnt from fingerprints, and what
-follows for a plan. Pure.
+"""Ostinato's estimator: the time of each pipeline stage's steps, learnt from fingerprints, and the resulting
+times of a plan. Pure.
 
-`curves` fits times of steps to measurements, `calibration` keeps one such fit for each way to cut and store
-a layer, `pipeline` turns steps of stages into TTFT and TPOT, `memory` adds up bytes.
+`curves` fits step times to measurements. `calibration` keeps one such fit for each way to cut and store a
+layer. `pipeline` computes TTFT and TPOT from stages' steps, `memory` adds up bytes.
 """

@@ -1,4 +1,4 @@
-"""From measurements of fingerprints to a `Calibration`."""
+"""Compute a `Calibration` from measurements of fingerprints."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from profiler.shards import (
 )
 from profiler.types import ModelSpec, Workload
 
-REPETITION = 0.03  # by which repeated runs differ, and which tells of no turns
-MAX_LOST = 0.5  # of a stage's pace: as far as is looked
-TURN_ERROR = 0.12  # the same load took 5.5 ms a token in one engine on H200s and 6.9 in another
+REPETITION = 0.03  # the difference between repeated runs; a difference this small shows no turns
+MAX_LOST = 0.5  # of a stage's pace: the limit of the search
+TURN_ERROR = 0.12  # the same load took 5.5 ms per token in one engine on H200s and 6.9 ms in another
 
 
 def calibrate(spec: ModelSpec, measured: Iterable[Measurement]) -> Calibration:
     """Fit a calibration to measurements of fingerprints, all with the same `batched_tokens`.
 
-    Raises ValueError when steps differ, or no timing is of a single stage.
+    Raises ValueError when steps differ, or when no timing has a single stage.
     """
     everything = tuple(measured)
     timings = [m for m in everything if isinstance(m, Timing) and not m.point.mix]
@@ -68,15 +68,15 @@ def calibrate(spec: ModelSpec, measured: Iterable[Measurement]) -> Calibration:
 def _times_of_all(
     spec: ModelSpec, by_cut: Mapping[Cut, Sequence[Timing]], batched_tokens: int
 ) -> dict[Cut, CutTimes]:
-    """Times of every cut. Cuts that were measured at several depths come first: from them the others take
-    what is outside of layers."""
+    """Times of every cut. Cuts that were measured at several depths come first: the other cuts take the time
+    outside of layers from them."""
     several = [cut for cut, timings in by_cut.items() if len({t.setting.layers for t in timings}) > 1]
     times: dict[Cut, CutTimes] = {}
     for cut in sorted(by_cut, key=lambda cut: (cut not in several, cut)):
         known = [other for other in several if other != cut and other in times]
         alike = [other for other in known if other.storage == cut.storage] or known
         like = None if cut in several or not alike else min(alike)
-        # A prompt's head sees one token.
+        # In a prompt's step the head processes one token.
         of_bytes = _Beside(_head_to_layer(spec, cut), 0.0, cut in several, None if cut in several else 0.0)
         beside = of_bytes if like is None else _beside(spec, cut, like, times[like])
         times[cut] = _times(spec, cut, by_cut[cut], batched_tokens, beside)
@@ -85,9 +85,9 @@ def _times_of_all(
 
 @dataclass(frozen=True)
 class _Beside:
-    """What is outside of layers, for cuts of one depth: over a layer, or in seconds by work. `is_separated`:
-    depths separate it from layers, here or where it was measured. `later`: how much longer a token takes a
-    layer after a burst's first step, if that is from another cut."""
+    """The time outside of layers, for cuts of one depth: relative to a layer, or in seconds by work.
+    `is_separated`: different depths separate it from layers, here or where it was measured. `later`: the
+    additional time of a token in a layer after a burst's first step, if that comes from another cut."""
 
     decode: float | Line
     prefill: float | Line
@@ -96,13 +96,14 @@ class _Beside:
 
 
 def _head_to_layer(spec: ModelSpec, cut: Cut) -> float:
-    """Of their bytes."""
+    """The ratio of the head's bytes to a layer's."""
     layer_bytes = layer_shard_bytes(spec, cut.tensor_parallel, cut.quantization)
     return vocab_table_bytes(spec, cut.tensor_parallel) / layer_bytes
 
 
 def _beside(spec: ModelSpec, cut: Cut, like: Cut, times: CutTimes) -> _Beside:
-    """As it is where layers are cut and stored otherwise, but for the head, which is cut with them."""
+    """The time outside of layers of a cut, from `like`; only the head changes, which is cut with the
+    layers."""
     rest, layer = times.decode.rest, times.decode.layer
     head_s = _head_to_layer(spec, like) * layer.ys[0]
     saved_s = head_s * (1 - like.tensor_parallel / cut.tensor_parallel)
@@ -125,7 +126,7 @@ def _times(
 
 
 def _pair_to_token(spec: ModelSpec) -> float:
-    """Multiplications of a layer for a pair of tokens that attend to each other, over those for a token."""
+    """A layer's multiplications for a pair of tokens that attend to each other, over those for a token."""
     return 2 * spec.num_heads * spec.head_dim / active_shard_elements(spec, 1)
 
 
@@ -141,7 +142,7 @@ def decode_step(timing: Timing) -> Step:
 
 
 def prefill_bursts(timing: Timing, batched_tokens: int) -> list[Burst]:
-    """The steps until the last request's first token; where there are several, also until the mean one's."""
+    """The steps until the last request's TTFT and, if there are several, until the mean request's TTFT."""
     load, layers = _load(timing), timing.setting.layers
     prefill_steps = split_prefill(load, batched_tokens).steps
     parts = tuple(
@@ -152,7 +153,7 @@ def prefill_bursts(timing: Timing, batched_tokens: int) -> list[Burst]:
         return [last]
     waited, after = list[Part](), 1.0
     for number, prefill_step in enumerate(prefill_steps):
-        # Those whose prompts end in a step wait for half of it, and later ones for all.
+        # Requests whose prompts end in a step wait for half of it on average, later requests for all of it.
         share = prefill_step.requests / load.batch
         weight = after - share * (prefill_step.count - 1) / prefill_step.count / 2
         waited.append(prefill_step.part(load.input_tokens, not number, weight))
@@ -165,8 +166,8 @@ def _load(timing: Timing) -> Workload:
 
 
 def _hop_s(calibration: Calibration, pipelines: Sequence[Timing]) -> float | None:
-    """Seconds for each boundary between stages: the median excess over the sum of the stages, for batches
-    that do not overlap with others."""
+    """Seconds for each boundary between stages: the median excess over the sum of the stages, in batches that
+    do not overlap with other batches."""
     excesses = []
     for timing in pipelines:
         if timing.point.batch * timing.point.input_tokens <= calibration.batched_tokens:
@@ -178,10 +179,10 @@ def _hop_s(calibration: Calibration, pipelines: Sequence[Timing]) -> float | Non
 
 
 def _turn(calibration: Calibration, pipelines: Sequence[Timing]) -> tuple[float, float, float]:
-    """Three figures of the host's turn. Its seconds: those with which pipelines of several groups in flight
-    come nearest to what was measured (least squares of logarithms); 0 where no turn shows. Its root mean
-    square error over the pipelines that it decides, at least TURN_ERROR. And, where no turn shows, the
-    longest that it may be without showing: the shortest time of a group; 0 without any group."""
+    """Three figures of the host's turn. First its seconds: the value that predicts pipelines with several
+    groups in flight best (least squares of logarithms); 0 if no turn shows. Second its root mean square error
+    over the pipelines in which it decides, at least TURN_ERROR. Third, if no turn shows, the longest that it
+    may be without showing: the shortest time of a group; 0 if there is no group."""
     several = []
     for timing in pipelines:
         stages = len(timing.setting.layers_per_stage)
@@ -214,7 +215,8 @@ class _Turn:
 
 
 def _lost_pace(calibration: Calibration, pipelines: Sequence[Timing]) -> dict[str, float]:
-    """The lost share of pace by quantization, from pipelines with a step after one that ends with tokens."""
+    """The lost share of pace by quantization, from pipelines in which a step follows one that ends with
+    tokens."""
     several: defaultdict[str, list[Timing]] = defaultdict(list)
     for timing in pipelines:
         stages = len(timing.setting.layers_per_stage)
@@ -226,7 +228,7 @@ def _lost_pace(calibration: Calibration, pipelines: Sequence[Timing]) -> dict[st
 
 
 def _lost_share(calibration: Calibration, quantization: str, several: Sequence[Timing]) -> float:
-    """The share with which predicted first tokens come nearest to what was measured."""
+    """The share that predicts the measured first tokens best."""
 
     def miss(share: float) -> float:
         here = dataclasses.replace(calibration, lost_pace={quantization: share})

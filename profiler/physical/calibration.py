@@ -10,11 +10,11 @@ from profiler.measurements import Footprint, Setting
 from profiler.physical.curves import StepTime
 from profiler.types import ModelSpec
 
-# In fp8, of pipelines of three models on H200s (0.24 to 0.32). vLLM leaves a broadcast of the tokens to come
-# running on every stage but the last; multiplications that fill the GPU wait for the block it displaces.
+# In fp8, for pipelines of three models on H200s (0.24 to 0.32). vLLM leaves a broadcast of the coming tokens
+# running on every stage except the last. Multiplications that fill the GPU wait for the block it displaces.
 LOST_PACE = 0.27
-MIN_LOST = 0.03  # what the fit may see where nothing is lost
-HOP_S = 0.11e-3  # without a measured pipeline: Llama-2-7B on two H200s, see profiler/roofline.py
+MIN_LOST = 0.03  # what the fit may show although nothing is lost
+HOP_S = 0.11e-3  # used without a measured pipeline: Llama-2-7B on two H200s, see profiler/roofline.py
 
 
 @dataclass(frozen=True, order=True)
@@ -36,9 +36,9 @@ class Cut:
 
 @dataclass(frozen=True)
 class CutTimes:
-    """Steps in which all sequences decode (work: sequences), and that fill prompts (work: tokens). `head_s`:
-    what decoding takes of the head; whatever else is beside layers, every stage has between two steps.
-    Infinite where that is not told apart."""
+    """Times of steps in which all sequences decode (work: sequences), and of steps that fill prompts (work:
+    tokens). `head_s`: the head's part in decoding. The rest of the time outside of layers is a gap that every
+    stage has between two steps. `head_s` is infinite if the head could not be separated."""
 
     decode: StepTime
     prefill: StepTime
@@ -54,10 +54,10 @@ class VariantCost:
 
         per_module_s m + per_pair_s p + pace w + more_pace w' + per_tile_s t
 
-    m kinds of modules, p (module, distinct variant) pairs, w seconds at the pace at which the base's own
-    layer reads and computes, w' those of reading all variants but two. t of steps that decode: tiles of a
-    variant's rows beyond its first; of those that fill prompts: (module, prompt) pairs beyond a prompt's for
-    each module, where prompts one after the other ask different variants. `error`: root mean square of the
+    m: kinds of modules. p: (module, distinct variant) pairs. w: seconds at the pace at which the base's own
+    layer reads and computes. w': seconds for reading all variants except two. t in steps that decode: tiles
+    of a variant's rows beyond its first tile. t in steps that fill prompts: (module, prompt) pairs beyond one
+    prompt for each module, if consecutive prompts use different variants. `error`: root mean square of the
     fit's errors, relative to whole steps."""
 
     per_module_s: float = 0.0
@@ -70,8 +70,8 @@ class VariantCost:
 
 @dataclass(frozen=True)
 class VariantCosts:
-    """Of one kind of variant, in steps that decode and in prefill steps. `widest`: the most requests of the
-    loads that were measured; `most`: the most distinct variants."""
+    """Costs of one kind of variant, in steps that decode and in prefill steps. `widest`: the most requests of
+    the measured loads; `most`: their most distinct variants."""
 
     decode: VariantCost
     prefill: VariantCost
@@ -81,7 +81,7 @@ class VariantCosts:
 
 @dataclass(frozen=True)
 class KindsTogether:
-    """What several kinds take in one batch over the sum of what each takes, and how far loads were off that
+    """The time of several kinds in one batch, over the sum of each kind's time, and the error of that ratio
     (root mean square, relative to whole steps)."""
 
     decode: float = 1.0
@@ -92,12 +92,12 @@ class KindsTogether:
 
 @dataclass(frozen=True)
 class Calibration:
-    """`hop_s`: what a boundary between two stages adds to a step; `turn_s`: what each of several groups in
-    flight takes of a step at least, and `turn_error` how far off that was (relative), or, where every stage
-    seen hid it, `turn_most_s`: how long it may be. `lost_pace`: by quantization, which share of its pace a
-    stage that fills prompts loses while later ones have its step before. A step takes at most
-    `batched_tokens`. `variants` has the kinds that were measured, by VariantKind's value, and `together` the
-    sets of kinds that were measured in one batch."""
+    """`hop_s`: the time that a boundary between two stages adds to a step. `turn_s`: the least time of each
+    of several groups in flight in a step, and `turn_error` its relative error. If every measured stage hid
+    the turn, `turn_most_s` is its upper bound. `lost_pace`: by quantization, the share of its pace that a
+    stage which fills prompts loses while later stages still run its previous step. A step takes at most
+    `batched_tokens`. `variants` has the measured kinds, by VariantKind's value, and `together` the sets of
+    kinds that were measured in one batch."""
 
     spec: ModelSpec
     batched_tokens: int
@@ -112,13 +112,13 @@ class Calibration:
     together: Mapping[frozenset[str], KindsTogether] = field(default_factory=dict)
 
     def at(self, cut: Cut) -> CutTimes:
-        """The times of a cut. Raises KeyError when it was not measured, and nothing near it was."""
+        """The times of a cut. Raises KeyError if it was not measured."""
         if cut in self.times:
             return self.times[cut]
         raise KeyError(cut)
 
     def lost_pace_at(self, cut: Cut) -> float:
-        """Other kernels lose another share: of a quantization without a measured pipeline LOST_PACE, where
-        one of another quantization loses any."""
+        """The lost share of pace with a cut; each quantization's kernels lose another share. A quantization
+        without a measured pipeline gets LOST_PACE if another quantization loses any pace, else 0."""
         elsewhere = LOST_PACE if max(self.lost_pace.values(), default=0.0) > MIN_LOST else 0.0
         return self.lost_pace.get(cut.quantization, elsewhere)

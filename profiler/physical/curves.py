@@ -1,14 +1,16 @@
 """The time of one engine step of `n` hidden layers, as a fit to measured steps.
 
-A step takes `rest(x) + n (layer(x) + pair_s q)`: what does not depend on depth, and per layer its linear
-parts and its attention. `x` is the step's work (sequences that decode, or prompt tokens), `q` the pairs of
-tokens that attend to each other; `layer` and `rest` rise along straight lines between the measured `x`,
-never fall, and go on along the last line beyond them. A burst of prefill steps takes `once` more,
-before the first: the host's part, which later steps hide. The steps after the first take `later` more for
-each token and layer: a GPU that is kept busy lowers its clock. In such a step each sequence that decodes
-along takes `along` more, and each cached token that it reads `along_pair`. That is MaverIQ's equations 4 and
-5 with the batch (its equation 6, which errs by up to 84% because it is one line through two small batches)
-and the context put inside.
+A step takes `rest(x) + n (layer(x) + pair_s q)`: a part that does not depend on depth, and per layer its
+linear parts and its attention. `x` is the step's work (sequences that decode, or prompt tokens); `q` is the
+number of pairs of tokens that attend to each other. `layer` and `rest` are straight lines between the
+measured `x`; they never fall, and beyond the last `x` the last line continues.
+
+A burst of prefill steps takes `once` more before the first step: the host's part, which later steps hide. The
+steps after the first take `later` more for each token and layer, because a busy GPU lowers its clock. In such
+a step each sequence that also decodes takes `along` more, and each cached token that it reads `along_pair`.
+
+These are MaverIQ's equations 4 and 5 with the batch and the context inside. (Its equation 6 for the batch
+errs by up to 84%, because it is one line through two small batches.)
 """
 
 from __future__ import annotations
@@ -23,17 +25,17 @@ import numpy.typing as npt
 import scipy  # which imports a part of itself when that is first used
 
 Floats = npt.NDArray[np.float64]
-Prior = tuple[Floats, Floats | float]  # rows of a least squares problem, and what they should come to
+Prior = tuple[Floats, Floats | float]  # rows of a least squares problem, and their target values
 PRIOR_WEIGHT = 0.02  # of a prior against one measurement
-CERTAIN = 10.0  # where measurements do not say anything
+CERTAIN = 10.0  # weight of a prior about which the measurements say nothing
 TINY_S = 1e-9
-OTHERS = ("pair_s", "once_s", "later_s", "along_s", "along_pair_s")  # of StepTime, beside its lines
-PAIRS, PAIRS_WEIGHT = 4096, 0.1  # where contexts were short, noise must not decide about those of this length
+OTHERS = ("pair_s", "once_s", "later_s", "along_s", "along_pair_s")  # parameters of StepTime without lines
+PAIRS, PAIRS_WEIGHT = 4096, 0.1  # if measured contexts were short, noise must not decide about this length
 
 
 @dataclass(frozen=True)
 class Step:
-    """One measured step: its work, its pairs of tokens, the hidden layers it went through, its seconds."""
+    """One measured step: its work, its pairs of tokens, its number of hidden layers, its seconds."""
 
     work: float
     pairs: float
@@ -43,8 +45,8 @@ class Step:
 
 @dataclass(frozen=True)
 class Part:
-    """Steps of a burst that are alike: `along` sequences decode in each, and read `along_pairs` tokens.
-    `later`: how many of them come after the burst's first."""
+    """Equal steps of a burst: in each, `along` sequences decode and read `along_pairs` tokens. `later`: how
+    many of them come after the burst's first step."""
 
     work: float
     pairs: float
@@ -56,7 +58,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Burst:
-    """Steps one after the other on an idle engine, and their seconds together."""
+    """Consecutive steps on an idle engine, and their total seconds."""
 
     parts: tuple[Part, ...]
     layers: int
@@ -65,7 +67,8 @@ class Burst:
 
 @dataclass(frozen=True)
 class Line:
-    """Straight lines through (xs, ys); constant before the first, along the last line beyond the end."""
+    """Straight lines through (xs, ys); constant before the first point, the last line beyond the last
+    point."""
 
     xs: tuple[float, ...]
     ys: tuple[float, ...]
@@ -80,7 +83,8 @@ class Line:
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds. `error`: root mean square of the fit's relative errors. `widest`: the largest work seen."""
+    """Seconds. `error`: root mean square of the fit's relative errors. `widest`: the largest measured
+    work."""
 
     rest: Line
     layer: Line
@@ -97,7 +101,7 @@ class StepTime:
 
     @property
     def later_to_token(self) -> float:
-        """What a token takes later, over what it takes, in the largest step."""
+        """The additional time of a later token, divided by its own time, in the largest step."""
         layer_s = self.layer.ys[-1]
         return self.later_s * self.widest / layer_s if layer_s else 0.0
 
@@ -109,16 +113,16 @@ class StepTime:
 
 
 def fit(steps: Sequence[Step], beside: float | Line, pair_to_layer: float | None = None) -> StepTime:
-    """The step times nearest to what was measured, in relative terms (non-negative least squares).
+    """The step times that fit the measurements best, by relative errors (non-negative least squares).
 
-    Where depths do not tell apart what a layer takes and what the rest does, `beside` decides: the rest over
-    a layer (the ratio of their bytes or operations), or the rest as it was measured elsewhere. Where contexts
-    were too short to tell what a pair takes, `pair_to_layer` does (its bytes over those of a layer at the
-    least work). Raises ValueError without a step.
+    If depths do not separate a layer's time from the rest, `beside` decides: the ratio of the rest to a layer
+    (by bytes or operations), or the rest as it was measured elsewhere. If contexts were too short to show a
+    pair's time, `pair_to_layer` decides (a pair's bytes over a layer's at the least work). Raises ValueError
+    without a step.
     """
     bursts = [Burst((Part(s.work, s.pairs),), s.layers, s.seconds) for s in steps]
     problem = _Problem.of(bursts)
-    # A ratio of bytes is a guess; what was measured elsewhere is not.
+    # A ratio of bytes is a guess; a measurement elsewhere is not.
     priors = [problem.rest_prior(beside, isinstance(beside, Line) and not problem.is_of_depths)]
     if pair_to_layer is not None:
         priors.append(problem.pair_prior(pair_to_layer))
@@ -132,12 +136,13 @@ def fit_bursts(
     pair_to_token: float = 0.0,
     later_to_token: float | None = None,
 ) -> StepTime:
-    """As `fit`, from bursts of one or several prefill steps. Unless bursts say otherwise, reading a
-    cached token takes `decode_pair_s`, and a pair `pair_to_token` of what a layer takes for a token of the
-    largest step (the ratio of their operations). What steps take later, over the same, is `later_to_token`:
-    one depth does not tell it from what comes once. Raises ValueError without a burst."""
+    """As `fit`, from bursts of one or several prefill steps. Priors hold unless the bursts contradict them:
+    reading a cached token takes `decode_pair_s`, and a pair takes `pair_to_token` times a layer's time per
+    token of the largest step (the ratio of their operations). `later_to_token` is the additional time of
+    later steps, in the same unit: one depth cannot separate it from `once_s`. Raises ValueError without a
+    burst."""
     problem = _Problem.of(bursts)
-    # Else what a pair should take to a layer would make the rest of what layers take.
+    # Otherwise the prior on a pair's share of a layer would turn the rest into layer time.
     is_certain = not problem.is_of_depths
     several = any(len(burst.parts) > 1 or burst.parts[0].count > 1 for burst in bursts)
     priors = [
@@ -146,20 +151,20 @@ def fit_bursts(
         *problem.burst_priors(decode_pair_s),
         *([problem.later_prior(later_to_token)] if later_to_token else []),
     ]
-    # Of single steps, what comes once is a part of the rest.
+    # In single steps, the time that comes once is a part of the rest.
     never_later = ("later_s",) if later_to_token == 0.0 else ()
     return problem.solve(priors, unused=never_later if several else ("once_s", "later_s"))
 
 
 @dataclass(frozen=True)
 class _Problem:
-    """Unknown are the rises of `rest` and those of `layer` at the knots (rises that are not negative make
-    lines that do not fall), and OTHERS; rows are relative to what was measured."""
+    """A least squares problem. The unknowns are the rises of `rest` and `layer` at the knots (non-negative
+    rises make lines that do not fall), and OTHERS; rows are relative to the measured seconds."""
 
     knots: tuple[float, ...]
     matrix: Floats
     seconds: Floats
-    units: Floats  # of OTHERS: columns of alike sizes
+    units: Floats  # of OTHERS: they bring columns to similar sizes
 
     @classmethod
     def of(cls, bursts: Sequence[Burst]) -> _Problem:
@@ -175,10 +180,10 @@ class _Problem:
     def is_of_depths(self) -> bool:
         """Whether depths differ: then the fit separates layers from the rest."""
         layers = self.matrix[:, len(self.knots)] / self.matrix[:, 0]
-        return bool(np.ptp(layers) > 0.5)  # they are whole, but for rounding
+        return bool(np.ptp(layers) > 0.5)  # they are whole numbers, except for rounding
 
     def rest_prior(self, beside: float | Line, is_certain: bool = False) -> Prior:
-        """At every knot the rest is this, or this ratio of a layer."""
+        """A prior: at every knot the rest has this value, or this ratio to a layer."""
         weight = CERTAIN / self.seconds.min() if is_certain else PRIOR_WEIGHT / self.seconds.mean()
         ratio, known = (0.0, beside.at) if isinstance(beside, Line) else (beside, lambda work: 0.0)
         cumulative = np.tril(np.ones((len(self.knots), len(self.knots))))
@@ -210,14 +215,14 @@ class _Problem:
         return row, 0.0
 
     def burst_priors(self, decode_pair_s: float) -> list[Prior]:
-        """Nothing comes once, later or for sequences that decode along, and their tokens take what they do
-        when all decode."""
+        """Priors that nothing comes once, later or for sequences that also decode, and that these sequences'
+        tokens take the same time as when all sequences decode."""
         expected = {"once_s": 0.0, "later_s": 0.0, "along_s": 0.0, "along_pair_s": decode_pair_s}
         weights = {name: self._most(name) for name in expected}
         return [(self._weighed(name, weights[name]), weights[name] * expected[name]) for name in expected]
 
     def _most(self, name: str) -> float:
-        """A prior's weight on one of OTHERS: the more of it the bursts have, the less they may leave open."""
+        """A prior's weight on one of OTHERS: the more of it the bursts contain, the larger the weight."""
         return float(self.units[OTHERS.index(name)] / self.seconds.mean() * PRIOR_WEIGHT)
 
     def _weighed(self, name: str, weight: float) -> Floats:
@@ -243,13 +248,13 @@ class _Problem:
 
 
 def _knots(bursts: Sequence[Burst]) -> tuple[float, ...]:
-    """What was measured alone, and the largest step."""
+    """The work of single measured steps, and of the largest step."""
     alone = {burst.parts[0].work for burst in bursts if len(burst.parts) == 1 and burst.parts[0].count == 1}
     return tuple(sorted(alone | {max(part.work for burst in bursts for part in burst.parts)}))
 
 
 def _row(burst: Burst, knots: Sequence[float]) -> Floats:
-    """How much of each unknown the burst has."""
+    """The burst's amount of each unknown."""
 
     def total(of: Callable[[Part], float]) -> float:
         return sum(part.count * of(part) for part in burst.parts)
@@ -263,8 +268,8 @@ def _row(burst: Burst, knots: Sequence[float]) -> Floats:
 
 
 def _reached(work: float, knots: Sequence[float]) -> Floats:
-    """How much of each knot's rise a step of `work` has: all, a part where it lies between two knots, none;
-    beyond the last knot more than all of it."""
+    """A step's share of each knot's rise: all of it, a part if `work` lies between two knots, or none; beyond
+    the last knot more than all."""
     reached = np.ones(len(knots))
     for i, (before, knot) in enumerate(itertools.pairwise(knots), 1):
         reached[i] = max(0.0, (work - before) / (knot - before))

@@ -1,7 +1,7 @@
-"""Bytes of each rank of a plan: weights and KV cache by arithmetic, the rest as fingerprints showed it.
+"""Bytes of each rank of a plan: weights and KV cache by arithmetic, the rest as measured on fingerprints.
 
-Unlike MaverIQ's W + (TP - 1) A + TP (PP - 1) A_p (section 5.2), which is a sum over all GPUs, this says what
-each rank needs: with uneven stages it is the fullest rank that does not fit.
+MaverIQ's W + (TP - 1) A + TP (PP - 1) A_p (section 5.2) is a sum over all GPUs. This module computes the
+bytes of each rank: with uneven stages the fullest rank decides whether a plan fits.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from profiler.roofline import RUNTIME_BYTES, allowance_bytes, stage_weight_bytes
 from profiler.shards import kv_bytes_per_token, layer_shard_bytes, layer_share
 from profiler.types import ModelSpec, Plan
 
-# On H200s: of a rank that talks to others, and of one that hands batches to the next stage or takes them.
+# On H200s: a rank that communicates with others, and a rank that passes batches to or from another stage.
 CHANNEL_BYTES, HANDING_BYTES = 768 << 20, 1344 << 20
-# Where variants are served, vLLM captures every graph twice: with their kernels and without them
-# (`cudagraph_specialize_lora`). What is fixed, the memory in which all graphs run, they share.
+# With variants, vLLM captures every graph twice: with their kernels and without them
+# (`cudagraph_specialize_lora`). Both share the fixed part, the memory in which all graphs run.
 CAPTURES_WITH_VARIANTS = 2
 
 
 @dataclass(frozen=True)
 class RankBytes:
-    """What one rank needs before it holds a single token; `kv_per_token` is what each token adds."""
+    """Bytes that one rank needs before it holds any token; `kv_per_token` is what each token adds."""
 
     weights: int
     activations: int
@@ -42,14 +42,14 @@ class RankBytes:
         return self.weights + self.activations + self.graphs + self.runtime
 
     def kv_tokens(self, free_bytes: int) -> int:
-        """Tokens whose keys and values fit into what is left of `free_bytes`."""
+        """Tokens whose keys and values fit into the rest of `free_bytes`."""
         return max(0, free_bytes - self.without_kv_cache) // self.kv_per_token
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """One measured rank, which part of a model it held, and whether it had others to talk to. `beyond`: what
-    it had taken when it was ready, over the sum of its parts."""
+    """One measured rank, its part of the model, and whether it was the only rank. `beyond`: the memory that
+    it had taken when it was ready, minus the sum of its parts."""
 
     layers: int
     is_first: bool
@@ -61,38 +61,41 @@ class _Seen:
 
     @property
     def runtime(self) -> int:
-        """Without weights that the engine holds elsewhere than in parameters: a CPU's packs them."""
+        """Runtime bytes without weights that the engine holds outside of parameters: a CPU engine packs
+        them."""
         return max(0, self.memory.runtime - self.packed)
 
     def activations(self, graphs: int) -> int:
-        """What stays of a pass's peak beside as many bytes of `graphs`; at the peak, there are none yet."""
+        """The part of a pass's peak that stays in addition to `graphs` bytes; at the peak no graph exists
+        yet."""
         return self.memory.activations - min(max(0, -self.beyond), self.memory.activations, graphs)
 
     @property
     def later(self) -> int:
-        """What came with the first step: buffers between stages, logits."""
+        """Bytes that came with the first step: buffers between stages, logits."""
         return max(0, self.beyond)
 
     @property
     def place(self) -> tuple[bool, bool]:
-        """Whether it was of the first stage, and of the last."""
+        """Whether the rank was in the first stage, and in the last stage."""
         return self.is_first, self.is_last
 
     @property
     def is_stage(self) -> bool:
-        """Of several."""
+        """Whether the rank was in one of several stages."""
         return not all(self.place)
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """What is known of ranks of one cut. Where no fingerprint was cut so, those of the nearest TP; where none
-    was stored so, those of other quantizations, for all but weights; where there are none, allowances.
-    `placed`: beside those `seen` ranks of other quantizations in places where none of them was, a pipeline's:
-    in these they take about the same. `graphs`: bytes of captured graphs, and of each layer in them.
-    `runtimes`: of a rank that is alone, and of one in company; `handing`: what a stage of several takes
-    later, whatever its cut. `is_measured`: fingerprints of this very cut are known. `layer_share`: bytes of a
-    layer as it is stored, over those it has unquantized; `quantization_bytes`: what storing so takes once.
+    """What is known of ranks of one cut. Without fingerprints of this cut, those of the nearest TP are used;
+    without any in this quantization, those of other quantizations, except for weights; else allowances.
+
+    `placed`: the `seen` ranks, and ranks of other quantizations for places in a pipeline that no `seen` rank
+    had; there they take about the same. `graphs`: fixed bytes of captured graphs, and bytes for each layer.
+    `runtimes`: of a rank that is alone, and of a rank among others. `handing`: what a stage of several takes
+    later, whatever its cut. `is_measured`: there are fingerprints of exactly this cut. `layer_share`: a
+    layer's stored bytes over its unquantized bytes; `quantization_bytes`: what the quantization takes once.
     """
 
     spec: ModelSpec
@@ -106,7 +109,7 @@ class Ranks:
     quantization_bytes: int = 0
 
     def stage(self, plan: Plan, stage: int) -> RankBytes:
-        """Of each rank of this stage."""
+        """Bytes of each rank of this stage."""
         spec, layers = self.spec, plan.layers_per_stage[stage]
         allowed = allowance_bytes(spec, plan, stage) - RUNTIME_BYTES
         once, each = self.graphs
@@ -125,18 +128,19 @@ class Ranks:
         )
 
     def is_of_other_quantization(self, plan: Plan, stage: int) -> bool:
-        """Whether what its place takes was measured in other quantizations only."""
+        """Whether this place was measured in other quantizations only."""
         return any(rank not in self.seen for rank in self._placed_as(plan, stage))
 
     def _later(self, plan: Plan, stage: int) -> int:
-        """As ranks in its very place; a stage where none was, as the one that took most."""
+        """Later bytes of ranks in the same place; for a place without measurements, those of the largest
+        rank."""
         first, last = stage == 0, stage == plan.pipeline_parallel - 1
         placed = [rank.later for rank in self.placed if rank.place == (first, last)]
         return max(placed, default=0 if first and last else self.handing)
 
     def _placed_as(self, plan: Plan, stage: int) -> Sequence[_Seen]:
-        """What embeds or ends a step needs more: up to a copy of the embedding, or the logits. Where nothing
-        was placed so, what embeds alike."""
+        """The ranks measured in the most similar place. A rank that embeds or ends a step needs more: up to a
+        copy of the embedding, or the logits. If no rank has this place, ranks that embed alike are used."""
         is_first, is_last = stage == 0, stage == plan.pipeline_parallel - 1
 
         def unlike(rank: _Seen) -> tuple[bool, bool]:
@@ -179,7 +183,7 @@ def rank_bytes(calibration: Calibration, cut: Cut, plan: Plan) -> tuple[RankByte
 
 
 def kv_tokens(ranks: Sequence[RankBytes], free_bytes: Sequence[int]) -> int:
-    """Tokens that every rank can hold: the engine uses the smallest rank's number on all."""
+    """Tokens that every rank can hold: the engine uses the smallest rank's number on all ranks."""
     return min(rank.kv_tokens(free) for rank, free in zip(ranks, free_bytes, strict=True))
 
 
@@ -194,7 +198,7 @@ def _stored(footprints: Sequence[Footprint], cut: Cut) -> list[Footprint]:
 
 
 def _cached(footprints: Sequence[Footprint], cut: Cut) -> list[Footprint]:
-    """Footprints in any quantization: what is not weights differs little between them."""
+    """Footprints in any quantization: memory other than weights differs little between quantizations."""
     return [fp for fp in footprints if fp.setting.kv_dtype == cut.kv_dtype]
 
 
@@ -219,8 +223,8 @@ def _held(calibration: Calibration, footprint: Footprint, stage: int) -> int:
 
 
 def _layer_share(calibration: Calibration, cut: Cut, footprints: Sequence[Footprint]) -> float:
-    """Median over ranks of the footprints in this quantization; embedding and head stay as they are. By
-    arithmetic where there are none."""
+    """Stored bytes of a layer over its unquantized bytes: the median over ranks of the footprints in this
+    quantization, without embedding and head. Computed by arithmetic if there are no such footprints."""
     spec = calibration.spec
     if cut.quantization == UNCOMPRESSED:
         return 1.0
@@ -238,9 +242,9 @@ def _layer_share(calibration: Calibration, cut: Cut, footprints: Sequence[Footpr
 
 
 def _graphs(seen: Sequence[_Seen], every: Sequence[_Seen]) -> tuple[float, float]:
-    """Bytes of captured graphs: a part that is fixed, and a part for each layer, by the line nearest to the
-    measured ranks. Where these have one depth only, the line has the slope of other ranks', in proportion.
-    Where those have one depth as well, nothing depends on depth."""
+    """Bytes of captured graphs: a fixed part, and a part for each layer, by the line that fits the measured
+    ranks best. If these have one depth only, the line takes its slope from other ranks, in proportion. If
+    those have one depth as well, nothing depends on depth."""
     if not seen:
         return 0.0, 0.0
     if len({rank.layers for rank in seen}) > 1:
@@ -260,9 +264,9 @@ def _line(seen: Sequence[_Seen]) -> tuple[float, float]:
 
 
 def _runtimes(groups: Sequence[Sequence[_Seen]], channel_bytes: int) -> tuple[int, int]:
-    """Runtime bytes of a rank that is alone, and of one that talks to others. The latter come from the first
-    of `groups` that has such a rank (nearest in quantization and TP, in TP, any). Where none has, they are
-    those of a rank alone and `channel_bytes`."""
+    """Runtime bytes of a rank that is alone, and of a rank among others. The latter come from the first of
+    `groups` that has such a rank (nearest in quantization and TP, in TP, any). If no group has one, they are
+    those of a rank alone plus `channel_bytes`."""
 
     def largest(ranks: Sequence[_Seen], is_alone: bool) -> int | None:
         return max((rank.runtime for rank in ranks if rank.is_alone == is_alone), default=None)

@@ -1,20 +1,20 @@
-"""From steps of stages to TTFT and TPOT: what vLLM's scheduler makes of a burst of equal requests.
+"""TTFT and TPOT from stages' steps: how vLLM's scheduler runs a burst of equal requests.
 
 A batch passes the stages one after the other. vLLM fills prompts in steps of at most `batched_tokens` and
-keeps as many steps in flight as there are stages; requests whose prompts were filled in steps of the same
-turn go on decoding together. With such groups j of b_j sequences in flight, a token takes
+keeps as many steps in flight as there are stages. Requests whose prompts were filled in steps of the same
+turn then decode together. With such groups j of b_j sequences in flight, a token takes
 
     max( max over j of sum over s of t_s(b_j) + hops,  max over s of sum over j of (t_s + g_s)(b_j),  J turn )
 
-where g_s is what a stage s has between two steps beside its layers (the last one's is in t_s),
-so the slowest stage sets the pace under load, and only there does it matter how layers are split. (MaverIQ's
-section 3.2 finds that it never matters: it looked at one group.) With several groups the host hides nothing
-of its own part, a `turn` for each. While prompts are filled, a stage but the last loses a share of its pace
-until the tokens of its step before have come.
+where g_s is the time of a stage s between two steps, outside of its layers (the last stage's is in t_s). So
+the slowest stage sets the pace under load; only then does the split of layers matter. (MaverIQ's section 3.2
+finds that it never matters, from measurements of one group.) With several groups the host cannot hide its own
+part, a `turn` for each group. While prompts are filled, every stage except the last loses a share of its pace
+until the tokens of its previous step have come.
 
-A client's TPOT is longer than that: whose prompt was filled early waits between its tokens for the prompts of
-others. Over all requests the time between first and last tokens is the number of those that have begun and
-not ended, summed over time.
+A client's TPOT is longer than this: a request whose prompt was filled early waits between its tokens for
+other prompts. The times between first and last tokens, summed over all requests, are the number of requests
+that have begun and not ended, summed over time.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Latency:
-    """Seconds. `ttft_s` and `tpot_s` are the means over the requests, `ttft_last_s` is that of the last, and
-    `step_s` a token's time while no prompts are filled."""
+    """Seconds. `ttft_s` and `tpot_s` are means over the requests, `ttft_last_s` is the last request's TTFT,
+    and `step_s` a token's time while no prompts are filled."""
 
     ttft_s: float
     ttft_last_s: float
@@ -47,9 +47,9 @@ class Latency:
 
 @dataclass(frozen=True)
 class Latencies:
-    """As `Latency`, of many splits: each [splits]. `last_step_s`: as `step_s`, a mean until the last request
-    ends. `in_turns`: the host's turns decide what a step takes. `turns_most_s`: what they may take where none
-    is known."""
+    """As `Latency`, for many splits: each [splits]. `last_step_s`: as `step_s`, but the mean until the last
+    request ends. `in_turns`: the host's turns decide a step's time. `turns_most_s`: the upper bound of turns
+    if none was measured."""
 
     ttft_s: Floats
     ttft_last_s: Floats
@@ -71,7 +71,7 @@ def latency(
 
 
 class AddedTime(Protocol):
-    """What variants add to each layer, seconds."""
+    """Seconds that variants add to each layer."""
 
     def decode_s(self, sequences: float) -> float: ...
 
@@ -79,7 +79,7 @@ class AddedTime(Protocol):
 
 
 class Nothing:
-    """Of a batch without variants."""
+    """The added time of a batch without variants."""
 
     def decode_s(self, sequences: float) -> float:
         return 0.0
@@ -132,13 +132,13 @@ class Seen:
 
 
 def seen_of_pass(workload: Workload, batched_tokens: int, pass_s: float, step_s: float) -> Seen:
-    """Where nothing is known but what one pass through all prompts takes: of each step of them as much as it
-    has of their tokens."""
+    """TTFT and TPOT if only the time of one pass through all prompts is known: each step takes a part in
+    proportion to its tokens."""
     prefill, at_s = split_prefill(workload, batched_tokens), 0.0
     ends_s, total_s = [], 0.0
     for step in prefill.steps:
         taken_s = pass_s * step.tokens * step.count / (workload.batch * workload.input_tokens)
-        share = (step.count + 1) / (2 * step.count)  # the mean of several alike
+        share = (step.count + 1) / (2 * step.count)  # the mean of several equal steps
         total_s += step.requests * (at_s + share * taken_s)
         at_s += taken_s
         ends_s.append(np.array([at_s]))
@@ -147,8 +147,8 @@ def seen_of_pass(workload: Workload, batched_tokens: int, pass_s: float, step_s:
 
 
 def _seen_s(workload: Workload, prefill: Prefill, ends_s: Sequence[Floats], step_s: Floats) -> Floats:
-    """What clients see between two tokens, as a mean over all of them: all that pass while prompts are
-    filled, and then `step_s` for each that is left."""
+    """The time that clients see between two tokens, as a mean over all tokens: the waits while prompts are
+    filled, and then `step_s` for each remaining token."""
     tokens = workload.batch * (workload.output_tokens - 1)
     if not tokens:
         return step_s
@@ -158,14 +158,14 @@ def _seen_s(workload: Workload, prefill: Prefill, ends_s: Sequence[Floats], step
         left -= step.count * step.decoding
         before_s = end_s
     for sequences, end_s in zip(prefill.groups, _last_ends_s(prefill, ends_s), strict=True):
-        # Of these the next token was already on its way when the last prompt's ended.
+        # For these the next token was already on its way when the last prompt's step ended.
         waited_s -= sequences * np.minimum(step_s, ends_s[-1] - end_s)
     seen_s: Floats = (waited_s + max(0.0, left) * step_s) / tokens
     return seen_s
 
 
 def _last_ends_s(prefill: Prefill, ends_s: Sequence[Floats]) -> list[Floats]:
-    """When the last steps ended, as many as there are groups."""
+    """The end times of the last steps, one for each group."""
     found, before = list[Floats](), [np.zeros_like(ends_s[0]), *ends_s]
     for step, began_s, end_s in zip(prefill.steps[::-1], before[-2::-1], ends_s[::-1], strict=True):
         pace_s = (end_s - began_s) / step.count
@@ -181,11 +181,12 @@ def _ends_s(
     prefill_steps: Sequence[PrefillSteps],
     variants: AddedTime,
 ) -> list[tuple[Floats, Floats]]:
-    """When each prefill step has passed all stages: of several alike the mean, and the last.
+    """When each prefill step has passed all stages: for several equal steps the mean time and the last.
 
-    `layers` are [stages, splits]. A stage takes one step after the other. As many are in flight as there are
-    stages: the next one waits for the oldest one's tokens. A stage but the last loses a share of its pace
-    (`Calibration.lost_pace`) until the last step before that ends with tokens has passed all stages.
+    `layers` are [stages, splits]. A stage runs one step after the other. As many steps are in flight as there
+    are stages: the next step waits for the oldest step's tokens. Every stage except the last loses a share of
+    its pace (`Calibration.lost_pace`) until the last earlier step that ends with tokens has passed all
+    stages.
     """
     times, stages, lost = calibration.at(cut), len(layers), calibration.lost_pace_at(cut)
     free, ends, landed = np.full_like(layers, times.prefill.once_s), [], list[Floats]()
@@ -214,8 +215,8 @@ def _ends_s(
 
 
 def _paced_s(taken: Floats, hop_s: float, lost: float, reporting: float) -> Floats:
-    """How far apart steps that take as long end, of `taken` [stages, splits], of which `reporting` have
-    tokens: those of one come after as many steps as there are later stages."""
+    """The time between the ends of equal steps. `taken` is [stages, splits], and the share `reporting` of the
+    steps ends with tokens. A step's tokens come after as many steps as there are later stages."""
     later = np.arange(len(taken))[::-1, None]
     until_s = np.cumsum(taken[::-1], axis=0)[::-1] - taken + hop_s * later
     slowed = taken + _lost_s(taken, until_s, lost * np.minimum(1.0, reporting * later))
@@ -225,7 +226,7 @@ def _paced_s(taken: Floats, hop_s: float, lost: float, reporting: float) -> Floa
 
 
 def _lost_s(taken: Floats, until_s: Floats, share: float | Floats) -> Floats:
-    """By which steps of `taken` end later that lose a share of their pace from their begin `until_s`."""
+    """The delay of steps of `taken` seconds that lose a share of their pace from their begin `until_s`."""
     lost_s: Floats = np.clip(until_s, 0.0, taken / (1 - share)) * share
     return lost_s
 
@@ -245,14 +246,14 @@ def _decode_s(
     )
     one_after_the_other = taken.sum(axis=1).max(axis=0) + calibration.hop_s * (len(layers) - 1)
     slowest = taken.sum(axis=0)
-    slowest[:-1] += sum(times.gap_s(b) for b in groups)  # the last one's is in what it has beside layers
+    slowest[:-1] += sum(times.gap_s(b) for b in groups)  # the last stage's gap is in its rest
     slowest = slowest.max(axis=0)
     token_s: Floats = np.maximum(one_after_the_other, slowest)
     return token_s
 
 
 def _stages_s(layers: Floats, work: float, pairs: float, step: StepTime) -> Floats:
-    """[stages, splits]. What does not depend on depth, head and sampling, is the last stage's."""
+    """[stages, splits]. The part that does not depend on depth (head, sampling) belongs to the last stage."""
     taken = layers * step.layers_s(1, work, pairs)
     taken[-1] += step.rest_s(work)
     return taken

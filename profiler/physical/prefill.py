@@ -1,8 +1,8 @@
 """How vLLM fills the prompts of equal requests that arrive at once, step by step. Pure.
 
 Each step has room for the tokens that its turn's sequences decode, then for prompts, in the order of
-requests. Turns follow one another, as many as there are stages; whose prompt has ended decodes in later steps
-of its turn.
+requests. There are as many turns as stages, one after the other. A request whose prompt has ended decodes in
+later steps of its turn.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from functools import lru_cache
 from profiler.physical.curves import Part
 from profiler.types import Workload
 
-MAX_STEPS = 16  # kept apart; beyond that, neighbours are merged
+MAX_STEPS = 16  # kept separately; neighbours are merged beyond that
 MAX_FOLLOWED = 2048
 MIN_ROOM = 1 / 16  # of a step, for prompts: no engine is set up to run more sequences at once
 
 
 @dataclass(frozen=True)
 class PrefillSteps:
-    """`count` prefill steps, alike: the tokens of each, the pairs of tokens that attend to each
-    other, how many prompts they end together, and the sequences that decode along in each. `reporting`: which
-    share of the steps ends with tokens for somebody. `begun`: requests that have their first token and not
-    their last until such a step ends, as a mean."""
+    """`count` equal prefill steps. For each step: its tokens, the pairs of tokens that attend to each other,
+    and the sequences that also decode. `requests`: the prompts that all the steps end. `reporting`: the share
+    of the steps that end with a token for any request. `begun`: the mean number of requests that have their
+    first token but not their last one until such a step ends."""
 
     tokens: float
     pairs: float
@@ -36,7 +36,7 @@ class PrefillSteps:
     begun: float = 0.0
 
     def part(self, input_tokens: int, is_first: bool, weight: float = 1.0) -> Part:
-        """Its steps, as the fit and predictions see them, where prompts have `input_tokens`."""
+        """The steps in the form of the fit and of predictions, for prompts of `input_tokens`."""
         count = self.count * weight
         return Part(
             self.tokens + self.decoding,
@@ -50,9 +50,9 @@ class PrefillSteps:
 
 @dataclass(frozen=True)
 class Prefill:
-    """At most MAX_STEPS steps in the order they run (neighbours are taken together), and how many sequences
-    go on decoding in each group afterwards. `last_groups`: how many that is as a mean until the last one
-    ends, for those that began first end first."""
+    """At most MAX_STEPS steps in their order (neighbours are merged), and how many sequences of each group
+    decode afterwards. `last_groups`: the mean of this number until the last request ends; requests that began
+    first end first."""
 
     steps: tuple[PrefillSteps, ...]
     groups: tuple[float, ...]
@@ -60,7 +60,7 @@ class Prefill:
 
     @property
     def reporting(self) -> float:
-        """How many of the steps end with tokens for somebody; the last one does."""
+        """The number of steps that end with a token for any request; the last step does."""
         return sum(prefill_step.count * prefill_step.reporting for prefill_step in self.steps)
 
 
@@ -76,14 +76,14 @@ def split_prefill(workload: Workload, batched_tokens: int, stages: int = 1) -> P
 
 
 def step_tokens(workload: Workload, batched_tokens: int) -> frozenset[int]:
-    """Of the steps that fill prompts on one stage, those of requests that decode among them."""
+    """The token counts of steps that fill prompts on one stage, including tokens of requests that decode."""
     return frozenset(int(step.tokens + step.decoding) for step in _followed(workload, batched_tokens, 1))
 
 
 def _followed(workload: Workload, batched_tokens: int, stages: int) -> list[PrefillSteps]:
     length, total = workload.input_tokens, workload.batch * workload.input_tokens
     steps, filled, decoding = list[PrefillSteps](), 0, [0.0] * stages
-    begun, last = 0.0, stages * (workload.output_tokens - 1)  # requests; steps from a first token to the last
+    begun, last = 0.0, stages * (workload.output_tokens - 1)  # requests; steps from first to last token
     while filled < total and len(steps) < MAX_FOLLOWED:
         turn, ended_with = len(steps) % stages, len(steps) - stages * workload.output_tokens
         if ended_with >= 0:
@@ -102,7 +102,7 @@ def _followed(workload: Workload, batched_tokens: int, stages: int) -> list[Pref
 
 
 def _pairs(tokens: int, length: int) -> float:
-    """Of the first `tokens` of prompts of `length`, one after the other."""
+    """Pairs in the first `tokens` of consecutive prompts of `length`."""
     whole, rest = divmod(tokens, length)
     return (whole * length * (length + 1) + rest * (rest + 1)) / 2
 
@@ -114,7 +114,7 @@ def _room(batched_tokens: int, decoding: float) -> int:
 def _rest(
     workload: Workload, steps: Sequence[PrefillSteps], left: int, batched_tokens: int, stages: int
 ) -> PrefillSteps:
-    """What comes after the steps that were followed: sequences go on to become as many as ever decode."""
+    """The steps after the simulated ones; decoding sequences continue to grow up to their maximum."""
     requests = workload.batch - sum(step.requests for step in steps)
     ending = requests * steps[-1].tokens / left  # by step
     most = min(workload.batch / stages, ending * workload.output_tokens)
@@ -150,8 +150,8 @@ def _together(steps: Sequence[PrefillSteps]) -> PrefillSteps:
 def _groups(
     workload: Workload, followed: Sequence[PrefillSteps], prefill: Sequence[PrefillSteps], stages: int
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """The groups after the last prompt, and their mean sizes. Once there are more prefill steps than stages
-    they even out."""
+    """The groups after the last prompt, and their mean sizes. With more prefill steps than stages the groups
+    become equal."""
     count = sum(step.count for step in prefill)
     if count <= stages:
         ended = tuple(float(step.requests) for step in followed if step.requests)
@@ -165,7 +165,7 @@ def _groups(
 
 
 def _still_decoding(prefill: Sequence[PrefillSteps], steps: int) -> float:
-    """Whose prompts ended in the last `steps` steps."""
+    """The number of requests whose prompts ended in the last `steps` steps."""
     still, left = 0.0, float(max(1, steps))
     for step in reversed(prefill):
         share = min(step.count, left) / step.count

@@ -1,10 +1,10 @@
-"""What variants of each kind cost, from fingerprints measured with synthetic variants.
+"""The cost of variants of each kind, from fingerprints measured with synthetic variants.
 
-The time of a load with variants, minus that of the same load without, divided by the layers, is what variants
-add to a layer. For each kind that has five parts (`VariantCost`). They are fitted by non-negative least
-squares on relative errors, held near the base's pace of reading and computing. Of a burst whose prompts take
-several steps each step counts, with the variants that it has. What several kinds take in one batch, over the
-sum of what each takes, is a figure for each set of kinds that was measured in one.
+The time that variants add to a layer is the time of a load with variants, minus that of the same load
+without, divided by the layers. For each kind it has five parts (`VariantCost`). They are fitted by
+non-negative least squares on relative errors, with priors near the base's pace of reading and computing. If
+a burst's prompts take several steps, each step counts with its own variants. For each set of kinds that was
+measured in one batch, a factor relates their time together to the sum of their times.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from profiler.types import Workload
 from profiler.variants.synthetic import synthetic_spec
 
 PRIOR_WEIGHT = 0.005  # of the priors against one measurement
-MAX_TOGETHER = 3.0  # times the sum, or a third of it: what is beyond is a disturbance
+MAX_TOGETHER = 3.0  # times the sum, or a third of it: a larger deviation is a disturbance
 
 Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Seen:
-    """One measured load, in seconds of a layer: how much of each part of `VariantCost` it has, how much
-    longer it took, and how long with the base."""
+    """One measured load, in seconds per layer: its amount of each part of `VariantCost`, how much longer it
+    took than the base, and its whole time."""
 
     parts: tuple[float, ...]
     longer_s: float
@@ -52,11 +52,11 @@ class Seen:
 def fit_variants(
     calibration: Calibration, mixed: Sequence[Timing], alone: Sequence[Timing]
 ) -> tuple[dict[str, VariantCosts], dict[frozenset[str], KindsTogether]]:
-    """Costs by kind, and what sets of kinds take together. A load counts if the base `alone` was measured in
-    the same setting.
+    """Costs by kind, and the factors of sets of kinds. A load counts if the base `alone` was measured in the
+    same setting.
 
-    Of what a load of one kind took, what its engine's other kinds take is taken off, so the kind that was
-    measured alone comes first. A load of another kind shows what a kind's kernels take unused.
+    From a load of one kind, the time of its engine's other kinds is subtracted, so the kind that was measured
+    alone comes first. A load of another kind shows the cost of a kind's kernels when they are unused.
     """
     base = {(t.setting, t.point): t for t in alone}
     loads = [
@@ -78,8 +78,8 @@ def fit_variants(
 
 @dataclass(frozen=True)
 class _Load:
-    """One with variants, and the base's alone. `steps`: the shares of the batch in the steps that fill its
-    prompts, and how many there are of each."""
+    """A load with variants, and the same load of the base alone. `steps`: the shares of the batch in the
+    steps that fill its prompts, and the number of such steps."""
 
     mixed: Timing
     alone: Timing
@@ -109,7 +109,7 @@ class _Load:
         return [of_kind for of_kind in self.variants.kinds if of_kind.kind == kind]
 
     def longer_s(self, *, fills: bool) -> float:
-        """Of a layer."""
+        """Additional seconds per layer."""
         mixed_s, alone_s = (t.ttft_last_s if fills else t.tpot_s for t in (self.mixed, self.alone))
         return (mixed_s - alone_s) / self.mixed.setting.layers
 
@@ -117,7 +117,7 @@ class _Load:
         return (self.mixed.ttft_last_s if fills else self.mixed.tpot_s) / self.mixed.setting.layers
 
     def parts(self, calibration: Calibration, of_kind: KindLoad, *, fills: bool) -> Floats:
-        """Of a decode step, or of all steps that fill the prompts."""
+        """The amounts of the cost's parts in a decode step, or in all steps that fill the prompts."""
         cut = Cut.of(self.mixed.setting)
         shares = self.steps if fills else ((WHOLE, 1.0),)
         each = [count * np.array(parts_of(calibration, cut, of_kind, share)) for share, count in shares]
@@ -126,7 +126,7 @@ class _Load:
 
 
 def _by_kind(loads: Sequence[_Load]) -> Iterator[tuple[str, list[_Load]]]:
-    """Each kind, with the loads in which nothing is launched but it and the kinds that came before."""
+    """Each kind, with the loads in which only it and earlier kinds are launched."""
     fitted: set[str] = set()
     while ready := {next(iter(new)) for load in loads if len(new := load.launched - fitted) == 1}:
         kind = min(ready)
@@ -145,7 +145,7 @@ def _seen(
     known: Mapping[str, VariantCosts],
     fills: bool = False,
 ) -> Seen:
-    """What `kind` takes of the load's decode step, or of its prefill, the others being `known`."""
+    """What `kind` takes in the load's decode step, or in its prefill; the other kinds are `known`."""
     longer_s, (own,) = load.longer_s(fills=fills), load.asked(kind)
     longer_s -= sum(
         _known_s(calibration, load, other, known, fills=fills)
@@ -174,10 +174,10 @@ def _figures(cost: VariantCost) -> Floats:
 
 
 def _fit(seen: Sequence[Seen]) -> VariantCost:
-    """Errors count relative to the whole step, for that is what repeats to a few percent."""
+    """Fit the cost. Errors are relative to the whole step, because whole steps repeat to a few percent."""
     rows = [np.array(step.parts) / step.whole_s for step in seen]
     modules, pairs, *_ = np.mean(rows, axis=0)
-    # Pace is near one; where one load cannot tell launches apart, they are halved between the two.
+    # Pace is near one; if a load cannot separate both kinds of launches, each gets half of the time.
     priors = [
         [0.0, 0.0, PRIOR_WEIGHT, 0.0, 0.0],
         [PRIOR_WEIGHT * modules, -PRIOR_WEIGHT * pairs, 0.0, 0.0, 0.0],
@@ -188,7 +188,7 @@ def _fit(seen: Sequence[Seen]) -> VariantCost:
     scale = np.maximum(np.abs(matrix).max(axis=0), 1e-30)  # columns differ by orders of magnitude
     solution, _ = scipy.optimize.nnls(matrix / scale, np.array(targets))
     figures = solution / scale
-    # What no load has is not known; NNLS leaves it at zero.
+    # A part that no load has stays unknown; NNLS leaves it at zero.
     error = math.sqrt(float(np.mean((np.array(rows) @ figures - wanted) ** 2)))
     return dataclasses.replace(VariantCost(*figures.tolist()), error=error)
 
@@ -196,7 +196,7 @@ def _fit(seen: Sequence[Seen]) -> VariantCost:
 def _together(
     calibration: Calibration, loads: Sequence[_Load], known: Mapping[str, VariantCosts]
 ) -> dict[frozenset[str], KindsTogether]:
-    """By the kinds that are launched, of sets whose kinds are all known."""
+    """Factors by the kinds that are launched, for sets whose kinds are all known."""
     by_set: dict[frozenset[str], list[_Load]] = {}
     for load in loads:
         if load.launched <= known.keys():
@@ -226,8 +226,8 @@ def _ratios(
 
 
 def _ratio(seen: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
-    """Of (the sum, what it was, the whole step): what to multiply sums with, and the error that remains,
-    relative to whole steps."""
+    """The factor for sums, and the remaining error relative to whole steps. `seen`: (the sum, the measured
+    time, the whole step) of each load."""
     summed, longer, whole = (np.array(column) for column in zip(*seen, strict=True))
     square = float(np.sum((summed / whole) ** 2))
     found = float(np.sum(summed * longer / whole**2)) / square if square else 1.0

@@ -1,9 +1,9 @@
 """What the variants in a batch add to the time of a hidden layer: launches, bytes to read, and operations.
 
-A layer of the base is read once for all rows; each distinct variant is read once for its own. LoRA kernels
-that pad all rows to the largest rank take `alpha rows max(rank)`, those that do not `alpha sum(rank)`
-(CaraServe, section 5): ours do not, so the sum is the figure and the maximum its upper end. What a kind of
-variant really takes of these is measured with the fingerprint (`variant_costs`).
+A layer of the base is read once for all rows; each distinct variant is read once for its own rows. LoRA
+kernels that pad all rows to the largest rank take `alpha rows max(rank)`; kernels that do not pad take `alpha
+sum(rank)` (CaraServe, section 5). Our kernels do not pad, so the sum is the expected figure and the maximum
+its upper end. The actual cost of each kind is measured with the fingerprint (`variant_costs`).
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from profiler.shards import active_shard_elements, layer_shard_bytes
 from profiler.types import ModelSpec, adaptable_linears
 from profiler.variants.types import ModuleFacts, VariantKind, VariantSpec
 
-SPARSE_SHARE = 0.5  # of a sparse delta's numbers are stored (2:4), and multiplied with
-TILE_ROWS = 16  # of one variant, that kernels take at once in steps that decode
-FEW = 2  # variants that kernels read beside one another in the time of their launches
-# Kinds that are not measured, and the kind whose launches stand for theirs.
+SPARSE_SHARE = 0.5  # of a sparse delta's numbers are stored (2:4) and used in multiplications
+TILE_ROWS = 16  # rows of one variant that kernels process at once in steps that decode
+FEW = 2  # variants that kernels read in parallel during the time of their launches
+# Kinds that are not measured, and the kind whose costs are used instead.
 STANDS_FOR = {VariantKind.SVD_DELTA: VariantKind.LORA}
 
-Rows = Sequence[tuple[VariantSpec, int]]  # members of a mix, and how many requests ask each
+Rows = Sequence[tuple[VariantSpec, int]]  # members of a mix, and the number of requests for each
 
 
 @dataclass(frozen=True)
 class KindLoad:
-    """Of one hidden layer, unsharded, and the variants of one kind: for how many `modules` its kernels are
-    launched, how many (module, distinct variant) `pairs` there are, of how many `distinct` variants that how
-    many `rows` ask, and the rest as in VariantLoad. Without pairs its kernels find nothing to do."""
+    """The variants of one kind, for one hidden layer, unsharded. Its kernels are launched for `modules`
+    modules; there are `pairs` (module, distinct variant) pairs; `rows` requests use `distinct` variants. The
+    rest is as in VariantLoad. Without pairs the kernels run but have no work."""
 
     kind: VariantKind
     modules: int
@@ -44,12 +44,12 @@ class KindLoad:
 
 @dataclass(frozen=True)
 class VariantLoad:
-    """Of one hidden layer, unsharded, summed over the rows (requests) of one batch.
+    """The load of variants on one hidden layer, unsharded, summed over the rows (requests) of one batch.
 
-    `rank_sum` and `rank_max` are of LoRA and low-rank deltas, over rows; `distinct_bytes` counts every
-    variant once. `flops` is what one token of each row costs together, `padded_flops` the same with every
-    low-rank row at the largest rank. `boft_blocks`: blocks of rotations that one token of each passes.
-    `batch` requests, those of the base among them, ask `members` of the mix.
+    `rank_sum` and `rank_max` cover LoRA and low-rank deltas, over rows; `distinct_bytes` counts every variant
+    once. `flops` is the cost of one token of each row together, `padded_flops` the same with every low-rank
+    row at the largest rank. `boft_blocks`: blocks of rotations that one token of each row passes. `batch` is
+    the number of requests, including requests for the base; `members` is how many of the mix they use.
     """
 
     rows: int = 0
@@ -84,10 +84,10 @@ class VariantLoad:
 
 @dataclass(frozen=True)
 class Share:
-    """The part of a batch that one step has: which share of its variants, how many tokens of each row (as a
-    mean over all), and which share of its rows. A batch that decodes whole: all of them, one token each.
-    `prompts` of each row, where those one after the other ask different members: each is then a run of rows
-    by itself, and else all are one."""
+    """The part of a batch in one step: its share of the batch's variants, its tokens per row (a mean over all
+    rows), and its share of the rows. When a whole batch decodes, these are all variants, one token and all
+    rows. `prompts` per row, if consecutive prompts use different members: each prompt is then a separate run
+    of rows, otherwise all rows are one run."""
 
     present: float = 1.0
     tokens: float = 1.0
@@ -101,11 +101,11 @@ WHOLE = Share()
 def variant_load(
     spec: ModelSpec, mix: Sequence[VariantSpec | None], batch: int, launched: Collection[str] = ()
 ) -> VariantLoad:
-    """The load of `batch` requests that ask the members of `mix` in turn; None is the base itself.
+    """The load of `batch` requests that use the members of `mix` in turn; None is the base itself.
 
-    Equal members are one variant. An empty mix is the base alone. Where any row has a variant, the kernels of
-    the kinds `launched` run for every module; those of other kinds for modules that the batch's variants
-    adapt.
+    Equal members are one variant. An empty mix is the base alone. If any row has a variant, the kernels of
+    the kinds in `launched` run for every module; kernels of other kinds run for modules that the batch's
+    variants adapt.
     """
     if not mix:
         return VariantLoad()
@@ -155,13 +155,13 @@ def _kind_load(spec: ModelSpec, kind: VariantKind, rows: Rows, widest: int, leas
 
 
 def decode_share(load: VariantLoad, sequences: float) -> Share:
-    """Of a step in which so many of the batch's requests decode."""
+    """The share in a step in which `sequences` of the batch's requests decode."""
     rows = min(1.0, sequences / load.batch)
     return Share(min(1.0, sequences / load.members), rows, rows)
 
 
 def prefill_share(load: VariantLoad, step: PrefillSteps, input_tokens: int) -> Share:
-    """Of a step that fills prompts, beside the requests that decode in it."""
+    """The share in a step that fills prompts, including the requests that decode in it."""
     prompts = min(load.batch, step.tokens / input_tokens + (step.tokens % input_tokens > 0))
     return Share(
         min(1.0, (prompts + step.decoding) / load.members),
@@ -173,8 +173,8 @@ def prefill_share(load: VariantLoad, step: PrefillSteps, input_tokens: int) -> S
 
 @dataclass(frozen=True)
 class VariantTime:
-    """Seconds that a layer takes longer on each of its ranks; `padded_s` is the upper end. `is_measured`: so
-    were what launches, bytes and operations of each kind take."""
+    """Seconds that variants add to a layer on each of its ranks; `padded_s` is the upper end. `is_measured`:
+    the costs of every kind were measured."""
 
     added_s: float = 0.0
     padded_s: float = 0.0
@@ -184,14 +184,14 @@ class VariantTime:
 def decode_time(
     calibration: Calibration, cut: Cut, load: VariantLoad, sequences: float | None = None
 ) -> VariantTime:
-    """Of a step in which each row decodes one token, or so many of them. Raises KeyError when the cut was not
-    measured."""
+    """The added time of a step in which each row decodes one token, or `sequences` of the rows do. Raises
+    KeyError when the cut was not measured."""
     share = WHOLE if sequences is None else decode_share(load, sequences)
     return _time(calibration, cut, load, share, prefill=False)
 
 
 def prefill_time(calibration: Calibration, cut: Cut, load: VariantLoad, share: Share) -> VariantTime:
-    """Of a step that fills prompts (`prefill_share`). Raises KeyError."""
+    """The added time of a step that fills prompts (`prefill_share`). Raises KeyError."""
     return _time(calibration, cut, load, share, prefill=True)
 
 
@@ -217,7 +217,7 @@ def costs_of(calibration: Calibration, kind: VariantKind) -> VariantCosts | None
 
 
 def together_of(calibration: Calibration, load: VariantLoad) -> KindsTogether:
-    """Kinds that were not measured in one batch are taken to add up."""
+    """The factors for these kinds together; for kinds that were not measured in one batch, times add up."""
     known = calibration.together.get(load.kind_names) if load.is_of_several else None
     return known or KindsTogether()
 
@@ -239,8 +239,8 @@ def kind_s(
 def parts_of(
     calibration: Calibration, cut: Cut, load: KindLoad, share: Share, padding: float = 1.0
 ) -> tuple[float, float, float, float, float]:
-    """What `VariantCost` has figures for: modules, pairs, seconds of work, of reading all but FEW variants,
-    and tiles beyond each variant's first, or runs of rows beyond the kind's first."""
+    """The amounts for the figures of `VariantCost`: modules, pairs, seconds of work, seconds of reading all
+    variants except FEW, and tiles beyond each variant's first, or runs of rows beyond the kind's first."""
     read_s, compute_s = work_s(calibration, cut, load, share.tokens)
     read_s *= share.present
     pairs = load.pairs * share.present
@@ -252,20 +252,20 @@ def parts_of(
 
 
 def work_s(calibration: Calibration, cut: Cut, load: KindLoad, tokens: float) -> tuple[float, float]:
-    """Reading and computing, at the pace at which the base's own layer was measured to read and compute."""
+    """Seconds of reading and of computing, at the pace that was measured for the base's own layer."""
     read_s = load.distinct_bytes / cut.tensor_parallel / _bytes_per_s(calibration, cut)
     return read_s, load.flops * tokens / cut.tensor_parallel / _flops_per_s(calibration, cut)
 
 
 def _bytes_per_s(calibration: Calibration, cut: Cut) -> float:
-    """At the smallest batch a layer takes as long as reading it does."""
+    """The pace of reading: at the smallest batch, reading a layer takes all of its time."""
     decode = calibration.at(cut).decode
     layer_s = decode.layers_s(1, decode.layer.xs[0], 0.0)
     return layer_shard_bytes(calibration.spec, cut.tensor_parallel, cut.quantization) / max(layer_s, 1e-9)
 
 
 def _flops_per_s(calibration: Calibration, cut: Cut) -> float:
-    """With the most prompt tokens a layer takes as long as computing it does."""
+    """The pace of computing: with the most prompt tokens, computing a layer takes all of its time."""
     prefill = calibration.at(cut).prefill
     layer_s = prefill.layers_s(1, prefill.widest, 0.0)
     return (
@@ -282,7 +282,7 @@ def _modules(spec: ModelSpec, variant: VariantSpec) -> Iterator[tuple[int, int, 
 
 
 def _flops(spec: ModelSpec, variant: VariantSpec, rank: int | None) -> float:
-    """Of one token in one layer; low-rank modules count with `rank` if it is given."""
+    """Operations for one token in one layer; low-rank modules count with `rank` if it is given."""
     total = 0.0
     for out, into, facts in _modules(spec, variant):
         match variant.kind:
@@ -296,7 +296,7 @@ def _flops(spec: ModelSpec, variant: VariantSpec, rank: int | None) -> float:
 
 
 def _blocks(spec: ModelSpec, variant: VariantSpec) -> int:
-    """in / b of each factor of each module."""
+    """The number of blocks: in / b for each factor of each module."""
     return sum(
         facts.factors * into // facts.block_size
         for _, into, facts in _modules(spec, variant)

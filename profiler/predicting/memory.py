@@ -55,8 +55,8 @@ class Memory:
         return tuple(costs)
 
     def parts(self, plan: Plan, stage: int) -> RankBytes:
-        """Bytes of a rank. Activations grow with a step's tokens, so only footprints with the same step
-        count."""
+        """Bytes of a rank. Activations grow with a step's tokens: only footprints of the same step size are
+        used."""
         known = self._known(plan)
         if known is not None:
             return known.stage(plan, stage)

@@ -1,1 +1,1 @@
-"""Variants of a base model, read from their folders without loading a weight: one module per kind."""
+"""Variants of a base model, read from their folders without loading weights: one module per kind."""

@@ -1,10 +1,10 @@
 """PEFT BOFT folders: butterfly-orthogonal fine-tuning (Liu et al., ICLR 2024; served by SpartanServe).
 
 Per module PEFT stores `boft_R` [m, in/b, b, b] and `boft_s` [out, 1], and biases as `bias` or (newer)
-`base_layer.bias`. PEFT 0.11 and 0.12 also stored `boft_P`, the permutations: they follow from m and b, so
-it is ignored. Without its CUDA extension PEFT trains with m = 1 whatever the config says, and writes the
-config unchanged: its files hold `boft_R` [1, ...] beside a larger `boft_n_butterfly_factor`. The tensors
-say what was trained, so such folders are read with m = 1.
+`base_layer.bias`. PEFT 0.11 and 0.12 also stored `boft_P`, the permutations. They follow from m and b, so
+`boft_P` is ignored. Without its CUDA extension PEFT always trains with m = 1, but writes the config
+unchanged: such a file holds `boft_R` [1, ...] although `boft_n_butterfly_factor` is larger. The tensors show
+what was trained, so such folders are read with m = 1.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TENSOR_NAME = re.compile(r"base_model\.model\.([\w.]+)\.(boft_[RsP])", re.ASCII)
 BIAS_NAME = re.compile(r"base_model\.model\.([\w.]+?)(\.base_layer)?\.bias", re.ASCII)
 REFUSED = {"modules_to_save": "modules trained as a whole are"}
 MAX_FACTORS = 16
-DEFAULT_BLOCK_SIZE = 4  # PEFT's
+DEFAULT_BLOCK_SIZE = 4  # PEFT's default
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class BoftConfig:
     targets: peft.Targets
 
     def block_size_of(self, name: str, into: int) -> int:
-        """Raises AdapterError when the blocks do not divide the module's inputs."""
+        """The block size of a module. Raises AdapterError when the blocks do not divide its inputs."""
         divisor = self.block_size or self.block_num
         if into % divisor:
             raise AdapterError(
@@ -58,7 +58,7 @@ class BoftConfig:
 
 
 def read(folder: Path, base: ModelSpec) -> BoftManifest:
-    """Read and check the adapter in `folder` for `base`; errors as `profiler.variants.lora.read`."""
+    """Read and check the adapter in `folder` for `base`; errors as in `profiler.variants.lora.read`."""
     config = parse_config(read_json(folder / CONFIG, MAX_CONFIG_BYTES))
     tensors, file = peft.read_weights(folder)
     parts, full = _sort(tensors, base, config)
@@ -116,7 +116,7 @@ def _sort(
     """boft_R and boft_s by module, and biases by the base's name for them."""
     parts: dict[str, dict[str, TensorRef]] = {}
     biases: dict[str, TensorRef] = {}
-    for name, ref in sorted(tensors.items()):  # `base_layer.bias` before the alias `bias` of old files
+    for name, ref in sorted(tensors.items()):  # `base_layer.bias` comes before `bias`, its alias in old files
         if match := TENSOR_NAME.fullmatch(name):
             parts.setdefault(match[1], {})[match[2]] = ref
         elif match := BIAS_NAME.fullmatch(name):

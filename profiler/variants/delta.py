@@ -1,9 +1,9 @@
 """Folders of compressed full-fine-tune deltas in our format: docs/formats.md describes it.
 
-`delta.json` says what the folder holds; the tensors lie in one safetensors file per hidden layer and one
-for the rest. From version 2 on a file may be stored compressed with zstd, in version 3 embedding and head
-are differences from the base's. This module checks what both kinds of delta share; `sparse` and `svd` check
-their modules.
+`delta.json` lists what the folder holds; the tensors lie in one safetensors file per hidden layer and one for
+the rest. From version 2 on a file may be stored compressed with zstd. From version 3 on embedding and head
+may be differences from the base's. This module checks what both kinds of delta share; `sparse` and `svd`
+check their modules.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ DELTA = "delta.json"
 FORMAT = "ostinato-delta"
 VERSION = 1
 ZSTD = "zstd"
-ZSTD_VERSION = 2  # with files that are stored compressed
-DIFFERENCE_VERSION = 3  # and with tensors that are stored as differences
+ZSTD_VERSION = 2  # adds files that are stored compressed
+DIFFERENCE_VERSION = 3  # adds tensors that are stored as differences
 VERSIONS = (VERSION, ZSTD_VERSION, DIFFERENCE_VERSION)
 DIFFERENCES = "differences"
-CODES, SCALES = ".codes", ".scales"  # what the names of a difference's two tensors end in
+CODES, SCALES = ".codes", ".scales"  # endings of the names of a difference's two tensors
 DIFFERENCE_BITS = 8
 FULL_FILE = "full.safetensors"
 ADDED_ROWS = "added_rows"
@@ -41,16 +41,16 @@ Facts = Mapping[str, Any]
 
 
 def layer_file(layer: int) -> str:
-    """The file that holds all of one hidden layer."""
+    """The name of the file that holds one hidden layer."""
     return f"layer-{layer:05d}.safetensors"
 
 
 @dataclass(frozen=True)
 class Delta:
-    """The checked part of delta.json that both kinds share, and where every tensor lies.
+    """The checked part of delta.json that both kinds share, and the place of every tensor.
 
-    `modules` maps full module names to what delta.json says of each; `tensors` are keyed by name and
-    known to lie in the files that delta.json gives.
+    `modules` maps full module names to their entries in delta.json; `tensors` are keyed by name and lie in
+    the files that delta.json names.
     """
 
     folder: Path
@@ -67,12 +67,12 @@ class Delta:
         return self.folder / DELTA
 
     def tensor(self, module: str, part: str, dtype: str, shape: tuple[int, ...]) -> TensorRef:
-        """The tensor `<module>.<part>`. Raises CheckpointError unless it is there and as expected."""
+        """The tensor `<module>.<part>`. Raises CheckpointError if it is missing or not as expected."""
         file = self.modules[module]["file"]
         return _tensor(self.tensors, self.folder / file, f"{module}.{part}", dtype, shape)
 
     def check_all_used(self, used: Iterable[TensorRef]) -> None:
-        """Raises CheckpointError when the files hold more than delta.json speaks of."""
+        """Raise CheckpointError when the files hold tensors that delta.json does not mention."""
         replacing = {ref.name for ref in self._replacing()}
         extra = sorted(self.tensors.keys() - {ref.name for ref in used} - replacing)
         if extra:
@@ -95,7 +95,7 @@ class Delta:
         )
 
     def _replacing(self) -> Iterator[TensorRef]:
-        """The tensors that say what replaces the base's."""
+        """The tensors that define replacements for the base's tensors."""
         yield from self.full.values()
         for difference in self.differences.values():
             yield from difference.tensors
@@ -104,7 +104,7 @@ class Delta:
 def _tensor(
     tensors: Mapping[str, TensorRef], path: Path, name: str, dtype: str, shape: tuple[int, ...]
 ) -> TensorRef:
-    """Raises CheckpointError unless the file `path` holds it, and it is as expected."""
+    """The tensor. Raises CheckpointError unless the file `path` holds it with this type and shape."""
     ref = tensors.get(name)
     if ref is None or ref.file != path.name:
         raise CheckpointError(f"{path}: expected a tensor {name[:200]}, found none; copy it again")
@@ -119,8 +119,8 @@ def _tensor(
 def open_delta(folder: Path, base: ModelSpec) -> Delta:
     """Read delta.json and the headers of its files, and check that the delta was made for `base`.
 
-    Raises CheckpointError when files are missing, corrupt or contradict each other, or are of another
-    version; AdapterError when the delta belongs to another base.
+    Raises CheckpointError when files are missing, corrupt, contradictory or of another version; AdapterError
+    when the delta belongs to another base.
     """
     where = folder / DELTA
     raw = read_json(where)
@@ -138,7 +138,7 @@ def open_delta(folder: Path, base: ModelSpec) -> Delta:
 
 
 def read_files(raw: Facts, folder: Path) -> dict[str, FileRef]:
-    """The files that delta.json lists, present and as long as it says. Raises CheckpointError."""
+    """The files that delta.json lists; each exists with the listed size. Raises CheckpointError."""
     where = folder / DELTA
     files = {}
     for name, entry in _objects(raw, "files", where).items():
@@ -160,7 +160,7 @@ def _stored_file(entry: Facts, name: str, where: Path) -> StoredFile:
 
 
 def _compressed(entry: Facts, name: str, where: Path) -> StoredFile | None:
-    """How a file is stored compressed; None where it lies there as it is."""
+    """How a file is stored compressed; None if it is not compressed."""
     if "compressed" not in entry:
         return None
     compressed = entry["compressed"]

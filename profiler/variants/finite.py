@@ -1,5 +1,5 @@
-"""Where a value is not finite: all bits of a NaN's or an infinity's exponent are ones. Compiled, for a loader
-looks at gigabytes while a request waits."""
+"""Find values that are not finite: in a NaN or an infinity all exponent bits are ones. Compiled, because a
+loader checks gigabytes while a request waits."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import numpy.typing as npt
 
 from profiler.compiled import compiled
 
-# The bits of the exponent, and the unsigned type of that width.
+# The exponent's bits, and the unsigned type of the same width.
 EXPONENTS: dict[str, tuple[type[np.unsignedinteger[Any]], int]] = {
     "F16": (np.uint16, 0x7C00),
     "BF16": (np.uint16, 0x7F80),
     "F32": (np.uint32, 0x7F800000),
 }
-_SEARCHED = 4096  # values looked at together
+_SEARCHED = 4096  # values that are checked together
 
 
 def not_finite(data: memoryview, dtype: str) -> int | None:
-    """The number of the first value that is not finite; None if there is none, or the type has none such."""
+    """The index of the first value that is not finite; None if there is none, or the type cannot hold any."""
     if dtype not in EXPONENTS:
         return None
     kind, mask = EXPONENTS[dtype]
@@ -30,7 +30,7 @@ def not_finite(data: memoryview, dtype: str) -> int | None:
 
 @compiled
 def first_with_all(words: npt.NDArray[np.unsignedinteger[Any]], mask: int) -> int:
-    """The first word with all bits of `mask`; -1: none."""
+    """The index of the first word that contains all bits of `mask`; -1: none."""
     for start in range(0, len(words), _SEARCHED):
         some = words[start : start + _SEARCHED]
         found = 0

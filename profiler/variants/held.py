@@ -1,4 +1,4 @@
-"""What an engine holds of a variant: other bytes than its files have where it changes types. Pure."""
+"""Bytes that an engine holds of a variant; they differ from the files' if it changes types. Pure."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ from profiler.variants.types import (
 )
 from profiler.variants.verifying import refs_of
 
-SCALE_BYTES = 4  # of each output of a BOFT module: float32, whatever the engine's type
+SCALE_BYTES = 4  # per output of a BOFT module: float32, independent of the engine's type
 FLOAT16_BYTES = 2
-ROW_PARALLEL = ("o_proj", "down_proj")  # whose inputs TP splits, as Megatron does
-# The kernels read digits of two bits, so codes of three take four.
+ROW_PARALLEL = ("o_proj", "down_proj")  # TP splits their inputs, as Megatron does
+# The kernels read digits of two bits, so codes of three bits take four.
 BITS_HELD = {3: 4}
 
 
 def held_bytes(manifest: Manifest) -> HeldBytes:
-    """What an engine's kernels take (`workers/kernels/*/layout.py`), but for alignment."""
+    """The memory of an engine's kernels (`workers/kernels/*/layout.py`), without alignment."""
     embedding, head = (_difference_bytes(manifest, name) for name in (EMBEDDING, HEAD))
     values, layer_bytes, whole = _of_layers(manifest)
     return HeldBytes(_values(manifest.full.values()), values, layer_bytes, embedding, head, whole)
 
 
 def _of_layers(manifest: Manifest) -> tuple[int, int, int]:
-    """Numbers in the engine's own type, bytes of all else, and how many of these each TP rank holds whole."""
+    """The number of values in the engine's own type, the bytes of the rest, and how many of these bytes each
+    TP rank holds whole."""
     match manifest:
         case LoraManifest():
             return _values(ref for m in manifest.modules.values() for ref in (m.a, m.b)), 0, 0
@@ -59,8 +60,8 @@ def _values(refs: Iterable[TensorRef]) -> int:
 
 
 def _svd_bytes(manifest: SvdManifest) -> tuple[int, int]:
-    """Of both factors, and of those that each TP rank holds whole: V where outputs are split, U where the
-    input is."""
+    """Bytes of both factors, and of the factors that each TP rank holds whole: V if the outputs are split, U
+    if the input is."""
     taken = whole = 0
     for name, module in manifest.modules.items():
         splits_input = short_name(name) in ROW_PARALLEL
@@ -77,8 +78,9 @@ def _factor_bytes(factor: SvdFactor, bits: int) -> int:
 
 
 def uncoded_bytes(spec: VariantSpec, base: ModelSpec, ranks: int) -> tuple[int, int]:
-    """What low-rank deltas take besides, at most, where a TP rank's share ends inside a run of codes: there
-    an engine has float16 in their place. Of factors that TP cuts, and of those that each rank holds whole."""
+    """An upper bound of the additional bytes of low-rank deltas if a TP rank's share ends inside a run of
+    codes: there an engine uses float16 instead. The first number is for factors that TP cuts, the second for
+    factors that each rank holds whole."""
     cut = whole = 0
     for name, facts in spec.modules.items() if spec.kind is VariantKind.SVD_DELTA and ranks > 1 else ():
         out, into = base.linear_shapes[name]

@@ -1,8 +1,8 @@
 """PEFT LoRA folders, rank-stabilised (rsLoRA) included.
 
 LoRA adds scaling * B A to a weight, scaling = alpha / rank, or alpha / sqrt(rank) for rsLoRA (Kalajdzievski,
-2023). DoRA also divides each row of the sum by its norm, which no added pair of factors can represent:
-it is refused.
+2023). DoRA is refused: it also divides each row of the sum by its norm, which no added pair of factors can
+represent.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ TENSOR_NAME = re.compile(r"base_model\.model\.([\w.]+)\.lora_([AB])\.weight", re
 PLAIN_PATTERN = re.compile(r"\w+(\\?\.\w+)*", re.ASCII)
 MAX_PATTERNS = 10_000
 
-# PEFT options that change what the weights mean and that the engine does not implement: any true value
-# is refused (the same list as vLLM's PEFTHelper).
+# PEFT options that change what the weights mean and that the engine does not implement (the same list as
+# vLLM's PEFTHelper). Any true value is refused.
 REFUSED = {
     "use_dora": "DoRA, which rescales the base's rows, is",
     "modules_to_save": "modules trained as a whole are",
@@ -54,7 +54,7 @@ REFUSED = {
     "monteclora_config": "MonteCLoRA is",
     "arrow_config": "Arrow, which chooses among adapters, is",
 }
-# Keys that leave the weights as they are, or say how they were trained.
+# Keys that do not change the weights, or that describe their training.
 HARMLESS = (
     "task_type", "peft_type", "peft_version", "auto_mapping", "base_model_name_or_path", "revision",
     "inference_mode", "lora_dropout", "fan_in_fan_out", "layers_pattern", "megatron_config", "megatron_core",
@@ -66,8 +66,8 @@ READ = (
     "target_modules", "exclude_modules", "layers_to_transform",
 )  # fmt: skip
 CLASSIFYING = ("SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS")
-DEFAULT_RANK = DEFAULT_ALPHA = 8  # PEFT's
-# Initialisations by name that leave the base's weights as they were (all others, such as PiSSA, do not).
+DEFAULT_RANK = DEFAULT_ALPHA = 8  # PEFT's defaults
+# Named initialisations that do not change the base's weights (all others, such as PiSSA, do).
 HARMLESS_INITS = frozenset({"gaussian", "eva", "orthogonal", "mica", "lora_ga"})
 CHANGING_INITS = ("pissa", "olora", "corda", "loftq")
 
@@ -93,7 +93,8 @@ class LoraConfig:
 
 
 def _first_match(patterns: Patterns[N], module_name: str, default: N) -> N:
-    """PEFT's rule: the first pattern that is the name's ending, at a dot, wins. Raises AdapterError."""
+    """PEFT's rule: the first pattern that equals an ending of the name, from a dot on, wins. Raises
+    AdapterError."""
     ends = endings(module_name)
     try:
         for pattern, value in patterns:
@@ -107,8 +108,8 @@ def _first_match(patterns: Patterns[N], module_name: str, default: N) -> N:
 def read(folder: Path, base: ModelSpec, limits: VariantLimits) -> LoraManifest:
     """Read and check the adapter in `folder` for `base`.
 
-    Raises CheckpointError when files are missing, corrupt or incomplete, AdapterError when they are sound
-    but do not fit the base or use what the engine lacks.
+    Raises CheckpointError when files are missing, corrupt or incomplete; AdapterError when they are sound
+    but do not fit the base or need what the engine lacks.
     """
     config = parse_config(read_json(folder / CONFIG, MAX_CONFIG_BYTES), limits.max_lora_rank)
     tensors, file = peft.read_weights(folder)
@@ -172,7 +173,7 @@ def _refuse_bias_and_init(raw: dict[str, Any]) -> None:
 
 
 def _pattern(raw: dict[str, Any], key: str) -> list[tuple[str, str | NamePattern, Any]]:
-    """Each pattern as it is written, as it is matched, and its value."""
+    """Each pattern as written, its form for matching, and its value."""
     pattern = raw.get(key) or {}
     if not isinstance(pattern, dict) or len(pattern) > MAX_PATTERNS:
         raise AdapterError(
@@ -255,7 +256,7 @@ def _classify(name: str, ref: TensorRef, base: ModelSpec) -> tuple[str, str]:
 
 
 def _of_shape(side: str, ref: TensorRef, shape: tuple[int, ...], rank: int) -> str:
-    """What to do: the ranks differ if the other side of the shape is right, else the bases do."""
+    """What to do: if the shape's other side is right, the ranks differ, otherwise the bases differ."""
     at = 0 if side == "A" else 1
     if len(ref.shape) == 2 and ref.shape[1 - at] == shape[1 - at]:
         return (
@@ -266,7 +267,7 @@ def _of_shape(side: str, ref: TensorRef, shape: tuple[int, ...], rank: int) -> s
 
 
 def _module(name: str, a: TensorRef, b: TensorRef, base: ModelSpec, config: LoraConfig) -> LoraModule:
-    """A pair whose shapes are (rank, in) and (out, rank)."""
+    """The module of a pair of tensors, after checking their shapes (rank, in) and (out, rank)."""
     out, into = require_module(name, base, WEIGHTS)
     rank = config.rank_of(name)
     for side, ref, shape in (("A", a, (rank, into)), ("B", b, (out, rank))):

@@ -1,4 +1,4 @@
-"""What a variant may touch in its base: the adaptable modules, and the tensors it may replace."""
+"""The parts of a base that a variant may change: the adaptable modules, and the replaceable tensors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LAYER_TENSOR = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,3})\.([\w.]+)", re.AS
 
 
 def require_adaptable(base: ModelSpec) -> None:
-    """Raises AdapterError when no variant of this base can be served, whatever it is."""
+    """Raise AdapterError if no variant of this base can be served."""
     if base.adaptable:
         return
     if base.architecture in NEWLY_ADAPTABLE:
@@ -35,12 +35,12 @@ def require_adaptable(base: ModelSpec) -> None:
 
 
 def short_name(module_name: str) -> str:
-    """q_proj for model.layers.3.self_attn.q_proj."""
+    """The last part of the name: q_proj for model.layers.3.self_attn.q_proj."""
     return module_name.rpartition(".")[2]
 
 
 def layer_of(name: str) -> int | None:
-    """The hidden layer a module or tensor lies in; None for the embedding, the last norm and the head."""
+    """The hidden layer of a module or tensor; None for the embedding, the last norm and the head."""
     match = LAYER_TENSOR.fullmatch(name)
     return int(match[1]) if match else None
 
@@ -68,9 +68,9 @@ def require_module(name: str, base: ModelSpec, where: str) -> tuple[int, int]:
 
 
 def full_shape(name: str, base: ModelSpec) -> tuple[int, ...] | None:
-    """The shape of a tensor that a variant may replace as a whole, None if it may not.
+    """The shape of a tensor that a variant may replace as a whole; None if it may not.
 
-    These are norms, biases, the embedding and the head; a tied base may get a head of its own.
+    These are norms, biases, the embedding and the head; a variant of a tied base may have its own head.
     """
     if name == HEAD:
         return base.other_shapes.get(HEAD) or base.other_shapes.get(EMBEDDING)
@@ -84,7 +84,7 @@ def full_shape(name: str, base: ModelSpec) -> tuple[int, ...] | None:
 
 
 def require_full(ref: TensorRef, name: str, base: ModelSpec, where: str) -> None:
-    """Raises AdapterError unless `ref` can take the place of the base's tensor `name`."""
+    """Raise AdapterError unless `ref` can replace the base's tensor `name`."""
     shape = full_shape(name, base)
     if shape is None:
         raise AdapterError(
@@ -96,7 +96,7 @@ def require_full(ref: TensorRef, name: str, base: ModelSpec, where: str) -> None
 
 
 def require_shape(ref: TensorRef, shape: tuple[int, ...], where: str) -> None:
-    """Raises AdapterError."""
+    """Raise AdapterError if the tensor has another shape."""
     if ref.shape != shape:
         raise AdapterError(
             f"{where}: {ref.name[:200]} has shape {ref.shape}; this base needs {shape}; "
@@ -105,7 +105,7 @@ def require_shape(ref: TensorRef, shape: tuple[int, ...], where: str) -> None:
 
 
 def require_float(ref: TensorRef, where: str) -> None:
-    """Raises AdapterError."""
+    """Raise AdapterError if the tensor is not floating point."""
     if ref.dtype not in FLOAT_DTYPES:
         raise AdapterError(
             f"{where}: {ref.name[:200]} has dtype {ref.dtype}; not {', '.join(sorted(FLOAT_DTYPES))}"
@@ -113,7 +113,7 @@ def require_float(ref: TensorRef, where: str) -> None:
 
 
 def merged_facts(base: ModelSpec, named_facts: Iterable[tuple[str, ModuleFacts]]) -> dict[str, ModuleFacts]:
-    """The largest values of each kind of module, in the base's order, from those of single modules."""
+    """The largest values for each kind of module, in the base's order, from the facts of single modules."""
     by_kind: dict[str, list[ModuleFacts]] = {}
     for name, facts in named_facts:
         by_kind.setdefault(short_name(name), []).append(facts)

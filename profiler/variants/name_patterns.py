@@ -1,8 +1,9 @@
-"""Regular expressions for names of modules, matched in time that does not depend on who wrote them.
+"""Regular expressions for names of modules, matched in bounded time even if they are hostile.
 
-PEFT's rank_pattern and alpha_pattern map regular expressions to numbers. Python's `re` may take for ever on a
-hostile one. Here an expression becomes an automaton whose states and steps are counted; one that needs too
-many is refused. Matching is PEFT's: the expression means an ending of the name that begins at a dot.
+PEFT's rank_pattern and alpha_pattern map regular expressions to numbers. On a hostile expression Python's
+`re` may never end. Here an expression becomes an automaton whose states and steps are counted; an expression
+that needs too many is refused. Matching is PEFT's: the expression matches an ending of the name that begins
+at a dot.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 MAX_LENGTH = 500  # characters of an expression
 MAX_STATES = 2_000
-MAX_STEPS = 200_000  # of states looked at; those that are remembered cost none
+MAX_STEPS = 200_000  # of states examined; remembered states cost nothing
 
 Test = Callable[[str], bool]
 _CATEGORIES: dict[Any, Test] = {
@@ -39,7 +40,7 @@ _ENDS = (ops.AT_END, ops.AT_END_STRING)
 
 @dataclass(eq=False)
 class _Place:
-    """Where one may be in an expression after some characters; what follows each, as far as it is known."""
+    """A position in an expression after some characters, and the known next positions by character."""
 
     states: frozenset[int]
     accepts: bool
@@ -47,7 +48,7 @@ class _Place:
 
 
 class NamePattern:
-    """One expression. Raises ValueError for one that is invalid, or uses what is not matched here."""
+    """One expression. Raises ValueError if it is invalid or uses an unsupported feature."""
 
     def __init__(self, expression: str) -> None:
         if len(expression) > MAX_LENGTH:
@@ -59,7 +60,7 @@ class NamePattern:
         if parsed.state.flags & ~re.UNICODE:
             raise ValueError("flags such as (?i) are not matched here")
         self._tests: list[tuple[Test, int] | None] = []
-        self._free: list[list[tuple[Any, int]]] = []  # to where without a character, and where that may be
+        self._free: list[list[tuple[Any, int]]] = []  # targets without a character, and where this is allowed
         self._steps = 0
         self._places: dict[frozenset[int], _Place] = {}
         start = self._state()
@@ -67,7 +68,7 @@ class NamePattern:
         self._start = self._place(self._reached([start], ops.AT_BEGINNING))
 
     def matches(self, name: str) -> bool:
-        """Raises ValueError when it takes too many steps to tell."""
+        """Whether the name matches. Raises ValueError when this takes too many steps."""
         place = self._start
         for character in name:
             place = place.after.get(character) or self._follow(place, character)
@@ -86,7 +87,7 @@ class NamePattern:
         return self._places[states]
 
     def _reached(self, states: Iterable[int], *places: Any) -> frozenset[int]:
-        """These states, and those that follow without a character, at the beginning or the end of a name."""
+        """These states, and those reachable without a character, at the beginning or the end of a name."""
         seen, left = set(states), list(states)
         while left:
             for place, state in self._free[left.pop()]:
@@ -109,7 +110,7 @@ class NamePattern:
         self._free[start].append((place, end))
 
     def _sequence(self, items: Any, start: int) -> int:
-        """Adds what matches `items` one after the other behind `start`; returns the state behind it."""
+        """Add the states that match `items` in sequence after `start`; return the state after them."""
         for op, argument in items:
             start = self._item(op, argument, start)
         return start
@@ -163,7 +164,7 @@ class NamePattern:
 
 
 def _test(op: Any, argument: Any) -> Test:
-    """Whether a character is one that the item means."""
+    """A test whether the item matches a character."""
     if op is ops.ANY:
         return lambda c: c != "\n"
     if op is not ops.IN:

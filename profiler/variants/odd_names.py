@@ -1,4 +1,4 @@
-"""What a tensor of an adapter is that is no matrix of a served kind, and what the adapter's owner can do."""
+"""Why an adapter's tensor is not a matrix of a served kind, and what the adapter's owner can do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from profiler.advice import merge, rename_tensors
 from profiler.files import is_file, shown
 from profiler.types import ModelSpec, TensorRef
 
-# Stand in messages until the folder is known: `told_of` puts the folder's own in their places.
+# Placeholders in messages until the folder is known: `told_of` replaces them with the folder's own.
 MERGE = "<how to merge the adapter into its base>"
 TRAINED_ON = "the base that it was trained on"
 RENAME = "<how to rename: {} -> {}>"
@@ -43,7 +43,7 @@ Test = Callable[[str], bool]
 
 
 def meaning(ref: TensorRef, base: ModelSpec) -> str | None:
-    """What `ref` is and what to do, to follow its name in a message; None if nothing is known of it."""
+    """What `ref` is and what to do, as the continuation of a message after its name; None if unknown."""
     if 0 in ref.shape:
         return (
             "is empty: the adapter was saved under DeepSpeed ZeRO-3 before its parts were gathered; write "
@@ -56,7 +56,7 @@ def meaning(ref: TensorRef, base: ModelSpec) -> str | None:
 
 
 def _table(ref: TensorRef, name: str, wrapped: bool, base: ModelSpec) -> str:
-    """The whole embedding or head, which PEFT stores when it was trained, resized or wrapped."""
+    """The message for a whole embedding or head; PEFT stores it if it was trained, resized or wrapped."""
     what = "the base's head" if name in ("lm_head", "embed_out") else "the base's embedding"
     if ref.shape[:1] != (base.vocab_size,):
         return (

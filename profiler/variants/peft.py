@@ -1,8 +1,8 @@
-"""What PEFT's folders have in common: their two files, their names for modules, what we refuse.
+"""What all PEFT folders share: their two files, their names for modules, and what we refuse.
 
-Nothing in a folder is executed: `.bin` files (pickle) are refused, and patterns given as regular
-expressions are compiled but never run, because a hostile one could take for ever. The tensors
-themselves say which modules are adapted.
+Nothing in a folder is executed: `.bin` files (pickle) are refused, and regular expressions are compiled but
+never run, because a hostile expression could run forever. The tensors themselves show which modules are
+adapted.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from profiler.variants.types import FileRef
 from profiler.weight_files import locate_in
 
 PREFIX = "base_model.model."
-MAX_PATTERN = 2_000  # characters of a regular expression: compiling one takes time
-DEFAULT_TARGETS = ("q_proj", "v_proj")  # PEFT's, of every family that adapters are served on
+MAX_PATTERN = 2_000  # characters of a regular expression: compiling takes time
+DEFAULT_TARGETS = ("q_proj", "v_proj")  # PEFT's default for every family with served adapters
 
 
 def endings(module_name: str) -> set[str]:
-    """Every target by which PEFT can mean this module: its whole name and its last parts."""
+    """Every target name by which PEFT can mean this module: its whole name and its last parts."""
     parts = module_name.split(".")
     return {".".join(parts[start:]) for start in range(len(parts))}
 
@@ -48,17 +48,17 @@ def read_weights(folder: Path) -> tuple[dict[str, TensorRef], FileRef]:
 
 
 def require_type(raw: Mapping[str, Any], expected: str) -> None:
-    """Raises AdapterError."""
+    """Raise AdapterError for another type of adapter."""
     if raw.get("peft_type") != expected:
         raise AdapterError(f"{CONFIG}: expected peft_type {expected}, got {shown(raw.get('peft_type'))}")
 
 
-# Options of adapters that act on some tokens or requests only, so that no merged weights say the same.
+# Options that act on some tokens or requests only, so merged weights cannot represent them.
 UNMERGEABLE = frozenset({"alora_invocation_tokens", "arrow_config"})
 
 
 def refuse_options(raw: Mapping[str, Any], refused: Mapping[str, str]) -> None:
-    """Raises AdapterError for any option in `refused` (key: what it means) that is on."""
+    """Raise AdapterError for any option in `refused` (key: its meaning) that is set."""
     for key, what in refused.items():
         if raw.get(key):
             instead = (
@@ -71,14 +71,14 @@ def refuse_options(raw: Mapping[str, Any], refused: Mapping[str, str]) -> None:
 
 @dataclass(frozen=True)
 class Targets:
-    """Which modules a config says PEFT adapts. `listed` is None where only the tensors tell."""
+    """The modules that PEFT adapts according to the config. `listed` is None if only the tensors show it."""
 
     listed: frozenset[str] | None
     excluded: frozenset[str] = frozenset()
     layers: frozenset[int] | None = None
 
     def problem(self, module_name: str) -> str | None:
-        """Why PEFT would leave out the tensors of this module, and what to write in the config."""
+        """Why PEFT would ignore the tensors of this module, and what to write in the config."""
         ends, layer = endings(module_name), layer_of(f"{module_name}.weight")
         if self.listed is not None and not self.listed & ends:
             last = module_name.rpartition(".")[2]
@@ -91,8 +91,8 @@ class Targets:
 
 
 def parse_targets(raw: Mapping[str, Any]) -> Targets:
-    """What the config says of modules. The tensors say which are adapted: a target without any was not in the
-    model that was trained, or was excluded. Raises AdapterError."""
+    """What the config says about modules. The tensors show which modules are adapted: a target without
+    tensors was not in the trained model, or was excluded. Raises AdapterError."""
     value, excluded, layers = (
         raw.get(key) for key in ("target_modules", "exclude_modules", "layers_to_transform")
     )
@@ -123,7 +123,8 @@ def _check_regex(pattern: str) -> None:
 
 
 def check_targets(targets: Targets, adapted: Iterable[str]) -> None:
-    """PEFT would apply every tensor of the file. Raises AdapterError."""
+    """Raise AdapterError if the config does not cover an adapted module: PEFT applies every tensor of a
+    file."""
     for name in adapted:
         if problem := targets.problem(name):
             raise AdapterError(
@@ -133,6 +134,6 @@ def check_targets(targets: Targets, adapted: Iterable[str]) -> None:
 
 
 def require_known(ref: TensorRef, base: ModelSpec) -> None:
-    """Raises AdapterError for a tensor that is known not to be served, and says what it is."""
+    """Raise AdapterError for a tensor of a kind that is not served, and say what it is."""
     if found := meaning(ref, base):
         raise AdapterError(f"{WEIGHTS}: {ref.name[:200]} {found}")

@@ -1,4 +1,4 @@
-"""From a folder to a variant's manifest or spec, whatever its kind. Reads JSON and headers only."""
+"""Read a folder into a variant's manifest or spec, for every kind. Reads JSON and headers only."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from profiler.variants.modules import require_adaptable
 from profiler.variants.odd_names import CONFIG, MERGE, WEIGHTS, told_of
 from profiler.variants.types import Manifest, VariantKind, VariantLimits, VariantSpec
 
-# PEFT's kinds that put trained vectors before the prompt; merging adapters' weights knows nothing of them.
+# PEFT's kinds that put trained vectors before the prompt; merging adapters' weights does not include them.
 UNMERGEABLE_TYPES = frozenset(
     {"PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "MULTITASK_PROMPT_TUNING", "ADAPTION_PROMPT", "CPT"}
 )
 
 
 def is_variant(folder: Path) -> bool:
-    """Whether the folder holds an adapter or a delta, by its files' names."""
+    """Whether the folder holds an adapter or a delta, according to its files' names."""
     return is_file(folder / DELTA) or is_file(folder / CONFIG)
 
 
 def read_variant(folder: Path, base: ModelSpec, limits: VariantLimits) -> VariantSpec:
-    """What is known of the variant in `folder` once it is checked against `base`; raises as below."""
+    """The spec of the variant in `folder`, checked against `base`; raises as `read_manifest`."""
     return read_manifest(folder, base, limits).spec
 
 
 def read_manifest(folder: Path, base: ModelSpec, limits: VariantLimits) -> Manifest:
-    """All that a loader needs of the variant in `folder`, checked against `base`.
+    """Everything that a loader needs of the variant in `folder`, checked against `base`.
 
-    Raises CheckpointError when files are missing, corrupt or incomplete, AdapterError when they are sound
+    Raises CheckpointError when files are missing, corrupt or incomplete; AdapterError when they are sound
     but do not fit the base or need what the engine lacks. Tensor data is not read: `verify_data` does that.
     """
     require_adaptable(base)
@@ -81,7 +81,7 @@ def _read_adapter(folder: Path, raw: Mapping[str, Any], base: ModelSpec, limits:
 
 
 def _no_variant(folder: Path) -> str:
-    """The message for a folder that holds neither kind of variant: what it holds, and what to do."""
+    """The message for a folder without a variant: what it holds, and what to do."""
     expected = f"expected {CONFIG} (a PEFT adapter) or {DELTA} (a compressed delta) in {folder}"
     inner = next((f for f in _folders(folder) if is_file(f / CONFIG) or is_file(f / DELTA)), None)
     if inner is not None:
@@ -104,7 +104,7 @@ def _no_variant(folder: Path) -> str:
 
 
 def _folders(folder: Path) -> list[Path]:
-    """Those in it, the last checkpoint first."""
+    """The folders in it, the last checkpoint first."""
     try:
         found = [path for path, _ in zip(folder.iterdir(), range(MAX_NAMES), strict=False) if path.is_dir()]
     except OSError:

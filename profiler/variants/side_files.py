@@ -1,7 +1,7 @@
-"""What a variant's folder brings beside weights: its tokenizer, chat template, ends and generation defaults.
+"""A variant's files other than weights: tokenizer, chat template, end tokens and generation defaults.
 
-Engines answer a variant's requests with these, and with its base's where it has none. Here they are read for
-registration, which says what is the variant's own and refuses what cannot be served.
+Engines use these files for a variant's requests, and its base's where a file is missing. Registration reads
+them here, reports which are the variant's own, and refuses what cannot be served.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ TEMPLATES = (TEMPLATE, OLD_TEMPLATE)
 TOKENIZER = (FILE, SETTINGS, "special_tokens_map.json", "added_tokens.json")
 VOCABULARIES = ("tokenizer.model", "vocab.json", "merges.txt")
 SIDE_FILES = (GENERATION, *TEMPLATES, *TOKENIZER, *VOCABULARIES)
-MAX_TEMPLATE_BYTES = 1 << 18  # long ones have 30 KB; a server parses them
+MAX_TEMPLATE_BYTES = 1 << 18  # long templates have 30 KB; a server parses them
 MAX_FILE_BYTES = 64_000_000  # the largest tokenizers have about 35 MB
-# Of generation_config.json, what an engine takes for a request that does not say it.
+# Keys of generation_config.json that an engine uses for requests that do not set them.
 DEFAULTS = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty"),
     *("frequency_penalty", "max_new_tokens"),
@@ -33,24 +33,24 @@ DEFAULTS = (
 
 
 def side_files(folder: Path) -> tuple[str, ...]:
-    """The names of those that are in `folder`."""
+    """The names of the side files that are in `folder`."""
     return tuple(name for name in SIDE_FILES if is_file(folder / name))
 
 
 def own_words(folder: Path, base: Path, rows: int) -> tuple[str, ...]:
-    """In words, each with its file: what the variant in `folder` has of its own, beside weights.
+    """Descriptions, each with its file, of the variant's own settings in `folder`, without weights.
 
-    `rows` are those of its base's vocabulary. Raises CheckpointError when a file cannot be read, AdapterError
-    for tokens without a row.
+    `rows` are the rows of its base's vocabulary. Raises CheckpointError when a file cannot be read,
+    AdapterError for tokens without a row.
     """
     return tuple(_own_words(folder, base, rows))
 
 
 def write_together(base: Path, variant: Path, target: Path, roots: tuple[Path, ...] = ()) -> None:
-    """Write a variant's side files to `target`, and those of its base that it lacks. Raises CheckpointError.
+    """Write a variant's side files to `target`, and its base's files that it lacks. Raises CheckpointError.
 
-    A variant's tokenizer takes the place of all files of its base's, and so does its template. The variant's
-    files must lie below `roots`; none: where this process may read.
+    A variant's tokenizer replaces all tokenizer files of its base, and its template all templates. The
+    variant's files must lie below `roots`; empty: below any folder that this process may read.
     """
     ours = side_files(variant)
     replaced = {*ours, *(TEMPLATES if chat_template(variant)[0] is not None else ())}
@@ -69,14 +69,15 @@ def write_together(base: Path, variant: Path, target: Path, roots: tuple[Path, .
 
 
 def _most_bytes(name: str, base: Path) -> int:
-    """A variant's tokenizer is its base's and some tokens: an engine holds many of them."""
+    """The size limit of a file. A variant's tokenizer is little larger than its base's, because engines hold
+    many."""
     if name != FILE or not is_file(base / FILE):
         return MAX_FILE_BYTES
     return min(MAX_FILE_BYTES, 2 * (base / FILE).stat().st_size + MAX_CONFIG_BYTES)
 
 
 def _copy(source: Path, target: Path, most_bytes: int, roots: tuple[Path, ...] = ()) -> None:
-    """Of a plain file that may be read from here. Raises CheckpointError."""
+    """Copy a plain file that may be read from here. Raises CheckpointError."""
     try:
         with open_file(source, roots) as file:
             raw = file.read(most_bytes + 1) or b""
@@ -90,7 +91,7 @@ def _copy(source: Path, target: Path, most_bytes: int, roots: tuple[Path, ...] =
 
 
 def own_template(folder: Path, base: Path) -> str:
-    """The chat template that the variant in `folder` has, and its base has not; "": none. Raises
+    """The chat template of the variant in `folder` if its base has not the same; else "". Raises
     CheckpointError."""
     text = chat_template(folder)[0]
     return text if text is not None and text != chat_template(base)[0] else ""
@@ -116,8 +117,7 @@ def _own_words(folder: Path, base: Path, rows: int) -> Iterator[str]:
 
 
 def chat_template(folder: Path) -> tuple[str | None, str]:
-    """The text that transformers takes for a chat's template, and the file that has it. Raises
-    CheckpointError."""
+    """The text that transformers uses as the chat template, and its file. Raises CheckpointError."""
     where = folder / TEMPLATE
     if is_file(where):
         return _text(where), TEMPLATE
@@ -146,7 +146,7 @@ def _bounded(template: str, where: Path) -> str:
 
 
 def _default(settings: Mapping[str, Any], where: Path) -> str | None:
-    """A template, or of several by name the default one."""
+    """The template; of several named templates the default one."""
     value = settings.get("chat_template")
     if isinstance(value, list):
         named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
@@ -155,7 +155,7 @@ def _default(settings: Mapping[str, Any], where: Path) -> str | None:
 
 
 def _new_tokens(folder: Path, base: Path, rows: int) -> dict[str, int]:
-    """The tokens that the variant's tokenizer has, and its base's has not or by another id."""
+    """The tokens of the variant's tokenizer that its base's does not have with the same id."""
     ours, theirs = read_tokenizer(folder), read_tokenizer(base)
     if ours is None or theirs is None:
         return {}
@@ -167,9 +167,10 @@ def _new_tokens(folder: Path, base: Path, rows: int) -> dict[str, int]:
 def _refuse_rowless(
     ours: TokenizerFile, theirs: TokenizerFile, rows: int, pad: str | None, folder: Path
 ) -> None:
-    """A token for padding is in no prompt; one that its base's tokenizer has, too, is not the variant's."""
+    """Refuse tokens without a row, except the padding token, which no prompt contains, and tokens that the
+    base's tokenizer also has."""
     without = {t: n for t, n in ours.beyond(rows).items() if t != pad and theirs.tokens.get(t) != n}
-    if without and not is_file(folder / ADDED_ROWS_FILE):  # those a delta keeps for merging
+    if without and not is_file(folder / ADDED_ROWS_FILE):  # a delta keeps such rows for merging
         raise AdapterError(
             f"{folder / FILE} has {named(without)}, and the base's vocabulary has {rows} rows: no prompt or "
             "answer can hold such a token; train on a base that was saved with resized embeddings, or take"

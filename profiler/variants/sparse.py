@@ -9,8 +9,8 @@ from profiler.variants.modules import require_module, total_bytes
 from profiler.variants.types import ModuleFacts, SparseManifest, SparseModule
 
 BITS = (4, 2)
-COLUMNS = 8  # what one byte of indices describes: two groups of four columns
-ALIGNED_COLUMNS = 64  # whose bytes a GPU loads at once: where a layer has these, a scale serves multiples
+COLUMNS = 8  # columns per byte of indices: two groups of four
+ALIGNED_COLUMNS = 64  # a GPU loads their bytes at once; if inputs are a multiple of it, groups must be, too
 
 
 def read(delta: Delta, base: ModelSpec) -> SparseManifest:
@@ -30,8 +30,8 @@ def read(delta: Delta, base: ModelSpec) -> SparseManifest:
 
 
 def group_problem(inputs: int, columns: int) -> str | None:
-    """Why engines load no layer of so many inputs in which a scale serves so many columns; None if they
-    do."""
+    """Why engines cannot load a layer with this many inputs if a scale covers this many columns; None if they
+    can."""
     if inputs % COLUMNS or inputs % columns:
         return f"not a multiple of {COLUMNS} and of its groups ({columns})"
     if columns < inputs and inputs % ALIGNED_COLUMNS == 0 and columns % ALIGNED_COLUMNS:

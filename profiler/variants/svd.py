@@ -1,4 +1,4 @@
-"""Low-rank deltas whose singular vectors have mixed precision (Delta-CoMe, DeltaMix), in our format."""
+"""Low-rank deltas with singular vectors of mixed precision (Delta-CoMe, DeltaMix), in our format."""
 
 from __future__ import annotations
 

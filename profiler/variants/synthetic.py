@@ -1,4 +1,4 @@
-"""What variants that are made up to measure with hold: as if their files had been read."""
+"""Specs of synthetic variants for measurements, as if their files had been read."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from profiler.types import ModelSpec, adaptable_linears
 from profiler.variants.types import ModuleFacts, VariantKind, VariantSpec
 
 FLOAT_BYTES = 2  # adapters are stored in float16
-DELTA_BITS_PER_WEIGHT = {4: 3, 2: 2}  # half of the codes, and a position of two bits for each kept one
+DELTA_BITS_PER_WEIGHT = {4: 3, 2: 2}  # half of the codes, and a two-bit position for each kept code
 
 
 def synthetic_spec(spec: ModelSpec, variant: SyntheticVariant) -> VariantSpec:
-    """Of one that adapts every module it can. Raises ValueError for an unknown kind."""
+    """The spec of a variant that adapts every possible module. Raises ValueError for an unknown kind."""
     kind = VariantKind(variant.kind)
     modules = {
         name: ModuleFacts(
@@ -24,7 +24,7 @@ def synthetic_spec(spec: ModelSpec, variant: SyntheticVariant) -> VariantSpec:
 
 
 def stored_bytes(spec: ModelSpec, variant: SyntheticVariant) -> int:
-    """Of one layer."""
+    """The stored bytes of one layer."""
     return sum(facts.size_bytes for facts in synthetic_spec(spec, variant).modules.values())
 
 

@@ -1,9 +1,9 @@
-"""What is known of a variant: its `VariantSpec` for whoever decides, its `Manifest` for whoever loads it.
+"""What is known of a variant: its `VariantSpec` for decisions, its `Manifest` for loading.
 
-A manifest leaves nothing to decide: for every adapted module (`model.layers.3.self_attn.q_proj`) it says
-which tensors, where their bytes lie, and every number needed to use them. `full` holds, for all kinds
-alike, the tensors that replace the base's of the same name: norms, biases, embedding, head; `differences`
-those of the last two that are given as what they differ by from the base's.
+A manifest is complete: for every adapted module (`model.layers.3.self_attn.q_proj`) it has the tensors, the
+places of their bytes, and every number needed to use them. For all kinds, `full` holds the tensors that
+replace the base's tensors of the same name: norms, biases, embedding, head. `differences` holds embedding
+and head if they are stored as differences from the base's.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class VariantKind(StrEnum):
 
 
 def launched_kinds(present: Collection[str]) -> tuple[VariantKind, ...]:
-    """The kinds whose kernels an engine with captured graphs launches in every batch with variants: those
-    `present`, and LoRA, so that adapters can be registered while it serves."""
+    """The kinds whose kernels an engine with captured graphs launches in every batch with variants: the kinds
+    `present`, and always LoRA, so that adapters can be registered while the engine serves."""
     return tuple(kind for kind in VariantKind if kind is VariantKind.LORA or kind in present)
 
 
 @dataclass(frozen=True)
 class VariantLimits:
-    """What an engine of this installation accepts."""
+    """The limits of this installation's engines."""
 
     max_lora_rank: int
 
@@ -43,8 +43,8 @@ class VariantLimits:
 class ModuleFacts:
     """One kind of module (`q_proj`, ...): the largest values found in any layer.
 
-    `size_bytes` is what the module stores in one layer. Zero where a number has no meaning: `rank` is of
-    LoRA and SVD, `factors` (m) and `block_size` (b) are of BOFT.
+    `size_bytes` is what the module stores in one layer. A number without a meaning is zero: `rank` belongs to
+    LoRA and SVD, `factors` (m) and `block_size` (b) to BOFT.
     """
 
     size_bytes: int
@@ -55,10 +55,10 @@ class ModuleFacts:
 
 @dataclass(frozen=True)
 class HeldBytes:
-    """What an engine holds of a variant: numbers in the engine's own type, of whole tensors (`full_values`)
-    and in hidden layers (`layer_values`, whole on each TP rank), and `layer_bytes` there of what has a type
-    of its own, of which each rank holds `whole_bytes` whole.
-    `embedding_bytes` and `head_bytes`: of these where they are given as differences, else 0."""
+    """What an engine holds of a variant. Numbers in the engine's own type: `full_values` in whole tensors,
+    and `layer_values` in hidden layers, whole on each TP rank. Bytes of parts of hidden layers with a type of
+    their own: `layer_bytes`, of which each rank holds `whole_bytes` whole. `embedding_bytes` and `head_bytes`
+    are for an embedding and a head that are stored as differences, else 0."""
 
     full_values: int
     layer_values: int
@@ -72,9 +72,9 @@ class HeldBytes:
 class VariantSpec:
     """A variant that was checked against its base; small enough for the state store.
 
-    `weight_bytes` counts all its tensors as stored, `full_bytes` the part that replaces tensors of the
-    base. `bits` are the widths of stored codes, widest first, and empty where all is floating point.
-    `modules` has one entry per adapted kind of module, in the base's order. `held` is None in older records.
+    `weight_bytes` counts all its tensors as stored, `full_bytes` the part that replaces tensors of the base.
+    `bits` are the widths of stored codes, widest first; empty if everything is floating point. `modules` has
+    one entry per adapted kind of module, in the base's order. `held` is None in older records.
     """
 
     kind: VariantKind
@@ -97,7 +97,7 @@ class VariantSpec:
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A file as it lies on disk: its size and SHA-256 (hex)."""
+    """A file on disk: its size and SHA-256 (hex)."""
 
     size_bytes: int
     sha256: str
@@ -107,8 +107,8 @@ class StoredFile:
 class FileRef:
     """A file with tensors. `sha256` (hex) is None for formats that carry no checksums (PEFT's).
 
-    Size and checksum are of the contents. `compressed` says the same of the zstd file that holds them where
-    they are stored so, else it is None.
+    Size and checksum are of the contents. `compressed` is the size and checksum of the zstd file that holds
+    them, or None if they are not compressed.
     """
 
     name: str
@@ -118,7 +118,7 @@ class FileRef:
 
     @property
     def stored_name(self) -> str:
-        """Of the file on disk."""
+        """The name of the file on disk."""
         return f"{self.name}{SUFFIX}" if self.compressed else self.name
 
     @property
@@ -209,7 +209,7 @@ class SvdModule:
 
 @dataclass(frozen=True)
 class Difference:
-    """The embedding or the head: the base's, and to row r `scales[r] * codes[r]` is added.
+    """The embedding or the head, as the base's tensor plus `scales[r] * codes[r]` in each row r.
 
     `codes` I8 [vocabulary, hidden], `scales` F32 [vocabulary].
     """

@@ -1,11 +1,11 @@
-"""Reading a variant's bytes, checked on the way.
+"""Reading a variant's bytes with checks.
 
-Registration reads all of them once and keeps none (`verify_data`). The loader reads file by file through
-`read_file` and checks again, for files change.
+Registration reads all bytes once and keeps none (`verify_data`). The loader reads file by file through
+`read_file` and checks again, because files change.
 
-A checksum tells a copy that went wrong; the finiteness of floating-point values is our policy for
-variants: a NaN or infinity in a scale or weight would reach the logits of its requests, so it is refused
-when the weights are read. PEFT's folders carry no checksums; their values are checked all the same.
+A checksum detects a faulty copy. That floating-point values are finite is our policy for variants: a NaN or
+infinity in a scale or weight would reach the logits of its requests, so it is refused when the weights are
+read. PEFT's folders have no checksums; their values are checked, too.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from profiler.variants.types import (
     SvdModule,
 )
 
-CHUNK_BYTES = 1 << 20  # still in the processor's cache when it is hashed
+CHUNK_BYTES = 1 << 20  # small enough to stay in the processor's cache until it is hashed
 STRETCH_ALIGNMENT = 128  # bytes; more than any value has
 
 
 def read_file(folder: Path, file: FileRef) -> memoryview:
-    """The whole file, its size and checksum verified.
+    """Read a whole file and verify its size and checksum.
 
     A tensor of the file is `data[ref.offset : ref.offset + ref.size_bytes]`. Raises CheckpointError.
     """
@@ -51,8 +51,8 @@ def read_file(folder: Path, file: FileRef) -> memoryview:
 
 
 def read_unverified(folder: Path, file: FileRef, into: memoryview) -> None:
-    """The whole file to the start of `into`, for a caller that asks `check_digest` itself; its size is
-    verified. Raises CheckpointError."""
+    """Read the whole file to the start of `into` and verify its size; the caller calls `check_digest` itself.
+    Raises CheckpointError."""
     path = folder / file.stored_name
     try:
         with opened(path, file.size_bytes) as source:
@@ -64,16 +64,16 @@ def read_unverified(folder: Path, file: FileRef, into: memoryview) -> None:
 
 
 def check_digest(folder: Path, file: FileRef, data: memoryview) -> None:
-    """Raises CheckpointError if a file's `data` has not the checksum that it should have."""
-    if file.sha256 is not None:  # in one call, for a thread may wait for Python before each
+    """Raise CheckpointError if a file's `data` does not have the expected checksum."""
+    if file.sha256 is not None:  # in one call, because a thread may wait for Python before each call
         _check_digest(folder / file.stored_name, file.sha256, hashlib.sha256(data).hexdigest())
 
 
 def read_stretches(
     folder: Path, file: FileRef, refs: Iterable[TensorRef], into: memoryview
 ) -> dict[TensorRef, int]:
-    """Tensors of a file that is stored as it is, into `into`: where each begins there, at a multiple of its
-    values' bytes. Neighbours of one type are read at once. `stretches_bytes` says how much room is needed.
+    """Read tensors of an uncompressed file into `into`; return where each begins there, at a multiple of its
+    values' bytes. Neighbours of one type are read at once. `stretches_bytes` is the needed room.
 
     The file's size is verified, the values are not. Raises CheckpointError.
     """
@@ -89,7 +89,7 @@ def read_stretches(
 
 @contextmanager
 def _stored_as_it_is(folder: Path, file: FileRef) -> Iterator[Callable[[int, memoryview], None]]:
-    """Fills memory from any byte of a file of the expected size. Raises CheckpointError."""
+    """A function that fills memory from any byte of a file of the expected size. Raises CheckpointError."""
     path = folder / file.name
     try:
         with open_file(path) as raw:
@@ -108,7 +108,7 @@ def _stored_as_it_is(folder: Path, file: FileRef) -> Iterator[Callable[[int, mem
 
 
 def stretches_bytes(refs: Iterable[TensorRef]) -> int:
-    """The room that `read_stretches` needs at most."""
+    """An upper bound of the room that `read_stretches` needs."""
     return sum(_rounded_up(ref.size_bytes) for ref in refs)
 
 
@@ -117,7 +117,7 @@ def _rounded_up(size: int) -> int:
 
 
 def _neighbours(refs: Iterable[TensorRef]) -> Iterator[list[TensorRef]]:
-    """In the file's order, those of one type that follow one another together."""
+    """The tensors in the file's order; consecutive tensors of one type form one list."""
     stretch: list[TensorRef] = []
     for ref in sorted(refs, key=lambda ref: ref.offset):
         last = stretch[-1] if stretch else None
@@ -130,7 +130,7 @@ def _neighbours(refs: Iterable[TensorRef]) -> Iterator[list[TensorRef]]:
 
 
 def not_finite_error(folder: Path, ref: TensorRef, at: int) -> CheckpointError:
-    """What to say of a tensor whose value number `at` is a NaN or an infinity."""
+    """The error for a tensor whose value number `at` is a NaN or an infinity."""
     index = ", ".join(str(int(i)) for i in np.unravel_index(at, ref.shape))
     return CheckpointError(
         f"{folder / ref.file}: {ref.name} holds a value that is not finite at [{index}]; "
@@ -139,23 +139,23 @@ def not_finite_error(folder: Path, ref: TensorRef, at: int) -> CheckpointError:
 
 
 def check_finite(data: memoryview, refs: Iterable[TensorRef], folder: Path) -> None:
-    """Raises CheckpointError if a floating-point tensor in a file's `data` holds a NaN or an infinity."""
+    """Raise CheckpointError if a floating-point tensor in a file's `data` holds a NaN or an infinity."""
     for ref in refs:
         check_values(data[ref.offset : ref.offset + ref.size_bytes], ref, folder)
 
 
 def check_values(data: memoryview, ref: TensorRef, folder: Path) -> None:
-    """The same of one tensor's `data`."""
+    """As `check_finite`, for one tensor's `data`."""
     at = not_finite(data, ref.dtype)
     if at is not None:
         raise not_finite_error(folder, ref, at)
 
 
 def verify_data(manifest: Manifest) -> None:
-    """Read every file of a variant once, piece by piece: its size, its checksum, that all values are finite.
+    """Read every file of a variant once, piece by piece; check sizes, checksums, and that values are finite.
 
-    Raises CheckpointError, which names the file, or the tensor and the place in it. Of a file with a wrong
-    checksum and a value that is not finite it says the former.
+    Raises CheckpointError, which names the file, or the tensor and the place in it. If a file has a wrong
+    checksum and a value that is not finite, the error reports the checksum.
     """
     refs: dict[str, list[TensorRef]] = defaultdict(list)
     for ref in tensors_of(manifest):
@@ -184,9 +184,9 @@ def _verify_file(folder: Path, file: FileRef, refs: Iterable[TensorRef]) -> None
 def _pieces(
     source: Source, path: Path, file: FileRef, refs: Iterable[TensorRef]
 ) -> Iterator[tuple[TensorRef | None, int, memoryview]]:
-    """All bytes of a file in order: of which tensor, if of any, from which byte of it on, and the bytes.
+    """All bytes of a file in order, in pieces: (their tensor or None, their offset in it, the bytes).
 
-    These are there until the next ones. Raises CheckpointError when the file ends too soon.
+    The bytes are valid until the next piece. Raises CheckpointError when the file ends too soon.
     """
     buffer = memoryview(bytearray(CHUNK_BYTES))
     for ref, begin, end in _stretches(file, refs):
@@ -198,7 +198,8 @@ def _pieces(
 
 
 def _stretches(file: FileRef, refs: Iterable[TensorRef]) -> Iterator[tuple[TensorRef | None, int, int]]:
-    """The tensors of a file and what lies between them: first byte, and the one behind the last."""
+    """The tensors of a file and the gaps between them, each with its first byte and the byte after its
+    last."""
     at = 0
     for ref in sorted(refs, key=lambda ref: ref.offset):
         yield None, at, ref.offset
@@ -227,7 +228,7 @@ def refs_of(module: LoraModule | BoftModule | SparseModule | SvdModule) -> Itera
 
 
 def tensors_of(manifest: Manifest) -> Iterator[TensorRef]:
-    """Every tensor the manifest speaks of."""
+    """Every tensor that the manifest names."""
     for module in manifest.modules.values():
         yield from refs_of(module)
     yield from manifest.full.values()
@@ -236,7 +237,7 @@ def tensors_of(manifest: Manifest) -> Iterator[TensorRef]:
 
 
 def verify(folder: Path) -> None:
-    """Check the checksums of a compressed delta's files as they are stored, without its base. Raises
+    """Check the checksums of a compressed delta's files as they are stored; its base is not needed. Raises
     CheckpointError."""
     for file in read_files(read_json(folder / DELTA), folder).values():
         path = folder / file.stored_name
