@@ -115,10 +115,10 @@ class StepTime:
 def fit(steps: Sequence[Step], beside: float | Line, pair_to_layer: float | None = None) -> StepTime:
     """The step times that fit the measurements best, by relative errors (non-negative least squares).
 
-    If depths do not separate a layer's time from the rest, `beside` decides: the ratio of the rest to a layer
-    (by bytes or operations), or the rest as it was measured elsewhere. If contexts were too short to show a
-    pair's time, `pair_to_layer` decides (a pair's bytes over a layer's at the least work). Raises ValueError
-    without a step.
+    If depths do not separate a layer's time from the rest, the second argument decides: the ratio of the rest
+    to a layer (by bytes or operations), or the rest as it was measured elsewhere. If contexts were too short
+    to show a pair's time, `pair_to_layer` decides (a pair's bytes over a layer's at the least work). Raises
+    ValueError without a step.
     """
     bursts = [Burst((Part(s.work, s.pairs),), s.layers, s.seconds) for s in steps]
     problem = _Problem.of(bursts)
