@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 PACKAGES := controlplane workers placement profiler
-CODE := $(PACKAGES) tests benchmarks scripts
+CODE := $(PACKAGES) testkit tests benchmarks scripts
 # Which tests run in one process, and which processes start engines: tests/side_by_side.py.
 SIDE_BY_SIDE := -n 3 --dist loadscope --no-loadscope-reorder
 

@@ -1,8 +1,8 @@
 """Variants of every kind and the base in one batch on a GPU, against merged weights in transformers.
 
-    PYTHONPATH=.:tests python -m benchmarks.gpu_variants --out RESULT.json
+    python -m benchmarks.gpu_variants --out RESULT.json
 
-A random Llama of a few layers, or the checkpoint at --base, and the variants of tests/random_variants.py, in
+A random Llama of a few layers, or the checkpoint at --base, with variants of testkit/random_variants.py, in
 bfloat16. For each way of running (eager, CUDA graphs; prefix caching or not; one GPU, or two with TP or PP):
 how many greedy tokens are the float32 reference's best, by how much in log-probability the others fall short
 of its best, and the largest difference in log-probability. The base's own rows show bfloat16's share.
@@ -14,7 +14,7 @@ prompts of 640 tokens; with "together" all are in one batch all the same. "unrot
 engine, whose graphs then have long prompts of sparse deltas meet merged weights. The last row of a case says
 for each rank which kernels served, and what they did.
 
-    PYTHONPATH=.:tests python -m benchmarks.gpu_variants --gpus 0,1 --at-once 6 --cases "graphs cached,..." \
+    python -m benchmarks.gpu_variants --gpus 0,1 --at-once 6 --cases "graphs cached,..." \
         --out RESULT.json
 
 Cases side by side, those of one GPU on each of the two in turn.
@@ -117,9 +117,9 @@ def write_variants(work: Path) -> None:
 
 
 def write_variant(work: Path, index: int) -> None:
-    import random_variants
     import torch
 
+    from testkit import random_variants
     from workers.deltas.merge import merge
 
     torch.set_num_threads(2)
@@ -129,7 +129,7 @@ def write_variant(work: Path, index: int) -> None:
 
 
 def names(case: str = "") -> list[str]:
-    import random_variants
+    from testkit import random_variants
 
     left_out = random_variants.RandomBoft if "unrotated" in case else ()
     return [variant.name for variant in random_variants.EVERY_FORM if not isinstance(variant, left_out)]

@@ -1,6 +1,6 @@
 """The tiny engine of rehearsals that measure inside one: vLLM on the CPU, in this process, with our variants.
 
-    PYTHONPATH=.:tests python -m benchmarks.rehearsal_engine NAME ... --folder FOLDER
+    python -m benchmarks.rehearsal_engine NAME ... --folder FOLDER
 
 Rehearses these benchmarks, one after the other, in one such engine.
 """

@@ -14,9 +14,7 @@ import pytest
 from filelock import FileLock
 from hypothesis import HealthCheck, settings
 
-from benchmarks.live.redis_server import RedisServer, free_port
-
-__all__ = ["RedisServer", "free_port"]
+from testkit.redis_server import RedisServer
 
 # How long an example takes depends on the machine's load.
 # `make test` draws the same examples every time: what fails in CI fails here, with the change that did it.
@@ -66,7 +64,7 @@ def caplog(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """What runs side by side."""
-    from side_by_side import FoldersAndFiles
+    from tests.side_by_side import FoldersAndFiles
 
     return FoldersAndFiles(config, log)
 

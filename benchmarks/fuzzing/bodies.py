@@ -1,9 +1,9 @@
 """Hostile bodies to a real engine (vLLM on a CPU, SmolLM2's first layers, an adapter).
 
-    PYTHONPATH=.:tests:tests/unit:tests/fuzz python -m benchmarks.fuzzing.bodies \\
+    python -m benchmarks.fuzzing.bodies \\
         --count 100000 --out benchmarks/results/fuzzing_bodies.json
 
-Each is drawn from a seed (tests/fuzz/hostile_bodies.py) by vLLM's own description of requests and the fields
+Each is drawn from a seed (testkit/fuzz/hostile_bodies.py) by vLLM's description of requests and the fields
 of the other versions that we support, passes what a gateway checks, and goes to a worker, ROWS at once. None
 may end with a 5xx, or bring a field that the table of fields does not name; two other tenants and good ones
 must be answered, the engine must go on, and its processes may take MEMORY_BYTES more. CHUNK bodies go to one
@@ -19,13 +19,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import hostile_bodies
-from hostile_bodies import Found
-
 from benchmarks import rehearsing
 from benchmarks.fuzzing import campaigns
 from benchmarks.fuzzing.campaigns import Campaign
 from benchmarks.hardening.probing import ms
+from testkit.fuzz import hostile_bodies
+from testkit.fuzz.hostile_bodies import Found
 from workers.bundled import smollm2
 
 CHUNK = 20_000

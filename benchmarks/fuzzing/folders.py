@@ -1,9 +1,9 @@
 """Hostile folders of models, adapters and deltas, and what registration makes of each.
 
-    PYTHONPATH=.:tests:tests/unit:tests/fuzz python -m benchmarks.fuzzing.folders --count 100000 \\
+    python -m benchmarks.fuzzing.folders --count 100000 \\
         --out benchmarks/results/fuzzing_folders.json
 
-Each is drawn from a seed (tests/fuzz/hostile_folders.py), read in this process, where an unexpected error
+Each is drawn from a seed (testkit/fuzz/hostile_folders.py), read in this process, where an unexpected error
 shows, and one in SAMPLE by the controller's reader. Each must end as Ready or as a refusal (4xx), within 5 s
 of CPU time and 256 MiB of memory beyond those before the first.
 """
@@ -18,13 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import hostile_folders as hostile
-
 from benchmarks import rehearsing
 from benchmarks.fuzzing import campaigns
 from benchmarks.fuzzing.campaigns import Campaign
 from controlplane.controller.child_process import ReaderDied
 from controlplane.controller.file_reader import FileReader
+from testkit.fuzz import hostile_folders as hostile
 
 SAMPLE = 50
 CHUNK = 2_000

@@ -1,9 +1,9 @@
 """Hostile requests to a gateway over raw sockets, and what becomes of it.
 
-    PYTHONPATH=.:tests:tests/unit:tests/api:tests/fuzz python -m benchmarks.fuzzing.requests \\
+    python -m benchmarks.fuzzing.requests \\
         --count 1000000 --out benchmarks/results/fuzzing_requests.json
 
-Each is drawn from a seed (tests/fuzz/hostile_requests.py) by what /openapi.json says. None may be answered
+Each is drawn from a seed (testkit/fuzz/hostile_requests.py) by what /openapi.json says. None may be answered
 with a 5xx, but 503 and 504 where the state is the reason; the gateway must go on, with at most 256 MiB more
 than before. CHUNK requests go to one installation (gateway, controller and echo engines in one process), then
 to a fresh one.
@@ -17,12 +17,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import hostile_http
-from hostile_http import Found
-
 from benchmarks import rehearsing
 from benchmarks.fuzzing import campaigns
 from benchmarks.fuzzing.campaigns import Campaign
+from testkit.fuzz import hostile_http
+from testkit.fuzz.hostile_http import Found
 
 CHUNK = 10_000
 SHOWN = 20

@@ -60,9 +60,9 @@ from benchmarks.hardening import (
     store_away,
 )
 from benchmarks.live import groups
-from benchmarks.live.redis_pair import RedisPair
-from benchmarks.live.redis_server import RedisServer
 from benchmarks.live.three_hosts import ThreeHosts
+from testkit.redis_pair import RedisPair
+from testkit.redis_server import RedisServer
 
 RESULT = rehearsing.RESULTS / "hardening.json"
 ALONE = "quotas"

@@ -24,13 +24,13 @@ from benchmarks.hardening import second_controller
 from benchmarks.hardening.kills import Loop, Operator, gateways_told, of_role, title_of
 from benchmarks.hardening.probing import Probe, waiting_for
 from benchmarks.live.groups import BASE, Running
-from benchmarks.live.redis_pair import RedisPair
 from controlplane.controller.leadership import LEASE_S
 from controlplane.runtime import loopback
 from controlplane.state.base import StateStore, Write
 from controlplane.state.records import SCHEMA
 from controlplane.state.repository import Repository
 from controlplane.state.stores import open_store
+from testkit.redis_pair import RedisPair
 
 OPERATORS = 3
 EVERY_S = 0.05  # so often each model is asked

@@ -25,12 +25,12 @@ from benchmarks.hardening.probing import waiting_for
 from benchmarks.live.any_proxy import AnyProxy
 from benchmarks.live.background import Background
 from benchmarks.live.groups import BASE, Running
-from benchmarks.live.redis_pair import RedisPair
-from benchmarks.live.redis_server import RedisServer
 from benchmarks.live.three_hosts import HEAD, NODES, ThreeHosts
 from controlplane import errors
 from controlplane.state.repository import Repository
 from controlplane.state.stores import open_store
+from testkit.redis_pair import RedisPair
+from testkit.redis_server import RedisServer
 
 AGAIN = "again"  # the name whose variant changes
 ROLES = {

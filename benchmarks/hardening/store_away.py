@@ -16,10 +16,10 @@ from typing import Any
 from benchmarks.hardening.kills import Operator
 from benchmarks.hardening.probing import Probe, waiting_for
 from benchmarks.live.groups import Running
-from benchmarks.live.redis_pair import RedisPair
-from benchmarks.live.redis_server import RedisServer
 from controlplane.state.repository import Repository
 from controlplane.state.stores import open_store
+from testkit.redis_pair import RedisPair
+from testkit.redis_server import RedisServer
 
 EVERY_S = 0.1  # so often each model is asked
 BACK_S = 300.0

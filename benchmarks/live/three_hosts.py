@@ -12,11 +12,11 @@ from pathlib import Path
 
 import httpx
 
-from benchmarks.live.hosts import Hosts, environment_of
-from benchmarks.live.redis_server import RedisServer
 from controlplane.runtime import local
 from controlplane.runtime.local import LocalCluster
 from controlplane.settings import Settings
+from testkit.namespaces import Hosts, environment_of
+from testkit.redis_server import RedisServer
 
 HEAD, NODES = "head", ("one", "two")
 PORT = 6379

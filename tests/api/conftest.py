@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import checkpoints
 import pytest
-from in_memory import TWO_NODES
-from installations import Installation, Start
 
 from controlplane.api.request_limits import RequestLimits
 from controlplane.controller import controller as controller_module
 from controlplane.gateway.rate_book import LARGE_BODY_BYTES
 from controlplane.settings import Settings
+from testkit import checkpoints
+from testkit.api.installations import Installation, Start
+from testkit.in_memory import TWO_NODES
 from workers import asgi
 
 

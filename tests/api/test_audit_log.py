@@ -10,9 +10,10 @@ from typing import Any
 
 import httpx
 import pytest
-import tenants
-from installations import Installation, Start, wait_for
-from tenants import As, key_of
+
+from testkit.api import tenants
+from testkit.api.installations import Installation, Start, wait_for
+from testkit.api.tenants import As, key_of
 
 WRONG = "a-key-that-nobody-has"
 

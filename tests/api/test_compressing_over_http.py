@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from compressing_cluster import QUALITY, ScriptedCompressor
-from installations import Installation, wait_for
 
 from controlplane.controller import compress_action
 from controlplane.settings import Settings
+from testkit.api.installations import Installation, wait_for
+from testkit.compressing_cluster import QUALITY, ScriptedCompressor
 
 
 @pytest.fixture

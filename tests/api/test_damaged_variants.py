@@ -8,13 +8,13 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import checkpoints as make
 import numpy as np
 import pytest
-from installations import Installation
-from variant_folders import CONFIG, write_delta
 
 from profiler.checkpoint import read_model
+from testkit import checkpoints as make
+from testkit.api.installations import Installation
+from testkit.variant_folders import CONFIG, write_delta
 
 FILE = "layer-00001.safetensors"
 

@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import checkpoints
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from installations import Installation
-from measured_cluster import TPOT_S, MeasuredCluster
 
 from controlplane.controller import controller as controller_module
 from controlplane.settings import Settings
+from testkit import checkpoints
+from testkit.api.installations import Installation
+from testkit.measured_cluster import TPOT_S, MeasuredCluster
 
 
 @pytest.fixture(scope="module")

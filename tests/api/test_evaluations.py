@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from installations import Installation, Start
 
 from controlplane.management.evaluations import MOST
+from testkit.api.installations import Installation, Start
 
 RIGHT = {"task": "sums", "metric": "exact_match", "value": 0.75, "low": 0.6, "high": 0.86, "items": 40}
 DIVERGENCE = {"task": "sums", "metric": "kl", "value": 0.01, "items": 40, "tokens": 90, "reference": "whole"}

@@ -9,7 +9,8 @@ from typing import Any
 
 import httpx
 import pytest
-from installations import Installation, Start
+
+from testkit.api.installations import Installation, Start
 
 PAGE = "https://chat.example.com"
 KEY = "secret"

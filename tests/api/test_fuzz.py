@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
-from installations import Installation, Start
 
 from controlplane.api.request_limits import RequestLimits
+from testkit.api.installations import Installation, Start
 
 
 def test_every_route_documents_its_errors(fresh: Installation) -> None:

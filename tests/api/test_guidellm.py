@@ -7,9 +7,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from installations import Start
 
 from scripts import fetch_clients
+from testkit.api.installations import Start
 
 
 @pytest.mark.long

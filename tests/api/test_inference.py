@@ -11,7 +11,6 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from installations import Installation, Start, wait_for
 
 from controlplane import errors
 from controlplane.api.request_limits import RequestLimits
@@ -21,6 +20,7 @@ from controlplane.planning.retrying import RetryLimits
 from controlplane.runtime.path_probe import Probe, probe, streamed
 from profiler.errors import CheckpointError
 from profiler.request_path import fit
+from testkit.api.installations import Installation, Start, wait_for
 from workers.bus.faults import LoadFailed
 
 ASK: list[Any] = [{"role": "user", "content": "one two three"}]

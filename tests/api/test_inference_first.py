@@ -8,12 +8,12 @@ from typing import Any
 
 import httpx
 import pytest
-from installations import Installation, Start
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from controlplane.api.app import create_app, inference_only
 from controlplane.api.inference import answering
 from controlplane.api.inference.fast_path import InferenceFirst
+from testkit.api.installations import Installation, Start
 from workers.asgi import DIRECT
 
 CHAT = "/v1/chat/completions"

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tenants
-from installations import Installation, Start
-from tenants import As, code, started
+
+from testkit.api import tenants
+from testkit.api.installations import Installation, Start
+from testkit.api.tenants import As, code, started
 
 CHAT = {"model": "{}", "messages": [{"role": "user", "content": "a"}]}
 FIGURE = {"task": "t", "metric": "exact_match", "value": 0.5, "items": 2}

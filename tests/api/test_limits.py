@@ -12,7 +12,6 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from installations import Installation, wait_for
 
 from controlplane import errors
 from controlplane.api import operations
@@ -23,6 +22,7 @@ from controlplane.planning import reconcile
 from controlplane.state.base import Write
 from controlplane.state.records import IdempotencyKey, Operation, OperationKind, PastOperation, Phase
 from controlplane.state.repository import Delete, Put, Repository
+from testkit.api.installations import Installation, wait_for
 
 Start = Callable[..., Installation]
 WAIT_S = 60

@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from in_memory import InMemoryCluster
-from installations import Installation, wait_for
 
 from controlplane.settings import Settings
 from controlplane.state.installation import identity_of
+from testkit.api.installations import Installation, wait_for
+from testkit.in_memory import InMemoryCluster
 
 COMPLETION = {"model": "base", "prompt": "a", "max_tokens": 2}
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from in_memory import CPU, TWO_NODES
-from installations import Installation
 
 from placement.types import Inventory
+from testkit.api.installations import Installation
+from testkit.in_memory import CPU, TWO_NODES
 
 APART: dict[str, Any] = {"antiAffinity": {"group": "g", "scope": "node"}}
 

@@ -10,7 +10,8 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from installations import Installation, Start, wait_for
+
+from testkit.api.installations import Installation, Start, wait_for
 
 
 def code(reply: httpx.Response) -> tuple[int, str]:

@@ -10,11 +10,11 @@ import json
 from pathlib import Path
 
 import pytest
-from installations import Installation, Start, wait_for
 
 from controlplane.settings import Settings
 from controlplane.state.base import Write
 from controlplane.state.stores import open_store
+from testkit.api.installations import Installation, Start, wait_for
 
 WRITTEN = Path(__file__).with_name("old_store.json")
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from installations import Installation, Start
 
 from controlplane import errors
 from controlplane.api.own_names import ADAPTERS, INFERENCE, translated
+from testkit.api.installations import Installation, Start
 
 # As vLLM 0.32 and 0.26 say it.
 TOO_LONG = (

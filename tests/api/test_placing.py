@@ -6,7 +6,8 @@ from typing import Any
 
 import httpx
 import pytest
-from installations import Installation
+
+from testkit.api.installations import Installation
 
 IMPOSSIBLE: dict[str, Any] = {"intent": "latSLO", "SLOs": {"tpot_ms": 1e-9}}
 

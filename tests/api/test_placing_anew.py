@@ -8,12 +8,12 @@ from typing import Any
 
 import httpx
 import pytest
-import random_variants
-from in_memory import CPU
-from installations import Installation, Start, wait_for
 
 from controlplane.controller import group_actions
 from placement.types import Inventory
+from testkit import random_variants
+from testkit.api.installations import Installation, Start, wait_for
+from testkit.in_memory import CPU
 
 
 @pytest.fixture(scope="module")

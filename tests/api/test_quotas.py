@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tenants
-from installations import Installation, Start
-from tenants import As, code, entry
 
 from controlplane.controller.file_reader import FileReader
 from controlplane.state.records import Model
+from testkit.api import tenants
+from testkit.api.installations import Installation, Start
+from testkit.api.tenants import As, code, entry
 
 
 class Clock:

@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from in_memory import CPU, TWO_NODES
-from installations import Installation, wait_for
 
 from placement.types import Inventory
+from testkit.api.installations import Installation, wait_for
+from testkit.in_memory import CPU, TWO_NODES
 
 
 def described(asked: Installation, name: str = "base") -> dict[str, Any]:

@@ -12,7 +12,6 @@ import httpx
 import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
-from installations import Installation, Start
 
 from controlplane import errors
 from controlplane.api.inference.body import parse_body
@@ -30,6 +29,7 @@ from controlplane.traffic.request_fields import (
     check_fields,
 )
 from controlplane.traffic.route_table import Route
+from testkit.api.installations import Installation, Start
 
 BASE = Route("m", "m", 64, None, 0.0)
 ASKED: dict[str, dict[str, Any]] = {

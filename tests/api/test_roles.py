@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-import tenants
 from fastapi import FastAPI
-from installations import Installation, Start
 from starlette.routing import Route
 
 from controlplane.api.access import NEEDED, OPEN_PATHS
 from controlplane.state.terms import Role
+from testkit.api import tenants
+from testkit.api.installations import Installation, Start
 
 LEAST = {
     "GET /healthz": "nobody",

@@ -7,11 +7,11 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
-import tenants
-from installations import Start, wait_for
-from tenants import As, entry
 
 from controlplane.gateway import tenants_book
+from testkit.api import tenants
+from testkit.api.installations import Start, wait_for
+from testkit.api.tenants import As, entry
 
 
 @pytest.fixture

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from installations import Installation, Start
 
 from controlplane import errors
 from controlplane.client import variant_limit_profile
 from controlplane.client.client import Client
 from controlplane.client.variant_limit_profile import Burst
 from profiler.variant_limit import SlotMeasurement
+from testkit.api.installations import Installation, Start
 
 pytestmark = pytest.mark.slow  # bursts of requests take their time
 

@@ -10,11 +10,11 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from installations import Installation, Start, wait_for
 
 from controlplane import errors
 from controlplane.state.terms import Priority
 from controlplane.traffic.tenants import DEFAULT, Tenant
+from testkit.api.installations import Installation, Start, wait_for
 
 KEYS = {"admin": DEFAULT, "key-a": Tenant("a", 2.0, 3, Priority.NORMAL), "key-b": Tenant("b")}
 BODY = {"model": "base", "prompt": "a b"}

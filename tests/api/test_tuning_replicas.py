@@ -6,7 +6,8 @@ from typing import Any
 
 import httpx
 import pytest
-from installations import Installation, wait_for
+
+from testkit.api.installations import Installation, wait_for
 
 
 @pytest.fixture

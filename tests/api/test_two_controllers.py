@@ -8,8 +8,6 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from in_memory import InMemoryCluster
-from installations import Installation, wait_for
 from prometheus_client import CollectorRegistry
 
 from controlplane.controller import leadership as leadership_module
@@ -18,6 +16,8 @@ from controlplane.controller.leadership import Leadership
 from controlplane.controller.metrics import ControllerMetrics
 from controlplane.state.base import StateStore
 from controlplane.state.repository import Repository
+from testkit.api.installations import Installation, wait_for
+from testkit.in_memory import InMemoryCluster
 
 
 class Newcomer:

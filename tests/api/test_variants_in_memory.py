@@ -6,8 +6,8 @@ from typing import Any
 
 import httpx
 import pytest
-from installations import Installation, Start, wait_for
 
+from testkit.api.installations import Installation, Start, wait_for
 from workers.engine import residency_cache as worker_residency
 
 

@@ -6,15 +6,15 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import checkpoints as make
 import pytest
-from tiny_families import TINY, Tiny
 
 from profiler.checkpoint import read_model
 from profiler.errors import AdapterError
 from profiler.types import ModelSpec
 from profiler.variants.reading import read_variant
 from profiler.variants.types import VariantLimits
+from testkit import checkpoints as make
+from testkit.tiny_families import TINY, Tiny
 from workers.compression.job import Job, compress
 from workers.compression.methods.magnitude import magnitude
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_families import PUBLISHED, TINY, Tiny
 
 from profiler.architectures.registry import FAMILIES, describe
 from profiler.checkpoint import read_model, spec_of
@@ -16,6 +15,7 @@ from profiler.errors import CheckpointError
 from profiler.files import read_layout
 from profiler.linears import EXPERT
 from profiler.types import ModelSpec, linears_of
+from testkit.tiny_families import PUBLISHED, TINY, Tiny
 
 EVERY = pytest.mark.parametrize("tiny", TINY, ids=lambda tiny: tiny.id)
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_families import PUBLISHED, TINY, Tiny
 
 from profiler.architectures.registry import describe
 from profiler.checkpoint import read_model, spec_of
 from profiler.errors import CheckpointError
 from profiler.fingerprints.config import fingerprint_config
 from profiler.fingerprints.folder import write_fingerprint
+from testkit.tiny_families import PUBLISHED, TINY, Tiny
 
 EVERY = pytest.mark.parametrize("tiny", TINY, ids=lambda tiny: tiny.id)
 WHERE = Path("config.json")

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_families import TINY, Tiny
 
 from controlplane.profiling.keys import served_spec
 from controlplane.state.records import Model, Phase, dump, load
@@ -23,6 +22,7 @@ from profiler.plans import candidate_plans, even_stages
 from profiler.roofline import estimate, stage_weight_bytes
 from profiler.shards import kv_bytes_per_token, layer_moved_bytes, layer_shard_bytes, tp_fits, tp_problem
 from profiler.types import DeviceRates, ModelSpec, Plan, Workload, linears_of
+from testkit.tiny_families import TINY, Tiny
 
 EVERY = pytest.mark.parametrize("tiny", TINY, ids=lambda tiny: tiny.id)
 RATES = DeviceRates(20e9, 100e9)

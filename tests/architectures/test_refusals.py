@@ -10,11 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import checkpoints as make
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_families import TINY, Tiny
 
 from profiler.architectures.reader import LIMITS
 from profiler.architectures.registry import FAMILIES, describe
@@ -22,6 +20,8 @@ from profiler.checkpoint import read_model, spec_of
 from profiler.errors import CheckpointError
 from profiler.fingerprints.config import fingerprint_config
 from profiler.types import ModelSpec
+from testkit import checkpoints as make
+from testkit.tiny_families import TINY, Tiny
 
 WHERE = Path("config.json")
 FIRST = {tiny.architecture: tiny for tiny in reversed(TINY)}

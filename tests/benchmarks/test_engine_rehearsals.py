@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from all_rehearsals import ROOT, STARTING_AN_ENGINE, WITH_ENGINE, rehearse
+
+from tests.benchmarks.all_rehearsals import ROOT, STARTING_AN_ENGINE, WITH_ENGINE, rehearse
 
 pytestmark = pytest.mark.slow
 
@@ -22,10 +23,9 @@ def test_those_that_measure_inside_an_engine_run(tmp_path: Path) -> None:
     """In a process of its own, with one engine for all of them."""
     command = [sys.executable, "-m", "benchmarks.rehearsal_engine", *WITH_ENGINE, "--folder", str(tmp_path)]
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    path = os.pathsep.join(map(str, (ROOT, ROOT / "tests")))
     found = subprocess.run(
         command,
-        env={**environment, "PYTHONPATH": path},
+        env={**environment, "PYTHONPATH": str(ROOT)},
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from all_rehearsals import (
+
+from benchmarks import rehearsing
+from tests.benchmarks.all_rehearsals import (
     REHEARSED,
     ROOT,
     RUNNABLE,
@@ -21,8 +23,6 @@ from all_rehearsals import (
     constant,
     rehearse,
 )
-
-from benchmarks import rehearsing
 
 
 def test_all_are_found() -> None:

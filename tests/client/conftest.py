@@ -6,10 +6,10 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from command_line import Cli, Ended
-from fake_api import FakeApi, serve
 
 from controlplane.cli import main as cli_main
+from testkit.client.command_line import Cli, Ended
+from testkit.client.fake_api import FakeApi, serve
 
 
 @pytest.fixture(scope="session")

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import random_variants as make
-from fake_api import FakeApi, answer, model
-from random_adapters import RandomLora
 
 from controlplane.cli import main as cli_main
 from profiler.checkpoint import read_model
 from profiler.variants.reading import read_variant
 from profiler.variants.types import VariantKind, VariantLimits
+from testkit import random_variants as make
+from testkit.client.fake_api import FakeApi, answer, model
+from testkit.random_adapters import RandomLora
 
 Cli = Callable[..., tuple[int, str, str]]
 COMPRESS = ["compress", "BASE", "BASE"]

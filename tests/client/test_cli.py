@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import Cli
-from fake_api import FakeApi, answer, chat_chunks, deployment, error, events, model, operation, text
 
 from controlplane import __version__, errors
 from controlplane.cli import main as cli_main
@@ -21,6 +19,18 @@ from controlplane.management.schemas.compression import CompressionForm
 from controlplane.management.schemas.models import OperationView, RegisterModelRequest
 from controlplane.runtime import local
 from controlplane.settings import Settings
+from testkit.client.command_line import Cli
+from testkit.client.fake_api import (
+    FakeApi,
+    answer,
+    chat_chunks,
+    deployment,
+    error,
+    events,
+    model,
+    operation,
+    text,
+)
 
 
 @pytest.fixture

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from command_line import Cli
-from fake_api import FakeApi, answer, deployment, error, events, operation
+
+from testkit.client.command_line import Cli
+from testkit.client.fake_api import FakeApi, answer, deployment, error, events, operation
 
 RELAXATION = {
     "constraint": "SLOs.tpot_ms",

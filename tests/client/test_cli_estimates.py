@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import Cli
-from fake_api import FakeApi, answer, error, events, operation
+
+from testkit.client.command_line import Cli
+from testkit.client.fake_api import FakeApi, answer, error, events, operation
 
 PROFILE = "/models/smol/profile"
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import Cli
-from fake_api import FakeApi, answer, error, model
 from fastapi.responses import JSONResponse, Response
+
+from testkit.client.command_line import Cli
+from testkit.client.fake_api import FakeApi, answer, error, model
 
 WORDS = ("<s>", "one", "two", "three", "red", "blue")
 # ln p of each word, wherever it stands: of the model, and of the one it is compared with.

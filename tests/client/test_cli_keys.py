@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import yaml
-from command_line import Cli
 
 from controlplane.gateway.tenants_file import tenants_from
 from controlplane.state.terms import Role
+from testkit.client.command_line import Cli
 
 
 def test_the_entry_is_that_of_the_key(cli: Cli) -> None:

@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line import Cli
-from fake_api import FakeApi, answer, error
 
 from controlplane.cli.output import print_table
 from controlplane.client.client import Client
 from controlplane.errors import InvalidRequest
+from testkit.client.command_line import Cli
+from testkit.client.fake_api import FakeApi, answer, error
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from command_line import Cli
-from fake_api import STATUS, FakeApi, answer, deployment, error
+from testkit.client.command_line import Cli
+from testkit.client.fake_api import STATUS, FakeApi, answer, deployment, error
 
 GIB = 1 << 30
 

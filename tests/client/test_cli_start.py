@@ -12,10 +12,10 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from fake_api import FakeApi
 
 from controlplane.cli.lazy_commands import LazyCommand
 from controlplane.cli.main import COMMANDS
+from testkit.client.fake_api import FakeApi
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = {

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from command_line import Cli
-from fake_api import FakeApi, answer, deployment, error, residency
 
 from controlplane.cli import variants
 from controlplane.client import variant_limit_profile
 from controlplane.client.client import Client
 from controlplane.client.variant_limit_profile import Burst, Profile
 from profiler.variant_limit import SlotMeasurement
+from testkit.client.command_line import Cli
+from testkit.client.fake_api import FakeApi, answer, deployment, error, residency
 
 
 def row(out: str, start: str) -> list[str]:

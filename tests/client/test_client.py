@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from fake_api import FakeApi, answer, chat_chunks, deployment, error, events, model, operation, text
 
 from controlplane import errors
 from controlplane.client import client as client_module
@@ -13,6 +12,17 @@ from controlplane.client.client import Client
 from controlplane.errors import error_classes
 from controlplane.management.schemas.deploy import DeployModelRequest
 from controlplane.management.schemas.models import InferenceModelRequest, RegisterModelRequest
+from testkit.client.fake_api import (
+    FakeApi,
+    answer,
+    chat_chunks,
+    deployment,
+    error,
+    events,
+    model,
+    operation,
+    text,
+)
 
 REGISTER = RegisterModelRequest(model="smol", source="bundled://smol")
 DEPLOY = DeployModelRequest(model="smol")

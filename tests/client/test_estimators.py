@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import artifact_simulator as sim
 import pytest
 
 from controlplane.cli import main as cli_main
+from testkit import artifact_simulator as sim
 
 Cli = Callable[..., tuple[int, str, str]]
 MODELS = ("gptj-6b", "llama-2-7b")

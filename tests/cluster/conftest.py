@@ -9,11 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import random_adapters
-import small_models
-from random_adapters import RandomLora
-from served import BASE, LAYERS, LORAS
-from side_by_side import starts_engines, unit_of
+
+from testkit import random_adapters
+from testkit.cluster import small_models
+from testkit.cluster.served import BASE, LAYERS, LORAS
+from testkit.random_adapters import RandomLora
+from tests.side_by_side import starts_engines, unit_of
 
 # In the order in which they begin side by side; "quick" is all that starts neither an engine nor a cluster.
 ORDER = ("vllm_engine", "own_nodes", "whole_model", "echo_engine", "engines", "quick")

@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import random_variants as make
 import torch
-from random_adapters import RandomLora
-from random_variants import EVERY_KIND, RandomVariant, rounded_svd
 from safetensors.torch import load_file
 
 from profiler.errors import AdapterError
 from profiler.variants.types import VariantKind
 from profiler.weight_files import locate
+from testkit import random_variants as make
+from testkit.random_adapters import RandomLora
+from testkit.random_variants import EVERY_KIND, RandomVariant, rounded_svd
 from workers.compression.job import Job, compress
 from workers.compression.layout import all_tensors
 from workers.compression.sources import Adapted, Checkpoint, open_source

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from compression_brute_force import problem
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
+from testkit.compression.compression_brute_force import problem
 from workers.compression.methods.bitdelta import bitdelta
 from workers.compression.types import Problem
 

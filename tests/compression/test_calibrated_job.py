@@ -6,14 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import random_variants as make
 import torch
-from test_going_on import contents, hidden, stop_at
 from transformers import AutoModelForCausalLM
-from word_models import write_gemma3_pair, write_pair, write_texts
 
 from profiler.errors import CheckpointError
 from profiler.variants.types import VariantKind
+from testkit import random_variants as make
+from testkit.compression.word_models import write_gemma3_pair, write_pair, write_texts
+from tests.compression.test_going_on import contents, hidden, stop_at
 from workers.compression.calibration.texts import read_texts
 from workers.compression.choose import MethodName, Options, method_of
 from workers.compression.job import CalibrationOptions, Job, compress

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_families import TINY, Tiny
 from transformers import AutoModelForCausalLM
 
 from profiler.errors import CheckpointError
+from testkit.tiny_families import TINY, Tiny
 from workers.compression.calibration.blocks import GROUPS, CalibratedBlocks, open_blocks
 from workers.compression.calibration.texts import Texts
 

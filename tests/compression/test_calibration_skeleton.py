@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_families import TINY, Tiny
 from transformers import AutoModelForCausalLM
 
 from profiler.errors import CheckpointError
+from testkit.tiny_families import TINY, Tiny
 from workers.compression.calibration.skeleton import Skeleton
 
 MIXTURES = ("Mixtral", "Qwen2Moe", "Qwen3Moe")

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_families import TINY
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
 
 from profiler.errors import CheckpointError
+from testkit.tiny_families import TINY
 from workers import limited
 from workers.compression.calibration.text_files import read_documents
 from workers.compression.calibration.texts import Texts, bundled_texts, read_texts

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import random_variants as make
 import torch
-from gemma3_models import write_gemma3
-from random_adapters import RandomLora
 
 from profiler.checkpoint import read_model
 from profiler.errors import AdapterError, CheckpointError
 from profiler.variants.reading import read_manifest
 from profiler.variants.types import VariantLimits
+from testkit import random_variants as make
+from testkit.gemma3_models import write_gemma3
+from testkit.random_adapters import RandomLora
 from workers.compression import checks
 from workers.compression.choose import MethodName, OptionError, Options
 from workers.compression.from_recipe import artifact_of

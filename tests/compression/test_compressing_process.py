@@ -14,7 +14,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import checkpoints
 import numpy as np
 import psutil
 import pytest
@@ -25,6 +24,7 @@ from profiler.checkpoint import read_model
 from profiler.errors import AdapterError, CheckpointError
 from profiler.variants.reading import read_variant
 from profiler.variants.types import VariantKind, VariantLimits
+from testkit import checkpoints
 from workers.agent import host
 from workers.agent.sampling import holder_of
 from workers.clean_environment import forget_secrets, without_secrets

@@ -10,9 +10,8 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from svd_problems import inputs, problem
 
-from benchmarks.compression.contenders import FITTED
+from testkit.compression.svd_problems import inputs, problem
 from workers.compression import singular
 from workers.compression.factors import (
     error_feedback,
@@ -169,6 +168,7 @@ def best_rank_one(layer: Problem) -> float:
     return float(wanted.square().sum() - gains.max())
 
 
+FITTED = Settings(whiten=True, search=True, count_u=True, sweeps=1, damping=0.01)
 TINY = replace(FITTED, ratio=80 / 128, widths=(2,))  # a matrix of 2 x 4 has one rank of two bits
 
 

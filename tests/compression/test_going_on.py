@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import random_variants as make
 import torch
-from word_models import write_pair, write_texts
 
 from profiler.errors import CheckpointError
+from testkit import random_variants as make
+from testkit.compression.word_models import write_pair, write_texts
 from workers.compression import job as job_module
 from workers.compression.job import CalibrationOptions, Job, compress
 from workers.compression.methods.delta_come import delta_come

@@ -7,11 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import random_variants as make
 import torch
-from checkpoints import verify_values
-from random_adapters import RandomLora
-from random_variants import RandomDelta, rounded_svd
 from safetensors.torch import load_file, save_file
 
 from profiler.checkpoint import read_model
@@ -20,6 +16,10 @@ from profiler.variants.reading import read_manifest
 from profiler.variants.types import LoraManifest, SparseManifest, SvdManifest, VariantKind, VariantLimits
 from profiler.variants.verifying import verify
 from profiler.weight_files import locate
+from testkit import random_variants as make
+from testkit.checkpoints import verify_values
+from testkit.random_adapters import RandomLora
+from testkit.random_variants import RandomDelta, rounded_svd
 from workers.compression.job import Job, compress
 from workers.compression.methods.magnitude import magnitude
 from workers.compression.types import Compressed, Encoded, Method, Problem

@@ -12,13 +12,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from random_variants import RandomDelta, write_delta, write_tiny_base
 
 from profiler.checkpoint import read_model
 from profiler.errors import CheckpointError
 from profiler.variants.reading import read_manifest
 from profiler.variants.types import VariantLimits
 from profiler.variants.verifying import read_file, verify, verify_data
+from testkit.random_variants import RandomDelta, write_delta, write_tiny_base
 from workers.compression.lossless import Measured, cold_read_bytes_per_s, compress_files
 from workers.deltas.merge import merge
 from workers.deltas.writing import SafetensorsWriter

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from compression_brute_force import Array, correlated
 from hypothesis import given
 from hypothesis import strategies as st
 
+from testkit.compression.compression_brute_force import Array, correlated
 from workers.compression.optimal_brain import Fix, blocks, dead_columns, eliminate, inverse_factor
 from workers.kernels.column_loop import reference
 

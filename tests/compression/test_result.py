@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import random_variants as make
 import torch
 
 from profiler.checkpoint import read_model
+from testkit import random_variants as make
 from workers.compression.result import Result, result_of
 
 

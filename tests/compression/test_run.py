@@ -10,11 +10,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_finetune import share_right, write_base, write_finetune, write_renamed, write_tasks, write_texts
 
 from profiler.checkpoint import read_model
 from profiler.evaluation.types import Answerer, Distribution, Pair, Scored, Settings
 from profiler.variants.verifying import verify
+from testkit.compression.small_finetune import (
+    share_right,
+    write_base,
+    write_finetune,
+    write_renamed,
+    write_tasks,
+    write_texts,
+)
 from workers.compression.auto import CANDIDATES, LossTooLarge
 from workers.compression.choose import MethodName, OptionError, Options, method_of
 from workers.compression.evaluated import torch_answerer

@@ -8,11 +8,11 @@ import statistics
 import numpy as np
 import pytest
 import torch
-from compression_brute_force import Array, correlated, error_of, least_error, problem
 from hypothesis import given
 from hypothesis import strategies as st
 
 from profiler.variants.types import VariantKind
+from testkit.compression.compression_brute_force import Array, correlated, error_of, least_error, problem
 from workers.compression.layer_error import relative_error
 from workers.compression.methods.deltacompress import deltacompress
 from workers.compression.methods.round_to_nearest import round_to_nearest

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from svd_problems import problem
 
 from profiler.variants.types import VariantKind
+from testkit.compression.svd_problems import problem
 from workers.compression.layer_error import relative_error
 from workers.compression.methods.delta_come import delta_come, widths
 from workers.compression.methods.deltamix import deltamix

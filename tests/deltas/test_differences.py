@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import random_variants as make
 import torch
 from safetensors.torch import save_file
 
 from profiler.checkpoint import read_model
 from profiler.variants.reading import read_manifest
 from profiler.variants.types import VariantLimits
+from testkit import random_variants as make
 from workers.compression.job import Job, compress
 from workers.compression.methods.magnitude import magnitude
 from workers.compression.sources import open_source

@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import random_adapters
-import random_variants as make
 import torch
-from random_adapters import ATTENTION, MLP, RandomLora
-from random_variants import EVERY_KIND, RandomBoft, RandomDelta, RandomVariant
 
 from profiler.checkpoint import read_model
 from profiler.errors import AdapterError, CheckpointError
 from profiler.variants.reading import read_manifest
 from profiler.variants.types import VariantLimits
 from profiler.weight_files import locate
+from testkit import random_adapters
+from testkit import random_variants as make
+from testkit.random_adapters import ATTENTION, MLP, RandomLora
+from testkit.random_variants import EVERY_KIND, RandomBoft, RandomDelta, RandomVariant
 from workers.compression.job import Job, compress
 from workers.compression.methods.magnitude import magnitude
 from workers.deltas.merge import merge

@@ -10,15 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import random_variants as make
 import torch
-from random_adapters import RandomLora
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from profiler.checkpoint import has_own_head, read_model
 from profiler.errors import CheckpointError
 from profiler.fingerprints.folder import write_fingerprint
+from testkit import random_variants as make
+from testkit.random_adapters import RandomLora
 from workers.compression.job import Job, compress
 from workers.compression.methods.magnitude import magnitude
 from workers.deltas.merge import merge

@@ -17,13 +17,12 @@ import jsonschema
 import pytest
 import redis
 import yaml
-from network_policies import EVERY_PORT, Pod, pod, reachable
 
-from benchmarks.live.redis_server import redis_binary
 from controlplane.runtime import local
 from controlplane.runtime.front_door import environment as front_door
 from controlplane.settings import Settings
-from tests.conftest import free_port
+from testkit.deploy.network_policies import EVERY_PORT, Pod, pod, reachable
+from testkit.redis_server import free_port, redis_binary
 from workers.addresses import Ports
 
 Helm = Callable[..., subprocess.CompletedProcess[str]]

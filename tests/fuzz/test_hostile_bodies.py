@@ -6,12 +6,12 @@ import json
 from collections import Counter
 from random import Random
 
-import hostile_bodies
 import pytest
-from hostile_bodies import COUNTED, GOOD_FIELDS, GOOD_FIELDS_OF, GOOD_GRAMMARS, PATHS
 
 from controlplane.api.inference.engine_call import engine_call
 from controlplane.traffic.route_table import Route
+from testkit.fuzz import hostile_bodies
+from testkit.fuzz.hostile_bodies import COUNTED, GOOD_FIELDS, GOOD_FIELDS_OF, GOOD_GRAMMARS, PATHS
 
 BASE = Route("base", "base", hostile_bodies.MAX_OUTPUT, None, 0.0)
 

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import hostile_folders as hostile
 import pytest
 from hypothesis import settings
 
 from controlplane.controller.file_reader import FileReader
+from testkit.fuzz import hostile_folders as hostile
 
 COUNT = (
     settings().max_examples * 17

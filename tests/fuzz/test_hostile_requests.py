@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import hostile_http
 import pytest
 from hypothesis import settings
-from installations import Installation
+
+from testkit.api.installations import Installation
+from testkit.fuzz import hostile_http
 
 COUNT = settings().max_examples * 170  # 10,200; `benchmarks.fuzzing.requests` sends more
 

@@ -73,7 +73,7 @@ def test_products_go_on_while_the_next_are_prepared_and_keep_their_registers(
 ) -> None:
     pytest.importorskip("triton", reason="brings the disassembler")
     pytest.importorskip("cuda.bindings", reason="brings the compiler")
-    from kernels import pending_products as pending
+    from testkit.kernels import pending_products as pending
 
     config = tensor_cores.MANY_ROWS[parts]
     options = config.options(dtype)
@@ -88,7 +88,7 @@ def test_products_go_on_while_the_next_are_prepared_and_keep_their_registers(
 def test_products_go_on_while_weights_are_merged_for_the_next(tmp_path: Path, dtype: torch.dtype) -> None:
     pytest.importorskip("triton", reason="brings the disassembler")
     pytest.importorskip("cuda.bindings", reason="brings the compiler")
-    from kernels import pending_products as pending
+    from testkit.kernels import pending_products as pending
 
     options = merged_rows.options(dtype)
     cubin = nvrtc.compiled(sparse_delta.__name__, "merged_rows.cu", tensor_cores.ARCHITECTURE, options)

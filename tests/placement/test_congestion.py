@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from solver_instances import GIB, LINKS, TYPES, model
 
 from placement.solver.cluster import Cluster, Gpu, Link, Node
 from placement.solver.plan import CandidatePlan, Shape, Stage
@@ -13,6 +12,7 @@ from placement.solver.policies.joint import Joint
 from placement.solver.request import Request
 from placement.solver.roofline import Roofline
 from placement.types import Intent
+from testkit.solver_instances import GIB, LINKS, TYPES, model
 
 CLUSTER = Cluster((Node("n", tuple(Gpu(i, "big", 48 * GIB, 48 * GIB) for i in range(4))),), TYPES, LINKS)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from solver_instances import GIB, LINKS, model
 
 from controlplane.baselines.placement.exact import Exact
 from controlplane.baselines.placement.maveriq import Maveriq
@@ -17,6 +16,7 @@ from placement.solver.policies.base import Policy
 from placement.solver.policies.joint import Joint
 from placement.solver.request import Request
 from placement.types import Constraint, Intent, Placement, Slos
+from testkit.solver_instances import GIB, LINKS, model
 
 HOST = GpuType("xeon", 100e9, 2e12, shared=True, kind="cpu")
 

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from placement_brute_force import best, instance
-from solver_instances import Pausing
 
 from controlplane.baselines.placement.exact import Exact
 from placement.solver.decide import decide
@@ -19,6 +17,8 @@ from placement.solver.policies.base import EstimatorFor
 from placement.solver.policies.joint import Joint
 from placement.solver.schema import read_scenario
 from placement.types import Placement
+from testkit.placement_brute_force import best, instance
+from testkit.solver_instances import Pausing
 
 TOLERANCE = 0.005
 

@@ -7,9 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from known_models import LLAMA_7B
-from simulated_profile import CALIBRATION, RATES
-from solver_instances import GIB
 
 from placement.solver.cluster import Cluster, Gpu, GpuType, Link, Node
 from placement.solver.from_spec import figures_of
@@ -22,6 +19,9 @@ from placement.solver.whatif import what_if
 from profiler.predicting.predict import Ground, predict
 from profiler.roofline import LINK_TO_MEMORY, VLLM_ON_GPU
 from profiler.types import Basis, DeviceRates, Interval, Plan, Workload
+from testkit.known_models import LLAMA_7B
+from testkit.simulated_profile import CALIBRATION, RATES
+from testkit.solver_instances import GIB
 
 FAST = RATES.memory_bytes_per_s * LINK_TO_MEMORY
 GPU = GpuType("h200", RATES.memory_bytes_per_s, RATES.flops_per_s, kind="h200")

@@ -6,7 +6,6 @@ import random
 from dataclasses import replace
 
 import pytest
-from solver_instances import GIB, LINKS, TYPES, model, random_cluster, random_request
 
 from placement.solver.cluster import Cluster, Gpu, Node
 from placement.solver.decide import decide, eased
@@ -16,6 +15,7 @@ from placement.solver.policies.joint import Joint
 from placement.solver.relaxing import SEARCHES, relaxations, relaxed
 from placement.solver.request import Request
 from placement.types import Constraint, Placement, Slos
+from testkit.solver_instances import GIB, LINKS, TYPES, model, random_cluster, random_request
 
 
 def hard(rng: random.Random, request: Request) -> Request:

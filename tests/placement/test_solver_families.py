@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from solver_instances import random_cluster, random_request
 
 from placement.solver.bounds import Terms, of_any
 from placement.solver.bounds import may_hold as any_may_hold
@@ -22,6 +21,7 @@ from placement.solver.places import Shared
 from placement.solver.plan import Shape
 from placement.solver.request import Compression
 from placement.solver.shapes import shapes
+from testkit.solver_instances import random_cluster, random_request
 
 Rows = NDArray[Any]
 

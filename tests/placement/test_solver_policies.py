@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from solver_instances import GIB, LINKS, TYPES, Pausing, model
 
 from controlplane.baselines.placement.exact import Exact
 from controlplane.baselines.placement.maveriq import Maveriq, Selection
@@ -21,6 +20,7 @@ from placement.solver.roofline import Roofline
 from placement.solver.view import view_of
 from placement.solver.whatif import what_if
 from placement.types import Constraint, CostMeasure, Intent, Placement, Scope, Slos
+from testkit.solver_instances import GIB, LINKS, TYPES, Pausing, model
 
 
 def cluster(*nodes: tuple[float, ...], loads: tuple[float, ...] = (), gpus_per_domain: int = 8) -> Cluster:

@@ -9,7 +9,6 @@ import statistics
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from solver_instances import Pausing, broken_rules, random_cluster, random_request
 
 from controlplane.baselines.placement.exact import Exact
 from controlplane.baselines.placement.registry import PolicyName, policy
@@ -21,6 +20,7 @@ from placement.solver.policies.base import EstimatorFor
 from placement.solver.policies.joint import Joint
 from placement.solver.roofline import Roofline
 from placement.types import Placement
+from testkit.solver_instances import Pausing, broken_rules, random_cluster, random_request
 
 SEEDS = st.integers(0, 10**6)
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from placement_brute_force import Rows, compositions
 
 from placement.solver.split import Pipeline, best_split
+from testkit.placement_brute_force import Rows, compositions
 
 ROUNDING = 1 + 1e-9
 

@@ -6,10 +6,8 @@ import math
 from dataclasses import dataclass, field
 
 import pytest
-import worlds
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stepwise import Asked, Machine
 
 from controlplane.simulation.admitting import Admitting
 from controlplane.simulation.run import run
@@ -31,6 +29,8 @@ from controlplane.traffic.admission import Admission, Reason, Refused
 from controlplane.traffic.request_terms import RequestTerms
 from controlplane.traffic.tenants import Tenant
 from controlplane.traffic.waiting_line import LineLimits, Waiting
+from testkit.simulation import worlds
+from testkit.simulation.stepwise import Asked, Machine
 
 MACHINE = Machine(base_s=0.05, token_s=1e-3, budget=500, kv_tokens=1000)
 TENANTS = (Tenant("one", 2.0), Tenant("other", 1.0, max_waiting=2))

@@ -6,8 +6,6 @@ import math
 
 import numpy as np
 import pytest
-import worlds
-from stepwise import Asked, Machine
 
 from controlplane.baselines.routing.choose import POLICIES, choose
 from controlplane.routing.chance import pair
@@ -16,6 +14,8 @@ from controlplane.routing.state import RouterState
 from controlplane.simulation.run import run
 from controlplane.simulation.world import World, room_for_ended
 from profiler.compiled import records
+from testkit.simulation import worlds
+from testkit.simulation.stepwise import Asked, Machine
 
 COUNT, VARIANTS = 60, 6
 MACHINE = Machine(

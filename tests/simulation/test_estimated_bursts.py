@@ -8,9 +8,6 @@ import math
 import numpy as np
 import numpy.typing as npt
 import pytest
-import worlds
-from known_models import LLAMA_7B
-from stepwise import Asked, Machine
 
 from controlplane.simulation.run import run
 from controlplane.simulation.world import room_for_ended
@@ -19,6 +16,9 @@ from profiler.physical.calibrating import calibrate
 from profiler.physical.calibration import Cut
 from profiler.physical.pipeline import latency
 from profiler.types import Workload
+from testkit.known_models import LLAMA_7B
+from testkit.simulation import worlds
+from testkit.simulation.stepwise import Asked, Machine
 
 LAYERS, STEP = 32, 2048
 # About as a 7B on an H200: a step of 2,048 tokens takes 50 ms, one that decodes 64 rows 7.

@@ -6,15 +6,15 @@ import math
 from collections import OrderedDict
 
 import pytest
-import worlds
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stepwise import Asked, Machine
 
 from controlplane.routing.snapshot import ELSEWHERE, IN_HOST_MEMORY
 from controlplane.simulation import host_memory
 from controlplane.simulation.run import run
 from controlplane.simulation.world import World, room_for_ended
+from testkit.simulation import worlds
+from testkit.simulation.stepwise import Asked, Machine
 
 VARIANTS = 6
 MACHINE = Machine(

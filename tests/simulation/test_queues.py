@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-import worlds
-from stepwise import Asked, Machine
 
 from controlplane.simulation.intervals import mean_of
 from controlplane.simulation.run import run
 from controlplane.simulation.world import room_for_ended
+from testkit.simulation import worlds
+from testkit.simulation.stepwise import Asked, Machine
 
 MACHINE = Machine(base_s=0.02, each_s=0.0, token_s=0.0, cached_s=0.0, budget=8, most_rows=1, kv_tokens=10_000)
 COUNT, SEEDS, WARM = 10_000, 12, 1_000

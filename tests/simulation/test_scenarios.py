@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import scenarios
 
 from controlplane.simulation import figures, reading
 from controlplane.simulation.experiment import Case, Experiment
@@ -18,6 +17,7 @@ from controlplane.simulation.forms import ScenarioForm
 from controlplane.simulation.simulate import simulate
 from controlplane.simulation.world import DONE, DROPPED, NO_REASON, REFUSED
 from placement.solver.schema import ScenarioError
+from testkit.simulation import scenarios
 
 EXAMPLE = Path(__file__).parents[2] / "docs/examples/simulation.yaml"
 HERE = Path(__file__).parent

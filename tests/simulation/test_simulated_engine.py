@@ -6,13 +6,13 @@ import math
 
 import numpy as np
 import pytest
-import worlds
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stepwise import Asked, Engine, Machine
 
 from controlplane.simulation.run import run
 from controlplane.simulation.world import DONE, World, room_for_ended
+from testkit.simulation import worlds
+from testkit.simulation.stepwise import Asked, Engine, Machine
 
 VARIANTS = 3
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import scenarios
 
 from controlplane.simulation import reading, traces, traffic
 from controlplane.simulation.experiment import Case, Experiment
 from controlplane.simulation.forms import LengthsForm, ScenarioForm
 from placement.solver.schema import ScenarioError
+from testkit.simulation import scenarios
 
 RNG = np.random.default_rng
 

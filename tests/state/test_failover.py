@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import redis
 
-from benchmarks.live.redis_pair import RedisPair
 from controlplane.errors import Unavailable
 from controlplane.state import Entry, Write
 from controlplane.state.records import Model, Phase
 from controlplane.state.redis import EPOCH, RedisStore
 from controlplane.state.repository import Put, Repository
 from controlplane.state.stores import open_store
+from testkit.redis_pair import RedisPair
 
 pytestmark = pytest.mark.slow  # real servers
 

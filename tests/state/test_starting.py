@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import pytest
 import redis
 
-from benchmarks.live.redis_server import RedisServer
 from controlplane.errors import Unavailable
 from controlplane.state import stores
 from controlplane.state.stores import open_store_at_start
+from testkit.redis_server import RedisServer
 
 pytestmark = pytest.mark.slow  # a real Redis
 

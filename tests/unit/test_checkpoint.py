@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import checkpoints as make
 import numpy as np
 import pytest
 from hypothesis import given
@@ -22,6 +21,7 @@ from profiler.architectures.registry import describe
 from profiler.checkpoint import read_model
 from profiler.errors import CheckpointError
 from profiler.files import read_layout
+from testkit import checkpoints as make
 
 
 def test_the_real_smollm2(tmp_path: Path) -> None:

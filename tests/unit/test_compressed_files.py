@@ -14,7 +14,6 @@ import pytest
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
-from variant_folders import LIMITS, random_base, store_as, store_compressed, write_delta
 
 from profiler.contents import MAX_WINDOW_BYTES, opened
 from profiler.errors import AdapterError, CheckpointError
@@ -22,6 +21,7 @@ from profiler.types import ModelSpec
 from profiler.variants.reading import read_manifest
 from profiler.variants.types import Manifest
 from profiler.variants.verifying import read_file, verify, verify_data
+from testkit.variant_folders import LIMITS, random_base, store_as, store_compressed, write_delta
 
 KINDS = ("sparse_delta", "svd_delta")
 LAYER = "layer-00000.safetensors"

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from engine_configs import echo_config
 from prometheus_client import CollectorRegistry
 from typer.core import TyperCommand
 
@@ -22,6 +21,7 @@ from controlplane.gateway.line_metrics import LineMetrics
 from controlplane.gateway.metrics import Metrics
 from controlplane.runtime.start_checks import OTHERS, setting_names
 from scripts import settings_page
+from testkit.engine_configs import echo_config
 from workers.engine.variant_metrics import READ_SECONDS, VariantCollector
 from workers.messages import EngineResidency
 

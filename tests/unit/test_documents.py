@@ -20,7 +20,10 @@ DOCUMENTS = sorted(
     )
     for path in ROOT.glob(pattern)
 )
-CODE = ("controlplane", "workers", "placement", "profiler", "benchmarks", "scripts", "tests", "docs")
+CODE = (
+    *("controlplane", "workers", "placement", "profiler", "benchmarks", "testkit"),
+    *("scripts", "tests", "docs"),
+)
 PATH = re.compile(rf"`((?:{'|'.join(CODE)})/[\w/.-]*)`")
 MODULE = re.compile(rf"\b((?:{'|'.join(CODE[:-3])})(?:\.[a-z_]\w*)+)\b(?![/(:])")
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)?(?:#([^)\s]+))?\)")

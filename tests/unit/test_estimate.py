@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from known_models import LLAMA_7B, RATES, SMOLLM2, plan
 
 from profiler.plans import candidate_plans, even_stages, no_quantization_reason, quantization_names
 from profiler.quantization import accuracy_of
 from profiler.roofline import allowance_bytes, estimate, tp_fits
 from profiler.types import DeviceRates, Estimate, ModelSpec, Plan, Workload
+from testkit.known_models import LLAMA_7B, RATES, SMOLLM2, plan
 
 
 def run(

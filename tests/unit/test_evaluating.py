@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-import artifact_simulator as sim
 import pytest
 
 from controlplane.baselines.estimators.evaluating import build, compare, evaluate
@@ -19,6 +18,7 @@ from controlplane.baselines.estimators.types import (
     Prediction,
     Query,
 )
+from testkit import artifact_simulator as sim
 
 MODELS = ("falcon-7b", "gptj-6b", "llama-2-7b")
 BENCH = sim.Bench(noise=0.004, prompt_tokens=64, seed=4)

@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import checkpoints
 import pytest
 
 from profiler import inside
@@ -21,6 +20,7 @@ from profiler.variants.verifying import (
     tensors_of,
     verify_data,
 )
+from testkit import checkpoints
 
 
 @pytest.fixture

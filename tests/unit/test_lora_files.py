@@ -7,7 +7,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import checkpoints as make
 import numpy as np
 import pytest
 from hypothesis import given
@@ -19,6 +18,7 @@ from profiler.types import ModelSpec
 from profiler.variants.lora import parse_config
 from profiler.variants.reading import read_manifest, read_variant
 from profiler.variants.types import LoraManifest, VariantKind, VariantLimits
+from testkit import checkpoints as make
 
 LIMITS = VariantLimits(64)
 

@@ -8,9 +8,6 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from engine_simulator import ClientSees, Kernel, Machine, measured, simulate
-from known_models import LLAMA_7B
-from simulated_profile import RATES
 
 from profiler.measurements import Point, SyntheticVariant, Timing, from_lines
 from profiler.physical.calibrating import calibrate
@@ -21,6 +18,9 @@ from profiler.profiling_plan import Reach, profiling_plan
 from profiler.types import Interval, Plan, Workload, adaptable_linears
 from profiler.variants.synthetic import synthetic_spec
 from profiler.variants.types import VariantSpec
+from testkit.engine_simulator import ClientSees, Kernel, Machine, measured, simulate
+from testkit.known_models import LLAMA_7B
+from testkit.simulated_profile import RATES
 
 STEP, OUT = 2048, 64
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "profiling"

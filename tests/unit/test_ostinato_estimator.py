@@ -7,9 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-import artifact_simulator as sim
 import pytest
-from artifact_simulator import Bench
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +17,8 @@ from controlplane.baselines.estimators.maveriq import MaverIQ
 from controlplane.baselines.estimators.ostinato import Ostinato
 from controlplane.baselines.estimators.tables import Measurement
 from controlplane.baselines.estimators.types import Family, NotPredictable, Prediction, Query
+from testkit import artifact_simulator as sim
+from testkit.artifact_simulator import Bench
 
 FEW_MODELS = ("falcon-40b", "gptj-6b", "llama-2-7b", "llama-2-70b")
 BATCHES = (1, 8, 32, 64)

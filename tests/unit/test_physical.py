@@ -10,10 +10,8 @@ import time
 from dataclasses import replace
 
 import pytest
-from engine_simulator import ClientSees, Machine, measured, simulate
 from hypothesis import given
 from hypothesis import strategies as st
-from known_models import LLAMA_7B
 
 from profiler.measurements import Measurement, Point, Setting
 from profiler.physical.calibrating import TURN_ERROR, calibrate
@@ -23,6 +21,8 @@ from profiler.physical.pipeline import latency
 from profiler.physical.prefill import MAX_STEPS, split_prefill
 from profiler.predicting.predict import Ground, predict
 from profiler.types import DeviceRates, Plan, Workload
+from testkit.engine_simulator import ClientSees, Machine, measured, simulate
+from testkit.known_models import LLAMA_7B
 
 BUDGET, OUT, LAYERS = 8192, 64, 32
 MACHINE = Machine()

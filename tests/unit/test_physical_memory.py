@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from known_models import LLAMA_7B, plan
 
 from profiler.measurements import Footprint, RankMemory, Setting
 from profiler.physical.calibration import Calibration, Cut
 from profiler.physical.memory import RankBytes, known_ranks, kv_tokens, rank_bytes
+from testkit.known_models import LLAMA_7B, plan
 
 MIB = 2**20
 

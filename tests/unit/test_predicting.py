@@ -9,11 +9,8 @@ import time
 from dataclasses import replace
 
 import pytest
-from engine_simulator import ClientSees, measured, simulate
 from hypothesis import given
 from hypothesis import strategies as st
-from known_models import LLAMA_7B
-from simulated_profile import BUDGET, CALIBRATION, MACHINE, MIB, OUT, RATES, ground, plan
 
 from profiler.errors import PlanError
 from profiler.measurements import Point, Setting
@@ -24,6 +21,9 @@ from profiler.predicting.predict import Ground, Prediction, predict, predict_all
 from profiler.roofline import estimate, merged_slot_bytes, variant_bytes
 from profiler.types import Basis, Interval, Plan, Workload
 from profiler.variants.types import ModuleFacts, VariantKind, VariantSpec
+from testkit.engine_simulator import ClientSees, measured, simulate
+from testkit.known_models import LLAMA_7B
+from testkit.simulated_profile import BUDGET, CALIBRATION, MACHINE, MIB, OUT, RATES, ground, plan
 
 
 @pytest.mark.parametrize("tp", [1, 2])

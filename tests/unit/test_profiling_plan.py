@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from known_models import LLAMA_7B
 
-from benchmarks.profiling.results import by_shape
-from benchmarks.profiling.shapes import spec
-from benchmarks.profiling.tasks import DEVICE_BYTES, MAX_MODEL_LEN
-from profiler.measurements import Footprint, Point
+from profiler.measurements import Point
 from profiler.profile_key import profile_key
-from profiler.profiling_plan import Reach, cached_bytes, needed_bytes, profiling_plan
+from profiler.profiling_plan import Reach, needed_bytes, profiling_plan
+from testkit.known_models import LLAMA_7B
 
 GIB = 1 << 30
 CPU = Reach(True, 1, 64 * GIB, 2048, 16, 2048)
@@ -156,20 +152,3 @@ def test_another_shape_is_another_key(field: str) -> None:
 def test_other_weights_are_not(field: str) -> None:
     other = replace(LLAMA_7B, **{field: "x" if field == "fingerprint" else 77})  # type: ignore[arg-type]
     assert profile_key(other, "a", "b", "c") == profile_key(LLAMA_7B, "a", "b", "c")
-
-
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "profiling" / "fingerprints.jsonl"
-
-
-def test_engines_took_less_than_was_set_aside_for_them() -> None:
-    """On H200s; beside what the loads kept in their caches, which was of any size there."""
-    seen, compared = by_shape(RESULTS), 0
-    for name, measurements in seen.items():
-        reach = Reach(False, 4, DEVICE_BYTES, MAX_MODEL_LEN, 128, 2048, quantizations=("fp8",))
-        engine_runs = {run.setting: run for run in profiling_plan(spec(name), reach) if not run.variants}
-        for found in measurements:
-            if isinstance(found, Footprint) and (run := engine_runs.get(found.setting)):
-                set_aside = needed_bytes(spec(name), run, reach) - cached_bytes(spec(name), run)
-                assert max(map(found.taken, found.ranks)) < set_aside, (name, found.setting)
-                compared += 1
-    assert compared >= 14  # four of each model, and two of one in fp8

@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from known_models import LLAMA_7B, SMOLLM2
-from simulated_profile import CALIBRATION, OUT, RATES, ground, plan
 
 from profiler.capabilities import compute_capability, gpu_problem
 from profiler.errors import PlanError
@@ -25,6 +23,8 @@ from profiler.roofline import estimate, stage_weight_bytes
 from profiler.shards import cut_problem, layer_moved_bytes, layer_shard_bytes
 from profiler.types import Interval, ModelSpec, Plan, Workload
 from profiler.variants.synthetic import synthetic_spec
+from testkit.known_models import LLAMA_7B, SMOLLM2
+from testkit.simulated_profile import CALIBRATION, OUT, RATES, ground, plan
 
 ATTENTION, MLP = 4096 * 4096, 4096 * 11008  # of Llama-2-7B, in bfloat16
 WHOLE = (4 * ATTENTION + 3 * MLP) * 2 + 2 * 4096 * 2

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulated_profile import ground, plan
 
 from profiler import request_path
 from profiler.predicting.predict import predict
 from profiler.request_path import ONE_DIRECTION, Burst, EngineTimes, RequestPath, fit, served_s
 from profiler.types import Workload
+from testkit.simulated_profile import ground, plan
 
 
 @dataclass

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from side_by_side import FoldersAndFiles
 from xdist.remote import Producer
+
+from tests.side_by_side import FoldersAndFiles
 
 ENGINES = [f"tests/workers/measuring/test_{name}.py::test" for name in "abcd"]
 OTHERS = [f"tests/unit/test_{name}.py::test" for name in "efghij"]

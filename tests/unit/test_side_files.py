@@ -6,15 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
-import random_variants as make
-from random_adapters import RandomLora
-from test_tokenizer_file import ROWS, WORDS
 
 from controlplane import errors
 from controlplane.controller.registration import Limits, read_model_files
 from controlplane.state.records import Model, Phase
 from profiler.errors import CheckpointError
 from profiler.variants.side_files import chat_template, own_words, side_files, write_together
+from testkit import random_variants as make
+from testkit.random_adapters import RandomLora
+from tests.unit.test_tokenizer_file import ROWS, WORDS
 from workers.compression.job import Job, compress
 from workers.compression.methods.magnitude import magnitude
 from workers.deltas.merge import merge

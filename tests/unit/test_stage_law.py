@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import artifact_simulator as sim
 import pytest
-from artifact_simulator import Bench
 
 from controlplane.baselines.estimators.latency_fit import LayerWork
 from controlplane.baselines.estimators.ostinato import Ostinato
 from controlplane.baselines.estimators.stage_law import StageLaw
 from controlplane.baselines.estimators.types import Family, Query
+from testkit import artifact_simulator as sim
+from testkit.artifact_simulator import Bench
 
 MODELS = ("falcon-40b", "gptj-6b", "llama-2-7b", "llama-2-70b")
 LLAMA = Family("llama-2-7b", "float16", False)

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from simulated_profile import BUDGET, CALIBRATION, MIB, OUT, RATES, ground, plan
 
 from profiler.measurements import Footprint, RankMemory, Setting
 from profiler.physical.calibration import Cut
@@ -15,6 +14,7 @@ from profiler.predicting.predict import predict
 from profiler.predicting.stages import decode_time, nearest, prompt_time, rank_lines
 from profiler.roofline import HOP_S
 from profiler.types import DeviceRates, Interval, Workload
+from testkit.simulated_profile import BUDGET, CALIBRATION, MIB, OUT, RATES, ground, plan
 
 
 @pytest.mark.parametrize("known", [True, False])

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from known_models import LLAMA_7B
-from simulated_profile import ground, measurements, plan
 
 from profiler.compiled import Records, records
 from profiler.measurements import SyntheticVariant
@@ -21,6 +19,8 @@ from profiler.step_time.records import BATCH, RANK_CLASSES, STEP_MODEL, VARIANT,
 from profiler.step_time.sampling import add_variants, step_model
 from profiler.types import Workload
 from profiler.variants.synthetic import synthetic_spec
+from testkit.known_models import LLAMA_7B
+from testkit.simulated_profile import ground, measurements, plan
 
 PLAN = plan()
 GROUND = ground(PLAN)

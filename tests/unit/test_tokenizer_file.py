@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
-import random_variants
-from tiny_tokenizers import ONE_WORD
 
 from controlplane import errors
 from controlplane.controller.registration import Limits, read_model_files
 from controlplane.state.records import Model, Phase
 from profiler.tokenizer_file import named, read_tokenizer
+from testkit import random_variants
+from testkit.tiny_tokenizers import ONE_WORD
 
 ROWS = 64  # of the tiny base's embedding: a multiple of 64, as those of Llama 2 and 3 are
 WORDS = {f"w{i}": i for i in range(ROWS)}

@@ -9,14 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
-import checkpoints as make
 import numpy as np
 import numpy.typing as npt
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
-from variant_folders import LIMITS, boft_weights, described, random_base, write_boft, write_delta
 
 from profiler.errors import AdapterError, CheckpointError
 from profiler.types import ModelSpec
@@ -24,6 +22,8 @@ from profiler.variants import verifying
 from profiler.variants.reading import read_manifest
 from profiler.variants.types import Manifest
 from profiler.variants.verifying import tensors_of, verify_data
+from testkit import checkpoints as make
+from testkit.variant_folders import LIMITS, boft_weights, described, random_base, write_boft, write_delta
 
 KINDS = ("lora", "boft", "sparse_delta", "svd_delta")
 DELTAS = ("sparse_delta", "svd_delta")

@@ -8,26 +8,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import checkpoints as make
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from safetensors.numpy import load_file, save_file
-from variant_folders import (
-    BOFT,
-    CONFIG,
-    DOWN,
-    EMBEDDING,
-    LIMITS,
-    Edit,
-    Q,
-    boft_weights,
-    described,
-    write_boft,
-    write_delta,
-)
 
 from profiler.checkpoint import read_model
 from profiler.errors import AdapterError, CheckpointError
@@ -43,6 +29,20 @@ from profiler.variants.types import (
     VariantSpec,
 )
 from profiler.variants.verifying import verify
+from testkit import checkpoints as make
+from testkit.variant_folders import (
+    BOFT,
+    CONFIG,
+    DOWN,
+    EMBEDDING,
+    LIMITS,
+    Edit,
+    Q,
+    boft_weights,
+    described,
+    write_boft,
+    write_delta,
+)
 
 DELTAS = ("sparse_delta", "svd_delta", "differences")
 

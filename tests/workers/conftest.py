@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from variant_lab import Checkpoints
+    from testkit.workers.variant_lab import Checkpoints
 
 
 @pytest.fixture(scope="session")
 def checkpoints(smollm2_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
     """A base of few layers with variants of every kind, written once for all who only read them."""
-    import variant_lab  # here, for it imports torch
+    from testkit.workers import variant_lab  # here, for it imports torch
 
     return variant_lab.written(smollm2_folder, tmp_path_factory.mktemp("variants"))

@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from adapter_layouts import REFUSED, SERVED, SIZES
 from peft import LoraConfig, PeftModel
-from tiny_families import Tiny
 from transformers import AutoModelForCausalLM
 
 from profiler.checkpoint import read_model
@@ -20,6 +18,8 @@ from profiler.variants.lora import REFUSED as REFUSED_OPTIONS
 from profiler.variants.reading import read_manifest
 from profiler.variants.types import VariantLimits
 from profiler.variants.verifying import verify_data
+from testkit.adapter_layouts import REFUSED, SERVED, SIZES
+from testkit.tiny_families import Tiny
 from workers.deltas.merge import merge
 
 LIMITS = VariantLimits(64)

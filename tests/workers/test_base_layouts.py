@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from base_layouts import REFUSED, SERVED
 from transformers import AutoModelForCausalLM
 
 from profiler.checkpoint import expected_tensors, read_model
 from profiler.errors import CheckpointError
+from testkit.base_layouts import REFUSED, SERVED
 from workers.evaluation.torch_answerer import TorchAnswerer
 from workers.model_view import make_view
 

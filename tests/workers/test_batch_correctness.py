@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import random_adapters
-import started_worker
 import torch
-from engine_configs import ranks_of
 from prometheus_client import REGISTRY
-from random_adapters import ATTENTION, RandomLora
 
+from testkit import random_adapters, started_worker
+from testkit.engine_configs import ranks_of
+from testkit.random_adapters import ATTENTION, RandomLora
 from workers import request_headers
 from workers.engine.vllm_engine import VllmEngine
 from workers.messages import EngineCall, EngineConfig, EngineHead, VariantRef

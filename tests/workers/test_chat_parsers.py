@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_configs import echo_config
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
 from profiler.parser_names import REASONING_PARSERS, TOOL_PARSERS
+from testkit.engine_configs import echo_config
 from workers.group.launch import LaunchError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

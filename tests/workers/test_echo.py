@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from engine_configs import echo_config
 
 from profiler.errors import CheckpointError
+from testkit.engine_configs import echo_config
 from workers.asgi import Message
 from workers.bus.faults import LoadFailed
 from workers.messages import EngineCall, EngineHead, VariantRef

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import random_variants
-from engine_configs import ranks_of
 from safetensors.torch import load_file, save_file
 
+from testkit import random_variants
+from testkit.engine_configs import ranks_of
 from workers.engine.no_variants import NoVariants
 from workers.engine.residency_cache import residency_of
 from workers.group.vllm_arguments import engine_arguments

@@ -9,16 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import random_adapters
 import torch
-from engine_configs import ranks_of
-from tiny_families import Tiny
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from profiler.checkpoint import read_model
 from profiler.plans import candidate_plans
+from testkit import random_adapters
+from testkit.engine_configs import ranks_of
+from testkit.tiny_families import Tiny
 from workers.messages import EngineCall, EngineConfig, VariantRef
 from workers.server.worker import Worker
 

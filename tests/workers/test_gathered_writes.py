@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import uvicorn
-from doors import HEAD, opened, part
 from uvicorn.server import ServerState
 
+from testkit.doors import HEAD, opened, part
 from workers import request_headers
 from workers.asgi import AsgiApp
 from workers.server import gathered_writes

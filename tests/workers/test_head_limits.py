@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import uvicorn
-from engine_configs import echo_config
 
+from testkit.engine_configs import echo_config
 from workers.server import head_limits
 from workers.server.gathered_writes import GatheringProtocol
 from workers.server.head_limits import MAX_HEAD_BYTES, BoundedHead

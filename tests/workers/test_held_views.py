@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import checkpoints
-
+from testkit import checkpoints
 from workers.model_view import hold_view, make_view, sweep_views
 
 HOLD = """

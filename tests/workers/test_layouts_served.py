@@ -14,18 +14,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import adapter_layouts
 import pytest
-import random_adapters
 import torch
-from base_layouts import sharded, stray
-from engine_configs import ranks_of
 from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 from peft import PeftModel
-from tiny_families import Tiny
 from transformers import AutoModelForCausalLM
 
 from profiler.checkpoint import read_model
+from testkit import adapter_layouts, random_adapters
+from testkit.base_layouts import sharded, stray
+from testkit.engine_configs import ranks_of
+from testkit.tiny_families import Tiny
 from workers.messages import EngineCall, EngineConfig, VariantRef
 from workers.server.worker import Worker
 

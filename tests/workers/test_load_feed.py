@@ -9,9 +9,9 @@ from contextlib import aclosing, asynccontextmanager
 
 import httpx
 import pytest
-from doors import Held, no_variants
-from engine_configs import echo_config
 
+from testkit.doors import Held, no_variants
+from testkit.engine_configs import echo_config
 from workers import load_lines, request_headers
 from workers.engine.step_observer import StepObserver
 from workers.messages import EngineCall, EngineResidency, VariantPlace, VariantRef, WorkerLoad

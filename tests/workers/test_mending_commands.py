@@ -11,14 +11,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import adapter_layouts
-import base_layouts
 import pytest
 import torch
-from adapter_layouts import SIZES
 from safetensors.torch import load_file, save_file
-from tiny_families import SIZES as BASE_SIZES
-from tiny_families import Tiny
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
@@ -26,6 +21,10 @@ from profiler.checkpoint import read_model
 from profiler.errors import AdapterError, CheckpointError
 from profiler.variants.reading import read_manifest
 from profiler.variants.types import VariantLimits
+from testkit import adapter_layouts, base_layouts
+from testkit.adapter_layouts import SIZES
+from testkit.tiny_families import SIZES as BASE_SIZES
+from testkit.tiny_families import Tiny
 
 LIMITS = VariantLimits(64)
 HERE = ("python ", "mv ", "mkdir ", "sed ")  # the programs of commands that need no network

@@ -13,17 +13,16 @@ from typing import Any
 
 import psutil
 import pytest
-import random_adapters
-import started_worker
 import torch
-from engine_configs import ranks_of
-from random_adapters import RandomLora
-from test_families import GROUPED
-from tiny_families import Tiny
 from transformers import AutoTokenizer
 
 from profiler.checkpoint import read_model
 from profiler.plans import candidate_plans
+from testkit import random_adapters, started_worker
+from testkit.engine_configs import ranks_of
+from testkit.random_adapters import RandomLora
+from testkit.tiny_families import Tiny
+from tests.workers.test_families import GROUPED
 from workers.group.grammar_process import NAME
 from workers.messages import EngineCall, EngineConfig, EngineReply, VariantRef
 from workers.server.worker import Worker

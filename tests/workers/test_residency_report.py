@@ -8,9 +8,9 @@ from typing import Any
 
 import httpx
 import pytest
-from engine_configs import echo_config
 from prometheus_client import CollectorRegistry
 
+from testkit.engine_configs import echo_config
 from workers import asgi, request_headers
 from workers.engine.residency_cache import ResidencyWatch, residency_of
 from workers.engine.variant_metrics import VariantCollector

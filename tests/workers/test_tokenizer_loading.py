@@ -7,11 +7,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-import random_variants
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer
 
 from profiler.errors import CheckpointError
+from testkit import random_variants
 from workers.compression.calibration.texts import read_texts
 from workers.tokenizer_loading import TEXTS, difference, load_tokenizer, served_folder
 

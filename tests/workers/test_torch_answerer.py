@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import random_variants
 import torch
-from gemma3_models import WINDOW, write_gemma3
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from profiler.evaluation.evaluate import compare, pair_of
 from profiler.evaluation.tasks import Task
 from profiler.evaluation.types import Form, Multiple, Pair, Question, Settings, TaskKind, Text
+from testkit import random_variants
+from testkit.gemma3_models import WINDOW, write_gemma3
 from workers.evaluation.divergence import exact_divergence
 from workers.evaluation.encoding import batches
 from workers.evaluation.torch_answerer import TorchAnswerer, before_stop

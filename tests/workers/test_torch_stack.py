@@ -11,7 +11,7 @@ import pytest
 from controlplane import errors
 from controlplane.runtime import local
 from controlplane.settings import Settings
-from tests.conftest import free_port
+from testkit.redis_server import free_port
 from workers.engine import torch_check
 
 

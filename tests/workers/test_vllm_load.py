@@ -12,11 +12,10 @@ from typing import Any
 
 import httpx
 import pytest
-import random_variants
-import started_worker
-from engine_configs import ranks_of
 from prometheus_client import REGISTRY
 
+from testkit import random_variants, started_worker
+from testkit.engine_configs import ranks_of
 from workers import load_lines, request_headers
 from workers.messages import EngineConfig, VariantRef, WorkerLoad
 from workers.server.worker import Worker

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import uvicorn
-from doors import HEAD, part
 from hypothesis import given
 from hypothesis import strategies as st
 
+from testkit.doors import HEAD, part
 from workers.server import write_limits
 from workers.server.gathered_writes import GatheringProtocol
 from workers.server.head_limits import BoundedHead

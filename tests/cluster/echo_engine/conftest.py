@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import ways_in
-from clusters import Cluster
-from served import roots, serving
+
+from testkit.cluster import ways_in
+from testkit.cluster.clusters import Cluster
+from testkit.cluster.served import roots, serving
 
 
 @pytest.fixture(scope="package")

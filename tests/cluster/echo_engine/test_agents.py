@@ -12,7 +12,8 @@ from typing import Any
 
 import psutil
 import pytest
-from clusters import Cluster, scrape, until
+
+from testkit.cluster.clusters import Cluster, scrape, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from clusters import GIVE_UP_S, Cluster, name, scrape, until
-from killing import BASE, ENGINE_ERRORS, MODELS, answers, assert_kept, report, strike
-from load import Load, is_broken_off
 
 from controlplane.runtime import local
+from testkit.cluster.clusters import GIVE_UP_S, Cluster, name, scrape, until
+from testkit.cluster.killing import BASE, ENGINE_ERRORS, MODELS, answers, assert_kept, report, strike
+from testkit.cluster.load import Load, is_broken_off
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 

@@ -7,7 +7,8 @@ import time
 import httpx
 import psutil
 import pytest
-from clusters import Cluster
+
+from testkit.cluster.clusters import Cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 

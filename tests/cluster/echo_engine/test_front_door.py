@@ -10,10 +10,10 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from clusters import Cluster, name, title, until
-from served import BASE
 
 from controlplane.runtime.front_door import environment
+from testkit.cluster.clusters import Cluster, name, title, until
+from testkit.cluster.served import BASE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 

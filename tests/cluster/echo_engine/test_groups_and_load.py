@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clusters import GIVE_UP_S, Cluster, until
-from load import Load
+
+from testkit.cluster.clusters import GIVE_UP_S, Cluster, until
+from testkit.cluster.load import Load
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 

@@ -16,13 +16,13 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from clusters import COMPILED, Cluster
 
 from controlplane import errors
 from controlplane.cli.failures import ExitCode
 from controlplane.runtime import local
 from controlplane.settings import Settings
-from tests.conftest import free_port
+from testkit.cluster.clusters import COMPILED, Cluster
+from testkit.redis_server import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 

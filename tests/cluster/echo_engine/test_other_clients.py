@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ways_in
-from clusters import Cluster
+
+from testkit.cluster import ways_in
+from testkit.cluster.clusters import Cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clusters import Cluster, until
+
+from testkit.cluster.clusters import Cluster, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 

@@ -16,12 +16,12 @@ import grpc
 import httpx
 import psutil
 import pytest
-from clusters import GIVE_UP_S, Cluster, until
-from served import BASE
 
 from controlplane import errors
 from controlplane.runtime import local
 from controlplane.runtime.front_door import environment
+from testkit.cluster.clusters import GIVE_UP_S, Cluster, until
+from testkit.cluster.served import BASE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 

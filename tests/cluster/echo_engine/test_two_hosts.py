@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clusters import until
-from hosts import HEAD, OTHER, OUTSIDE, HostPair
-from load import Load
-from scraping import Prometheus
 
 from controlplane.settings import Settings
-from tests.conftest import RedisServer, free_port
+from testkit.cluster.clusters import until
+from testkit.cluster.hosts import HEAD, OTHER, OUTSIDE, HostPair
+from testkit.cluster.load import Load
+from testkit.cluster.scraping import Prometheus
+from testkit.redis_server import RedisServer, free_port
 
 pytestmark = [
     pytest.mark.slow,

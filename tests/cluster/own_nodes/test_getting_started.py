@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from clusters import COMPILED
 
 from controlplane.runtime import local
 from controlplane.settings import Settings
+from testkit.cluster.clusters import COMPILED
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-import random_adapters
-import small_models
 
 from controlplane.runtime import local, loopback
 from controlplane.settings import Settings
-from tests.conftest import free_port
+from testkit import random_adapters
+from testkit.cluster import small_models
+from testkit.redis_server import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import openai
 import pytest
-from clusters import Cluster
-from random_variants import RandomDelta, write_delta
-from served import openai_client, roots, serving
+
+from testkit.cluster.clusters import Cluster
+from testkit.cluster.served import openai_client, roots, serving
+from testkit.random_variants import RandomDelta, write_delta
 
 
 @pytest.fixture(scope="package")

@@ -10,8 +10,9 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from clusters import Cluster, until
 from openai.types.chat import ChatCompletionMessageParam
+
+from testkit.cluster.clusters import Cluster, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 

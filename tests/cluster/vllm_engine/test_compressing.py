@@ -12,9 +12,10 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from clusters import Cluster, title, until
-from served import BASE
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from testkit.cluster.clusters import Cluster, title, until
+from testkit.cluster.served import BASE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from clusters import GIVE_UP_S, Cluster, title, until
-from killing import BASE, ENGINE_ERRORS, MODELS, answers, assert_kept, report, strike
-from load import Load, error_code
+
+from testkit.cluster.clusters import GIVE_UP_S, Cluster, title, until
+from testkit.cluster.killing import BASE, ENGINE_ERRORS, MODELS, answers, assert_kept, report, strike
+from testkit.cluster.load import Load, error_code
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 

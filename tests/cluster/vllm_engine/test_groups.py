@@ -7,8 +7,9 @@ from typing import Any
 
 import psutil
 import pytest
-from clusters import Cluster, name, title, until
-from served import BASE
+
+from testkit.cluster.clusters import Cluster, name, title, until
+from testkit.cluster.served import BASE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 import openai
 import pytest
-from clusters import Cluster, until
-from scraping import Prometheus
+
+from testkit.cluster.clusters import Cluster, until
+from testkit.cluster.scraping import Prometheus
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import psutil
 import pytest
-import random_adapters
-import small_models
-from clusters import GIVE_UP_S, Cluster, until
+
+from testkit import random_adapters
+from testkit.cluster import small_models
+from testkit.cluster.clusters import GIVE_UP_S, Cluster, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 

@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import random_adapters
-from clusters import GIVE_UP_S, Cluster, until
-from random_adapters import ATTENTION, RandomLora
-from random_variants import RandomDelta, write_delta
-from refusing import asked_meanwhile, ostinato, refused, refused_when_read_again, register
 from safetensors import safe_open
-from served import BASE
+
+from testkit import random_adapters
+from testkit.cluster.clusters import GIVE_UP_S, Cluster, until
+from testkit.cluster.refusing import asked_meanwhile, ostinato, refused, refused_when_read_again, register
+from testkit.cluster.served import BASE
+from testkit.random_adapters import ATTENTION, RandomLora
+from testkit.random_variants import RandomDelta, write_delta
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from clusters import Cluster, until
-from killing import answers
-from refusing import MODELS, asked_meanwhile, ostinato, refused, register
-from served import BASE
+
+from testkit.cluster.clusters import Cluster, until
+from testkit.cluster.killing import answers
+from testkit.cluster.refusing import MODELS, asked_meanwhile, ostinato, refused, register
+from testkit.cluster.served import BASE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 

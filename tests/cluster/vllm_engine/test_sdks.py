@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clusters import Cluster
 
 from scripts import fetch_clients
+from testkit.cluster.clusters import Cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 

@@ -6,7 +6,8 @@ test_profiles.py does so with a small model of its family.
 from __future__ import annotations
 
 import pytest
-from clusters import GIVE_UP_S, Cluster
+
+from testkit.cluster.clusters import GIVE_UP_S, Cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(3000)]
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import openai
 import pytest
-from clusters import Cluster
+
+from testkit.cluster.clusters import Cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 

@@ -9,11 +9,11 @@ from contextlib import closing
 from typing import Any
 
 import pytest
-from clusters import GIVE_UP_S, Cluster, until
 
 from controlplane.client import variant_limit_profile
 from controlplane.client.client import Client
 from controlplane.client.variant_limit_profile import Burst
+from testkit.cluster.clusters import GIVE_UP_S, Cluster, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 

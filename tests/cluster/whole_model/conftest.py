@@ -7,8 +7,9 @@ from pathlib import Path
 
 import openai
 import pytest
-from clusters import Cluster
-from served import BASE, MAX_OUTPUT, openai_client
+
+from testkit.cluster.clusters import Cluster
+from testkit.cluster.served import BASE, MAX_OUTPUT, openai_client
 
 DEMO_ADAPTERS = Path(__file__).parents[3] / "controlplane" / "demo" / "adapters"
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from clusters import Cluster
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from controlplane.cli import main as command
 from controlplane.demo.tasks import ADAPTERS, TASKS
+from testkit.cluster.clusters import Cluster
 from workers.deltas.merge import merge
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]

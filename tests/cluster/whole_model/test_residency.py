@@ -8,7 +8,8 @@ from typing import Any
 
 import httpx
 import pytest
-from clusters import GIVE_UP_S, Cluster, until
+
+from testkit.cluster.clusters import GIVE_UP_S, Cluster, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from kernels.boft.rotations import cayley, expected, load, matrix, permutation, random_rotation
 
+from testkit.kernels.rotations import cayley, expected, load, matrix, permutation, random_rotation
 from workers.kernels import boft
 from workers.kernels.boft import Rotation, Shape
 from workers.kernels.boft.layout import positions

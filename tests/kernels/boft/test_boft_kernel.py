@@ -7,8 +7,8 @@ import os
 import numpy as np
 import pytest
 import torch
-from kernels.boft.rotations import expected, load, random_rotation
 
+from testkit.kernels.rotations import expected, load, random_rotation
 from workers.kernels import rows as rows_module
 from workers.kernels.boft import Rotation
 from workers.kernels.rows import Rows

@@ -10,7 +10,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from kernels.batches import (
+
+from testkit.kernels.batches import (
     CPU,
     Run,
     check_alone_as_among,
@@ -20,7 +21,6 @@ from kernels.batches import (
     some_slots,
     with_large_tiles,
 )
-
 from workers.kernels import lora
 from workers.kernels.lora import layout
 from workers.kernels.lora.layout import Factors

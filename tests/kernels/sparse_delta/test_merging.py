@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from kernels.sparse_delta.deltas import dense, load, random_delta
 
+from testkit.kernels.deltas import dense, load, random_delta
 from workers.kernels.sparse_delta import Delta, Shape, merging
 
 SLICES, INPUTS = (64, 192, 128), 128

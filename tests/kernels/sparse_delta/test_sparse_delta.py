@@ -7,8 +7,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from kernels.sparse_delta.deltas import PAIRS, delta_of, dense, expected, load, random_delta
 
+from testkit.kernels.deltas import PAIRS, delta_of, dense, expected, load, random_delta
 from workers.kernels import sparse_delta
 from workers.kernels.rows import Rows
 from workers.kernels.sparse_delta import Delta, Shape

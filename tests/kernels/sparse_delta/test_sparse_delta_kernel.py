@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from kernels.sparse_delta.deltas import dense, expected, load, random_delta
 
+from testkit.kernels.deltas import dense, expected, load, random_delta
 from workers.kernels.rows import LARGE_FROM, Rows
 from workers.kernels.sparse_delta import Delta, Shape
 

@@ -12,7 +12,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernels.batches import (
+
+from testkit.kernels.batches import (
     CPU,
     Run,
     check_alone_as_among,
@@ -22,7 +23,6 @@ from kernels.batches import (
     some_slots,
     with_large_tiles,
 )
-
 from workers.kernels import svd_delta
 from workers.kernels.low_rank import check_slices
 from workers.kernels.rows import BASE, Rows

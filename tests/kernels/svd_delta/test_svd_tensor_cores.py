@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from kernels.batches import CPU
-from kernels.svd_delta.test_svd_delta import weights
 
+from testkit.kernels.batches import CPU
+from tests.kernels.svd_delta.test_svd_delta import weights
 from workers.kernels import nvrtc, svd_delta
 from workers.kernels.rows import LARGE_BLOCK, SMALL_BLOCK, Rows, Tiles
 from workers.kernels.svd_delta import layout, reference, tensor_cores

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from variant_lab import LAYERS, Checkpoints, Lab, engine_config, running
+
+from testkit.workers.variant_lab import LAYERS, Checkpoints, Lab, engine_config, running
 
 PLANS = {
     "one process": (1, (LAYERS,)),

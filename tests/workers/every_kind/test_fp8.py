@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import random_adapters
 import torch
-import variant_lab
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
-from variant_lab import BASE, KINDS, LAYERS, MODELS, PROMPTS, Answer, Checkpoints, Lab
+
+from testkit import random_adapters
+from testkit.workers import variant_lab
+from testkit.workers.variant_lab import BASE, KINDS, LAYERS, MODELS, PROMPTS, Answer, Checkpoints, Lab
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

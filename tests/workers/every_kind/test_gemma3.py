@@ -6,8 +6,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from gemma3_models import LAYERS, VOCABULARY, WINDOW, write_gemma3
-from variant_lab import BASE, KINDS, LOGPROB_TOLERANCE, MODELS, Lab, engine_config, running, with_variants
+
+from testkit.gemma3_models import LAYERS, VOCABULARY, WINDOW, write_gemma3
+from testkit.workers.variant_lab import (
+    BASE,
+    KINDS,
+    LOGPROB_TOLERANCE,
+    MODELS,
+    Lab,
+    engine_config,
+    running,
+    with_variants,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
-from variant_lab import MODELS, Lab
 
+from testkit.workers.variant_lab import MODELS, Lab
 from workers.messages import EngineCall
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

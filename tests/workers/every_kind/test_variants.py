@@ -4,7 +4,8 @@ equals what transformers answers with its merged (dequantised) weights."""
 from __future__ import annotations
 
 import pytest
-from variant_lab import KINDS, MODELS, PROMPTS, Lab
+
+from testkit.workers.variant_lab import KINDS, MODELS, PROMPTS, Lab
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -18,13 +18,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import loops
 import psutil
 import pytest
-import random_adapters
 import torch
 
 from controlplane.runtime.follower_actors import rendezvous_at
+from testkit import loops, random_adapters
 from workers.group import plan, processes
 from workers.group.follower import Order
 from workers.group.following import Following

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from engine_configs import echo_config, ranks_of
 from hypothesis import given
 from hypothesis import strategies as st
 
+from testkit.engine_configs import echo_config, ranks_of
 from workers.group.members import Member, Rendezvous, device_environment, members_of, network_arguments
 from workers.messages import EngineConfig, RankConfig
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from engine_configs import echo_config
 
+from testkit.engine_configs import echo_config
 from workers.agent.reports import DeviceSample, ProcessMemory
 from workers.group.launch import Launch, LaunchError, reports_of
 from workers.group.memory_check import refusal, shortage

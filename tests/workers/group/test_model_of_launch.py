@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_configs import echo_config
 from safetensors.torch import load_file, save_file
-from tiny_families import TINY
 
 from profiler.checkpoint import read_model
+from testkit.engine_configs import echo_config
+from testkit.tiny_families import TINY
 from workers.group.launch import Launch, LaunchError
 from workers.messages import EngineConfig
 

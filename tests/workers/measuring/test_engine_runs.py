@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import checkpoints
 import psutil
 import pytest
 
 from profiler.measurements import Point, Setting, Timing, to_line
 from profiler.profiling_plan import EngineRun
+from testkit import checkpoints
 from workers.agent import host
 from workers.agent.sampling import holder_of
 from workers.group import jobs

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import counted_operations
 import pytest
-from measuring_jobs import a_job, measured
 
 from profiler.measurements import Footprint, Point, Setting, SyntheticVariant, Timing, read
+from testkit.workers import counted_operations
+from testkit.workers.measuring_jobs import a_job, measured
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import random_variants
 
 from profiler.measurements import SyntheticVariant
 from profiler.profiling_plan import Reach, profiling_plan
@@ -15,6 +14,7 @@ from profiler.types import ModelSpec
 from profiler.variants.reading import read_variant
 from profiler.variants.synthetic import synthetic_spec
 from profiler.variants.types import VariantKind, VariantLimits
+from testkit import random_variants
 from workers.deltas import sparse
 from workers.measuring import synthetic_variants
 

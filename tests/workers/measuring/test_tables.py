@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from measuring_jobs import job_of, measured
-from tiny_families import Tiny
 
 from profiler.checkpoint import read_model
 from profiler.measurements import Footprint, Point, Setting, Timing, read
 from profiler.roofline import stage_weight_bytes
 from profiler.types import Plan
+from testkit.tiny_families import Tiny
+from testkit.workers.measuring_jobs import job_of, measured
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from engine_simulator import Request, land, schedule
 from hypothesis import given
 from hypothesis import strategies as st
 
 from profiler.measurements import Setting
+from testkit.engine_simulator import Request, land, schedule
 from workers.measuring import free_memory_wait
 from workers.measuring.free_memory_wait import (
     STABLE_SAMPLES,

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from policy_rules import Decision, Running, Snapshot, Waiting, decide_by_the_rules
 
+from testkit.workers.policy_rules import Decision, Running, Snapshot, Waiting, decide_by_the_rules
 from workers.scheduling.admission_records import FIRST_SIZE, AdmissionRecords, variant_of
 from workers.scheduling.policy import ABSENT, BASE, LOADING, NO_MEMORY, READY, Rules
 

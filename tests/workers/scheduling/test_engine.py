@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import random_variants
-from engines import BLOCK, DEADLINE_S, SURROUNDINGS, Engine, write_base
 
+from testkit import random_variants
+from testkit.workers.engines import BLOCK, DEADLINE_S, SURROUNDINGS, Engine, write_base
 from workers.bus.client import VariantClient
 from workers.engine import scheduler as scheduler_module
 from workers.engine.scheduler import IDLE_S

@@ -7,9 +7,9 @@ import dataclasses
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from policy_rules import Running, Snapshot, Waiting, decide_by_the_rules
-from recorded import decide_by_records as decide
 
+from testkit.workers.policy_rules import Running, Snapshot, Waiting, decide_by_the_rules
+from testkit.workers.recorded import decide_by_records as decide
 from workers.scheduling.policy import ABSENT, BASE, LOADING, NO_MEMORY, READY
 
 READINESS = st.sampled_from([READY, LOADING, ABSENT, NO_MEMORY])

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from policy_rules import Decision, Running, Snapshot, Waiting
-from recorded import decide_by_records as decide
 
+from testkit.workers.policy_rules import Decision, Running, Snapshot, Waiting
+from testkit.workers.recorded import decide_by_records as decide
 from workers.scheduling.policy import ABSENT, BASE, LOADING, READY
 
 LOAD_STEPS = 3

@@ -9,10 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import random_variants
 import torch
-from random_adapters import RandomLora
-from random_variants import EVERY_KIND, RandomBoft, RandomDelta, RandomVariant
 from safetensors.torch import load_file, save_file
 
 from controlplane.controller.registration import Limits, read_model_files
@@ -25,6 +22,9 @@ from profiler.checkpoint import read_model
 from profiler.roofline import MOVED_AT_ONCE_BYTES, variant_bytes
 from profiler.types import Plan
 from profiler.variants.types import HeldBytes, VariantKind, VariantSpec
+from testkit import random_variants
+from testkit.random_adapters import RandomLora
+from testkit.random_variants import EVERY_KIND, RandomBoft, RandomDelta, RandomVariant
 from workers.deltas.svd import default_groups
 from workers.kernels.sparse_delta.layout import FIELDS, IN_SQUARES, Shape
 from workers.kernels.sparse_delta.reference import unpack

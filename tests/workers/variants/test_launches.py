@@ -11,9 +11,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
-import random_variants
 import torch
-from random_variants import RandomDelta
 
 from controlplane.planning.engine_config import engine_config
 from controlplane.settings import Settings
@@ -24,6 +22,8 @@ from profiler.profiling_plan import EngineRun, Reach, profiling_plan
 from profiler.types import Estimate
 from profiler.variants.synthetic import synthetic_spec
 from profiler.variants.types import VariantKind
+from testkit import random_variants
+from testkit.random_variants import RandomDelta
 from workers.group.vllm_arguments import variant_config
 from workers.measuring.engine import variant_options
 from workers.measuring.engine_run_job import Job

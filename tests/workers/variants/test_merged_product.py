@@ -9,8 +9,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from kernels.sparse_delta.deltas import dense, load, random_delta
 
+from testkit.kernels.deltas import dense, load, random_delta
 from workers.kernels import sparse_delta
 from workers.kernels.rows import LARGE_FROM, Run
 from workers.kernels.sparse_delta import Delta, Shape

@@ -11,12 +11,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import random_variants
 import torch
-from random_variants import QWEN2, RandomDelta, weights
 
 from profiler.checkpoint import read_model
 from profiler.variants.types import VariantKind
+from testkit import random_variants
+from testkit.random_variants import QWEN2, RandomDelta, weights
 from workers.deltas.merge import merge
 from workers.kernels.types import Part
 from workers.variant_config import VariantConfig

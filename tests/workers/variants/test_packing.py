@@ -22,13 +22,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import random_adapters
-import random_variants
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from random_adapters import MLP, RandomLora
-from random_variants import RandomDelta
 from safetensors.torch import load_file, save_file
 
 from profiler.checkpoint import read_model
@@ -37,6 +33,9 @@ from profiler.types import TensorRef
 from profiler.variants.reading import read_manifest
 from profiler.variants.types import FileRef, VariantLimits
 from profiler.variants.verifying import read_stretches, stretches_bytes, tensors_of
+from testkit import random_adapters, random_variants
+from testkit.random_adapters import MLP, RandomLora
+from testkit.random_variants import RandomDelta
 from workers.kernels.types import Part, views
 from workers.variant_config import VariantConfig
 from workers.variants import copies, pages

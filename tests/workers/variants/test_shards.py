@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import random_variants
 import torch
-from random_variants import EVERY_KIND, RandomDelta, RandomVariant
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import linear
 
 from profiler.checkpoint import read_model
+from testkit import random_variants
+from testkit.random_variants import EVERY_KIND, RandomDelta, RandomVariant
 from workers.deltas.merge import merge
 from workers.kernels.types import aligned
 from workers.variant_config import VariantConfig

@@ -1,0 +1,1 @@
+"""What tests share, and benchmarks may use: models, clusters, references, servers."""

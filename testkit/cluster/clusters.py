@@ -1,0 +1,229 @@
+"""A real local cluster for tests: started, driven over HTTP, looked into, and ended without a trace."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from controlplane.runtime import local, pidfile
+from controlplane.runtime.local import LocalCluster
+from controlplane.settings import Settings
+from profiler.compiled import DIRECTORY_VARIABLE
+from testkit.redis_server import free_port
+
+# For a process whose home is another folder: what this machine has compiled, which takes half a minute.
+COMPILED = {
+    DIRECTORY_VARIABLE: os.environ.get(DIRECTORY_VARIABLE, str(Path.home() / ".cache/ostinato/compiled"))
+}
+GIVE_UP_S = 900.0  # nothing takes a machine so long, however busy it is: what is waited for does not come
+
+
+class Cluster:
+    """One local cluster. Its home lies directly below /tmp: Ray's socket paths may not be long."""
+
+    def __init__(self, engine: str, allowed_roots: str, **settings: Any) -> None:
+        self.home = Path(tempfile.mkdtemp(prefix="ost-", dir="/tmp"))
+        self.settings = Settings(
+            home=self.home,
+            http_port=free_port(),
+            engine=engine,
+            allowed_roots=allowed_roots,
+            api_key="",
+            **{"store_url": "", "gateway_replicas": 1, **settings},
+        )
+        self.local: LocalCluster
+
+    # --- its life --------------------------------------------------------------------------------
+
+    def up(self) -> float:
+        """Start it. Returns the seconds that took."""
+        started = time.monotonic()
+        self.local = local.up(self.settings, lambda message: None)
+        self.http = httpx.Client(base_url=self.url, timeout=120, trust_env=False)
+        return time.monotonic() - started
+
+    def down(self) -> float:
+        """End it. Returns the seconds that took; fails if a process of it is left."""
+        self.http.close()
+        members, started = self.processes(), time.monotonic()
+        assert members, "the cluster has no processes to end"
+        local.down(self.settings, lambda message: None)
+        took_s = time.monotonic() - started
+        left = [p for p in {*members, *self.processes()} if _runs(p)]
+        assert not left, f"local.down left {[(p.pid, title(p)) for p in left]}"
+        assert self.supervisor() is None
+        assert not Path(self.local.temp_dir).exists()
+        return took_s
+
+    def discard(self) -> None:
+        """End it if need be, and delete its home."""
+        local.end_leftovers(self.settings, lambda message: None)
+        shutil.rmtree(self.home, ignore_errors=True)
+
+    @property
+    def url(self) -> str:
+        return self.local.url
+
+    # --- its API ---------------------------------------------------------------------------------
+
+    def get(self, path: str) -> Any:
+        reply = self.http.get(path)
+        assert reply.status_code == 200, f"GET {path}: {reply.status_code} {reply.text}"
+        return reply.json()
+
+    def submit(self, method: str, path: str, body: dict[str, Any] | None = None) -> str:
+        """Begin an operation; returns its id."""
+        reply = self.http.request(method, path, json=body)
+        assert reply.status_code in (200, 202), f"{method} {path}: {reply.status_code} {reply.text}"
+        return str(reply.json()["id"])
+
+    def finish(self, operation_id: str) -> dict[str, Any]:
+        """The operation when it is done. Fails if it failed."""
+
+        def done() -> dict[str, Any] | None:
+            operation: dict[str, Any] = self.get(f"/operations/{operation_id}")
+            return operation if operation["done"] else None
+
+        operation: dict[str, Any] = until(done, f"operation {operation_id}")
+        assert operation["error"] is None, operation
+        return operation
+
+    def perform(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        return self.finish(self.submit(method, path, body))
+
+    def serve_base(self, name: str, source: str, max_output: int) -> None:
+        self.perform("POST", "/register_model", {"model": name, "source": source})
+        self.perform("POST", "/deploy_model", {"model": name, "maxOutputLength": max_output})
+
+    def serve_variant(self, name: str, base: str, adapter: Path, max_output: int) -> None:
+        self.perform("POST", "/register_model", {"model": name, "base": base, "adapter": str(adapter)})
+        self.perform("POST", "/deploy_model", {"model": name, "maxOutputLength": max_output})
+
+    def records(self) -> dict[str, set[str]]:
+        """What was acknowledged: models and deployments with their phases, operations by id."""
+        return {
+            "models": {f"{m['model']} {m['phase']}" for m in self.get("/models")["models"]},
+            "deployments": {f"{d['model']} {d['phase']}" for d in self.get("/deployments")["deployments"]},
+            "operations": {o["id"] for o in self.get("/operations")["operations"]},
+        }
+
+    def engine_metric(self, name: str, host: str) -> float:
+        """A metric of the engine of `host`, summed over its labels, from the engine's own process."""
+        component = f"engine-{host}"
+        address = next(
+            t["targets"][0] for t in self.get("/metrics/targets") if t["labels"]["component"] == component
+        )
+        return scrape(address, name)
+
+    # --- its processes ---------------------------------------------------------------------------
+
+    def supervisor(self) -> psutil.Process | None:
+        """What starts it again; it is none of its processes."""
+        return pidfile.living(self.home / "supervisor.json")
+
+    def processes(self) -> set[psutil.Process]:
+        """Everything that bears the cluster's mark in its environment or its temporary folder on its
+        command line, and all descendants of these.
+
+        Each process is looked at by itself: one that ends meanwhile takes no other out of the answer.
+        """
+        by_pid = {p.pid: p for p in psutil.process_iter()}
+        parents = {pid: _parent(p) for pid, p in by_pid.items()}
+        marked = {pid for pid, p in by_pid.items() if self._bears_mark(p)}
+        return {
+            p for pid, p in by_pid.items() if pid != os.getpid() and marked.intersection(_line(pid, parents))
+        }
+
+    def _bears_mark(self, process: psutil.Process) -> bool:
+        try:
+            if process.environ().get(local.MARK) == self.local.mark:
+                return True
+        except psutil.Error:
+            pass  # its command line may be readable still
+        return self.local.temp_dir in title(process)
+
+    def replica(self, application: str, deployment: str) -> psutil.Process:
+        """The one process of a deployment's replica; Ray names them `ray::ServeReplica:APP:DEPLOYMENT`."""
+        wanted = f"ray::ServeReplica:{application}:{deployment}"
+        return self.process(lambda name: name.startswith(wanted), wanted)
+
+    def process(self, matches: Callable[[str], bool], what: str) -> psutil.Process:
+        found = [p for p in self.processes() if matches(title(p))]
+        everything = sorted(title(p)[:60] for p in self.processes())
+        assert len(found) == 1, f"{what}: {[(p.pid, title(p)) for p in found]} of {everything}"
+        return found[0]
+
+
+def _parent(process: psutil.Process) -> int:
+    try:
+        return process.ppid()
+    except psutil.Error:
+        return 0
+
+
+def _line(pid: int, parents: dict[int, int]) -> set[int]:
+    """The process and its ancestors."""
+    line: set[int] = set()
+    while pid in parents and pid not in line:
+        line.add(pid)
+        pid = parents[pid]
+    return line
+
+
+def title(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def name(process: psutil.Process) -> str:
+    """What the kernel calls it, at most 15 characters: is set even where a title has no room."""
+    try:
+        return process.name()
+    except psutil.Error:
+        return ""
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def until(check: Callable[[], Any], what: str, every_s: float = 0.25) -> Any:
+    """The first true result of `check`, which may also fail on the way. A check may take the cluster, or what
+    looks at all processes, several hundredths of a second of CPU, which it waits for.
+
+    What comes late still comes: how long things take is printed here, and measured in benchmarks.
+    """
+    give_up_s, last = time.monotonic() + GIVE_UP_S, None
+    while time.monotonic() < give_up_s:
+        try:
+            if last := check():
+                return last
+        except (AssertionError, StopIteration, httpx.HTTPError) as e:
+            last = e
+        time.sleep(every_s)
+    raise AssertionError(f"{what}: nothing within {GIVE_UP_S:.0f} s, last: {last!r}")
+
+
+def scrape(address: str, name: str) -> float:
+    """The sum of a metric's samples in an exposition. Raises AssertionError when it has none."""
+    text = httpx.get(f"http://{address}/metrics", timeout=120, trust_env=False).text
+    values = [
+        float(line.rpartition(" ")[2])
+        for line in text.splitlines()
+        if line.split("{")[0].split(" ")[0] == name
+    ]
+    assert values, f"{address} serves no {name}"
+    return sum(values)

@@ -1,0 +1,50 @@
+"""What the shared clusters serve: a base of few layers and two LoRAs of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+
+from testkit.cluster.clusters import GIVE_UP_S, Cluster
+from testkit.random_adapters import ATTENTION, RandomLora
+
+BASE = "smol"
+LAYERS = 6
+MAX_OUTPUT = 512
+LORAS = (
+    RandomLora("forte", rank=4, seed=11),
+    RandomLora("piano", rank=16, seed=12, modules=ATTENTION, strength=0.25),
+)
+
+
+def roots(base_folder: Path, adapters: dict[str, Path]) -> str:
+    return f"{base_folder.parent}:{adapters['spare'].parent}"
+
+
+def serving(cluster: Cluster, base_folder: Path, adapters: dict[str, Path]) -> Iterator[Cluster]:
+    """The cluster with the base and both LoRAs deployed. Down afterwards, and no process left."""
+    try:
+        print(f"\n{cluster.settings.engine} cluster up in {cluster.up():.1f} s")
+        started = time.monotonic()
+        cluster.serve_base(BASE, str(base_folder), MAX_OUTPUT)
+        print(f"base registered and deployed in {time.monotonic() - started:.1f} s")
+        for lora in LORAS:
+            started = time.monotonic()
+            cluster.serve_variant(lora.name, BASE, adapters[lora.name], MAX_OUTPUT)
+            print(f"variant {lora.name} registered and deployed in {time.monotonic() - started:.1f} s")
+        yield cluster
+        print(f"\n{cluster.settings.engine} cluster down in {cluster.down():.1f} s, no process left")
+    finally:
+        cluster.discard()
+
+
+def openai_client(cluster: Cluster) -> Iterator[openai.OpenAI]:
+    """The official client, as anybody would make it."""
+    http = openai.DefaultHttpxClient(trust_env=False)
+    with openai.OpenAI(
+        base_url=f"{cluster.url}/v1", api_key="unused", max_retries=0, timeout=GIVE_UP_S, http_client=http
+    ) as made:
+        yield made

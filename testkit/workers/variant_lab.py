@@ -1,0 +1,142 @@
+"""An engine with variants of every kind, and what transformers answers with their merged weights."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Coroutine, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from profiler.variants.types import VariantKind
+from testkit import random_adapters, random_variants, started_worker
+from testkit.engine_configs import ranks_of
+from workers.deltas.merge import merge
+from workers.messages import EngineCall, EngineConfig, VariantRef
+from workers.server.worker import Worker
+
+Prompt = str | list[int]
+
+BASE = "base"
+TOKENS = 12
+LOGPROB_TOLERANCE = 5e-4
+TIE = 1e-4
+PROMPTS = ("The capital of France is", "Once upon a time, in a village by the sea, there lived")
+KINDS = tuple(variant.name for variant in random_variants.EVERY_KIND)
+MODELS = (BASE, *KINDS)
+# SmolLM2's own sizes in fewer layers: there is every shape, in two stages of different depth.
+LAYERS = 3
+
+
+@dataclass(frozen=True)
+class Answer:
+    prompt: list[int]
+    tokens: list[int]
+    logprobs: list[float]
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """The base in float32, variants of it, and the log-probabilities that merged weights give."""
+
+    base: Path
+    variants: dict[str, VariantRef]
+    merged: dict[str, Path]
+
+    def differences(self, model: str, answers: list[Answer]) -> tuple[float, float]:
+        """How far the worst token is from the reference's best, and the largest |log-probability| error."""
+        reference = AutoModelForCausalLM.from_pretrained(self.merged[model], dtype=torch.float32).eval()
+        short, error = 0.0, 0.0
+        for answer in answers:
+            expected = random_adapters.log_probabilities(reference, answer.prompt, answer.tokens)
+            chosen = expected[torch.arange(len(answer.tokens)), torch.tensor(answer.tokens)]
+            short = max(short, float((expected.max(dim=-1).values - chosen).max()))
+            error = max(error, float((chosen - torch.tensor(answer.logprobs)).abs().max()))
+        return short, error
+
+
+def written(smollm2: Path, folder: Path) -> Checkpoints:
+    """Few layers of SmolLM2 and their variants, in `folder`."""
+    return with_variants(random_variants.first_layers(smollm2, folder / BASE, LAYERS), folder)
+
+
+def with_variants(base: Path, folder: Path) -> Checkpoints:
+    """Variants of every kind of `base`, in `folder`."""
+    variants, merged = {}, {BASE: base}
+    for uid, variant in enumerate(random_variants.EVERY_KIND, 1):
+        made = random_variants.write(base, folder / variant.name, variant)
+        merged[variant.name] = folder / f"{variant.name}.merged"
+        merge(base, made, merged[variant.name])
+        variants[variant.name] = VariantRef(variant.name, uid, str(made))
+    return Checkpoints(base, variants, merged)
+
+
+@dataclass
+class Lab:
+    worker: Worker
+    loop: asyncio.AbstractEventLoop
+    checkpoints: Checkpoints
+
+    def run(self, coroutine: Coroutine[Any, Any, Any], timeout_s: float = 600) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout_s)
+
+    async def ask(self, model: str, prompt: Prompt, salt: str | None) -> Answer:
+        body = {
+            "model": model,
+            "prompt": prompt,
+            "max_tokens": TOKENS,
+            "temperature": 0,
+            "ignore_eos": True,
+            "logprobs": 1,
+            "return_token_ids": True,
+            **({"cache_salt": salt} if salt else {}),
+        }
+        variant = self.checkpoints.variants.get(model)
+        reply = await self.worker.call(EngineCall("/v1/completions", json.dumps(body).encode(), variant))
+        assert reply.status == 200, reply.body
+        choice = json.loads(reply.body)["choices"][0]
+        return Answer(choice["prompt_token_ids"], choice["token_ids"], choice["logprobs"]["token_logprobs"])
+
+    def check(self, rows: Sequence[tuple[str, Prompt]], passes: Sequence[Sequence[Answer]]) -> None:
+        """Each model's answers are those of its merged weights.
+
+        Float32 throughout: the engine sums in another order than transformers, no more.
+        """
+        for model in MODELS:
+            mine = [a for answers in passes for a, (m, _) in zip(answers, rows, strict=True) if m == model]
+            short, error = self.checkpoints.differences(model, mine)
+            print(f"{model}: largest |delta log-probability| {error:.1e}")
+            assert short < TIE, f"{model}: a token is worse than the reference's best by {short:.4f}"
+            assert error < LOGPROB_TOLERANCE
+
+    async def ask_all(self, rows: Sequence[tuple[str, Prompt]], salted: bool) -> list[Answer]:
+        asked = [self.ask(m, p, f"{m}{i}" if salted else None) for i, (m, p) in enumerate(rows)]
+        return list(await asyncio.gather(*asked))
+
+
+@contextlib.contextmanager
+def running(checkpoints: Checkpoints, config: EngineConfig) -> Iterator[Lab]:
+    with started_worker.started(config, started_worker.ONE_THREAD) as (worker, loop):
+        yield Lab(worker, loop, checkpoints)
+
+
+def engine_config(base: Path, tensor_parallel: int, layers_per_stage: tuple[int, ...]) -> EngineConfig:
+    return EngineConfig(
+        engine="vllm",
+        name=BASE,
+        model_path=str(base),
+        dtype="float32",
+        tensor_parallel=tensor_parallel,
+        ranks=ranks_of(layers_per_stage, tensor_parallel, variant_memory_bytes=640 << 20),
+        max_model_len=256,
+        max_num_seqs=len(MODELS) * len(PROMPTS),
+        max_variants=len(KINDS),
+        max_lora_rank=16,
+        variant_host_bytes=1 << 30,
+        variant_kinds=tuple(VariantKind),
+    )
