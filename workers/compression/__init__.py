@@ -1,5 +1,5 @@
-"""Compressing a fine-tune against its base, layer by layer, with the error measured.
+"""Compresses a fine-tune against its base, layer by layer, and measures the error.
 
-A method (`methods/`) compresses one linear layer; a job walks the layers with what calibration saw of their
-inputs. docs/compression.md says how to use it and how it works.
+A method (`methods/`) compresses one linear layer. A job walks the layers with the statistics of their inputs
+from calibration. docs/compression.md explains the use and the design.
 """

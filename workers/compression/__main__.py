@@ -1,8 +1,9 @@
-"""`python -m workers.compression REQUEST.json`: compress one fine-tune, and print lines of JSON as it goes.
+"""`python -m workers.compression REQUEST.json`: compress one fine-tune, and print its progress as lines of
+JSON.
 
-The same command goes on where a killed one stopped, and only repeats its last line when all is done. With
-`--end-with-stdin` this process ends when its standard input does. `--holder=NAME`, the last, is for those
-who look at processes.
+The same command continues where a killed process stopped; if all is done, it only repeats the last line. With
+`--end-with-stdin` this process ends when its standard input ends. `--holder=NAME`, the last argument, is for
+people and programs that look at processes.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ from workers.compression.lines import Artifact, Done, Failed, Line, Progress, le
 from workers.compression.recipe import CompressRequest
 from workers.group import processes
 
-BEAT_S = 5.0  # between two lines at most: whoever listens knows that it lives
-MIN_PAUSE_S = 0.2  # between two lines of progress at least
-NICENESS = 10  # engines on the same host go first
+BEAT_S = 5.0  # the longest time between two lines: they show the reader that the process lives
+MIN_PAUSE_S = 0.2  # the shortest time between two lines of progress
+NICENESS = 10  # engines on the same host have priority
 RESULT = "artifact.json"
 MAX_FILES = 4096
-SPARE_FACTOR, SPARE_BYTES = 2, 4 << 30  # what is set aside is known roughly; libraries and stacks of threads
+# the reserved memory is an estimate; the spare part is for libraries and thread stacks
+SPARE_FACTOR, SPARE_BYTES = 2, 4 << 30
 
 LASTING = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
 DEVICES = ("CUDA", "CUBLAS", "CUDNN", "CUSOLVER", "out of memory", "DefaultCPUAllocator")
@@ -36,7 +38,7 @@ DEVICES = ("CUDA", "CUBLAS", "CUDNN", "CUSOLVER", "out of memory", "DefaultCPUAl
 
 
 class Speaker:
-    """Writes lines; repeats the last one while nothing else is said."""
+    """Writes lines; repeats the last line when there is no new one."""
 
     def __init__(self, out: IO[str]) -> None:
         self._out, self._lock = out, threading.Lock()
@@ -46,7 +48,7 @@ class Speaker:
         self._said_s = 0.0
 
     def tell(self, share: float, doing: str) -> None:
-        """Progress, of which not every line is written."""
+        """Report progress; not every report is written as a line."""
         now_s = time.monotonic()
         if self._began_s is None:
             self._began_s, self._began_share = now_s, share
@@ -68,10 +70,11 @@ class Speaker:
 
 
 def may_pass(error: BaseException | None) -> bool:
-    """Whether another attempt may get further: memory, disk or a device failed, perhaps behind another error.
+    """Whether another attempt may succeed: memory, disk or a device failed, perhaps as the cause of another
+    error.
 
-    What a file system says of names and permissions stays, as does an OSError that is none of the system's
-    (transformers has some).
+    Errors about file names and permissions are permanent. So is an OSError without an errno, which does not
+    come from the system (transformers raises such errors).
     """
     while error is not None:
         if isinstance(error, MemoryError):
@@ -85,12 +88,15 @@ def may_pass(error: BaseException | None) -> bool:
 
 
 def run(request: CompressRequest, speaker: Speaker) -> Line:
-    """How it ended. Raises what may pass: this process then ends without a last line, and is begun again."""
+    """Compress; returns the final line.
+
+    Raises errors that may pass. This process then ends without a final line, and is started again.
+    """
     result = request.folder / RESULT
     if result.exists() and request.artifact.is_dir():
         return Done(TypeAdapter(Artifact).validate_json(result.read_bytes()))
     try:
-        from workers.compression.durable import write_bytes  # here, as torch takes seconds
+        from workers.compression.durable import write_bytes  # here, as importing torch takes seconds
         from workers.compression.from_recipe import artifact_of
 
         artifact = artifact_of(request, speaker.tell)
@@ -105,8 +111,11 @@ def run(request: CompressRequest, speaker: Speaker) -> Line:
 
 
 def _limit(request: CompressRequest) -> None:
-    """What this process may take of the node. A GPU's driver maps memory that it never uses: there only what
-    a tokenizer takes is bounded (`workers.limited`)."""
+    """Limit this process's share of the node.
+
+    A GPU's driver maps memory that it never uses, so on a GPU only a tokenizer's memory is limited
+    (`workers.limited`).
+    """
     bounds = {resource.RLIMIT_CORE: 0, resource.RLIMIT_NOFILE: MAX_FILES}
     if request.memory_bytes and request.device == "cpu":
         bounds[resource.RLIMIT_DATA] = SPARE_BYTES + SPARE_FACTOR * request.memory_bytes
@@ -118,7 +127,7 @@ def _limit(request: CompressRequest) -> None:
 
 def main() -> None:
     lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what libraries print is no line of ours
+    os.dup2(2, 1)  # libraries' output must not mix with these lines
     if "--end-with-stdin" in sys.argv[2:]:
         processes.end_with_stdin()
     with contextlib.suppress(OSError):

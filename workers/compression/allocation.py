@@ -1,10 +1,10 @@
-"""Exact solvers of equation 8 (`program.py`): one of our own, and HiGHS.
+"""Exact solvers of equation 8 (`program.py`): our own, and HiGHS.
 
 For a fixed set of widths the program is a multiple-choice knapsack. With a price lambda on bits its
-Lagrangian falls apart into ranks, and the best price gives a bound L. Another width k for rank i raises the
-bound by r_ik >= 0, so a solution better than the best known differs from the Lagrangian's in few ranks.
-They are tried in order of r_ik by dynamic programming over (bits, error), states that are worse in both
-dropped, until no rank left could close the gap (after Pisinger's minimal core, 1995).
+Lagrangian separates into ranks, and the best price gives a bound L. Another width k for rank i raises the
+bound by r_ik >= 0. So a solution better than the best known differs from the Lagrangian's in few ranks. Ranks
+are tried in order of r_ik by dynamic programming over (bits, error); states that are worse in both are
+dropped. The search ends when no remaining rank could close the gap (after Pisinger's minimal core, 1995).
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ _LARGEST = 1e4  # HiGHS stops at an absolute gap of 1e-6, which is then 1e-10 of
 
 
 def allocate(program: BitProgram) -> Choice:
-    """A width's column for each rank, int64 [ranks], of least total error. Exact up to float64's rounding."""
+    """The width's column for each rank, int64 [ranks], with the least total error. Exact up to float64's
+    rounding.
+    """
     knapsacks = sorted((_Knapsack(program, columns) for columns in _subsets(program)), key=lambda k: k.bound)
     best, choice = math.inf, np.zeros(0, dtype=np.int64)
     for knapsack in knapsacks:
@@ -39,7 +41,7 @@ def allocate(program: BitProgram) -> Choice:
 
 
 def allocate_by_highs(program: BitProgram, limit_s: float = math.inf) -> Choice:
-    """The same by HiGHS. Raises RuntimeError when it proves no optimum within `limit_s`."""
+    """The same as `allocate`, by HiGHS. Raises RuntimeError if it proves no optimum within `limit_s`."""
     ranks, widths = program.errors.shape
     ones, chosen = sparse.eye_array(widths), sparse.csr_array((1, widths))
     unit = math.gcd(*program.bits_per_rank) or 1
@@ -80,7 +82,7 @@ def _subsets(program: BitProgram) -> Iterator[tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class _States:
-    """Partial solutions: bits and Lagrangian excess of each, and how they came to be."""
+    """Partial solutions: the bits and Lagrangian excess of each, and the steps that led to it."""
 
     bits: npt.NDArray[np.int64]
     excess: Floats
@@ -89,7 +91,7 @@ class _States:
 
 
 class _Knapsack:
-    """The program with the widths of `columns` only."""
+    """The program with only the widths of `columns`."""
 
     def __init__(self, program: BitProgram, columns: tuple[int, ...]) -> None:
         self.columns = np.asarray(columns)
@@ -99,7 +101,7 @@ class _Knapsack:
         self.budget = program.budget_bits // unit * unit
         self.price = self._price()
         priced = self.errors + self.price * self.costs
-        # Of equal widths the cheapest: the Lagrangian's choice must meet the budget.
+        # Between widths with equal errors, take the cheapest: the Lagrangian's choice must meet the budget.
         order = np.argsort(self.costs, kind="stable")
         self.first = order[priced[:, order].argmin(axis=1)]
         self.reduced = priced - priced.min(axis=1, keepdims=True)
@@ -135,12 +137,14 @@ class _Knapsack:
         return None if best is None else self._choice(best, levels, tried)
 
     def _alike(self, row: int, other: int) -> bool:
-        """Whether a rank offers what another does: if that changed nothing, neither will this."""
+        """Whether two ranks offer the same changes: if one changed nothing, neither will the other."""
         same = self.first[row] == self.first[other]
         return bool(same) and np.array_equal(self.reduced[row], self.reduced[other])
 
     def _price(self) -> float:
-        """The least lambda, up to rounding, whose choice meets the budget; 0 if that of least error does."""
+        """The least lambda, up to rounding, whose choice meets the budget; 0 if the choice of least error
+        does.
+        """
 
         def cost(price: float) -> int:
             priced = self.errors + price * self.costs
@@ -160,7 +164,7 @@ class _Knapsack:
         return high
 
     def _fill(self) -> None:
-        """Let ranks for which widths are as good as equal have the widest of them, while bits are left."""
+        """Give ranks with equally good widths the widest of them, while bits are left."""
         tied = self.reduced <= _TIED * (
             self.errors.max(axis=1, keepdims=True) + self.price * self.costs.max()
         )
@@ -172,7 +176,9 @@ class _Knapsack:
         self.reduced = np.maximum(self.reduced - chosen[:, None], 0)
 
     def _least_prices(self, order: npt.NDArray[np.int64]) -> tuple[Floats, Floats]:
-        """What ranks after each in `order` ask at least for a bit more, and for a bit less: [ranks] each."""
+        """The least price of the ranks after each in `order`, per bit added and per bit saved: [ranks]
+        each.
+        """
         change = self.costs - self.costs[self.first][:, None]
         with np.errstate(divide="ignore", invalid="ignore"):
             price = self.reduced / np.abs(change)
@@ -186,21 +192,23 @@ class _Knapsack:
     def _closed(
         self, states: _States, gap: float, best: tuple[int, int] | None, step: int
     ) -> tuple[float, tuple[int, int] | None]:
-        """The gap to the bound, and where the best solution is: (rows tried, state)."""
+        """The gap to the bound, and the position of the best solution: (rows tried, state)."""
         slack = self.budget - states.bits
         above = np.where(slack >= 0, states.excess + self.price * slack, np.inf)
         at = int(above.argmin())
         return (float(above[at]), (step, at)) if above[at] < gap else (gap, best)
 
     def _extended(self, states: _States, row: int, gap: float, prices: tuple[float, float]) -> _States:
-        """With all choices for one more row that could still close the gap, Pareto-optimal ones only.
+        """The states with all choices for one more row that could still close the gap; only Pareto-optimal
+        states.
 
-        `prices` are the least at which the ranks left take bits and give them back (`_least_prices`).
+        `prices` are the least prices at which the remaining ranks take bits and give them back
+        (`_least_prices`).
         """
         excess = (states.excess[:, None] + self.reduced[row]).ravel()
         bits = (states.bits[:, None] + self.costs - self.costs[self.first[row]]).ravel()
         slack = self.budget - bits
-        with np.errstate(invalid="ignore"):  # no bits missing at any price
+        with np.errstate(invalid="ignore"):  # if no bits are missing, an infinite price gives NaN
             missing = np.where(slack < 0, -slack * prices[1], slack * min(self.price, prices[0]))
         keep = np.flatnonzero(excess + missing < gap)
         keep = keep[np.lexsort((excess[keep], bits[keep]))]

@@ -1,4 +1,4 @@
-"""What a job writes: a delta for engines to serve, or a plain checkpoint of compressed weights."""
+"""The output of a job: a delta for engines to serve, or a plain checkpoint of compressed weights."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ from workers.compression.types import Compressed, Problem
 
 @dataclass(frozen=True)
 class Stored:
-    """A layer as an artefact stores it: tensors by their full names, what delta.json says of it, and the
-    weight, float32 [out, in], that a reader of these tensors computes with."""
+    """A layer as an artefact stores it.
+
+    `tensors` have their full names, `facts` go into delta.json, and `weight`, float32 [out, in], is what a
+    reader of these tensors computes with.
+    """
 
     tensors: Mapping[str, torch.Tensor]
     facts: Mapping[str, Any]
@@ -29,23 +32,23 @@ class Artefact(Protocol):
     """The folder that a job fills, file by file."""
 
     def file_name(self, part: int) -> str:
-        """Of hidden layer `part`; the part after the last layer is the rest."""
+        """The file of hidden layer `part`; the part after the last layer holds the remaining tensors."""
         ...
 
     def store(self, problem: Problem, compressed: Compressed, dtype: torch.dtype) -> Stored:
-        """A compressed layer; `dtype` is the checkpoint's. Raises ValueError for one without a code."""
+        """Store a compressed layer; `dtype` is the checkpoint's. Raises ValueError if it has no code."""
         ...
 
     def restore(self, problem: Problem, facts: Mapping[str, Any], file: Path) -> torch.Tensor:
-        """The weight that `store` gave, float32 [out, in], from the file that holds its tensors."""
+        """The weight of `store`, float32 [out, in], read from the file that holds its tensors."""
         ...
 
     def unchanged(self, name: str, weight: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        """What is stored of a module's weight, under its tensor's name, that equals the base's."""
+        """The stored tensors of a module whose weight equals the base's, by name."""
         ...
 
     def whole(self, name: str) -> Mapping[str, Entry]:
-        """A tensor that is stored as it is, or nothing if it need not be."""
+        """A tensor that is stored uncompressed; empty if it need not be stored."""
         ...
 
     def rest(self) -> Mapping[str, Entry]:
@@ -53,15 +56,17 @@ class Artefact(Protocol):
         ...
 
     def finish(self, folder: Path, records: Sequence[PartRecord], notes: Mapping[str, Any]) -> int:
-        """Complete the folder, and say how many bytes it holds that no record speaks of; `notes` are for
-        people. Raises CheckpointError if it cannot be read back."""
+        """Complete the folder; returns the number of its bytes that no record counts.
+
+        `notes` are for people. Raises CheckpointError if the folder cannot be read back.
+        """
         ...
 
     def spec(self, folder: Path) -> VariantSpec | None:
-        """What the folder holds, read back as a variant; None for a plain checkpoint."""
+        """The folder, read back as a variant; None for a plain checkpoint."""
         ...
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether all values are equal, in whatever types."""
+    """Whether all values are equal, whatever their types."""
     return torch.equal(a, b) if a.dtype == b.dtype else torch.equal(a.float(), b.float())

@@ -1,7 +1,7 @@
 """The smallest artefact within a measured loss.
 
-Methods and budgets are tried from the smallest expected artefact on. How much a budget loses is known only
-once it is measured: quality need not rise with size, so nothing is skipped on the way up.
+Methods and budgets are tried in order of their expected size. The loss of a budget is known only once it is
+measured: quality need not rise with size, so no candidate is skipped on the way up.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from profiler.errors import AdapterError
 from workers.compression.choose import MethodName, Options
 from workers.compression.quality import Loss, described, worst
 
-FILLED = 0.8  # of its budget a low-rank delta takes more than this
+FILLED = 0.8  # a low-rank delta takes more than this share of its budget
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """`options` and the least that they can make of a linear layer, as a share of its 16-bit size."""
+    """A method with options; `least_share`: its least size as a share of a linear layer's 16-bit size."""
 
     options: Options
     least_share: float
@@ -39,7 +39,7 @@ def _sparse(bits: int) -> Candidate:
 
 
 def _mixed(ratio: float) -> Candidate:
-    """The program of equation 8 fills the ratio, but for what is less than a rank."""
+    """The program of equation 8 fills the ratio, except for less than one rank."""
     return Candidate(Options(MethodName.deltamix, ratio=ratio), FILLED * ratio)
 
 
@@ -50,8 +50,11 @@ CANDIDATES: tuple[Candidate, ...] = (
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a candidate's artefact: `size_bytes` as stored, of which `code_bytes` are of linear layers; the rest
-    no method changes. `dense_bytes` is the 16-bit size of these layers."""
+    """The sizes of a candidate's artefact.
+
+    `size_bytes` are stored; `code_bytes` of them are linear layers, and no method changes the rest.
+    `dense_bytes` is the 16-bit size of these layers.
+    """
 
     size_bytes: int
     code_bytes: int
@@ -60,8 +63,11 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Tried:
-    """One candidate: what it made and lost. `refused` says why it could not code the model, else it is
-    empty. `losses` are empty also for what turned out larger than another that is within the limit."""
+    """The result of one candidate.
+
+    `refused` is the reason why it could not code the model, else empty. `losses` are also empty for a
+    candidate that is larger than another within the limit.
+    """
 
     candidate: Candidate
     sizes: Sizes | None = None
@@ -89,18 +95,18 @@ class Tried:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The smallest within the limit, and all that were tried, in their order."""
+    """The smallest candidate within the limit, and all tried candidates in order."""
 
     best: Tried
     tried: tuple[Tried, ...]
 
 
 class Refused(AdapterError):
-    """A candidate that cannot code the model, and why; another one may."""
+    """A candidate cannot code the model, for this reason; another candidate may."""
 
 
 class LossTooLarge(AdapterError):
-    """No candidate is within the limit. `tried` has them all."""
+    """No candidate is within the limit. `tried` has all of them."""
 
     def __init__(self, max_loss: float, tried: tuple[Tried, ...]) -> None:
         self.tried = tried
@@ -120,10 +126,10 @@ def smallest(
 ) -> Chosen:
     """The smallest artefact that loses at most `max_loss` percent on every task.
 
-    `quality` is asked of a candidate right after `compress`. If every artefact has at least its candidate's
-    share, none within the limit is smaller than the chosen one: a candidate is passed by only when its least
-    size is no less than that of the best so far. `compress` raises Refused for what cannot be coded. Raises
-    LossTooLarge when none is within the limit, and Refused when all are refused.
+    `quality` is measured right after `compress`. A candidate is skipped only if its least size is no less
+    than the size of the best so far. So if every artefact has at least its candidate's share, none within the
+    limit is smaller than the chosen one. `compress` raises Refused if it cannot code the model. Raises
+    LossTooLarge if no candidate is within the limit, and Refused if all are refused.
     """
     best: Tried | None = None
     tried: list[Tried] = []

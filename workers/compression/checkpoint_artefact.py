@@ -1,4 +1,6 @@
-"""A plain checkpoint with compressed weights in the fine-tune's place: for judging a method, not for size."""
+"""A plain checkpoint with compressed weights in place of the fine-tune's: for evaluating a method, not for
+size.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from workers.deltas.tensors import read_tensor
 
 
 class CheckpointArtefact:
-    """Stores every tensor of the fine-tune; what was compressed as it decodes, in the checkpoint's type."""
+    """Stores every tensor of the fine-tune; compressed tensors in decoded form, in the checkpoint's type."""
 
     def __init__(self, tuned: Source) -> None:
         self._tuned, self._spec = tuned, tuned.spec
@@ -74,6 +76,6 @@ class CheckpointArtefact:
 
     @property
     def _unties(self) -> bool:
-        """Whether an adapter gives a tied base a head of its own."""
+        """Whether an adapter gives a tied base its own head."""
         spec = self._spec
         return spec.tied and not same(self._tuned.tensor(spec.embedding), self._tuned.tensor(spec.head))

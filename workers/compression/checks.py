@@ -1,7 +1,7 @@
-"""Whether a fine-tune can be compressed against a base: known before the work starts, with figures.
+"""Whether a fine-tune can be compressed against a base, checked with figures before the work starts.
 
-First the headers (`check_alike`), then one pass over all values (`scan`): what is not finite, how far the
-fine-tune is from its base, and whether it differs at all.
+First the headers (`check_alike`), then one pass over all values (`scan`): values that are not finite, the
+distance of the fine-tune from its base, and whether it differs at all.
 """
 
 from __future__ import annotations
@@ -34,16 +34,18 @@ COMPUTING = (
 )
 """Keys of config.json, beside RoPE's, that change what the same weights compute."""
 
-CHUNK = 1 << 24  # values looked at together: 64 MiB in float32
+CHUNK = 1 << 24  # values checked together: 64 MiB in float32
 
 
 class ImplausibleBase(AdapterError):
-    """The fine-tune is too far from the base to be its own. Who may insist is told how by the caller."""
+    """The fine-tune is too far from the base to be its own. The caller adds how to insist."""
 
 
 @dataclass(frozen=True)
 class Scan:
-    """What one pass over all values found. The norms are of the linear layers' weights and their deltas."""
+    """The result of one pass over all values. The norms are of the linear layers' weights and their
+    deltas.
+    """
 
     base_norm: float
     delta_norm: float
@@ -57,10 +59,10 @@ class Scan:
 
 
 def check_alike(base: Source, tuned: Source) -> list[str]:
-    """What to warn of, from configs and headers alone.
+    """Compare configs and headers alone; returns warnings.
 
-    Raises AdapterError when the two are of different architectures or shapes. The fine-tune's vocabulary
-    may be larger.
+    Raises AdapterError if the two have different architectures or shapes. The fine-tune's vocabulary may be
+    larger.
     """
     a, b = base.spec, tuned.spec
     for what, left, right in (
@@ -77,8 +79,10 @@ def check_alike(base: Source, tuned: Source) -> list[str]:
 
 
 def check_groups(spec: ModelSpec, method: Method) -> None:
-    """Raises OptionError where columns that share a scale are too many, or too few, for an engine to load the
-    delta of some module."""
+    """Check that an engine can load the delta of every module.
+
+    Raises OptionError if too many, or too few, columns share a scale.
+    """
     size = method.facts.get("group_size")
     if method.kind is not VariantKind.SPARSE_DELTA or size is None:
         return
@@ -92,7 +96,7 @@ def check_groups(spec: ModelSpec, method: Method) -> None:
 
 
 def scan(base: Source, tuned: Source, device: str, tell: Progress) -> Scan:
-    """Read both once. Raises CheckpointError for a value that is not finite, naming tensor and place."""
+    """Read both once. Raises CheckpointError for a value that is not finite, with its tensor and place."""
     spec = base.spec
     names = tuple(dict.fromkeys((*all_tensors(spec), *all_tensors(tuned.spec))))
     linear = {
@@ -115,10 +119,10 @@ def scan(base: Source, tuned: Source, device: str, tell: Progress) -> Scan:
 
 
 def judge(found: Scan, base: Source, tuned: Source, force: bool) -> list[str]:
-    """What to warn of.
+    """Judge the result of a scan; returns warnings.
 
-    Raises AdapterError when nothing differs, and, unless `force`, ImplausibleBase when the base cannot be the
-    one that was fine-tuned.
+    Raises AdapterError if nothing differs, and, unless `force`, ImplausibleBase if the fine-tune cannot come
+    from this base.
     """
     if not found.differing:
         raise AdapterError(
@@ -157,7 +161,7 @@ def _vocabulary(base: Source, tuned: Source) -> list[str]:
 
 
 def _settings(base: Source, tuned: Source) -> list[str]:
-    """Engines compute a variant by its base's config."""
+    """Warnings about settings that differ: engines compute a variant by its base's config."""
     before, after = (_computing(read_json(source.folder / "config.json")) for source in (base, tuned))
     return [
         f"config.json has {key} {after[key]}, the base has {before[key]}; engines use the base's, so answers "
@@ -168,8 +172,10 @@ def _settings(base: Source, tuned: Source) -> list[str]:
 
 
 def _computing(config: dict[str, Any]) -> dict[str, Any]:
-    """What changes the meaning of the same weights. A number that is left out is its family's, which is not
-    known here."""
+    """The settings that change the meaning of the same weights.
+
+    If config.json omits a number, its family's default applies, which is not known here.
+    """
     rope = rope_of(config)
     said = {key: config[key] for key in COMPUTING if key in config}
     if config.get("use_sliding_window") is False:
@@ -178,7 +184,7 @@ def _computing(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _difference(left: Any, right: Any) -> str:
-    """Both; of two tables only the entries that differ."""
+    """Both values; for two tables, only the entries that differ."""
     if isinstance(left, dict) and isinstance(right, dict):
         keys = [key for key in {**left, **right} if left.get(key) != right.get(key)]
         left, right = ({key: side.get(key) for key in keys} for side in (left, right))

@@ -1,4 +1,4 @@
-"""Which method, by name and options. Imports no torch until a method is made."""
+"""The choice of a method, by name and options. Imports no torch until a method is created."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class MethodName(StrEnum):
-    """`auto` is the smallest artefact within a measured loss (auto.py); the rest are in methods/."""
+    """`auto` is the smallest artefact within a measured loss (auto.py); the others are in methods/."""
 
     auto = "auto"
     deltacompress = "deltacompress"
@@ -34,8 +34,9 @@ ALIASES: Mapping[str, MethodName] = {"sparse": MethodName.magnitude, "svd": Meth
 class Options:
     """A method and its numbers; None is the method's own default.
 
-    `bits` of a stored value; `ratio`: the share of the layer's 16-bit size that its codes may take;
-    `group_size`: columns that share a scale, a row if None; `max_widths`: how many widths a layer may mix.
+    `bits`: bits per stored value. `ratio`: the share of the layer's 16-bit size that its codes may take.
+    `group_size`: columns that share a scale; None: one scale per row. `max_widths`: how many widths a layer
+    may mix.
     """
 
     method: MethodName
@@ -46,7 +47,7 @@ class Options:
 
 
 class OptionError(ValueError):
-    """An option that the method does not take, or a value that it cannot have; `option` is its name."""
+    """An option that the method does not take, or an invalid value; `option` is its name."""
 
     def __init__(self, option: str, message: str) -> None:
         super().__init__(message)
@@ -65,12 +66,12 @@ TAKES: Mapping[MethodName, frozenset[str]] = {
     MethodName.round_to_nearest: frozenset({"bits", "group_size"}),
 }
 
-_CODED_BITS = (4, 2)  # what the 2:4 format has codes for
+_CODED_BITS = (4, 2)  # the codes of the 2:4 format
 _WHOLE_BITS = (8, 4, 3, 2)
 
 
 def method_named(name: str) -> MethodName:
-    """By its name or an alias. Raises OptionError."""
+    """A method by its name or an alias. Raises OptionError."""
     if name in ALIASES:
         return ALIASES[name]
     try:
@@ -90,7 +91,7 @@ def parse_ratio(text: str) -> float:
 
 
 def check(options: Options) -> None:
-    """Raises OptionError for what the method does not take, and values out of range."""
+    """Raises OptionError for options that the method does not take, and for values out of range."""
     for option in _given(options):
         if option not in TAKES[options.method]:
             taken = ", ".join(sorted(TAKES[options.method])) or "no option"
@@ -127,7 +128,7 @@ def _check_ratio(ratio: float) -> None:
 
 
 def _factory(name: MethodName) -> Callable[..., Method]:
-    """What makes it. Each module is imported when it is asked for."""
+    """The method's constructor. Each module is imported at its first use."""
     from importlib import import_module
 
     stem = name.value.replace("-", "_")

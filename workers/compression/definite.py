@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import torch
 
-SHARES = tuple(10.0**power for power in range(-6, 1))  # of the mean diagonal: added until it is enough
+# of the mean diagonal: added until the matrix is positive definite
+SHARES = tuple(10.0**power for power in range(-6, 1))
 
 
 def lower_factor(matrix: torch.Tensor) -> torch.Tensor:
-    """L [n, n], lower triangular: L L^T is `matrix` and the least share of its mean diagonal that is enough.
+    """L [n, n], lower triangular: L L^T is `matrix` plus the least sufficient share of its mean diagonal.
 
-    Nothing is added where the matrix is positive definite; else 1e-6 of the mean diagonal, then ten times as
-    much, up to all of it. Raises ValueError when that is not enough, or for values that are not finite.
+    Nothing is added if the matrix is positive definite; else 1e-6 of the mean diagonal, then ten times as
+    much, up to all of it. Raises ValueError if that is not enough, or for values that are not finite.
     """
     mean = matrix.diagonal().mean().clamp_min(torch.finfo(matrix.dtype).tiny)
     for share in (0.0, *SHARES):

@@ -43,7 +43,7 @@ TOOL = "ostinato compress"
 
 
 class DeltaArtefact:
-    """Stores codes of layers that differ from the base's, and whole tensors that do.
+    """Stores codes of layers that differ from the base's, and whole tensors that differ.
 
     Raises AdapterError for a base whose variants no engine serves.
     """
@@ -80,7 +80,7 @@ class DeltaArtefact:
         return {} if same(self._base.tensor(name), tuned) else {name: held(tuned)}
 
     def rest(self) -> Mapping[str, Entry]:
-        """The embedding, the last norm, and the head where it is not what the base would make of them."""
+        """The embedding, the last norm, and the head, if they differ from the base's."""
         head = self._spec.head
         found: dict[str, Entry] = {}
         for name in (*(name for name in self._spec.other_shapes if name != head), head):
@@ -119,7 +119,7 @@ class DeltaArtefact:
         return sum(entry.size_bytes for entry in added.values())
 
     def _write_words(self, folder: Path) -> None:
-        """Its tokenizer, template, ends and generation defaults, where they are not the base's."""
+        """Copy the tokenizer, template, end tokens and generation defaults that differ from the base's."""
         own, base = self._tuned.origin, self._base.folder
         for name in side_files(own):
             contents = (own / name).read_bytes()
@@ -158,14 +158,14 @@ class DeltaArtefact:
     def _weight(
         self, base: torch.Tensor, parts: Mapping[str, torch.Tensor], facts: Mapping[str, Any]
     ) -> torch.Tensor:
-        """The base plus what the parts decode to."""
+        """The base plus the decoded parts."""
         if self._method.kind is VariantKind.SPARSE_DELTA:
             return base + sparse.decode(sparse_code(parts, self._method.facts["bits"]))
         return base + svd.decode(svd_code(parts, facts), (base.shape[0], base.shape[1]))
 
 
 def _contents(records: Sequence[PartRecord]) -> dict[str, Any]:
-    """What delta.json says of files, modules and whole tensors."""
+    """The entries of delta.json for files, modules and whole tensors."""
     files: dict[str, Any] = {}
     modules: dict[str, Any] = {}
     full: dict[str, Any] = {}

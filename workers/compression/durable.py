@@ -1,4 +1,4 @@
-"""Files that are there as a whole or not at all, whenever the process or the machine stops."""
+"""Files that exist as a whole or not at all, whenever the process or the machine stops."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PARTIAL = ".partial"
 
 @dataclass(frozen=True)
 class Entry:
-    """A tensor to be written: read when its turn comes, so that memory holds one of them."""
+    """A tensor to be written: read only when its turn comes, so that memory holds one tensor."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -32,12 +32,12 @@ class Entry:
 
 
 def held(tensor: torch.Tensor) -> Entry:
-    """An entry for a tensor that is in memory already."""
+    """An entry for a tensor that is already in memory."""
     return Entry(tensor.dtype, tuple(tensor.shape), lambda: tensor)
 
 
 def write_tensors(path: Path, entries: Mapping[str, Entry]) -> FileRef:
-    """A safetensors file. Raises OSError."""
+    """Write a safetensors file. Raises OSError."""
     partial = path.with_name(path.name + PARTIAL)
     announced = {name: (NAMES[entry.dtype], entry.shape) for name, entry in entries.items()}
     with SafetensorsWriter(partial, announced) as writer:
@@ -48,19 +48,19 @@ def write_tensors(path: Path, entries: Mapping[str, Entry]) -> FileRef:
 
 
 def write_json(path: Path, document: Mapping[str, Any], indent: int | None = None) -> None:
-    """Raises OSError."""
+    """Write a JSON document. Raises OSError."""
     write_bytes(path, json.dumps(document, indent=indent).encode())
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Raises OSError."""
+    """Write a file of bytes. Raises OSError."""
     partial = path.with_name(path.name + PARTIAL)
     partial.write_bytes(data)
     _publish(partial, path)
 
 
 def rename(source: Path, target: Path) -> None:
-    """Give a folder its name. Raises OSError."""
+    """Give a folder its final name. Raises OSError."""
     os.replace(source, target)
     sync(target.parent)
 

@@ -1,4 +1,4 @@
-"""The user's evaluation set put to a fine-tune and to what is made of it; nothing is asked twice."""
+"""The user's evaluation set, answered by a fine-tune and its compressed artefacts; nothing is asked twice."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Open = Callable[[Path], Answerer]
 
 
 class Evaluation:
-    """`tasks` put to models of one base, in the words of the fine-tune `tuned`: its tokenizer and template.
+    """`tasks` answered by models of one base, with the tokenizer and template of the fine-tune `tuned`.
 
-    What they did is kept in `folder`, to go on behind it after a kill. `identity` tells the models meant
-    from others that had the folder before.
+    Their outcomes are kept in `folder`, so that a killed process can continue. `identity` distinguishes these
+    models from others that used the folder before.
     """
 
     def __init__(
@@ -44,8 +44,10 @@ class Evaluation:
         self._key = hashlib.sha256(parts.encode()).hexdigest()
 
     def outcomes(self, model: Path, name: str, progress: Progress | None = None) -> tuple[Outcome, ...]:
-        """What the model in the folder did, a checkpoint or a variant of the base. `name` tells it from the
-        others. Errors: those of merging and answering."""
+        """The outcomes of the model in a folder, a checkpoint or a variant of the base.
+
+        `name` distinguishes it from the others. Errors: those of merging and answering.
+        """
         tell = progress or (lambda share, what: None)
         kept = self._folder / f"{name}.json"
         if self.knows(name):
@@ -66,15 +68,18 @@ class Evaluation:
         return tuple(found)
 
     def knows(self, name: str) -> bool:
-        """Whether the outcomes of what is called `name` are kept."""
+        """Whether the outcomes of the model called `name` are kept."""
         kept = self._folder / f"{name}.json"
         return is_file(kept) and read_json(kept).get("key") == self._key
 
     def losses(
         self, before: tuple[Path, str], after: tuple[Path, str], progress: Progress | None = None
     ) -> tuple[Loss, ...]:
-        """From one model to another, each a folder and a name. Raises TaskError when the two read the tasks'
-        texts as other tokens, besides what `outcomes` raises."""
+        """The losses from one model to another, each given as a folder and a name.
+
+        Raises TaskError if the two read the tasks' texts as different tokens, in addition to the errors of
+        `outcomes`.
+        """
         tell = progress or (lambda share, what: None)
         had = self.outcomes(*before, lambda share, what: tell(share / 2, what))
         has = self.outcomes(*after, lambda share, what: tell((1 + share) / 2, what))
@@ -88,15 +93,15 @@ class Evaluation:
 
     @contextmanager
     def _plain(self, model: Path) -> Iterator[Path]:
-        """A folder with the model as a plain checkpoint, while it is needed."""
+        """A folder with the model as a plain checkpoint, for the duration of the context."""
         if not is_variant(model):
             yield model
             return
         merged = self._folder / "merged"
-        shutil.rmtree(merged, ignore_errors=True)  # what a kill left
+        shutil.rmtree(merged, ignore_errors=True)  # left by a killed process
         try:
             merge(self._base, model, merged)
-            if not is_variant(self._tuned):  # else the fine-tune itself is asked with the base's
+            if not is_variant(self._tuned):  # otherwise the fine-tune itself uses the base's
                 replace_side_files(self._tuned, merged)
             yield merged
         finally:
@@ -104,7 +109,7 @@ class Evaluation:
 
 
 def replace_side_files(source: Path, target: Path) -> None:
-    """Give a checkpoint another's tokenizer, chat template and generation defaults."""
+    """Replace a checkpoint's tokenizer, chat template and generation defaults by another's."""
     for path in side_files(target):
         path.unlink()
     for path in side_files(source):
@@ -112,14 +117,14 @@ def replace_side_files(source: Path, target: Path) -> None:
 
 
 def torch_answerer(device: str | None) -> Open:
-    """Models of transformers on `device`; None: on a GPU where there is one."""
+    """Opens models with transformers on `device`; None: on a GPU if there is one."""
 
     def open_answerer(folder: Path) -> Answerer:
         from transformers.utils.logging import disable_progress_bar
 
         from workers.evaluation.torch_answerer import TorchAnswerer
 
-        disable_progress_bar()  # ours is told already
+        disable_progress_bar()  # our own progress is shown already
         try:
             return TorchAnswerer.open(folder, device)
         except (OSError, ValueError) as error:

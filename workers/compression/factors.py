@@ -1,9 +1,9 @@
-"""The two factors of a delta in codes, each rounding error made up for by what is not rounded yet (GPTQ).
+"""The two factors of a delta in codes; columns not yet rounded compensate each rounding error (GPTQ).
 
-GPTQ (Frantar et al., 2023) rounds column after column of a matrix and adds to the columns left what keeps
-the outputs: with the Hessian H of their inputs and H^-1 = T^T T, T upper triangular, column j's error divided
-by T[j, j] is spread by row j of T. V's rows share H = X X^T (DeltaMix, equation 4); U's rows share
-V^ X X^T V^^T (equation 6), and U's columns are the ranks.
+GPTQ (Frantar et al., 2023) rounds column after column of a matrix and changes the remaining columns so that
+the outputs stay. With the Hessian H of their inputs and H^-1 = T^T T, T upper triangular, row j of T spreads
+column j's error divided by T[j, j]. V's rows share H = X X^T (DeltaMix, equation 4). U's rows share V^ X X^T
+V^^T (equation 6), and U's columns are the ranks.
 """
 
 from __future__ import annotations
@@ -18,15 +18,18 @@ from workers.compression.grids import Grid, range_grid, search_grid
 from workers.deltas.svd import GROUP, FactorCode, pack_bits
 
 HALF_BITS = 16
-_RANKS = 32  # of U whose grids are chosen before the first of them is rounded
+_RANKS = 32  # of U: their grids are chosen before the first of them is rounded
 _GROUPS_TRIED = 16
-_RIDGE = 1e-7  # keeps factors of ranks that quantisation made alike invertible
+_RIDGE = 1e-7  # keeps factors invertible if quantisation made ranks equal
 
 
 @dataclass(frozen=True)
 class Codes:
-    """Rows [rows, n] as format svd_delta has them: `codes` uint8, `scales` and `zeros` float32 [rows,
-    ceil(n / 128)], and the `values` that they mean, float32 [rows, n]."""
+    """Rows [rows, n] as in format svd_delta.
+
+    `codes` uint8, `scales` and `zeros` float32 [rows, ceil(n / 128)], and the decoded `values`, float32
+    [rows, n].
+    """
 
     codes: torch.Tensor
     scales: torch.Tensor
@@ -45,7 +48,7 @@ class Codes:
 
     @classmethod
     def stacked(cls, several: Sequence[Codes]) -> Codes:
-        """The rows of all, one after the other."""
+        """The rows of several, one after the other."""
         return cls(
             torch.cat([c.codes for c in several]),
             torch.cat([c.scales for c in several]),
@@ -57,7 +60,8 @@ class Codes:
 def error_feedback(gram: torch.Tensor) -> torch.Tensor:
     """T, upper triangular with T^T T = gram^-1, float32 [n, n]. `gram` must be positive definite.
 
-    The Cholesky factor of the matrix read backwards, read backwards itself, is R with R R^T = gram; T = R^-1.
+    Reverse the matrix, take its Cholesky factor, and reverse that: the result is R with R R^T = gram; T =
+    R^-1.
     """
     lower = lower_factor(gram.double().flip(0, 1))
     one = torch.eye(len(gram), dtype=lower.dtype, device=gram.device)
@@ -68,9 +72,9 @@ def error_feedback(gram: torch.Tensor) -> torch.Tensor:
 def quantize_rows(
     rows: torch.Tensor, bits: torch.Tensor, feedback: torch.Tensor, *, search: bool = True
 ) -> Codes:
-    """Rows [rows, n] of `bits` [rows] each, with errors fed back along n by `feedback` [n, n].
+    """Quantise rows [rows, n] to `bits` [rows] each, with errors fed back along n by `feedback` [n, n].
 
-    `search` picks each grid by its error (`search_grid`), else it spans the values' range.
+    `search` chooses each grid by its error (`search_grid`), else it spans the values' range.
     """
     half = bits == HALF_BITS
     if bool(half.any()):
@@ -95,8 +99,10 @@ def quantize_rows(
 
 
 def nearest_loss(rows: torch.Tensor, bits: int, *, search: bool = True) -> torch.Tensor:
-    """The share of a row's energy that rounding to nearest loses, float32 [rows] for [rows, n], by no more
-    than some of its groups of 128."""
+    """The share of a row's energy that rounding to nearest loses, float32 [rows] for [rows, n].
+
+    Only some of the row's groups of 128 are used.
+    """
     if bits == HALF_BITS:
         return torch.zeros_like(rows[:, 0])
     tops = torch.full((1, 1), 2.0**bits - 1, device=rows.device)
@@ -114,13 +120,13 @@ def quantize_columns(
 ) -> Codes:
     """U [out, ranks] with a width for each column, as rows of U^T [ranks, out].
 
-    Errors go to the columns after by the ranks' Hessian [ranks, ranks] of equation 6; equal widths are to be
-    side by side. Raises ValueError for values beyond float16.
+    Errors are fed to later columns by the ranks' Hessian [ranks, ranks] of equation 6; columns of equal width
+    must be adjacent. Raises ValueError for values beyond float16.
     """
     _require_half(target)
     feedback, work, coded = error_feedback(_regular(hessian)), target.T.contiguous(), []
     for block in _blocks(bits):
-        if bits[block.start] == HALF_BITS:  # loses nothing that is worth making up for
+        if bits[block.start] == HALF_BITS:  # its error is not worth compensating
             coded.append(halves(work[block]))
             continue
         local = feedback[block, block]
@@ -131,9 +137,9 @@ def quantize_columns(
 
 
 def reconstruction_target(delta: torch.Tensor, v: torch.Tensor, gram: torch.Tensor) -> torch.Tensor:
-    """Equation 7: the U~ [out, ranks] of least |delta X - U~ V^ X|_F, for V^ [ranks, in] as it is stored.
+    """Equation 7: the U~ [out, ranks] with the least |delta X - U~ V^ X|_F, for the stored V^ [ranks, in].
 
-    U~ = delta H V^^T (V^ H V^^T)^-1 with H = X X^T, the diagonal matrix of singular values within U~.
+    U~ = delta H V^^T (V^ H V^^T)^-1 with H = X X^T; U~ includes the diagonal matrix of singular values.
     """
     wide, h = v.double(), gram.double()
     hessian = _regular(wide @ h @ wide.T)
@@ -142,7 +148,8 @@ def reconstruction_target(delta: torch.Tensor, v: torch.Tensor, gram: torch.Tens
 
 
 def refit_rows(delta: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
-    """The V~ [ranks, in] of least |delta X - U^ V~ X|_F whatever the inputs, for U^T [ranks, out] as stored.
+    """The V~ [ranks, in] with the least |delta X - U^ V~ X|_F for all inputs, for the stored U^T [ranks,
+    out].
 
     The other half of equation 7: V~ = (U^^T U^)^-1 U^^T delta.
     """
@@ -158,14 +165,14 @@ def rank_hessian(v: torch.Tensor, gram: torch.Tensor) -> torch.Tensor:
 
 
 def halves(rows: torch.Tensor) -> Codes:
-    """Rows of 16 bits: float16 and no grids."""
+    """Rows of 16 bits: float16 without grids."""
     _require_half(rows)
     none = torch.zeros((len(rows), -(-rows.shape[1] // GROUP)), device=rows.device)
     return Codes(torch.zeros_like(rows, dtype=torch.uint8), none, none, rows.half().float())
 
 
 def _blocks(bits: Sequence[int]) -> Iterator[slice]:
-    """Successive ranks of one width, not too many at once."""
+    """Consecutive ranks of one width, at most _RANKS at once."""
     start = 0
     for stop in range(1, len(bits) + 1):
         if stop == len(bits) or bits[stop] != bits[start] or stop - start == _RANKS:
@@ -176,7 +183,9 @@ def _blocks(bits: Sequence[int]) -> Iterator[slice]:
 def _round_ranks(
     rows: torch.Tensor, top: float, local: torch.Tensor, search: bool
 ) -> tuple[Codes, torch.Tensor]:
-    """`_round_block` for U^T's rows [ranks, out] of one width, with a grid for each 128 values of each."""
+    """`_round_block` for U^T's rows [ranks, out] of one width, with a grid for each 128 values of each
+    row.
+    """
     out = rows.shape[1]
     grouped = torch.nn.functional.pad(rows, (0, -out % GROUP)).view(len(rows), -1, GROUP)
     tops = torch.full((1, 1, 1), top, device=rows.device)
@@ -190,10 +199,10 @@ def _round_ranks(
 def _round_block(
     rows: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, tops: torch.Tensor, local: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Round row after row of [k, n], each error spread over the rows after it by T [k, k].
+    """Round row after row of [k, n]; T [k, k] spreads each error over the rows after it.
 
-    The grid's tensors have shapes that [k, n] broadcasts with. Gives codes uint8 [k, n] and the errors
-    divided by T's diagonal, which rows beyond the block are to be spread with.
+    The grid's tensors broadcast with [k, n]. Returns codes uint8 [k, n] and the errors divided by T's
+    diagonal, with which the caller corrects rows beyond the block.
     """
     shifted = rows + zeros * scales  # so that codes begin at 0
     scales, tops = scales.expand_as(rows), tops.expand_as(rows)
@@ -209,7 +218,7 @@ def _round_block(
 
 
 def _decoded(codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -> Codes:
-    """Codes [rows, n] with what they mean."""
+    """Codes [rows, n] with their decoded values."""
     n = codes.shape[1]
     wide = [t.repeat_interleave(GROUP, dim=1)[:, :n] for t in (scales, zeros)]
     return Codes(codes, scales, zeros, (codes.float() - wide[1]) * wide[0])
@@ -220,7 +229,9 @@ def _grid(values: torch.Tensor, tops: torch.Tensor, weights: torch.Tensor, searc
 
 
 def _regular(hessian: torch.Tensor) -> torch.Tensor:
-    """Positive definite: a little more on the diagonal, and 1 for ranks whose rows are all 0."""
+    """The Hessian made positive definite: a little more on the diagonal, and 1 for ranks whose rows are all
+    0.
+    """
     diagonal = hessian.diagonal()
     return hessian + torch.diag(torch.where(diagonal > 0, diagonal * _RIDGE, 1.0))
 

@@ -1,4 +1,4 @@
-"""From a recipe of the control plane (recipe.py) to an artefact, by way of a user's request (request.py)."""
+"""From a recipe of the control plane (recipe.py) to an artefact, through a user's request (request.py)."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _LEFT = re.compile(r", about [^,]+ left$")  # a line of progress has it as a num
 
 
 def artifact_of(request: CompressRequest, progress: Progress) -> Artifact:
-    """Do what is asked, or go on with it. Raises what `run` raises.
+    """Carry out the request, or continue it. Raises the errors of `run`.
 
-    An artefact of which nothing is known (a kill came between its end and its being noted) is made again. So
-    are layers that cannot be gone on with: another kind of device made them, or another version.
+    An artefact without a record (the process was killed between its end and its record) is made again. So are
+    layers that cannot be continued: another kind of device, or another version, made them.
     """
     if request.artifact.exists() and not (path_for(request.artifact) / RESULT).is_file():
         shutil.rmtree(request.artifact)
@@ -64,7 +64,7 @@ def _request(request: CompressRequest) -> Request:
 
 
 def _calibration(recipe: Recipe) -> CalibrationOptions | None:
-    """None where nothing is said: a method that needs one has its own."""
+    """The calibration options; None if the recipe has none: a method that needs calibration has defaults."""
     if not recipe.calibration and recipe.rows is None and recipe.tokens is None:
         return None
     file = Path(recipe.calibration) if recipe.calibration else None
@@ -89,7 +89,7 @@ def _artifact(report: Report) -> Artifact:
 
 
 def _named(options: Options) -> str:
-    """deltacompress (4 bits), deltamix (1/16)."""
+    """The method's name with its size: deltacompress (4 bits), deltamix (1/16)."""
     if options.ratio is not None:
         return f"{options.method} ({options.ratio:g})"
     return f"{options.method} ({options.bits} bits)" if options.bits is not None else options.method.value

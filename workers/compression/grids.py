@@ -1,8 +1,8 @@
 """Grids of format svd_delta: value = (code - zero) * scale, one scale and zero for 128 values.
 
-Scales are float16 numbers and zeros whole numbers among the codes, as they are stored, so that what is
-computed with is what engines decode. All functions take rows of different widths at once: `tops` is the
-largest code of each row, 2^bits - 1.
+Scales are float16 numbers and zeros are integers among the codes, as stored, so that computations use the
+values that engines decode. All functions take rows of different widths at once: `tops` is the largest code of
+each row, 2^bits - 1.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ _REFINEMENTS = 2
 
 @dataclass(frozen=True)
 class Grid:
-    """`scales` (float16 numbers), `zeros` (whole numbers) and `tops`, all float32 [..., 1] for values
-    [..., n]."""
+    """The grids of values [..., n]: `scales` (float16 numbers), `zeros` (integers) and `tops`, float32 [...,
+    1] each.
+    """
 
     scales: torch.Tensor
     zeros: torch.Tensor
@@ -38,16 +39,16 @@ class Grid:
 
 
 def range_grid(values: torch.Tensor, tops: torch.Tensor) -> Grid:
-    """From the least to the largest of values [..., n], with 0 in between, which stays 0."""
+    """The grid from the least to the largest of values [..., n], including 0, which stays 0."""
     return _spanning(*_range(values), tops)
 
 
 def search_grid(values: torch.Tensor, tops: torch.Tensor, weights: torch.Tensor) -> Grid:
-    """Of `range_grid` and grids that clip the range, the one of least sum of weights * error^2.
+    """The grid with the least sum of weights * error^2, among `range_grid` and grids that clip the range.
 
-    `weights` [n] are for all values [..., n] alike. Two bits gain most: few values reach the ends of the
-    range, and the other codes come closer together without them. The scale is then set to what fits the
-    codes best (least squares), if that helps.
+    `weights` [n] are the same for all values [..., n]. Two bits gain most: few values reach the ends of the
+    range, and without them the other codes are closer together. Then the scale is fitted to the codes (least
+    squares), if that helps.
     """
     low, high = _range(values)
     parts = torch.tensor(_SHRINKING, device=values.device)
@@ -95,5 +96,5 @@ def _within(zeros: torch.Tensor, tops: torch.Tensor) -> torch.Tensor:
 
 
 def _half(numbers: torch.Tensor) -> torch.Tensor:
-    """As float16 has them. Those too large for it are its largest: such a grid's error tells."""
+    """The numbers rounded to float16. Larger numbers become its largest: the error shows such a grid."""
     return numbers.clamp_max(_HALF_MAX).half().float()

@@ -1,4 +1,4 @@
-"""From a base and a fine-tune to an artefact, layer by layer, going on where an earlier process stopped."""
+"""From a base and a fine-tune to an artefact, layer by layer, continuing where an earlier process stopped."""
 
 from __future__ import annotations
 
@@ -32,14 +32,16 @@ from workers.compression.work_folder import CHECKED, RESULT, WorkFolder, file_di
 if TYPE_CHECKING:
     from workers.compression.calibration.texts import Texts
 
-VERSION = 2  # of what a work folder holds; 1 had no differences
+VERSION = 2  # of a work folder's contents; 1 had no differences
 REST = "rest"
 SCAN_SHARE, LAYERS_SHARE = 0.05, 0.95  # of the progress
 
 
 @dataclass(frozen=True)
 class CalibrationOptions:
-    """Texts to calibrate with: at most `rows` of at most `tokens` of `file`, or of the bundled text."""
+    """Texts for calibration: at most `rows` rows of at most `tokens` tokens of `file`, or of the bundled
+    text.
+    """
 
     file: Path | None = None
     rows: int = ROWS
@@ -50,9 +52,9 @@ class CalibrationOptions:
 class Job:
     """Compress `tuned` (a checkpoint, or an adapter on `base`) into the new folder `out`.
 
-    A calibrated method without `calibration` takes the bundled text; with it, any method's errors are over
-    the inputs of its layers. `device` is where torch computes. `force`: go on with a base that seems to be
-    another model. `plain`: write a checkpoint although engines could serve the method's delta.
+    A calibrated method without `calibration` uses the bundled text. With `calibration`, any method's errors
+    are measured over the inputs of its layers. torch computes on `device`. `force`: continue even if the base
+    seems to be another model. `plain`: write a checkpoint although engines could serve the method's delta.
     """
 
     base: Path
@@ -66,11 +68,11 @@ class Job:
 
 
 def compress(job: Job, progress: Progress | None = None) -> Result:
-    """Do the job, or go on with it. What is finished stays in a hidden folder beside `out` meanwhile.
+    """Do the job, or continue it. Meanwhile finished parts stay in a hidden folder next to `out`.
 
-    Raises CheckpointError when files cannot be read or written, hold values that are not finite, `out`
-    exists, or another process or job works on it; AdapterError when the two do not belong together, or the
-    method cannot code them; OptionError for a device that is not there, and groups that no engine loads.
+    Raises CheckpointError if files cannot be read or written, hold values that are not finite, `out` exists,
+    or another process or job works on it. Raises AdapterError if the two do not belong together, or the
+    method cannot code them. Raises OptionError for a missing device, and for groups that no engine loads.
     """
     require_device(job.device)
     out = job.out.absolute()
@@ -110,7 +112,7 @@ class _Run:
         return self.base.spec
 
     def inputs(self) -> dict[str, Any]:
-        """All that the artefact's bytes follow from."""
+        """Everything that determines the artefact's bytes."""
         return {
             "version": VERSION,
             "base": self.base.identity,
@@ -125,7 +127,7 @@ class _Run:
         }
 
     def result_in(self, work: WorkFolder) -> Result | None:
-        """Of a job that was done before, but for names."""
+        """The result of a job that is done except for renaming."""
         document = work.earlier()
         if document is None:
             return None
@@ -205,7 +207,7 @@ class _Run:
         return record
 
     def _finished(self, work: WorkFolder) -> list[PartRecord]:
-        """The layers before the first that is not finished."""
+        """The layers before the first unfinished layer."""
         records: list[PartRecord] = []
         for layer in range(self.spec.num_layers):
             record = work.finished(_part(layer))
@@ -218,7 +220,7 @@ class _Run:
         return SCAN_SHARE + (LAYERS_SHARE - SCAN_SHARE) * layers / self.spec.num_layers
 
     def _notes(self, records: list[PartRecord]) -> dict[str, Any]:
-        """What the artefact tells people of its making."""
+        """Notes in the artefact, for people, about how it was made."""
         notes: dict[str, Any] = {"layer_errors": mean_errors(records)}
         if self.texts is not None:
             rows, tokens = len(self.texts.rows), self.texts.tokens
@@ -265,7 +267,7 @@ def _activations(device: str) -> torch.dtype:
 
 
 def require_device(device: str) -> None:
-    """Raises OptionError for a device that torch does not know or that is not there."""
+    """Raises OptionError for a device that is missing or that torch does not know."""
     try:
         torch.zeros(1, device=device)
     except (AssertionError, RuntimeError) as error:
@@ -278,7 +280,7 @@ def _part(layer: int) -> str:
 
 
 def _worse_than_base(records: list[PartRecord]) -> list[str]:
-    """A compressed layer whose outputs are further from the fine-tune's than the base's are."""
+    """Warnings about layers whose outputs are further from the fine-tune's than the base's are."""
     bad = [name for r in records for name, m in r.modules.items() if m.error is not None and m.error >= 1]
     if not bad:
         return []

@@ -1,4 +1,4 @@
-"""Equation 1 of DeltaMix: what a layer's outputs lose, over inputs like those of calibration."""
+"""Equation 1 of DeltaMix: the error of a layer's outputs, over inputs like those of calibration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One hidden layer compressed: its linear layers in the order in which they run, then its other tensors."""
+"""Compresses one hidden layer: its linear layers in the order in which they run, then its other tensors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Blocks(Protocol):
 
 @dataclass
 class LayerContents:
-    """What is to be written of a layer, and what to record of it."""
+    """The entries of a layer that must be written, and its records."""
 
     entries: dict[str, Entry] = field(default_factory=dict)
     modules: dict[str, ModuleRecord] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class LayerContents:
 class LayerCompressor:
     """Walks the layers of `base` and `tuned`, both of one architecture, in order.
 
-    `blocks` is None when nothing is calibrated: then all inputs count alike. `device` is where to compute.
+    `blocks` is None without calibration: then all inputs count equally. `device` is where torch computes.
     """
 
     base: Source
@@ -58,7 +58,9 @@ class LayerCompressor:
     device: str
 
     def compress(self, layer: int, tell: Progress) -> LayerContents:
-        """The layer's contents. Raises AdapterError, naming the module, when the method cannot code one."""
+        """The layer's contents. Raises AdapterError with the module's name if the method cannot code a
+        module.
+        """
         found, modules = LayerContents(), linear_modules(self.base.spec)
         self._enter(layer)
         for number, (module, see) in enumerate(self._modules(modules)):
@@ -70,7 +72,7 @@ class LayerCompressor:
         return found
 
     def replay(self, layer: int, record: PartRecord, folder: Path) -> None:
-        """Put a layer that was finished before through the blocks, as it was then."""
+        """Run a layer that was finished before through the blocks, with its compressed weights."""
         if self.blocks is None:
             return
         self._enter(layer)
@@ -88,7 +90,7 @@ class LayerCompressor:
             self.blocks.enter(layer, {name: self.tuned.tensor(f"{at}{name}") for name in layer_tensors(spec)})
 
     def _modules(self, modules: Sequence[str]) -> Iterator[tuple[str, See]]:
-        """Each module, and how to see what it is given by those before it as they are now."""
+        """Each module, and a function for its inputs, given the current weights of the modules before it."""
         if self.blocks is None:
             yield from ((module, lambda: None) for module in modules)
             return
@@ -128,7 +130,7 @@ class LayerCompressor:
             self.blocks.replace(module, stored.weight)
 
     def _others(self, layer: int, modules: Sequence[str], found: LayerContents) -> None:
-        """Norms, biases, and whatever else a layer has."""
+        """Add norms, biases, and all other tensors of a layer."""
         linear = {f"{module}.weight" for module in modules}
         for name in layer_tensors(self.base.spec):
             if name not in linear:
@@ -145,7 +147,7 @@ class LayerCompressor:
 
 
 def _relative_error(problem: Problem, weight: torch.Tensor) -> float:
-    """Equation 1, relative to the base; without calibration the same for inputs that are all alike."""
+    """Equation 1, relative to the base; without calibration the same for inputs that are all equal."""
     if problem.inputs is not None:
         return relative_error(problem, weight)
     whole = float(torch.linalg.vector_norm(problem.delta, dtype=torch.float64))

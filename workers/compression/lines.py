@@ -1,4 +1,4 @@
-"""What a compressing process says, a line of JSON each: how far it is, and how it ended."""
+"""The output of a compressing process, lines of JSON: its progress, and how it ended."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from pydantic import Field, TypeAdapter
 
 @dataclass(frozen=True)
 class TaskLoss:
-    """One task, before (the uncompressed fine-tune) and after. `loss` and its 95 % interval are in points of
-    100 for a share of right answers, in percent for a perplexity; None: an end that is not finite."""
+    """The result of one task, before (the uncompressed fine-tune) and after.
+
+    `loss` and its 95 % interval are in points of 100 for a share of right answers, in percent for a
+    perplexity; None: an end that is not finite.
+    """
 
     task: str
     metric: str
@@ -28,18 +31,20 @@ class TaskLoss:
 
 @dataclass(frozen=True)
 class Quality:
-    """What an artefact was measured to lose, beside the uncompressed fine-tune, on the same tasks."""
+    """The measured loss of an artefact against the uncompressed fine-tune, on the same tasks."""
 
     losses: tuple[TaskLoss, ...]
 
     @property
     def accuracy(self) -> float:
-        """What is left of the task that lost most, in percent of the fine-tune's; 0..100."""
+        """The accuracy left on the task that lost most, in percent of the fine-tune's; 0..100."""
         return min((_kept(each) for each in self.losses), default=100.0)
 
 
 def _kept(task: TaskLoss) -> float:
-    """Of a perplexity, which is better when it is less, its inverse counts."""
+    """The share that is left of a task's figure. A perplexity is better when it is lower, so its inverse
+    counts.
+    """
     before, after = task.before, task.after
     if task.metric == "perplexity":
         before, after = 1 / before, 1 / after
@@ -47,9 +52,9 @@ def _kept(task: TaskLoss) -> float:
 
 
 def quality_of(losses: Sequence[Mapping[str, Any]] | None) -> Quality | None:
-    """Of the entries of delta.json (docs/formats.md, quality); None where there are none.
+    """The quality from the entries of delta.json (docs/formats.md, quality); None if there are none.
 
-    Errors: KeyError, TypeError or ValueError for what is no such list.
+    Errors: KeyError, TypeError or ValueError if the value is no such list.
     """
     return Quality(tuple(map(_loss, losses))) if losses else None
 
@@ -68,7 +73,7 @@ def _loss(entry: Mapping[str, Any]) -> TaskLoss:
 
 
 def _finite(value: float | None) -> float:
-    """A perplexity beyond all numbers is None there."""
+    """The value; delta.json has None for a perplexity too large for a number."""
     return sys.float_info.max if value is None else value
 
 
@@ -79,8 +84,11 @@ def _loss_adapter() -> TypeAdapter[TaskLoss]:
 
 @dataclass(frozen=True)
 class Artifact:
-    """A delta on disk. `size_bytes` of `tuned_bytes` are left; `layer_errors` are mean relative errors of
-    layers' outputs (equation 1 of DeltaMix) by kind of module. `quality` is None where none was asked for."""
+    """A delta on disk.
+
+    It has `size_bytes` of the fine-tune's `tuned_bytes`. `layer_errors` are mean relative errors of layers'
+    outputs (equation 1 of DeltaMix) by kind of module. `quality` is None if none was requested.
+    """
 
     method: str
     kind: str
@@ -93,13 +101,13 @@ class Artifact:
 
     @property
     def ratio(self) -> float:
-        """How many times smaller than the fine-tune it is."""
+        """How many times smaller it is than the fine-tune."""
         return self.tuned_bytes / max(1, self.size_bytes)
 
 
 @dataclass(frozen=True)
 class Progress:
-    """`share` (0..1) is done; `left_s` seconds are left, as far as can be said."""
+    """`share` (0..1) is done; `left_s` is the estimated number of seconds left."""
 
     share: float
     doing: str
@@ -115,7 +123,7 @@ class Done:
 
 @dataclass(frozen=True)
 class Failed:
-    """It would fail again: the message says what was expected, what came and what to do."""
+    """The compression would fail again: the message has the expectation, the cause and the remedy."""
 
     message: str
     kind: Literal["failed"] = "failed"
@@ -134,11 +142,11 @@ def to_line(line: Line) -> str:
 
 
 def from_line(text: str) -> Line:
-    """Errors: ValueError for what is no such line."""
+    """Parse a line. Errors: ValueError if it is no such line."""
     return _adapter().validate_json(text)
 
 
 def left_s(began_share: float, share: float, elapsed_s: float) -> float | None:
-    """Seconds left at the pace since it began at `began_share`. None before there is a pace."""
+    """The seconds left at the pace since the share was `began_share`. None before there is a pace."""
     done = share - began_share
     return None if done <= 0 else elapsed_s * max(0.0, 1 - share) / done

@@ -1,9 +1,9 @@
-"""The lossless stage: files of a written delta compressed with zstd, where loading them gets faster.
+"""The lossless stage: compresses files of a written delta with zstd, if loading them becomes faster.
 
-DeltaZip (section 4.3) ends with a lossless stage as well, nvCOMP's GDeflate. Codes of few bits are not all
-equally frequent, so that an entropy coder still finds something in them. Whether that helps depends on the
-disk: each file is compressed, its decompression is timed on this machine, and the compressed file is kept if
-reading the fewer bytes and decompressing them takes less time than reading all of them.
+DeltaZip (section 4.3) ends with a lossless stage, too: nvCOMP's GDeflate. Codes of few bits are not equally
+frequent, so an entropy coder still saves space. Whether that helps depends on the disk. Each file is
+compressed and its decompression is timed on this machine. The compressed file is kept if reading and
+decompressing it takes less time than reading the plain file.
 """
 
 from __future__ import annotations
@@ -25,16 +25,18 @@ from workers.compression.durable import write_json
 from workers.compression.types import Progress
 from workers.deltas.folders import sync
 
-LEVEL = 3  # of codes nothing but their frequencies can be used, which every level does
-MAX_LEVEL = 19  # above it, readers would need more memory than they give
+LEVEL = 3  # only the codes' frequencies help, which every level uses
+MAX_LEVEL = 19  # above it, readers would need more memory than they reserve
 MB = 1e6
-_CHUNK_BYTES = 1 << 20  # as readers take them, still in the processor's cache when it is hashed
-_PROBED_BYTES = 256 << 20  # of files read to find the storage's rate
+_CHUNK_BYTES = 1 << 20  # as readers use it; it is still in the processor's cache when it is hashed
+_PROBED_BYTES = 256 << 20  # of files read to measure the storage's rate
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One file: the size of its contents, its size compressed, and a processor's seconds to decompress it."""
+    """One file: the size of its contents, its compressed size, and the processor seconds of its
+    decompression.
+    """
 
     name: str
     contents_bytes: int
@@ -45,7 +47,7 @@ class Measured:
         return self.contents_bytes / storage_bytes_per_s
 
     def compressed_load_s(self, storage_bytes_per_s: float) -> float:
-        """Reading, then decompressing: one thread of a loader does both."""
+        """The time of reading, then decompressing: one thread of a loader does both."""
         return self.compressed_bytes / storage_bytes_per_s + self.decompress_s
 
     def gains(self, storage_bytes_per_s: float) -> bool:
@@ -63,7 +65,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Lossless:
-    """What became of a folder: all files as measured, and the names of those that are stored compressed."""
+    """The result for a folder: the measured files, and the names of those that are stored compressed."""
 
     files: tuple[Measured, ...]
     kept: frozenset[str]
@@ -79,7 +81,7 @@ class Lossless:
         return sum(f.compressed_bytes if f.name in self.kept else f.contents_bytes for f in self.files)
 
     def saved_bytes(self, *names: str) -> int:
-        """By how much smaller these files are stored; without names: all."""
+        """The bytes saved by compressing these files; without names: all files."""
         return sum(
             file.contents_bytes - file.compressed_bytes
             for file in self.files
@@ -104,7 +106,7 @@ class Lossless:
         return self.size_before_bytes / seconds if seconds else 0.0
 
     def facts(self) -> dict[str, Any]:
-        """For people: figures of the whole folder."""
+        """Figures of the whole folder, for people."""
         return {
             "files": len(self.files),
             "compressed_files": len(self.kept),
@@ -124,13 +126,13 @@ def compress_files(
     level: int = LEVEL,
     progress: Progress | None = None,
 ) -> Lossless:
-    """Store the files of the delta in `folder` compressed where that makes loading faster.
+    """Compress the files of the delta in `folder` if that makes loading faster.
 
-    `storage_mb_per_s` is the rate (10^6 bytes per second) of the storage that engines read from; None: what
-    a cold read of these files yields here. delta.json changes last and at once, so that the folder can be
-    read at any time, also after a crash; files that are compressed already stay so,
-    and are timed like the others.
-    Raises CheckpointError when the folder holds no sound delta or cannot be written.
+    `storage_mb_per_s` is the rate (10^6 bytes per second) of the storage that engines read from; None: the
+    rate of a cold read of these files here. delta.json changes last and atomically, so that the folder can be
+    read at any time, also after a crash. Files that are already compressed stay so, and are timed like the
+    others.
+    Raises CheckpointError if the folder holds no valid delta or cannot be written.
     """
     if not 1 <= level <= MAX_LEVEL:
         raise ValueError(f"expected a level of 1 to {MAX_LEVEL}, got {level}")
@@ -166,9 +168,9 @@ def compress_files(
 
 
 def cold_read_bytes_per_s(paths: Iterable[Path], clock: Callable[[], float] = time.perf_counter) -> float:
-    """The rate at which the storage gives files that the system has not cached, at most 256 MiB of them.
+    """The storage's rate for files that the system has not cached, from at most 256 MiB of them.
 
-    The system is asked to drop what it has cached of them first. Infinite where there is nothing to read.
+    First the system is asked to drop its cache of the files. Infinite if there is nothing to read.
     """
     left, spent = _PROBED_BYTES, 0.0
     buffer = memoryview(bytearray(_CHUNK_BYTES))
@@ -191,16 +193,17 @@ def _drop_cached(path: Path) -> None:
 def _tried(
     folder: Path, file: FileRef, level: int, tell: Progress, share: float
 ) -> tuple[Measured, StoredFile]:
-    """One file compressed beside itself, and decompressed again under the clock. Raises CheckpointError
-    when that does not give its contents back."""
+    """Compress one file into a new file in the same folder, and time its decompression.
+
+    Raises CheckpointError if that does not give its contents back.
+    """
     tell(share, f"compressing {file.name}")
     stored = _compress(folder / file.name, folder / f"{file.name}{SUFFIX}", file.size_bytes, level)
     return _timed(folder, file, stored), stored
 
 
 def _timed(folder: Path, file: FileRef, stored: StoredFile) -> Measured:
-    """A compressed file, decompressed under the clock. Raises CheckpointError when that does not give its
-    contents."""
+    """Time the decompression of a compressed file. Raises CheckpointError if the contents differ."""
     seconds, digest = _decompress(folder / f"{file.name}{SUFFIX}", file.size_bytes)
     if digest != file.sha256:
         raise CheckpointError(f"{folder / file.name} no longer has the checksum of {DELTA}; copy it again")
@@ -208,7 +211,7 @@ def _timed(folder: Path, file: FileRef, stored: StoredFile) -> Measured:
 
 
 def _compress(source: Path, target: Path, size_bytes: int, level: int) -> StoredFile:
-    """One frame that states the size of its contents, written to the disk."""
+    """Compress into one frame that states the size of its contents, and sync it to the disk."""
     import zstandard
 
     with source.open("rb") as contents, target.open("wb") as out:
@@ -219,7 +222,7 @@ def _compress(source: Path, target: Path, size_bytes: int, level: int) -> Stored
 
 
 def _decompress(path: Path, size_bytes: int) -> tuple[float, str]:
-    """Seconds of a processor to decompress a file that the system has cached, and the contents' SHA-256."""
+    """Processor seconds to decompress a file that the system has cached, and the SHA-256 of its contents."""
     buffer, digest, seconds = memoryview(bytearray(_CHUNK_BYTES)), hashlib.sha256(), 0.0
     with opened(path, size_bytes) as source:
         while True:
@@ -232,7 +235,7 @@ def _decompress(path: Path, size_bytes: int) -> tuple[float, str]:
 
 
 def _keep(folder: Path, raw: dict[str, Any], kept: dict[str, StoredFile]) -> None:
-    """Make delta.json speak of the compressed files in `kept`."""
+    """Record the compressed files in `kept` in delta.json."""
     if kept:
         files = {name: {**entry, **_described(kept.get(name))} for name, entry in raw["files"].items()}
         version = max(raw["version"], ZSTD_VERSION)
@@ -240,7 +243,7 @@ def _keep(folder: Path, raw: dict[str, Any], kept: dict[str, StoredFile]) -> Non
 
 
 def _sweep(folder: Path, compressed: Collection[str], names: Iterable[str]) -> None:
-    """Remove what delta.json does not speak of: the plain or the compressed form of each file."""
+    """Remove the form of each file, plain or compressed, that delta.json does not list."""
     for name in names:
         (folder / (name if name in compressed else f"{name}{SUFFIX}")).unlink(missing_ok=True)
 

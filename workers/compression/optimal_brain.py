@@ -1,13 +1,12 @@
-"""The column loop of SparseGPT and GPTQ: prune and round a matrix, column by column, and let later columns
-make up for what earlier ones lost.
+"""The column loop of SparseGPT and GPTQ: prune and round a matrix column by column; later columns compensate.
 
-Minimised is |(W' - W) X|_F^2 for W [out, in] and inputs X [in, tokens]. H = 2 X X^T, damped, has the inverse
+It minimises |(W' - W) X|_F^2 for W [out, in] and inputs X [in, tokens]. H = 2 X X^T, damped, has the inverse
 U^T U with U upper triangular. Once the columns before j are fixed, (U_jj)^2 is the inverse's diagonal element
-for j, and row j of U over U_jj says how the columns behind have to answer an error in column j (SparseGPT,
-Frantar and Alistarh 2023, algorithm 1; GPTQ, Frantar et al. 2022, algorithm 1). A factor on H changes
-nothing in the result, so `gram` may be X X^T, or X X^T / tokens.
+for j. Row j of U over U_jj is how the later columns must answer an error in column j (SparseGPT, Frantar and
+Alistarh 2023, algorithm 1; GPTQ, Frantar et al. 2022, algorithm 1). A factor on H does not change the result,
+so `gram` may be X X^T, or X X^T / tokens.
 
-Matrices are transposed here, [in, out]: a column of weights then lies together in memory.
+Matrices are transposed here, [in, out], so that a column of weights is contiguous in memory.
 """
 
 from __future__ import annotations
@@ -39,11 +38,11 @@ def eliminate(
     start_group: StartGroup,
     group_size: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rounded weights [out, in] and the mask of kept ones, bool [out, in].
+    """Rounded weights [out, in] and the mask of kept weights, bool [out, in].
 
     `weights` [out, in] is float32 or float64, `gram` [in, in] symmetric. `group_size` None: one group. An
-    input that was always 0 (a dead column) has weight 0 before its four columns are chosen from. Raises
-    ValueError when `in` or the group size does not divide by 4, for values that are not finite, and when no
+    input that was always 0 (a dead column) gets weight 0 before the choice among its four columns. Raises
+    ValueError if `in` or the group size does not divide by 4, for values that are not finite, and if no
     damping makes the Hessian positive definite.
     """
     _check(weights, gram, group_size)
@@ -53,7 +52,7 @@ def eliminate(
     work[dead_columns(gram)] = 0
     factor = inverse_factor(gram).to(weights.dtype, memory_format=torch.contiguous_format)
     deviations = factor.diagonal().unsqueeze(1).contiguous()
-    answers = factor / deviations  # row j: how the columns behind answer an error in column j
+    answers = factor / deviations  # row j: how the later columns answer an error in column j
     kept = torch.empty_like(work, dtype=torch.bool)
     errors = torch.empty(BLOCK, work.shape[1], dtype=work.dtype, device=work.device)
     fix: Fix | None = None
@@ -71,9 +70,9 @@ def eliminate(
 def inverse_factor(gram: torch.Tensor) -> torch.Tensor:
     """U, float64 upper triangular [in, in], with U^T U the inverse of the damped Hessian.
 
-    From the Cholesky factor of the Hessian with its columns in reverse order: H = R R^T with R upper
-    triangular, so U is R's inverse. Dead columns count as independent ones of average size.
-    Raises ValueError.
+    It comes from the Cholesky factor of the Hessian with its columns in reverse order: H = R R^T with R upper
+    triangular, so U is R's inverse. Dead columns count as independent columns of average size. Raises
+    ValueError.
     """
     hessian = 2 * gram.double()
     diagonal = hessian.diagonal()
@@ -95,15 +94,16 @@ def inverse_factor(gram: torch.Tensor) -> torch.Tensor:
 
 
 def dead_columns(gram: torch.Tensor) -> torch.Tensor:
-    """bool [in]: the inputs that were always 0, unless all were: then nothing is known, and none counts as
-    dead."""
+    """bool [in]: the inputs that were always 0; if all were, no column counts as dead."""
     dead: torch.Tensor = gram.diagonal() == 0
     return dead & ~dead.all()
 
 
 def blocks(columns: int, group_size: int) -> Iterator[tuple[int, int]]:
-    """Blocks of at most 128 columns, from each to before the next. No group begins within a block that it
-    does not also end in: a group's weights are up to date when it begins."""
+    """Blocks of at most 128 columns, from each start to before the next.
+
+    If a group begins within a block, it also ends in it: a group's weights must be up to date when it begins.
+    """
     if group_size <= BLOCK:
         size = group_size * (BLOCK // group_size)
         yield from ((start, min(start + size, columns)) for start in range(0, columns, size))

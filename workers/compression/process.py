@@ -1,4 +1,4 @@
-"""Carries out a `CompressRequest` in a process of its own, which ends when this one does, in whatever way."""
+"""Carries out a `CompressRequest` in its own process, which ends when this process ends, for any reason."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from workers.compression.recipe import CompressRequest
 from workers.group import jobs
 from workers.group.members import visible_gpus
 
-SILENT_S = 300.0  # a process beats every few seconds; one that is silent for so long hangs
+SILENT_S = 300.0  # a process writes every few seconds; after this silence it counts as hung
 LOG = "compress.log"
 
 
 class CompressingError(RuntimeError):
-    """A process that was cut off; started again it goes on where it was. The message says how it ended."""
+    """A process was interrupted; a restart continues its work. The message has the cause."""
 
 
 def carry_out(request: CompressRequest) -> Iterator[str]:
-    """Yield lines (workers.compression.lines) as they come; the last one is Done or Failed.
+    """Yield lines (workers.compression.lines) as they come; the last line is Done or Failed.
 
-    Closing the iterator ends what runs. Raises CompressingError when the process ends without such a line.
+    Closing the iterator ends the process. Raises CompressingError if the process ends without such a line.
     """
     request.folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -59,7 +59,9 @@ def _run(request: CompressRequest, lock: int) -> Iterator[str]:
 
 
 def _start(request: CompressRequest, log: Path, lock: int) -> subprocess.Popen[bytes]:
-    """It has the folder's lock, too: nothing begins there before it is gone."""
+    """Start the process. It holds the folder's lock, too: no other process begins there before it has
+    ended.
+    """
     job = request.folder / "request.json"
     job.write_bytes(TypeAdapter(CompressRequest).dump_json(request))
     named = [f"--holder={request.holder}"] if request.holder else []  # the node's agent reads it
@@ -76,7 +78,7 @@ def _start(request: CompressRequest, log: Path, lock: int) -> subprocess.Popen[b
 
 
 def _lines(out: IO[bytes]) -> Iterator[str]:
-    """Whole lines until the end. Raises CompressingError when none comes for SILENT_S."""
+    """Whole lines until the end. Raises CompressingError if no line comes for SILENT_S."""
     kept = b""
     with selectors.DefaultSelector() as selector:
         selector.register(out, selectors.EVENT_READ)

@@ -1,7 +1,7 @@
 """Equation 8 of DeltaMix: how many bits each singular vector gets, as a 0/1 program.
 
     min   sum_ik E[i, k] S[i, k]
-    s.t.  sum_ik B[k] S[i, k] <= budget     (the bits that are there)
+    s.t.  sum_ik B[k] S[i, k] <= budget     (the available bits)
           sum_k S[i, k] = 1                 (each rank has one width)
           S[i, k] <= f[k]                   (a width is used only if it is chosen)
           sum_k f[k] <= max_widths          (over widths that cost bits: a dropped rank has no width)
@@ -31,10 +31,10 @@ _HALF_BITS = 16
 class BitProgram:
     """One matrix's program.
 
-    `errors` [ranks, widths] are E, at least 0. `bits_per_rank` [widths] are B: what one rank of a width
-    stores, at least 0, the same for all ranks. Some width costs nothing (the rank is dropped). `max_widths`
-    bounds how many of the others are used. Raises ValueError for shapes that do not fit and values that are
-    no errors or costs.
+    `errors` [ranks, widths] are E, at least 0. `bits_per_rank` [widths] are B: the stored bits of one rank of
+    a width, at least 0, the same for all ranks. One width must cost nothing (the rank is dropped).
+    `max_widths` is the largest number of other widths in use. Raises ValueError for shapes that do not fit
+    and for invalid errors or costs.
     """
 
     errors: Floats
@@ -69,7 +69,7 @@ class BitProgram:
         return tuple(k for k, bits in enumerate(self.bits_per_rank) if bits == 0)
 
     def error(self, choice: Choice) -> float:
-        """The objective of a width for each rank, [ranks]."""
+        """The objective of a choice of one width for each rank, [ranks]."""
         return float(self.errors[np.arange(len(choice)), choice].sum())
 
     def cost_bits(self, choice: Choice) -> int:
@@ -82,10 +82,10 @@ class BitProgram:
 
 
 def rank_bits(shape: tuple[int, int], bits: int, *, codes_only: bool = False) -> int:
-    """What one rank of a matrix [out, in] stores in format svd_delta at a width of `bits`; 0 if dropped.
+    """The bits of one rank of a matrix [out, in] in format svd_delta at a width of `bits`; 0 if dropped.
 
-    A row of V and a column of U: codes in whole bytes of eight codes, and for each 128 a scale of 16 and a
-    zero of 8 bits. `codes_only` counts (h_in + h_out) * bits, as the paper's B does.
+    A rank has a row of V and a column of U: codes in whole bytes of eight codes, and for each 128 a scale of
+    16 and a zero of 8 bits. `codes_only` counts (h_in + h_out) * bits, as the paper's B does.
     """
     if codes_only or bits in {0, _HALF_BITS}:
         return sum(shape) * bits
@@ -102,7 +102,7 @@ def budget_bits(shape: tuple[int, int], ratio: float) -> int:
 def most_ranks(
     shape: tuple[int, int], widths: Sequence[int], budget: int, *, codes_only: bool = False
 ) -> int:
-    """The ranks that the budget holds if all have the narrowest width. Raises ValueError if none fits."""
+    """The ranks that fit the budget if all have the narrowest width. Raises ValueError if none fits."""
     narrowest = min(bits for bits in widths if bits > 0)
     ranks = min(budget // rank_bits(shape, narrowest, codes_only=codes_only), *shape)
     if ranks == 0:

@@ -1,8 +1,8 @@
-"""What a compression costs in quality: the same tasks put to the fine-tune and to what was made of it.
+"""The loss of quality of a compression: the fine-tune and its artefact answer the same tasks.
 
-A loss is counted in percent. Of a task with right and wrong answers it is the share that is right before
-minus the share after, in points of 100; of a perplexity it is how much larger it became. Both models answer
-the same items, so the interval is that of the items' differences, which is narrower than the models' own.
+A loss is counted in percent. For a task with right and wrong answers it is the share of right answers before
+minus the share after, in points of 100. For a perplexity it is its increase. Both models answer the same
+items, so the interval is that of the items' differences, which is narrower than the models' own.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ QUALITY = "quality"  # the entry of delta.json
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a model did with one task, item by item, in the task's order.
+    """A model's outcome of one task, item by item, in the task's order.
 
-    `values` are 1 for right and 0 for wrong, or a text's ln p, and `tokens` how many of it were scored (empty
-    for questions). `digest` is the task's.
+    `values` are 1 for right and 0 for wrong, or a text's ln p. `tokens` are the numbers of scored tokens
+    (empty for questions). `digest` is the task's.
     """
 
     task: str
@@ -51,7 +51,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Loss:
-    """How much worse a task went, in percent, and the 95 % interval over items drawn as these were."""
+    """How much worse a task went, in percent, and the 95 % interval over items drawn like these."""
 
     task: str
     metric: Metric
@@ -78,19 +78,21 @@ def outcome(raw: Mapping[str, Any]) -> Outcome:
 
 
 def outcomes_of(tasks: Iterable[Task], answerer: Answerer) -> tuple[Outcome, ...]:
-    """Each task put to a model. Errors: those of the answerer."""
+    """The outcomes of a model for each task. Errors: those of the answerer."""
     return tuple(_outcome(task, answerer) for task in tasks)
 
 
 def losses_between(before: Sequence[Outcome], after: Sequence[Outcome]) -> tuple[Loss, ...]:
-    """Task by task. Raises ValueError when the two are not of the same tasks."""
+    """The losses, task by task. Raises ValueError if the outcomes are not of the same tasks."""
     if [each.digest for each in before] != [each.digest for each in after]:
         raise ValueError("expected the outcomes of the same tasks in the same order, got others")
     return tuple(loss_between(a, b) for a, b in zip(before, after, strict=True))
 
 
 def loss_between(before: Outcome, after: Outcome) -> Loss:
-    """Of one task. Raises ValueError when the two scored other tokens: they do not share a tokenizer."""
+    """The loss of one task. Raises ValueError if the two scored different tokens: they do not share a
+    tokenizer.
+    """
     if before.tokens != after.tokens or len(before.values) != len(after.values):
         raise ValueError(f"{before.task}: the two models scored other items or tokens; expected the same")
     difference = _share_lost if before.metric.higher_is_better else _perplexity_gained
@@ -109,12 +111,12 @@ def loss_between(before: Outcome, after: Outcome) -> Loss:
 
 
 def worst(losses: Iterable[Loss]) -> Loss:
-    """The task that lost most: what a limit on the loss is held against."""
+    """The task that lost most; a limit on the loss applies to it."""
     return max(losses, key=lambda loss: loss.value)
 
 
 def described(losses: Iterable[Loss]) -> list[dict[str, Any]]:
-    """For delta.json and for results as JSON. An end of an interval that is not finite is null."""
+    """The losses for delta.json and for results as JSON. An end of an interval that is not finite is null."""
     return [
         {key: _finite(value) for key, value in {**asdict(loss), "unit": loss.unit}.items()} for loss in losses
     ]
@@ -137,8 +139,11 @@ def _outcome(task: Task, answerer: Answerer) -> Outcome:
 
 
 def _share_lost(before: Outcome, after: Outcome) -> tuple[float, float, float]:
-    """Points, and the interval of Agresti and Min (2005) for matched proportions: Wald's, once half an item
-    is added to each of the four cells. It has a width where the two models agree on every item, too."""
+    """The loss in points, and the interval of Agresti and Min (2005) for matched proportions.
+
+    It is Wald's interval, with half an item added to each of the four cells. So it has a width even if the
+    two models agree on every item.
+    """
     pairs = list(zip(before.values, after.values, strict=True))
     lost, won, count = pairs.count((1.0, 0.0)), pairs.count((0.0, 1.0)), len(pairs)
     centre = (lost - won) / (count + 2)
@@ -148,7 +153,7 @@ def _share_lost(before: Outcome, after: Outcome) -> tuple[float, float, float]:
 
 
 def _perplexity_gained(before: Outcome, after: Outcome) -> tuple[float, float, float]:
-    """Percent: e to the mean of the tokens' additional surprise, less 1."""
+    """The loss in percent: e to the mean of the tokens' additional surprise, less 1."""
     sums = [a - b for a, b in zip(before.values, after.values, strict=True)]
     mean = mean_per_token(sums, before.tokens)
     value, low, high = (100 * _expm1(each) for each in (mean.value, mean.low, mean.high))

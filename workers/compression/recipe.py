@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import Any
 
 BUNDLED = Path(__file__).parent / "calibration" / "default.txt"
-ROWS, TOKENS = 128, 2048  # of calibration, if nobody says: as many texts, each cut at so many tokens
+ROWS, TOKENS = 128, 2048  # the default calibration: the number of texts, and the tokens at which each is cut
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a fine-tune becomes a delta of its base. None, or "": what the method does by itself.
+    """How a fine-tune becomes a delta of its base. None, or "": the method's default.
 
-    `method` is a name of `choose.MethodName`; `auto` tries several for the smallest whose loss on the task
-    file `evaluation` is at most `max_loss`, in percent (workers.compression.quality). `bits`, `ratio`,
-    `group_size` and `max_widths` are those that the method takes. `calibration` is a file of texts (ours,
-    if empty), of which `rows` of `tokens` tokens are run.
-    `evaluation` with another method than `auto` only measures. `device` is "auto", "cpu" or "gpu".
+    `method` is a name of `choose.MethodName`. `auto` tries several, and takes the smallest whose loss on the
+    task file `evaluation` is at most `max_loss`, in percent (workers.compression.quality). `bits`, `ratio`,
+    `group_size` and `max_widths` are the method's options. `calibration` is a file of texts (ours, if empty);
+    `rows` rows of `tokens` tokens of it are run.
+    With a method other than `auto`, `evaluation` only measures. `device` is "auto", "cpu" or "gpu".
     """
 
     method: str
@@ -35,7 +35,7 @@ class Recipe:
     device: str = "auto"
 
     def given(self) -> dict[str, Any]:
-        """The options that were named, by their names here."""
+        """The options that were given, by their names here."""
         defaults = Recipe(self.method)
         named = {f.name: getattr(self, f.name) for f in fields(self)}
         return {k: v for k, v in named.items() if k == "method" or v != getattr(defaults, k)}
@@ -43,10 +43,11 @@ class Recipe:
 
 @dataclass(frozen=True)
 class CompressRequest:
-    """Compress the checkpoint folder `tuned` against `base` into `folder`, where a killed one goes on.
+    """Compress the checkpoint folder `tuned` against `base` into `folder`, where a killed compression
+    continues.
 
-    `device` is torch's name ("cpu", "cuda"), of `gpus` (indices) where those are named. `holder` is on the
-    command line of its process: that memory is the holder's. `memory_bytes` were set aside; 0: none were.
+    `device` is torch's name ("cpu", "cuda"), on `gpus` (indices) if given. `holder` is on the command line of
+    its process: the process's memory counts as the holder's. `memory_bytes` were reserved; 0: none.
     """
 
     base: Path
@@ -60,5 +61,5 @@ class CompressRequest:
 
     @property
     def artifact(self) -> Path:
-        """The delta's folder, there once it is whole."""
+        """The delta's folder; it exists once it is complete."""
         return self.folder / "delta"

@@ -1,4 +1,6 @@
-"""What a job writes down of each finished part (a hidden layer, or the rest), as JSON, to go on behind it."""
+"""A job's records of each finished part (a hidden layer, or the rest), as JSON, so that the job can
+continue.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,10 @@ from profiler.variants.types import FileRef
 
 @dataclass(frozen=True)
 class ModuleRecord:
-    """One compressed linear layer: what delta.json says of it, its bytes, and equation 1's relative error.
+    """One compressed linear layer: its facts for delta.json, its bytes, and equation 1's relative error.
 
-    `error` is None where it has no finite value: no input of calibration tells the fine-tune from its base.
+    `error` is None if it has no finite value: no input of calibration distinguishes the fine-tune from its
+    base.
     """
 
     facts: Mapping[str, Any]
@@ -24,8 +27,11 @@ class ModuleRecord:
 
 @dataclass(frozen=True)
 class PartRecord:
-    """`file` is None when nothing had to be stored. `modules` and `whole` are keyed by full names; `whole`
-    has the bytes of each tensor that was stored as it is, or as a difference of two parts."""
+    """One finished part. `file` is None if nothing had to be stored.
+
+    `modules` and `whole` are keyed by full names. `whole` has the bytes of each tensor that was stored
+    uncompressed, or as a difference of two parts.
+    """
 
     file: FileRef | None
     modules: Mapping[str, ModuleRecord]
@@ -52,7 +58,7 @@ def finite(error: float) -> float | None:
 
 
 def mean_errors(records: Sequence[PartRecord]) -> dict[str, float]:
-    """The mean relative error of each kind of module (`q_proj`), in the order in which they come."""
+    """The mean relative error of each kind of module (`q_proj`), in the order of their first occurrence."""
     found: dict[str, list[float]] = {}
     for record in records:
         for name, module in record.modules.items():

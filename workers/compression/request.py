@@ -1,4 +1,4 @@
-"""What a user asks of a compression, and what is told of it when it is done."""
+"""A user's request for a compression, and the report of the result."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from workers.compression.result import Result
 class Request:
     """Compress `tuned` against `base` into the new folder `out`.
 
-    `evaluation`: a file of tasks, or a folder of such files, with which the loss is measured. `max_loss`, in
-    percent, is for the method auto, which needs both. `lossless`: store files compressed where that makes
-    loading faster, from a storage of `storage_mb_per_s` (None: as fast as this one). The rest is as in `Job`.
+    `evaluation`: a file of tasks, or a folder of such files, to measure the loss. `max_loss`, in percent, is
+    for the method auto, which needs both. `lossless`: compress files if loading becomes faster, from a
+    storage of `storage_mb_per_s` (None: this machine's rate). The rest is as in `Job`.
     """
 
     base: Path
@@ -37,8 +37,11 @@ class Request:
 
 @dataclass(frozen=True)
 class Report:
-    """What was made. `options` are those chosen; `quality` (by task), `tried` (of auto) and `lossless` are
-    for people, as in JSON, and empty where they were not asked for."""
+    """The result of a compression.
+
+    `options` are the chosen ones. `quality` (by task), `tried` (of auto) and `lossless` are for people, as in
+    JSON, and empty if they were not requested.
+    """
 
     result: Result
     options: Options

@@ -1,4 +1,4 @@
-"""What a compression cost: bytes, errors, time."""
+"""The cost of a compression: bytes, errors, time."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from profiler.variants.types import VariantSpec
 from workers.compression.layout import tables
 from workers.compression.records import PartRecord, mean_errors
 
-HALF_BYTES = 2  # what papers count for an uncompressed weight
+HALF_BYTES = 2  # of an uncompressed weight, as papers count
 
 
 @dataclass(frozen=True)
 class Result:
-    """`spec` is the variant in `folder`, None for a plain checkpoint.
+    """The result of a compression. `spec` is the variant in `folder`, None for a plain checkpoint.
 
-    `size_bytes` is what is stored, of packed files as they are packed; `table_bytes` the part of it that
-    embedding and head take. `finetune_bytes` and `finetune_table_bytes` are the same of the fine-tune in 16
-    bits. `layer_errors` is equation 1's error relative to the base's, by kind of module, the mean over the
-    layers: 0 is the fine-tune, 1 the base; over calibration's inputs, or, without, over inputs that are all
-    alike.
+    `size_bytes` are the stored bytes, of packed files their packed size; `table_bytes` is the part of
+    embedding and head. `finetune_bytes` and `finetune_table_bytes` are the same for the fine-tune in 16 bits.
+    `layer_errors` is equation 1's error relative to the base's, by kind of module, the mean over the layers:
+    0 is the fine-tune, 1 the base. It is over calibration's inputs, or, without calibration, over inputs that
+    are all equal.
     `seconds` counts a resumed job's earlier runs. Peaks are of this process.
     """
 
@@ -47,16 +47,18 @@ class Result:
 
     @property
     def ratio(self) -> float:
-        """How many times smaller than the fine-tune in 16 bits."""
+        """How many times smaller it is than the fine-tune in 16 bits."""
         return self.finetune_bytes / max(1, self.size_bytes)
 
     @property
     def ratio_without_tables(self) -> float:
-        """The same without embedding and head."""
+        """The same ratio without embedding and head."""
         return (self.finetune_bytes - self.finetune_table_bytes) / max(1, self.size_bytes - self.table_bytes)
 
     def packed(self, saved_bytes: int, saved_table_bytes: int) -> Result:
-        """The same once files take so much less; of it the second is of the file with embedding and head."""
+        """The result after packing, which saved `saved_bytes` in all, and `saved_table_bytes` in the file
+        with embedding and head.
+        """
         return replace(
             self,
             size_bytes=max(0, self.size_bytes - saved_bytes),
@@ -64,7 +66,7 @@ class Result:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Everything but what the folder itself says."""
+        """Everything except what the folder itself contains."""
         found = asdict(self)
         del found["folder"], found["spec"]
         return found
@@ -79,7 +81,9 @@ def result_of(
     seconds: float,
     device: str,
 ) -> Result:
-    """`added_bytes` are of rows for tokens that the base does not have. `device` is where torch computed."""
+    """Sum up the records. `added_bytes` are of rows for tokens that the base does not have; torch computed on
+    `device`.
+    """
     held = tables(tuned)
     stored = (item for record in records for item in record.whole.items())
     table_bytes = sum(size for name, size in stored if _replaced(name) in held)
@@ -99,12 +103,12 @@ def result_of(
 
 
 def _replaced(name: str) -> str:
-    """The tensor that a stored one stands for, or a part of it."""
+    """The tensor that a stored tensor, or part of it, replaces."""
     return name.removesuffix(CODES).removesuffix(SCALES)
 
 
 def _peak_device_bytes(device: str) -> int:
-    """0 where torch computes in the process's own memory."""
+    """The peak memory of the GPU; 0 if torch computes in the process's own memory."""
     return torch.cuda.max_memory_allocated(device) if torch.device(device).type == "cuda" else 0
 
 

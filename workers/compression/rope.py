@@ -1,12 +1,12 @@
-"""What a model's config says of RoPE, whatever form it says it in. Pure."""
+"""RoPE's numbers in a model's config, in any of their forms. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-THETA, THETAS = 10_000.0, {"mixtral": 1_000_000.0}  # of a config that names none; by model type
-PRETRAINED_LENGTH = ("llama3", "yarn", "longrope")  # kinds for which the length trained with counts
+THETA, THETAS = 10_000.0, {"mixtral": 1_000_000.0}  # of a config that has none; by model type
+PRETRAINED_LENGTH = ("llama3", "yarn", "longrope")  # kinds that depend on the length used in training
 OLDER = {
     "rope_theta": ("rope_theta", "rotary_emb_base"),
     "partial_rotary_factor": ("partial_rotary_factor", "rotary_pct"),
@@ -15,8 +15,10 @@ PLAIN = {"rope_type": "default", "partial_rotary_factor": 1.0}
 
 
 def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """RoPE's numbers as transformers 5 writes them, in one object (Gemma 3: one for each kind of layer),
-    without those that change nothing. `rope_theta` is there always."""
+    """RoPE's numbers as transformers 5 writes them, in one object (Gemma 3: one for each kind of layer).
+
+    Numbers without effect are left out. `rope_theta` is always present.
+    """
     given: dict[str, Any] = {}
     for key in ("rope_scaling", "rope_parameters"):
         given |= config[key] if isinstance(config.get(key), dict) else {}

@@ -1,11 +1,11 @@
-"""A compression as a user asks for it: the best method searched, the quality measured, the files packed.
+"""A compression as requested by a user: search the best method, measure the quality, pack the files.
 
-What is finished stays in the hidden folder of `work_folder` beside the target, so that a command given again
-goes on where it stopped:
+Finished parts stay in the hidden folder of `work_folder`, next to the target. A repeated command continues
+where it stopped:
 
     .OUT.compressing/tried/NAME          a candidate's artefact, compressed by a job of its own
                      tried/NAME.json     its size, or why it was refused
-                     outcomes/*.json     what the fine-tune and the candidates did with the tasks
+                     outcomes/*.json     the outcomes of the tasks for the fine-tune and the candidates
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ from workers.deltas.merge import side_files
 
 TRIED, OUTCOMES, BEFORE = "tried", "outcomes", "fine-tune"
 WORDS = frozenset({".json", ".jinja", ".model", ".txt"})
-EVALUATED_SHARE = 0.6  # of a candidate's progress: until then it is compressed
+EVALUATED_SHARE = 0.6  # the part of a candidate's progress that is compression; the rest is evaluation
 
 
 def run(request: Request, progress: Progress | None = None, open_answerer: Open | None = None) -> Report:
-    """Do what is asked, or go on with it.
+    """Carry out the request, or continue it.
 
     Raises OptionError for options that do not go together, TaskError for tasks that cannot be read,
-    LossTooLarge when no candidate of auto is within the limit, and CheckpointError and AdapterError as
-    `compress` does.
+    LossTooLarge if no candidate of auto is within the limit, and CheckpointError and AdapterError like
+    `compress`.
     """
     check_request(request)
     require_device(request.device)
@@ -68,7 +68,7 @@ def run(request: Request, progress: Progress | None = None, open_answerer: Open 
         try:
             report = running.earlier() or running.work_on()
         except AdapterError as error:
-            if not isinstance(error, LossTooLarge):  # of which the outcomes serve another limit
+            if not isinstance(error, LossTooLarge):  # its outcomes are useful for another limit
                 with suppress(OSError):
                     work.discard()
             raise
@@ -96,7 +96,7 @@ class _Run:
         )
 
     def earlier(self) -> Report | None:
-        """Of a run that was done before, but for names."""
+        """The report of a run that is done except for renaming."""
         document = self.work.earlier()
         if document is None:
             return None
@@ -123,7 +123,7 @@ class _Run:
         return self._publish(best, losses, tried)
 
     def _told(self, candidates: Sequence[Candidate]) -> tuple[Any, Any]:
-        """`_compress` and `_measure`, whose progress is that of the whole search."""
+        """`_compress` and `_measure`, with their progress as a part of the whole search."""
         number = {candidate.name: i for i, candidate in enumerate(candidates)}
 
         def at(candidate: Candidate, share: float, what: str) -> None:
@@ -153,7 +153,7 @@ class _Run:
             try:
                 known = asdict(self._made(candidate, tell))
             except AdapterError as error:
-                if not isinstance(error.__cause__, ValueError):  # not the method's doing
+                if not isinstance(error.__cause__, ValueError):  # not caused by the method
                     raise
                 known = {"refused": str(error)}
             self.work.write_note(note, known)
@@ -162,7 +162,7 @@ class _Run:
         return Sizes(**known)
 
     def _made(self, candidate: Candidate, tell: Progress) -> Sizes:
-        """The candidate's folder, and its sizes."""
+        """Compress the candidate; returns its sizes."""
         result = self._folder(candidate, tell)
         if result.spec is None:
             return Sizes(result.size_bytes, result.size_bytes, result.finetune_bytes)
@@ -172,20 +172,20 @@ class _Run:
         return Sizes(result.size_bytes, code_bytes, HALF_BYTES * sum(map(math.prod, shapes)))
 
     def _folder(self, candidate: Candidate, tell: Progress) -> Result:
-        """The candidate compressed, now or before."""
+        """The candidate's result, compressed now or before."""
         folder = self.work.path / TRIED / candidate.name
         note = f"{TRIED}/{candidate.name}.result.json"
         known = self.work.note(note)
         if known is not None and folder.is_dir():
             return self._result(folder, known)
-        if not is_file(path_for(folder) / RESULT):  # else it is done, but for names
+        if not is_file(path_for(folder) / RESULT):  # otherwise it is done except for renaming
             shutil.rmtree(folder, ignore_errors=True)
         result = compress(_job(self.request, candidate.options, folder), tell)
         self.work.write_note(note, result.as_json())
         return result
 
     def _measure(self, candidate: Candidate, tell: Progress) -> tuple[Loss, ...]:
-        """The candidate's losses; its folder goes when they are too large."""
+        """The candidate's losses; its folder is removed if they are too large."""
         folder = self.work.path / TRIED / candidate.name
         if not self.evaluation.knows(candidate.name):
             self._folder(candidate, lambda share, what: None)
@@ -195,7 +195,7 @@ class _Run:
         return losses
 
     def _publish(self, best: Candidate, losses: Sequence[Loss], tried: Sequence[Mapping[str, Any]]) -> Report:
-        """The best candidate becomes the target, with all that is to be told of it."""
+        """Move the best candidate to the target, with its report."""
         result, lossless = self._folder(best, self.tell), {}
         folder = result.folder
         if losses and is_file(folder / DELTA):
@@ -215,7 +215,7 @@ class _Run:
         return Result(folder=folder, spec=spec, **known)
 
     def _inputs(self) -> dict[str, Any]:
-        """All that the outcomes follow from, besides the candidates."""
+        """Everything that determines the outcomes, except the candidates."""
         request, base = self.request, open_source(self.request.base)
         tuned = open_source(request.tuned, base)
         calibration = request.calibration
@@ -240,7 +240,7 @@ class _Run:
 
 
 def _words_digest(folder: Path) -> str:
-    """Of the tokenizer, the chat template and what else tasks are put with."""
+    """The digest of the tokenizer, the chat template and the other files that shape the tasks' prompts."""
     digest = hashlib.sha256()
     for path in side_files(folder):
         if path.suffix in WORDS:

@@ -1,4 +1,4 @@
-"""The singular vectors that methods of format svd_delta code, and what such a method gives back."""
+"""The singular vectors that methods of format svd_delta code, and the result of such a method."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ _NOISE = 1e-9  # of the energy: float16 itself loses more
 
 @dataclass(frozen=True)
 class Factors:
-    """delta ~ u diag(s) v, the most significant first: float32 u [out, ranks] with orthonormal columns, s
-    [ranks], v [ranks, in] with rows of length 1. `energy` [ranks] is what equation 1 gains by a rank."""
+    """delta ~ u diag(s) v, the most significant rank first.
+
+    float32 u [out, ranks] with orthonormal columns, s [ranks], v [ranks, in] with rows of length 1. `energy`
+    [ranks] is each rank's gain in equation 1.
+    """
 
     u: torch.Tensor
     s: torch.Tensor
@@ -28,12 +31,12 @@ class Factors:
 
 
 def singular_factors(delta: torch.Tensor, gram: torch.Tensor, most: int, *, whiten: bool = True) -> Factors:
-    """The `most` ranks of [out, in] that count most in equation 1, fewer if fewer count.
+    """The `most` ranks of [out, in] that matter most in equation 1; fewer if fewer matter.
 
-    Not whitened: singular vectors of delta, as in DeltaMix. Whitened: those of delta H^(1/2) for H = X X^T,
-    and V = their right ones times H^(-1/2): of all matrices of that rank u diag(s) v has the least error in
-    equation 1 (Eckart and Young). They come from the eigenvectors of the smaller of delta H delta^T and its
-    counterpart, in float64. `gram` must be positive definite.
+    Not whitened: singular vectors of delta, as in DeltaMix. Whitened: the singular vectors of delta H^(1/2)
+    for H = X X^T, and V is the right ones times H^(-1/2). Then u diag(s) v has the least error in equation 1
+    of all matrices of that rank (Eckart and Young). They come from the eigenvectors of the smaller of delta H
+    delta^T and its counterpart, in float64. `gram` must be positive definite.
     """
     wide, h = delta.double(), gram.double()
     metric = h if whiten else None
@@ -49,7 +52,9 @@ def singular_factors(delta: torch.Tensor, gram: torch.Tensor, most: int, *, whit
 
 
 def damped(gram: torch.Tensor, share: float) -> torch.Tensor:
-    """X X^T plus `share` of its mean diagonal: inputs that calibration missed count a little, too."""
+    """X X^T plus `share` of its mean diagonal, so that inputs which calibration missed count a little,
+    too.
+    """
     mean = float(gram.diagonal().mean())
     plus = share * mean if mean > 0 else 1.0
     found = gram.clone()
@@ -68,7 +73,7 @@ def require_finite(problem: Problem) -> None:
 
 
 def compressed(problem: Problem, groups: Sequence[svd.GroupCode]) -> Compressed:
-    """What the groups decode to, beside their parts and facts as docs/formats.md names them."""
+    """The decoded groups, with their parts and facts as docs/formats.md names them."""
     encoded = Encoded(*svd_parts(groups))
     out, into = problem.base.shape
     weight = problem.base + svd.decode(groups, (out, into))
@@ -76,7 +81,7 @@ def compressed(problem: Problem, groups: Sequence[svd.GroupCode]) -> Compressed:
 
 
 def group_codes(v: Codes, u: Codes, bits: Sequence[int]) -> tuple[svd.GroupCode, ...]:
-    """Ranks of one width together, the widest first; v [ranks, in] and u [ranks, out] have `bits` [ranks]."""
+    """Group ranks by width, the widest first; v [ranks, in] and u [ranks, out] have `bits` [ranks]."""
     groups = []
     for width in sorted(set(bits), reverse=True):
         ranks = [rank for rank, wanted in enumerate(bits) if wanted == width]
@@ -88,7 +93,7 @@ def group_codes(v: Codes, u: Codes, bits: Sequence[int]) -> tuple[svd.GroupCode,
 def _left(
     delta: torch.Tensor, metric: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """By delta H delta^T = U S^2 U^T; then V = S^-1 U^T delta."""
+    """Use delta H delta^T = U S^2 U^T; then V = S^-1 U^T delta."""
     weighted = delta if metric is None else delta @ metric
     values, u = torch.linalg.eigh(weighted @ delta.T)
     s = values.clamp_min(0).sqrt()
@@ -98,7 +103,7 @@ def _left(
 def _right(
     delta: torch.Tensor, metric: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """By L^T delta^T delta L = P S^2 P^T for H = L L^T; then U S = delta L P and V = P^T L^-1."""
+    """Use L^T delta^T delta L = P S^2 P^T for H = L L^T; then U S = delta L P and V = P^T L^-1."""
     lower = None if metric is None else lower_factor(metric)
     whitened = delta if lower is None else delta @ lower
     values, p = torch.linalg.eigh(whitened.T @ whitened)
@@ -110,6 +115,8 @@ def _right(
 
 
 def _divided(vectors: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
-    """Vectors by their singular values; 0 for those that float64 cannot tell from 0."""
+    """Vectors divided by their singular values; 0 for singular values that float64 cannot distinguish from
+    0.
+    """
     least = max(float(s.max()) * torch.finfo(s.dtype).eps ** 0.5, torch.finfo(s.dtype).tiny)
     return torch.where(s > least, vectors / s.clamp_min(least), 0.0)

@@ -1,4 +1,6 @@
-"""What is compressed: a checkpoint, or a base with an adapter of any kind merged in. One tensor at a time."""
+"""The model to compress: a checkpoint, or a base with an adapter of any kind merged in. Reads one tensor at a
+time.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,11 @@ ANY_RANK = VariantLimits(max_lora_rank=2**31)
 
 
 class Source(Protocol):
-    """A model's tensors by their full names, read when they are asked for.
+    """A model's tensors by their full names, read on demand.
 
-    `origin` is the folder that was given, of an adapter its own; `folder` has config and tokenizer.
-    `identity` tells sources apart, 64 hexadecimal digits. `tensor` gives memory of the caller's own; the head
-    of a tied model is its embedding. It raises CheckpointError when files changed or are corrupt.
+    `origin` is the given folder, for an adapter its own; `folder` has config and tokenizer. `identity`
+    distinguishes sources, 64 hexadecimal digits. `tensor` returns memory that the caller owns; the head of a
+    tied model is its embedding. It raises CheckpointError if files changed or are corrupt.
     """
 
     @property
@@ -49,8 +51,8 @@ class Source(Protocol):
 def open_source(folder: Path, base: Source | None = None) -> Source:
     """The checkpoint in `folder`, or the adapter there on `base`.
 
-    Raises CheckpointError when files are missing or cannot be used, AdapterError when an adapter does not
-    fit the base. Reads headers, and of an adapter the data.
+    Raises CheckpointError if files are missing or cannot be used, AdapterError if an adapter does not fit the
+    base. Reads headers, and an adapter's data.
     """
     if base is not None and is_variant(folder):
         if is_file(folder / MODEL_CONFIG) and any(is_file(folder / name) for name in (INDEX, SINGLE)):
@@ -77,9 +79,9 @@ class Checkpoint:
 
 
 class Adapted:
-    """A base with a variant (LoRA, BOFT, a delta) merged in, linear layers that it changes in float32.
+    """A base with a variant (LoRA, BOFT, a delta) merged in; changed linear layers are float32.
 
-    In memory are one tensor of the base and at most two of the variant's files.
+    Memory holds one tensor of the base and at most two of the variant's files.
     """
 
     def __init__(self, base: Source, variant: Path) -> None:
@@ -102,13 +104,13 @@ class Adapted:
         return weight if module is None else merged_weight(weight, module, self._files.read).float()
 
     def _stored(self, name: str) -> str:
-        """A tied head without one of its own is the embedding."""
+        """The tensor's stored name: a tied head without its own tensor is the embedding."""
         own = name in self._manifest.full or name in self._manifest.differences
         return self.spec.embedding if self.spec.tied and name == self.spec.head and not own else name
 
 
 def _identity(base: str, variant: Path, files: tuple[str, ...]) -> str:
-    """Of a variant on a base: its files as wholes, for they are small and may have no checksums."""
+    """The identity of a variant on a base, from its whole files: they are small and may have no checksums."""
     digest = hashlib.sha256(base.encode())
     for name in (CONFIG, DELTA, *files):
         if is_file(variant / name):

@@ -1,4 +1,4 @@
-"""How long a job still takes, from the layers it has done."""
+"""The estimated time left of a job, from the layers it has done."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 
 
 class Clock:
-    """Started when the first of `layers` layers is begun; `tick` when one is finished."""
+    """Starts when the first of `layers` layers begins; `tick` is called after each layer."""
 
     def __init__(self, layers: int) -> None:
         self._started, self._layers, self._done = time.monotonic(), layers, 0
@@ -15,7 +15,9 @@ class Clock:
         self._done += 1
 
     def left(self, share: float) -> str:
-        """ ", about 40 s left", with `share` of this layer done; empty until one is finished."""
+        """The time left, as ", about 40 s left", with `share` of this layer done; empty until one layer is
+        finished.
+        """
         if not self._done:
             return ""
         done = self._done + share
@@ -23,7 +25,7 @@ class Clock:
 
 
 def duration(seconds: float) -> str:
-    """12 s, 3 min, 1.5 h."""
+    """A duration as text: 12 s, 3 min, 1.5 h."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

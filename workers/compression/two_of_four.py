@@ -1,7 +1,7 @@
 """2:4 sparsity and rounding to 4 or 2 bits together, by the column loop (DeltaZip, section 4.2).
 
-What comes out is stored as `workers/deltas/sparse.py` stores it, whatever the matrix is: a delta
-(`methods/deltacompress.py`) or whole weights (`methods/sparse_gpt.py`).
+The result is stored as in `workers/deltas/sparse.py`, for any matrix: a delta (`methods/deltacompress.py`) or
+whole weights (`methods/sparse_gpt.py`).
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ need, whose values are alike in size. A smaller one clamps a few large values an
 def encode(
     matrix: torch.Tensor, gram: torch.Tensor, bits: int, group_size: int | None, refit: bool
 ) -> sparse.SparseCode:
-    """Code [out, in] so that its product with inputs of this `gram` [in, in] changes little.
+    """Code [out, in] such that its product with inputs of this `gram` [in, in] changes little.
 
-    A scale is 2 max|d| / (2^bits - 1) over a row, or over `group_size` columns of it as they are when the
-    loop comes to them. With `refit` the loop is run with each of `SHARES` of that, the scales are fitted
-    to the codes it chose, and each row keeps what loses least; it takes four times the memory. Raises
-    ValueError as `sparse.encode` and `eliminate` do.
+    A scale is 2 max|d| / (2^bits - 1) over a row, or over `group_size` columns of it at the time when the
+    loop reaches them. With `refit` the loop runs with each of `SHARES` of that. The scales are fitted to the
+    chosen codes, and each row keeps the version with the least loss; it takes four times the memory. Raises
+    ValueError like `sparse.encode` and `eliminate`.
     """
     sparse.check(matrix, bits, group_size)
     shares = SHARES if refit else (1.0,)
-    tried = matrix.repeat(len(shares), 1)  # rows do not touch each other: one loop for all shares
+    tried = matrix.repeat(len(shares), 1)  # rows do not affect each other: one loop for all shares
     grid = _Grid(bits, matrix.new_tensor(shares).repeat_interleave(len(matrix)))
     rounded, kept = eliminate(tried, gram, grid.start_group, group_size)
     scales = torch.stack(grid.scales, dim=1)
@@ -53,13 +53,13 @@ def encode(
 def refitted(
     matrix: torch.Tensor, gram: torch.Tensor, steps: torch.Tensor, scales: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scales, float16 [tries * out, groups], that fit the codes better: least squares of |(d - s q) X|_F^2 in
-    s; and what each row loses with them.
+    """Scales, float16 [tries * out, groups], that fit the codes better, and the loss of each row with them.
 
-    `matrix` is d [out, in], `steps` are q [tries * out, in] of several tries at it. One scale per row has the
-    closed form s = q H d / (q H q), whatever it was before; so H d is all that is needed, once for all tries.
-    Groups take turns in their order: each gets its best scale given the others', so the error never grows.
-    A scale stays when its codes are all 0 or its best would not be positive.
+    They are the least squares of |(d - s q) X|_F^2 in s. `matrix` is d [out, in], and `steps` are q [tries *
+    out, in] of several tries. One scale per row has the closed form s = q H d / (q H q), whatever it was
+    before; so only H d is needed, once for all tries. Groups take turns in order: each gets its best scale
+    given the others', so the error never grows. A scale stays if its codes are all 0 or its best value would
+    not be positive.
     """
     groups = scales.shape[1]
     size = matrix.shape[1] // groups
@@ -85,7 +85,7 @@ def refitted(
 
 
 class _Grid:
-    """The grids of one matrix; `scales` gets each group's, float16 [out]."""
+    """The grids of one matrix; `scales` collects each group's, float16 [out]."""
 
     def __init__(self, bits: int, shares: torch.Tensor) -> None:
         self.bits, self.shares = bits, shares
@@ -100,7 +100,7 @@ class _Grid:
 def _pack(
     rounded: torch.Tensor, kept: torch.Tensor, grid: torch.Tensor, scales: torch.Tensor, bits: int
 ) -> sparse.SparseCode:
-    """The codes of what was rounded to `grid`, stored with `scales`, both float16 [out, groups]."""
+    """The codes of the values rounded to `grid`, stored with `scales`, both float16 [out, groups]."""
     positions = sparse.largest_two(kept.to(rounded.dtype))
     fours, places = (m.reshape(len(rounded), -1, size) for m, size in ((rounded, FOUR), (positions, 2)))
     values = fours.gather(2, places.long()).flatten(1)
@@ -108,7 +108,7 @@ def _pack(
 
 
 def _least(errors: torch.Tensor, tries: int) -> torch.Tensor:
-    """For each of the rows, whose errors are [tries * out], the index of the try that loses least."""
+    """The index of the try with the least loss, for each row; `errors` are [tries * out]."""
     errors = errors.view(tries, -1)
     rows = torch.arange(errors.shape[1], device=errors.device)
     return errors.argmin(dim=0) * errors.shape[1] + rows

@@ -1,4 +1,4 @@
-"""What a method of compression is given and what it gives back, for one linear layer."""
+"""The input and output of a compression method, for one linear layer."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ Progress = Callable[[float, str], None]
 
 @dataclass(frozen=True)
 class Inputs:
-    """What calibration saw of a layer's inputs X [in, tokens]: `gram` is X X^T / tokens, float32 [in, in].
+    """Statistics of a layer's inputs X [in, tokens] from calibration: `gram` is X X^T / tokens, float32 [in,
+    in].
 
-    They are the inputs that the layer gets when all layers before it are compressed already (DeltaZip,
-    section 4.2: the base is added back before the next layer's inputs are computed).
+    They are the layer's inputs when all layers before it are already compressed (DeltaZip, section 4.2: the
+    base is added back before the next layer's inputs are computed).
     """
 
     gram: torch.Tensor
@@ -28,10 +29,10 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Problem:
-    """One linear layer to compress: float32 [out, in] weights, on the device where to compute.
+    """One linear layer to compress: float32 [out, in] weights, on the compute device.
 
-    `name` is the module's full name (`model.layers.3.self_attn.q_proj`). `inputs` is None when a method
-    asks for no calibration.
+    `name` is the module's full name (`model.layers.3.self_attn.q_proj`). `inputs` is None if a method needs
+    no calibration.
     """
 
     name: str
@@ -45,7 +46,7 @@ class Problem:
 
     @property
     def gram(self) -> torch.Tensor:
-        """X X^T / tokens, float32 [in, in]; the identity without calibration: all inputs count alike."""
+        """X X^T / tokens, float32 [in, in]; without calibration the identity: all inputs count equally."""
         if self.inputs is None:
             return torch.eye(self.base.shape[1], device=self.base.device)
         return self.inputs.gram
@@ -53,7 +54,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Encoded:
-    """One matrix as stored: tensors by part (`values`, `g0.v`, ...), and what delta.json adds for it."""
+    """One matrix as stored: tensors by part (`values`, `g0.v`, ...), and its facts for delta.json."""
 
     parts: Mapping[str, torch.Tensor]
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -67,9 +68,9 @@ class Encoded:
 class Compressed:
     """One layer after compression.
 
-    `weight` is what engines will multiply with, float32 [out, in]: the base plus the stored delta, decoded
-    from what is stored. `size_bytes` is what the layer takes as the method stores it. `encoded` is None for
-    methods that no engine of ours serves as a variant: their weight is written out as a whole.
+    `weight` is what engines will multiply with, float32 [out, in]: the base plus the delta, decoded from the
+    stored form. `size_bytes` is the layer's size as the method stores it. `encoded` is None for methods that
+    none of our engines serves as a variant: their weight is written out whole.
     """
 
     weight: torch.Tensor
@@ -81,10 +82,10 @@ class Compressed:
 class Method:
     """How to compress a layer.
 
-    `name` and `facts` go into delta.json as they are. `kind` is the variant that engines serve; None: a
-    method that others are judged against, which leaves a plain checkpoint. `calibrated` says whether `step`
-    needs `Problem.inputs`. `step` raises ValueError for a layer that it cannot code, saying why. `options`
-    is what else its results follow from: layers of methods that differ in it are not mixed.
+    `name` and `facts` go into delta.json unchanged. `kind` is the variant that engines serve; None: a method
+    for comparison, which writes a plain checkpoint. `calibrated`: whether `step` needs `Problem.inputs`.
+    `step` raises ValueError with the reason for a layer that it cannot code. `options` are the other settings
+    that change its results: layers of methods with different options are not mixed.
     """
 
     name: str

@@ -1,13 +1,13 @@
-"""The hidden folder beside the target in which a job keeps what is finished, so that it can go on.
+"""The hidden folder next to the target in which a job keeps finished parts, so that it can continue.
 
     .OUT.compressing/lock        held while a process works
                      job.json    what is compressed, and how
-                     checked.json, records/*.json   what was found and what is finished
+                     checked.json, records/*.json   the results of checks, and the finished parts
                      artefact/   becomes OUT
-                     result.json the job is done, but for names
+                     result.json the job is done except for renaming
                      tried/      candidates, each by a job of its own (run.py)
 
-A record is written after its file, and each appears as a whole; so whatever has a record is finished.
+A record is written after its file, and each file appears as a whole; so a part with a record is finished.
 """
 
 from __future__ import annotations
@@ -37,19 +37,21 @@ ATTEMPTS = 5
 
 
 class OtherWork(CheckpointError):
-    """Another job's, which would be lost. The message says how it differs."""
+    """The folder belongs to another job, whose work would be lost. The message has the differences."""
 
 
 class WorkFolder:
-    """One job's folder, locked. Everything raises OSError when the disk refuses."""
+    """One job's folder, locked. All methods raise OSError if the disk fails."""
 
     def __init__(self, out: Path, path: Path) -> None:
         self.out, self.path = out, path
         self.artefact = path / ARTEFACT
 
     def begin(self, inputs: Mapping[str, Any]) -> None:
-        """Take up the job with these inputs; of one with others nothing stays. Raises OtherWork when
-        that one has finished parts."""
+        """Start or continue the job with these inputs. Work with other inputs is removed.
+
+        Raises OtherWork if that work has finished parts.
+        """
         there, wanted = self.note(JOB), json.loads(json.dumps(inputs))
         if there is not None and there != wanted:
             self._require_idle(there, wanted)
@@ -68,7 +70,7 @@ class WorkFolder:
         write_json(self.path / name, document)
 
     def finished(self, part: str) -> PartRecord | None:
-        """The record of a part whose file is as it was written."""
+        """The record of a part whose file is unchanged."""
         raw = self.note(f"{RECORDS}/{part}.json")
         if raw is None:
             return None
@@ -89,8 +91,9 @@ class WorkFolder:
         return any(any(self.path.glob(kept)) for kept in FINISHED)
 
     def earlier(self) -> dict[str, Any] | None:
-        """The result of a job that was done before, but for names; None when its artefact has been taken away
-        since, too."""
+        """The result of a job that is done except for renaming; None if its artefact has been removed
+        since.
+        """
         document = self.note(RESULT)
         if document is None or self.out.exists():
             return document
@@ -101,24 +104,26 @@ class WorkFolder:
         return document
 
     def sweep(self, files: Collection[str]) -> None:
-        """Remove what a job that was killed has left in the artefact besides these files."""
+        """Remove files of the artefact that are not in `files`, left by a killed job."""
         for path in self.artefact.iterdir():
             if path.name not in files:
                 path.unlink()
 
     def publish(self, result: Mapping[str, Any]) -> None:
-        """The artefact takes its name. From `result` on, a job that is begun again is done at once."""
+        """Give the artefact its final name. Once `result` is written, a restarted job is done at once."""
         write_json(self.path / RESULT, result)
         rename(self.artefact, self.out)
 
     def empty(self) -> None:
-        """Remove all but the lock. What says whose work it is goes first: after a kill it is no one's."""
+        """Remove all but the lock. The job's description goes first: after a kill the folder belongs to no
+        job.
+        """
         for name in (RESULT, JOB):
             (self.path / name).unlink(missing_ok=True)
         self._remove_all_but(LOCK)
 
     def discard(self) -> None:
-        """Remove the folder; what says that all is done goes last, so that it outlives a kill."""
+        """Remove the folder; the result goes last, so that it survives a kill."""
         last = (RESULT, JOB, LOCK)
         self._remove_all_but(*last)
         for name in last:
@@ -134,7 +139,7 @@ class WorkFolder:
                 path.unlink()
 
     def _require_idle(self, there: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-        """Raises OtherWork unless the other job that lies here has nothing to lose."""
+        """Raises OtherWork unless the other job in this folder has nothing to lose."""
         if self.out.exists():
             raise OtherWork(f"{self.out} exists already; choose another folder, or remove it first")
         if not self.has_parts:
@@ -151,15 +156,15 @@ class WorkFolder:
 
 
 def path_for(out: Path) -> Path:
-    """Where the work on `out` lies."""
+    """The path of the work folder for `out`."""
     return out.parent / f".{out.name}.compressing"
 
 
 @contextmanager
 def work_folder(out: Path) -> Iterator[WorkFolder]:
-    """The folder for `out`, for this process alone. It stays when the work is not finished.
+    """The folder for `out`, for this process alone. It stays if the work is not finished.
 
-    Raises CheckpointError when another process works on `out`, or the disk refuses.
+    Raises CheckpointError if another process works on `out`, or the disk fails.
     """
     path = path_for(out)
     try:
@@ -174,7 +179,9 @@ def work_folder(out: Path) -> Iterator[WorkFolder]:
 
 @contextmanager
 def _locked(path: Path, out: Path) -> Iterator[None]:
-    """Hold the lock in the folder `path`, which is made if need be. The system frees it with the process."""
+    """Hold the lock in the folder `path`, which is made if needed. The system releases it when the process
+    ends.
+    """
     for _ in range(ATTEMPTS):
         path.mkdir(parents=True, exist_ok=True)
         try:
@@ -207,7 +214,7 @@ def _take(file: TextIO, path: Path, out: Path) -> None:
 
 
 def _is_at(file: TextIO, path: Path) -> bool:
-    """Whether the open file is still the one of that name."""
+    """Whether the open file is still the file of that name."""
     try:
         there = path.stat()
     except FileNotFoundError:
@@ -217,7 +224,7 @@ def _is_at(file: TextIO, path: Path) -> bool:
 
 
 def _short(inputs: Mapping[str, Any], key: str) -> str:
-    """A value for a message: of a digest its beginning."""
+    """A value for a message; a digest is shortened."""
     text = str(inputs.get(key))
     return f"{text[:12]}..." if re.fullmatch("[0-9a-f]{64}", text) else text
 

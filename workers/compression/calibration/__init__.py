@@ -1,1 +1,1 @@
-"""What a layer's inputs look like: texts, and the blocks of the model that they are run through."""
+"""The inputs of layers: texts, and the model's blocks through which they run."""

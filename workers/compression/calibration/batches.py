@@ -1,4 +1,4 @@
-"""Rows of tokens in batches, and the sums over tokens that calibration takes of them."""
+"""Rows of tokens in batches, and the sums over tokens that calibration needs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ HALF = (torch.bfloat16, torch.float16)
 
 @dataclass
 class Batch:
-    """Rows of like length, filled up at their ends to the longest: ids [rows, tokens], lengths [rows].
+    """Rows of similar length, padded at the end to the longest: ids [rows, tokens], lengths [rows].
 
-    Attention looks back only, so what is filled in changes no real token. `hidden` [rows, tokens, hidden]
-    is what the next block is given.
+    Attention looks back only, so padding changes no real token. `hidden` [rows, tokens, hidden] is the input
+    of the next block.
     """
 
     ids: torch.Tensor
@@ -39,7 +39,7 @@ class Batch:
 
 
 def batches_of(rows: Sequence[torch.Tensor], device: str) -> list[Batch]:
-    """All rows, the longest first, so that little is filled up."""
+    """All rows in batches, the longest first, so that there is little padding."""
     most = MAX_BATCH_TOKENS.get(torch.device(device).type, MAX_BATCH_TOKENS["cpu"])
     lengths = [len(row) for row in rows]
     return [_batch([rows[i] for i in batch]) for batch in batches(lengths, most)]
@@ -51,9 +51,9 @@ def _batch(rows: list[torch.Tensor]) -> Batch:
 
 
 def add_gram(gram: torch.Tensor, inputs: torch.Tensor, tokens: int) -> None:
-    """Add X X^T / tokens to `gram` [in, in] float32, for X^T = `inputs` [n, in], some of all `tokens`.
+    """Add X X^T / tokens to `gram` [in, in] float32, for X^T = `inputs` [n, in], a part of all `tokens`.
 
-    A GPU multiplies half-precision inputs as they are, and sums the exact products in float32.
+    A GPU multiplies half-precision inputs directly, and sums the exact products in float32.
     """
     if inputs.device.type == "cuda" and inputs.dtype in HALF:
         gram.add_(torch.mm(inputs.T, inputs, out_dtype=torch.float32), alpha=1 / tokens)

@@ -1,8 +1,9 @@
-"""The tuned model's run over the calibration texts, block by block, one block's weights in memory at a time.
+"""Runs the tuned model over the calibration texts, block by block, with one block's weights in memory at a
+time.
 
-DeltaZip, section 4.2, and DeltaMix, section 3: a layer is compressed for the inputs that it gets from the
-compressed layers before it. So within a block the layers that share inputs are compressed together, in the
-order in which they run, each after the ones before have been replaced.
+DeltaZip, section 4.2, and DeltaMix, section 3: a layer is compressed for the inputs that the compressed
+layers before it give. So within a block the layers that share inputs are compressed together, in the order in
+which they run, each after the layers before it have been replaced.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ GROUPS = (
 
 
 class Tuned(Protocol):
-    """A checkpoint to compress: its folder holds config.json, `tensor` reads one tensor by its full name."""
+    """A checkpoint to compress: its folder holds config.json, and `tensor` reads one tensor by its full
+    name.
+    """
 
     @property
     def folder(self) -> Path: ...
@@ -38,11 +41,13 @@ class Tuned(Protocol):
 
 
 class CalibratedBlocks:
-    """The hidden states before one block after another. For each block, from 0 on: `enter` with the tuned
-    weights; for each of `groups`, `inputs`, then `replace` of its modules; `leave`.
+    """The hidden states before one block after another.
 
-    A block that is compressed already (a resumed job) takes `enter`, `replace` and `leave` alone. Calls out
-    of this order raise ValueError.
+    For each block, from 0 on, call `enter` with the tuned weights; for each of `groups`, `inputs`, then
+    `replace` of its modules; then `leave`.
+
+    A block that is already compressed (a resumed job) takes only `enter`, `replace` and `leave`. Calls out of
+    this order raise ValueError.
     """
 
     groups: tuple[tuple[str, ...], ...] = GROUPS
@@ -59,9 +64,10 @@ class CalibratedBlocks:
         return self._tokens
 
     def enter(self, layer: int, weights: Mapping[str, torch.Tensor]) -> None:
-        """Load block `layer`: all its tensors, uncompressed, named below the block as in the checkpoint.
+        """Load block `layer`: all its tensors, uncompressed, by their names below the block, as in the
+        checkpoint.
 
-        Raises CheckpointError when they are not those of the model's blocks.
+        Raises CheckpointError if they are not the tensors of the model's blocks.
         """
         if self._entered or layer != self._next or layer >= self._skeleton.layers:
             state = "left" if self._entered else "entered"
@@ -70,9 +76,9 @@ class CalibratedBlocks:
         self._entered = True
 
     def inputs(self, modules: Sequence[str]) -> Inputs:
-        """What `modules`, which share their inputs, are given, the block's weights being as they are now.
+        """The inputs of `modules`, which share them, with the block's current weights.
 
-        The Gram matrix is float32 [in, in] on the compute device. Raises CheckpointError when the inputs are
+        The Gram matrix is float32 [in, in] on the compute device. Raises CheckpointError if the inputs are
         not finite.
         """
         self._require_entered("inputs")
@@ -93,12 +99,14 @@ class CalibratedBlocks:
         return Inputs(gram, self._tokens)
 
     def replace(self, module: str, weight: torch.Tensor) -> None:
-        """Go on with the compressed weight [out, in] of `module`. Raises CheckpointError on another shape."""
+        """Replace the weight of `module` by the compressed weight [out, in]. Raises CheckpointError on
+        another shape.
+        """
         self._require_entered("replace")
         self._skeleton.replace(self._next, module, weight)
 
     def leave(self) -> None:
-        """Run the block as it is: its outputs are the next block's inputs. Its weights leave memory."""
+        """Run the block as it is: its outputs are the next block's inputs. Its weights are released."""
         self._require_entered("leave")
         if self._next + 1 < self._skeleton.layers:
             for batch in self._batches:
@@ -112,10 +120,11 @@ class CalibratedBlocks:
 
 
 def open_blocks(tuned: Tuned, texts: Texts, device: str, dtype: torch.dtype) -> CalibratedBlocks:
-    """Ready to enter block 0. In memory are the texts' hidden states: tokens x hidden size, in `dtype`.
+    """Open the blocks, ready to enter block 0. Memory holds the texts' hidden states: tokens x hidden size,
+    in `dtype`.
 
     `device` and `dtype` are those of the computation: bfloat16 on GPUs, float32 on CPUs. Raises
-    CheckpointError when transformers cannot run the model, or a token is beyond its vocabulary.
+    CheckpointError if transformers cannot run the model, or a token is beyond its vocabulary.
     """
     skeleton = Skeleton(tuned.folder, device, dtype)
     batches = batches_of(texts.rows, device)
@@ -139,7 +148,7 @@ def _check_ids(texts: Texts, vocabulary: int) -> None:
 
 
 def _store(device: str, size_bytes: int) -> str:
-    """Where hidden states wait: on the GPU if they take at most a third of what is free there."""
+    """The device for the hidden states: the GPU if they take at most a third of its free memory."""
     if torch.device(device).type != "cuda":
         return "cpu"
     free_bytes, _ = torch.cuda.mem_get_info(torch.device(device))

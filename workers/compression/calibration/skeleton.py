@@ -1,8 +1,8 @@
-"""A transformers model without weights, in which one block at a time can be run.
+"""A transformers model without weights, which runs one block at a time.
 
-How a block is called (attention masks, windows, rotary angles, by the kind of layer) is the model's own
-business: its forward pass is run each time, but every block passes its input through, except the wanted one.
-That one is given the hidden states that we keep, and the pass ends when it has run.
+The model itself decides how to call a block (attention masks, windows, rotary angles, by the kind of layer).
+So its forward pass runs each time, but every block except the requested one passes its input through. That
+block gets the hidden states that we keep, and the pass ends after it.
 """
 
 from __future__ import annotations
@@ -25,15 +25,17 @@ from workers.model_view import temporary_view
 
 
 class _Reached(Exception):
-    """Ends a forward pass at the tensor that it was for."""
+    """Ends a forward pass at the requested tensor."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
 
 
 class Skeleton:
-    """The model that the config.json in `folder` describes: parameters on the meta device, buffers (rotary
-    frequencies) on `device`. Raises CheckpointError when transformers cannot build it.
+    """The model described by config.json in `folder`: parameters on the meta device, buffers (rotary
+    frequencies) on `device`.
+
+    Raises CheckpointError if transformers cannot build it.
     """
 
     def __init__(self, folder: Path, device: str, dtype: torch.dtype) -> None:
@@ -54,7 +56,7 @@ class Skeleton:
 
     @property
     def prefix(self) -> str:
-        """What the names of a block's tensors begin with, before its number."""
+        """The prefix of a block's tensor names, before its number."""
         return self._description.layer_prefix
 
     @property
@@ -63,7 +65,7 @@ class Skeleton:
         return self._description.embedding
 
     def module(self, layer: int, name: str) -> nn.Module:
-        """Raises CheckpointError when the block has no such module."""
+        """A module of a block. Raises CheckpointError if the block has no such module."""
         try:
             module: nn.Module = self._blocks[layer].get_submodule(name)
         except AttributeError as error:
@@ -71,7 +73,7 @@ class Skeleton:
         return module
 
     def fill(self, layer: int, weights: Mapping[str, torch.Tensor]) -> None:
-        """Give a block its weights. Raises CheckpointError unless they are the names and shapes it has."""
+        """Give a block its weights. Raises CheckpointError if their names and shapes are not the block's."""
         block = self._blocks[layer]
         weights = {name: t for name, t in weights.items() if not name.endswith(ROTARY)}
         own = {name: t for name, t in block.state_dict().items() if t.is_floating_point()}
@@ -93,14 +95,16 @@ class Skeleton:
         target.load_state_dict({"weight": self._ready(weight)}, strict=False, assign=True)
 
     def drop(self, layer: int) -> None:
-        """Take a block's weights out of memory."""
+        """Release a block's weights."""
         block = self._blocks[layer]
         empty = {name: torch.empty_like(p, device="meta") for name, p in block.named_parameters()}
         block.load_state_dict(empty, strict=False, assign=True)
 
     @contextmanager
     def embedded(self, table: torch.Tensor) -> Iterator[None]:
-        """Within, `embed` works: the table [vocabulary, hidden] is in memory. Raises CheckpointError."""
+        """Within the context, `embed` works: the table [vocabulary, hidden] is in memory. Raises
+        CheckpointError.
+        """
         module = self._model.get_input_embeddings()
         _require_shape(self.embedding, table, module.weight.shape)
         module.load_state_dict({"weight": self._ready(table)}, strict=False, assign=True)
@@ -109,7 +113,7 @@ class Skeleton:
         module.load_state_dict(empty, strict=False, assign=True)
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """What block 0 is given [rows, tokens, hidden] for token ids [rows, tokens]."""
+        """The input of block 0 [rows, tokens, hidden] for token ids [rows, tokens]."""
         self._wanted, self._until_block = 0, True
         return self._forward(input_ids=ids.to(self._device))
 
@@ -119,7 +123,7 @@ class Skeleton:
         return self._forward(inputs_embeds=self._hidden)
 
     def input_of(self, layer: int, module: str, hidden: torch.Tensor) -> torch.Tensor:
-        """What `module` of the block is given [rows, tokens, in]; nothing behind it is computed."""
+        """The input of the block's `module` [rows, tokens, in]; nothing behind it is computed."""
 
         def stop(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
             raise _Reached(inputs[0])
@@ -153,8 +157,8 @@ class Skeleton:
 
 
 def _empty_model(folder: Path, dtype: torch.dtype) -> Any:
-    """Parameters become empty as modules register them; buffers are computed as ever, for no checkpoint
-    stores them.
+    """Build the model. Parameters become empty when modules register them; buffers are computed, as no
+    checkpoint stores them.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -164,7 +168,7 @@ def _empty_model(folder: Path, dtype: torch.dtype) -> Any:
     try:
         with temporary_view(folder, weights=False) as view:
             config = AutoConfig.from_pretrained(view, local_files_only=True)
-        hook: Any = emptied  # torch's annotation forgets that hooks may return a parameter
+        hook: Any = emptied  # torch's annotation omits that hooks may return a parameter
         with register_module_parameter_registration_hook(hook):
             return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
     except (ImportError, KeyError, OSError, ValueError) as error:

@@ -28,8 +28,8 @@ class Document:
 def read_documents(path: Path, characters: int) -> list[Document]:
     """The documents of a .txt, .md or .jsonl file.
 
-    Paragraphs of plain text follow each other in documents of about `characters`; each line of .jsonl is a
-    document of its own. Raises CheckpointError, for .jsonl with the line's number.
+    Paragraphs of plain text are joined into documents of about `characters`; each line of .jsonl is a
+    separate document. Raises CheckpointError, for .jsonl with the line's number.
     """
     if path.suffix not in (".txt", ".md", ".jsonl"):
         raise CheckpointError(f"expected a .txt, .md or .jsonl file of calibration texts, got {path}")
@@ -75,7 +75,7 @@ def _joined(text: str, path: Path, characters: int) -> list[Document]:
 
 
 def _pieces(paragraph: str, characters: int) -> list[str]:
-    """The paragraph cut between words, if it is longer than a document; nothing of one without any text."""
+    """Split a paragraph between words, if it is longer than a document; no pieces without text."""
     pieces: list[str] = []
     start = 0
     while len(paragraph) - start > characters:

@@ -1,4 +1,4 @@
-"""Calibration texts: rows of token ids over which the inputs of layers are taken."""
+"""Calibration texts: rows of token ids from which the inputs of layers are computed."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from workers.limited import limited
 from workers.tokenizer_loading import load_tokenizer
 
 CHARACTERS_PER_TOKEN = 4
-# BUNDLED has prose, questions and answers, code and arithmetic: for want of texts like those that the model
-# is to serve. Texts that the model writes itself would be closer to it, but to generate them takes all of its
+# BUNDLED has prose, questions and answers, code and arithmetic, for users without texts like the model's
+# requests. Texts written by the model itself would be closer to these. But generating them needs all of its
 # weights in memory, and compression holds one layer at a time.
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Texts:
-    """Token ids, row by row: int64 [tokens] each, of no common length. `warnings` are for the user."""
+    """Token ids, row by row: int64 [tokens] each, of different lengths. `warnings` are for the user."""
 
     rows: tuple[torch.Tensor, ...]
     source: str
@@ -40,7 +40,7 @@ class Texts:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the ids and where rows end: equal digests make equal inputs of layers."""
+        """SHA-256 of the ids and the ends of rows: equal digests mean equal inputs of layers."""
         state = hashlib.sha256()
         for row in self.rows:
             state.update(len(row).to_bytes(8, "little"))
@@ -49,16 +49,16 @@ class Texts:
 
 
 def bundled_texts(folder: Path, rows: int = ROWS, tokens: int = TOKENS) -> Texts:
-    """The text that comes with Ostinato. Raises CheckpointError."""
+    """The text that is bundled with Ostinato. Raises CheckpointError."""
     return read_texts(BUNDLED, folder, rows, tokens)
 
 
 def read_texts(path: Path, folder: Path, rows: int = ROWS, tokens: int = TOKENS) -> Texts:
     """At most `rows` rows of at most `tokens` tokens (and the model's positions) from a user's file.
 
-    `folder` is the tuned model's, with config.json and tokenizer. A row is a line of .jsonl, or paragraphs of
-    .txt that follow each other; longer ones are cut into several. Of more rows than asked for, some are
-    taken at even distances. Raises CheckpointError saying what to correct.
+    `folder` is the tuned model's, with config.json and tokenizer. A row is a line of .jsonl, or consecutive
+    paragraphs of .txt; longer texts are split into several rows. If there are more rows than requested, rows
+    at even distances are taken. Raises CheckpointError with the correction needed.
     """
     if rows < 1 or tokens < 1:
         raise CheckpointError(f"expected at least 1 row of at least 1 token, got {rows} of {tokens}")
@@ -107,15 +107,15 @@ def _ids(tokenizer: Any, document: Document, folder: Path) -> list[int]:
         text = tokenizer.apply_chat_template(list(document.messages), tokenize=False)
         return list(tokenizer(text, add_special_tokens=False)["input_ids"])
     except MemoryError:
-        raise  # what it may take is bounded
-    except Exception as error:  # whatever the tokenizer or the template's own code raises
+        raise  # its memory is limited
+    except Exception as error:  # all errors of the tokenizer or of the template's own code
         raise CheckpointError(
             f"{document.where}: the tokenizer in {folder} refuses it: {str(error)[:300]}; correct that text"
         ) from error
 
 
 def _cut(documents: Sequence[list[int]], rows: int, tokens: int) -> list[list[int]]:
-    """Rows of at most `tokens` ids: one of each document if those suffice, else all that they give."""
+    """Rows of at most `tokens` ids: one row of each document if these suffice, else all rows."""
     starts = [ids[:tokens] for ids in documents if ids]
     if len(starts) >= rows:
         return starts
@@ -123,8 +123,11 @@ def _cut(documents: Sequence[list[int]], rows: int, tokens: int) -> list[list[in
 
 
 def _within(rows: Sequence[list[int]], most: int) -> list[list[int]]:
-    """The first rows, of `most` tokens in all: as many as a file has bytes, which is what memory was set
-    aside for. Only a chat template makes more of it."""
+    """The first rows, with at most `most` tokens in all.
+
+    `most` is the file's number of bytes, for which memory was reserved. Only a chat template makes more
+    tokens than that.
+    """
     kept, left = [], most
     for row in rows:
         if left > 0:
@@ -134,7 +137,7 @@ def _within(rows: Sequence[list[int]], most: int) -> list[list[int]]:
 
 
 def _evenly(items: Sequence[T], count: int) -> list[T]:
-    """At most `count` of the items, from all over them, in their order."""
+    """At most `count` of the items, at even distances, in their order."""
     if len(items) <= count:
         return list(items)
     return [items[number * len(items) // count] for number in range(count)]

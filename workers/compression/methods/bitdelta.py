@@ -10,8 +10,8 @@ from workers.compression.types import Compressed, Method, Problem
 def bitdelta() -> Method:
     """W_base + a sign(d) with a = mean|d|, the scale with the least |d - a sign(d)|_F.
 
-    Its second step, which trains the scales of all matrices together against the fine-tune's logits, is not
-    done. The size is one bit per weight and one float16 scale; a difference of 0 counts as positive.
+    The paper's second step is not done: it trains the scales of all matrices together against the fine-tune's
+    logits. The size is one bit per weight and one float16 scale; a difference of 0 counts as positive.
     """
     return Method("bitdelta: signs and one scale, not distilled", None, calibrated=False, step=_step)
 

@@ -21,10 +21,11 @@ _DAMPING = 0.01  # of the mean diagonal, as in GPTQ
 
 
 def delta_come(ratio: float = 1 / 16, *, codes_only: bool = False) -> Method:
-    """8 bits for 2 ranks, 3 for the next 32, 2 for as many as `ratio` of the matrix in 16 bits leaves.
+    """8 bits for 2 ranks, 3 for the next 32, 2 for the ranks that fit into the rest of `ratio`.
 
-    The budget counts all that is stored; `codes_only` leaves out scales and zeros, as the paper does, and
-    stores about 9% more. Raises ValueError for a ratio that is not in 0..1.
+    `ratio` is the share of the matrix in 16 bits. The budget counts all stored bytes; `codes_only` leaves out
+    scales and zeros, as the paper does, and stores about 9% more. Raises ValueError for a ratio that is not
+    in 0..1.
     """
     budget_bits((1, 1), ratio)
 
@@ -48,7 +49,7 @@ def delta_come(ratio: float = 1 / 16, *, codes_only: bool = False) -> Method:
 
 
 def widths(shape: tuple[int, int], ratio: float, *, codes_only: bool = False) -> list[int]:
-    """The bits of each rank of a matrix [out, in]. Raises ValueError when not one rank fits."""
+    """The bits of each rank of a matrix [out, in]. Raises ValueError if not one rank fits."""
     left, chosen = budget_bits(shape, ratio), list[int]()
     for bits, wanted in (*DELTA_COME, (REST_BITS, min(shape))):
         cost = rank_bits(shape, bits, codes_only=codes_only)

@@ -1,8 +1,8 @@
-"""DeltaZip's deltacompress (section 4, algorithm 1): the difference from the base, made 2:4 sparse and
-rounded to 4 or 2 bits by SparseGPT's column loop.
+"""DeltaZip's deltacompress (section 4, algorithm 1) of the difference from the base.
 
-The layer's inputs are those that come out of the compressed layers before it, base added back; calibration
-sees to that. Columns are taken in their order, without sorting by activation.
+SparseGPT's column loop makes it 2:4 sparse and rounds it to 4 or 2 bits. The layer's inputs are those of the
+compressed layers before it, with the base added back; calibration provides them. Columns are taken in their
+order, not sorted by activation.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from workers.deltas.parts import sparse_parts
 
 
 def deltacompress(bits: int = 4, group_size: int | None = None, refit: bool = True) -> Method:
-    """`bits` 4 or 2; `group_size` columns share a scale, None: a row does.
+    """`bits`: 4 or 2. `group_size` columns share a scale; None: one scale per row.
 
-    `refit` does what the paper does not: the loop is run with scales of several sizes, each is fitted to the
-    codes chosen, by least squares under the layer's inputs, and each row keeps what loses least. That
-    gains most at 2 bits. False is the paper's method.
+    `refit` is an addition to the paper. The loop runs with scales of several sizes. Each scale is fitted to
+    the chosen codes, by least squares under the layer's inputs, and each row keeps the version with the least
+    loss. That gains most at 2 bits. False is the paper's method.
     """
 
     def step(problem: Problem) -> Compressed:

@@ -1,15 +1,15 @@
-"""DeltaMix: singular vectors of mixed precision, allotted by the error that they leave (algorithm 1).
+"""DeltaMix: singular vectors of mixed precision, allotted by the remaining error (algorithm 1).
 
 1. U diag(s) V = delta.
-2. Each row of V is rounded at each candidate width, and the error of its outputs taken (equations 4 and 5).
-3. The program of equation 8 picks the widths, exactly.
-4. V^ is V at those widths: rows do not depend on one another, so step 2 has it already.
-5. U is corrected for what V lost (equation 7), and rounded with the same widths (equation 6).
-6. Not in the paper: once more V, for U as it is now, and U (`sweeps`), kept if the layer's error falls.
+2. Round each row of V at each candidate width, and measure the error of its outputs (equations 4 and 5).
+3. The program of equation 8 chooses the widths, exactly.
+4. V^ is V at those widths: rows are independent of one another, so step 2 has it already.
+5. Correct U for V's errors (equation 7), and round it with the same widths (equation 6).
+6. Not in the paper: repeat V, for the current U, and then U (`sweeps`); keep them if the layer's error falls.
 
 Less error over calibration's inputs does not mean better answers. With all options of `Settings` that the
-paper does not have, and its damping of 0.01, the error falls by a third, and a fine-tune that kept 54% of its
-facts keeps 33% (benchmarks/results/compression.md). So the defaults leave these options off.
+paper does not have, and its damping of 0.01, the error falls by a third. But a fine-tune that kept 54% of its
+facts then keeps 33% (benchmarks/results/compression.md). So the defaults leave these options off.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ WIDTHS = tuple(sorted(BITS))
 
 @dataclass(frozen=True)
 class Settings:
-    """How DeltaMix works on a matrix.
+    """The settings of DeltaMix for a matrix.
 
-    `ratio` is of the matrix in 16 bits. `widths` are the candidates besides 0, of which at most `max_widths`
-    are used. `correct_target` is the reconstruction target correction. `damping`, of the inputs' mean square,
-    is what inputs that calibration missed count. `codes_only` counts codes against the budget and neither
-    scales nor zeros, as the paper does.
+    `ratio` is the share of the matrix in 16 bits. `widths` are the candidates in addition to 0; at most
+    `max_widths` of them are used. `correct_target` is the reconstruction target correction. `damping` is the
+    weight of inputs that calibration missed, as a share of the inputs' mean square. `codes_only` counts only
+    codes against the budget, not scales and zeros, as the paper does.
 
-    The other four are not the paper's: `whiten` takes the singular vectors of the delta's outputs instead of
-    its own, `search` looks for the best grids instead of spanning all values, `count_u` adds to a rank's
-    error what rounding its column of U loses, `sweeps` is how often step 6 is done. A sweep corrects the
-    target, too.
+    The other four are not in the paper. `whiten` uses the singular vectors of the delta's outputs instead of
+    the delta's. `search` finds the best grids instead of spanning all values. `count_u` adds the loss of
+    rounding a rank's column of U to the rank's error. `sweeps` is the number of times that step 6 is done. A
+    sweep corrects the target, too.
     """
 
     ratio: float = 1 / 16
@@ -98,13 +98,15 @@ AS_PUBLISHED = Settings(codes_only=True, damping=0.01)
 
 
 def deltamix(ratio: float = 1 / 16, max_widths: int = 4) -> Method:
-    """DeltaMix to `ratio` of the matrix in 16 bits, all that is stored counted, with up to `max_widths`
-    widths. Raises ValueError for a ratio that is not in 0..1 and for max_widths below 1."""
+    """DeltaMix to `ratio` of the matrix in 16 bits, all stored bytes counted, with up to `max_widths` widths.
+
+    Raises ValueError for a ratio that is not in 0..1 and for max_widths below 1.
+    """
     return deltamix_with(Settings(ratio, max_widths))
 
 
 def deltamix_with(settings: Settings) -> Method:
-    """The same with all that can be chosen."""
+    """DeltaMix with all settings."""
 
     def step(problem: Problem) -> Compressed:
         require_finite(problem)
@@ -148,10 +150,10 @@ def rank_errors(factors: Factors, tried: dict[int, Codes], gram: torch.Tensor) -
 
 
 def column_errors(factors: Factors, widths: Sequence[int], *, search: bool = True) -> dict[int, torch.Tensor]:
-    """About what rounding U's columns adds to the error, before any feedback, float32 [ranks].
+    """The approximate error that rounding U's columns adds, before any feedback, float32 [ranks].
 
-    The rows of V are orthogonal in the outputs, so column i at an error of |dU_i|^2 costs that share of
-    the rank's energy. 0 for a dropped rank: equation 5 has its energy already.
+    The rows of V are orthogonal in the outputs, so an error of |dU_i|^2 in column i costs that share of the
+    rank's energy. 0 for a dropped rank: equation 5 has its energy already.
     """
     columns = factors.u.T.contiguous()
     found = {DROPPED: torch.zeros_like(factors.energy)}
@@ -176,7 +178,7 @@ def allot(
 
 @dataclass(frozen=True)
 class _Layer:
-    """Steps 5 and 6: the delta [out, in], its inputs, and the widths of the ranks kept, the widest first."""
+    """Steps 5 and 6: the delta [out, in], its inputs, and the widths of the kept ranks, the widest first."""
 
     delta: torch.Tensor
     gram: torch.Tensor
@@ -185,7 +187,7 @@ class _Layer:
     settings: Settings
 
     def coded(self, factors: Factors, v: Codes, kept: Sequence[int]) -> tuple[Codes, Codes]:
-        """V^ as given or better, and U^T."""
+        """V^ as given, or an improved one, and U^T."""
         search = self.settings.search
         u = self._u(v, (factors.u * factors.s)[:, kept])
         best = self._error(v, u) if self.settings.sweeps else 0.0
@@ -201,7 +203,7 @@ class _Layer:
         return v, u
 
     def _u(self, v: Codes, uncorrected: torch.Tensor) -> Codes:
-        """U of equation 6 in codes, by the target of equation 7 if it is to be corrected."""
+        """U of equation 6 in codes, with the target of equation 7 if correction is on."""
         target = uncorrected
         if self.settings.correct_target:
             target = reconstruction_target(self.delta, v.values, self.gram)

@@ -12,7 +12,7 @@ from workers.compression.types import Compressed, Method, Problem
 
 
 def low_rank(ratio: float = 1 / 16) -> Method:
-    """As many singular vectors as `ratio` of the matrix in 16 bits holds. Uncalibrated.
+    """The most singular vectors that `ratio` of the matrix in 16 bits holds. Uncalibrated.
 
     Raises ValueError for a ratio that is not in 0..1.
     """

@@ -1,6 +1,6 @@
 """2:4 pruning by magnitude and rounding to nearest: no calibration, seconds for a layer.
 
-The fallback where no text can be had, and the baseline that shows what calibration gains.
+It is the fallback without texts, and the baseline that shows the gain of calibration.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from workers.deltas.parts import sparse_parts
 
 
 def magnitude(bits: int = 4, group_size: int | None = None) -> Method:
-    """Of every four columns of the delta the two largest stay, in 4 or 2 bits.
+    """Keep the two largest of every four columns of the delta, in 4 or 2 bits.
 
     `group_size` is the number of columns that share a scale; None: one scale per row. The step raises
     ValueError for a layer whose inputs do not divide by 8 and by the group size, or a delta that float16

@@ -8,8 +8,8 @@ from workers.compression.types import Compressed, Method, Problem
 
 
 def round_to_nearest(bits: int = 4, group_size: int | None = None) -> Method:
-    """Asymmetric: the grid of `group_size` weights of a row, or of all of it (None), spans their least and
-    largest, and 0.
+    """Asymmetric: the grid of `group_size` weights of a row, or of the whole row (None), spans their least
+    and largest, and 0.
 
     The last group of a row may be shorter. The size counts `bits` per weight, and per group a float16 scale
     and a zero of `bits`, each row padded to whole bytes. Raises ValueError for other than 2 to 8 bits.
@@ -29,7 +29,7 @@ def round_to_nearest(bits: int = 4, group_size: int | None = None) -> Method:
 
 
 def _rounded(weights: torch.Tensor, bits: int, group_size: int) -> torch.Tensor:
-    """Weights [out, in] as their codes say, w = (q - zero) * scale with q and zero in 0..2^bits - 1."""
+    """Rounded weights [out, in]: w = (q - zero) * scale with q and zero in 0..2^bits - 1."""
     rows, columns = weights.shape
     padded = torch.nn.functional.pad(weights, (0, -columns % group_size)).reshape(rows, -1, group_size)
     low, high = padded.amin(dim=2, keepdim=True).clamp(max=0), padded.amax(dim=2, keepdim=True).clamp(min=0)

@@ -1,4 +1,4 @@
-"""SparseGPT on whole weights, 2:4 and rounded: what DeltaZip is judged against (table 1, 4 bits)."""
+"""SparseGPT on whole weights, 2:4 and rounded: the comparison in DeltaZip (table 1, 4 bits)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from workers.deltas.parts import sparse_parts
 
 
 def sparse_gpt(bits: int = 4, group_size: int | None = None) -> Method:
-    """`bits` 4 or 2; `group_size` columns share a scale, None: a row does. The base is not looked at.
+    """`bits`: 4 or 2. `group_size` columns share a scale; None: one scale per row. The base is not used.
 
-    The size is what the sparse format takes: bits/2 + 1 bits per weight, and float16 scales.
+    The size is that of the sparse format: bits/2 + 1 bits per weight, and float16 scales.
     """
 
     def step(problem: Problem) -> Compressed:
