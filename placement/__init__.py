@@ -1,1 +1,1 @@
-"""Which plan meets an intent, and which devices carry it. Pure: no Ray, torch, vLLM, HTTP or clock."""
+"""Choose the plan that meets an intent, and its devices. Pure: no Ray, torch, vLLM, HTTP or clock."""

@@ -1,4 +1,4 @@
-"""The Pareto-optimal plans among many: those that no other plan dominates. Pure."""
+"""The Pareto-optimal plans: plans that no other plan dominates. Pure."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 
 def pareto(costs: Sequence[tuple[float, ...]]) -> tuple[bool, ...]:
-    """For each plan's costs (all of one length, less is better) whether no other dominates it.
+    """For each plan's costs (all of one length, less is better), whether no other plan dominates it.
 
-    A plan dominates another that is nowhere cheaper and somewhere dearer; equal plans both stay.
+    A plan dominates another if it is nowhere more expensive and somewhere cheaper; of equal plans both stay.
     """
     return tuple(not any(_dominates(other, mine) for other in costs) for mine in costs)
 

@@ -1,7 +1,7 @@
-"""Moves that free a whole device, or make room for a newcomer, and what they cost. Pure.
+"""Moves that free a whole device, or make room for a newcomer, and their costs. Pure.
 
 A move starts a group's engine in its new place before the old one is drained, so both hold memory for a
-while: all moves of a proposal are possible at the same time, with nothing gone yet.
+while. All moves of a proposal are possible at the same time, before any old engine is gone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from placement.types import CPU, Device, DeviceKey, Inventory, Placement, key_of
 
 @dataclass(frozen=True)
 class Tenant:
-    """A worker group that serves: starting it anew reads `load_bytes`, and took `start_s` the last time."""
+    """A serving worker group: starting it again reads `load_bytes`, and took `start_s` the last time."""
 
     name: str
     placement: Placement
@@ -24,8 +24,8 @@ class Tenant:
 
 @dataclass(frozen=True)
 class Move:
-    """Move `tenant` to `placement`. `avoid` is every other device of the inventory: there it might take the
-    place of another move of the proposal."""
+    """Move `tenant` to `placement`. `avoid` is every other device of the inventory: there the group might
+    take the place of another move of the proposal."""
 
     tenant: Tenant
     placement: Placement
@@ -34,8 +34,8 @@ class Move:
 
 @dataclass(frozen=True)
 class Proposal:
-    """`freed` is the device that nothing of ours is on afterwards; `newcomer` is the place that is made for
-    whoever waits."""
+    """A set of moves. `freed` is a device without any of our groups afterwards; `newcomer` is the place that
+    is made for the waiting deployment."""
 
     moves: tuple[Move, ...]
     freed: Device | None = None
@@ -47,19 +47,19 @@ class Proposal:
 
     @property
     def doubled_bytes(self) -> int:
-        """What the moved groups hold twice until the old engines are stopped."""
+        """Memory that the moved groups hold twice until the old engines are stopped."""
         return sum(rank.memory_bytes for move in self.moves for rank in move.tenant.placement.ranks)
 
 
-# A place for a name on devices with so much free, while the groups of these moves are in both their places
-# or, with True, only in their new ones; None: there is none.
+# A place for the named group in this inventory; None: there is none. During the decision the groups of these
+# moves are in both places or, with True, only in their new places.
 Decide = Callable[[str, Inventory, Sequence[Move], bool], Placement | None]
 
 
 def to_free_a_device(
     inventory: Inventory, tenants: Sequence[Tenant], decide: Decide, staying: Sequence[Placement] = ()
 ) -> Proposal | None:
-    """The cheapest moves, in bytes to load, after which more devices have nothing of ours than before.
+    """The cheapest moves, in bytes to load, after which more devices have none of our groups than before.
 
     `staying` are placements of groups that cannot be moved.
     """
@@ -76,7 +76,8 @@ def to_free_a_device(
 
 
 def to_fit(inventory: Inventory, tenants: Sequence[Tenant], decide: Decide, newcomer: str) -> Proposal | None:
-    """The cheapest moves after which there is a place for `newcomer`: none, one, or all of a device."""
+    """The cheapest moves after which `newcomer` has a place: no group, one group, or all groups of a
+    device."""
     if (place := decide(newcomer, inventory, (), True)) is not None:
         return Proposal((), newcomer=place)
     return _best(inventory, decide, newcomer, _single(inventory, tenants, decide)) or _best(
@@ -113,7 +114,7 @@ def _of_devices(
 def _moves(
     inventory: Inventory, tenants: Sequence[Tenant], decide: Decide, device: Device
 ) -> tuple[Move, ...]:
-    """All of these off the device, the largest first; empty when one of them finds no other place."""
+    """Moves of all these tenants off the device, the largest first; empty if a tenant has no other place."""
     moves: tuple[Move, ...] = ()
     for tenant in sorted(tenants, key=lambda t: (-sum(r.memory_bytes for r in t.placement.ranks), t.name)):
         move = _move(during(inventory, moves), tenant, decide, (key_of(device),), moves)
@@ -138,7 +139,7 @@ def _move(
 
 
 def _alike(inventory: Inventory, tenant: Tenant) -> Inventory:
-    """Only GPUs for a group that is on GPUs, and only CPU hosts for one on those."""
+    """Only GPUs for a group on GPUs, and only CPU hosts for a group on CPU hosts."""
     on_cpu = tenant.placement.ranks[0].device_kind == CPU
     return replace(inventory, devices=tuple(d for d in inventory.devices if (d.kind == CPU) == on_cpu))
 
@@ -149,18 +150,18 @@ def without(inventory: Inventory, avoid: Sequence[DeviceKey]) -> Inventory:
 
 
 def during(inventory: Inventory, moves: Iterable[Move]) -> Inventory:
-    """What is free while the moved groups are in both places."""
+    """Free memory while the moved groups are in both places."""
     return less(inventory, (move.placement for move in moves))
 
 
 def after(inventory: Inventory, moves: Sequence[Move]) -> Inventory:
-    """What is free once the moved groups are gone from their old places."""
+    """Free memory after the moved groups have left their old places."""
     gone = {key: -size for key, size in taken_by(move.tenant.placement for move in moves).items()}
     return _less(during(inventory, moves), gone)
 
 
 def less(inventory: Inventory, placements: Iterable[Placement]) -> Inventory:
-    """What is free beside these placements too."""
+    """Free memory after these placements are added."""
     return _less(inventory, taken_by(placements))
 
 

@@ -1,4 +1,4 @@
-"""Plans, the devices they may use, and the outcome of placing one on the other."""
+"""Plans, the devices they may use, and the outcome of placing a plan on devices."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ __all__ = [
 
 @dataclass(frozen=True)
 class HolderMemory:
-    """Memory of a device that processes of `holder`, a worker group or a measuring of ours, have taken.
+    """Memory of a device that processes of `holder`, one of our worker groups or measurements, have taken.
 
-    "" is somebody else; None: the node cannot tell whose it is.
+    "": other processes; None: the node cannot tell the holder.
     """
 
     holder: str | None
@@ -45,10 +45,9 @@ class HolderMemory:
 class Device:
     """A GPU, or a CPU host's cores and memory seen as one device (`kind` is then "cpu").
 
-    `model` tells apart devices that need profiles of their own, `engine` is the engine's version there.
-    `load` is the share of recent time it was busy, 0 to 1, and `work` which part of that ours had, by holder.
-    Fast links join the GPUs with the same `nvlink_domain`. `uses` says who has its memory, as far as that is
-    known.
+    Devices of different `model` need separate profiles; `engine` is the engine's version there. `load` is the
+    share of recent time in which it was busy, 0 to 1; `work` is the part of that by our holders. Fast links
+    join the GPUs with the same `nvlink_domain`. `uses` are the known holders of its memory.
     """
 
     node: str
@@ -69,7 +68,7 @@ class Device:
 class Unusable:
     """A node on which nothing new may be placed; `reason` is a sentence for the user that names it.
 
-    What is placed on a `lost` one is lost too. One that is `starting` may soon have devices.
+    Everything placed on a `lost` node is lost, too. A `starting` node may soon have devices.
     """
 
     node: str
@@ -80,7 +79,8 @@ class Unusable:
 
 @dataclass(frozen=True)
 class Inventory:
-    """`devices` may be placed on; the nodes in `unusable` are there, or were, but may not."""
+    """`devices` may be used for placements; the nodes in `unusable` exist, or existed, but may not be
+    used."""
 
     devices: tuple[Device, ...]
     unusable: tuple[Unusable, ...] = ()
@@ -90,12 +90,12 @@ DeviceKey = tuple[str, str, int]
 
 
 def key_of(device: Device) -> DeviceKey:
-    """(node, kind, index): a host's CPU and its GPU 0 are two devices."""
+    """(node, kind, index): the CPU of a host and its GPU 0 are two devices."""
     return device.node, device.kind, device.index
 
 
 class Intent(StrEnum):
-    """What the user asked for (MaverIQ, Table 1); SLOs are kept whatever it is."""
+    """The user's aim (MaverIQ, Table 1); SLOs are kept with every aim."""
 
     MIN_COST = "minCost"
     MIN_LATENCY = "minLat"
@@ -104,7 +104,7 @@ class Intent(StrEnum):
 
 
 class CostMeasure(StrEnum):
-    """What minCost means; the provider's choice (MaverIQ, section 4)."""
+    """The meaning of minCost; the provider's choice (MaverIQ, section 4)."""
 
     MEMORY_LATENCY = "memoryLatency"  # GiB of all ranks x seconds of a request
     MEMORY = "memory"  # GiB of all ranks
@@ -121,11 +121,11 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True)
 class EngineSizes:
-    """How much an engine takes and holds; None: not said.
+    """The sizes of an engine; None: not specified.
 
-    `context_tokens` of a prompt and its answer together, `requests_at_once`, `cached_tokens` of all requests
-    in its KV cache; `variant_slots` (variants in one batch), `lora_rank` (the largest), `variant_host_bytes`
-    of each rank's host memory, and whether a copy of the weights is kept to merge a variant into.
+    `context_tokens`: of a prompt and its answer together. `cached_tokens`: of all requests in its KV cache.
+    `variant_slots`: variants in one batch. `lora_rank`: the largest. `variant_host_bytes`: of each rank's
+    host memory. `merged_slot`: whether a copy of the weights is kept, into which a variant is merged.
     """
 
     context_tokens: int | None = None
@@ -137,7 +137,7 @@ class EngineSizes:
     merged_slot: bool | None = None
 
     def or_else(self, other: EngineSizes | None) -> EngineSizes:
-        """These sizes; of `other` what they do not say."""
+        """These sizes; sizes that are not specified come from `other`."""
         if other is None:
             return self
         pairs = {f.name: (getattr(self, f.name), getattr(other, f.name)) for f in fields(self)}
@@ -145,7 +145,7 @@ class EngineSizes:
 
 
 def sizes_of(plan: Plan) -> EngineSizes:
-    """Those of an engine of this plan."""
+    """The sizes of this plan's engine."""
     return EngineSizes(
         context_tokens=plan.max_model_len,
         requests_at_once=plan.sequences,
@@ -172,11 +172,11 @@ class Slos:
 
 
 class Constraint(StrEnum):
-    """What may forbid a deployment."""
+    """The reasons that can prevent a deployment."""
 
     MEMORY = "memory"  # no shape fits the free memory
-    COMPRESSION = "compressionTechnique"  # no GPU runs any
-    CONTEXT = "context"  # the expected lengths exceed what the engine takes
+    COMPRESSION = "compressionTechnique"  # no GPU runs any of the model's compressions
+    CONTEXT = "context"  # the expected lengths exceed the engine's limit
     HEADROOM = "headroom"
     ANTI_AFFINITY = "antiAffinity"
     PARALLELISM = "parallelism"  # allowed TP and PP
@@ -190,7 +190,7 @@ class Constraint(StrEnum):
 
 @dataclass(frozen=True)
 class Relaxation:
-    """Moving `constraint` from `asked` to `offered` suffices; that is `factor` times worse (1 or more)."""
+    """Changing `constraint` from `asked` to `offered` suffices; that is `factor` times worse (1 or more)."""
 
     constraint: Constraint
     asked: float
@@ -201,9 +201,9 @@ class Relaxation:
 
 @dataclass(frozen=True)
 class RankPlacement:
-    """One worker process: which layers [layer_start, layer_end) of which shard, where, and how big.
+    """One worker process: its layers [layer_start, layer_end), its shard, its device, and its size.
 
-    Ranks are numbered stage by stage; the device is `device_index` of those of its kind on the node.
+    Ranks are numbered stage by stage; `device_index` counts the devices of its kind on the node.
     """
 
     rank: int
@@ -219,15 +219,15 @@ class RankPlacement:
 
 @dataclass(frozen=True)
 class Choice:
-    """How good a placement is, and what it was chosen from.
+    """The quality of a placement, and its alternatives.
 
-    `objective` is the intent's value, least is best, in `unit`. Latencies are under the expected load;
-    `latency_s` of one request, end to end; intervals should hold nine times out of ten, None where nothing
-    is known of them. One copy keeps up with `throughput_per_s` requests; `utilisation` is each stage's busy
-    share under the expected rate. `alternatives` layouts of `shapes` shapes kept every limit. `relaxed` says
-    which limits gave way, as the user had allowed. The expected load's requests have `input_tokens` and
-    `output_tokens`; 0: an older record does not say it. `sizes` says how large the engine is and why; it is
-    `reduced` where memory forced it to be smaller than engines usually are.
+    `objective` is the intent's value in `unit`, least is best. Latencies are under the expected load;
+    `latency_s` is one request's, end to end. Intervals should hold nine times out of ten; None: nothing is
+    known. One copy sustains `throughput_per_s` requests; `utilisation` is each stage's busy share under the
+    expected rate. `alternatives` layouts of `shapes` shapes kept every limit. `relaxed` lists the limits that
+    were relaxed, as the user had allowed. The expected load's requests have `input_tokens` and
+    `output_tokens`; 0: an older record does not have them. `sizes` says how large the engine is and why. It
+    is `reduced` if memory forced it to be smaller than the usual engine.
     """
 
     objective: float = 0.0
@@ -250,7 +250,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Placement:
-    """The launchable outcome: a plan, its ranks' places, its estimate, and why it was chosen."""
+    """A launchable outcome: a plan, its ranks' places, its estimate, and the reason for the choice."""
 
     plan: Plan
     ranks: tuple[RankPlacement, ...]

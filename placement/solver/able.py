@@ -1,7 +1,7 @@
-"""Which GPUs of a cluster can run a model in which of its compressions (`profiler.capabilities`). Pure.
+"""The GPUs of a cluster that can run a model in each of its compressions (`profiler.capabilities`). Pure.
 
-A search is made for each set of GPU types that the same compressions run on, with these GPUs and compressions
-alone; the best placement of all counts. Where every GPU runs all of them, that is one search of everything.
+Each set of GPU types that runs the same compressions is searched separately, with these GPUs and compressions
+only; the best placement of all searches wins. If every GPU runs all compressions, there is one search.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class AbleDevices:
         self._models: dict[int, tuple[ModelFigures, dict[frozenset[str], ModelFigures]]] = {}
 
     def parts(self, request: Request) -> Iterator[tuple[Shared, Request]]:
-        """Of the cluster and the request: those that can run on most GPUs first. None if no GPU runs it."""
+        """Parts of the cluster and the request, those with most GPUs first. Empty if no GPU runs the
+        model."""
         for types, model in self._parts_of(request.model).items():
             if types not in self._shared:
                 self._shared[types] = Shared(_of_types(self._cluster, types), self._estimator_for)
@@ -41,11 +42,11 @@ class AbleDevices:
         return min(placements, key=lambda placement: placement.choice.objective, default=None)
 
     def fits(self, request: Request) -> bool:
-        """Whether `search` finds one."""
+        """Whether `search` finds a placement."""
         return any(self._policy.fits(shared, asked) for shared, asked in self.parts(request))
 
     def _parts_of(self, model: ModelFigures) -> dict[frozenset[str], ModelFigures]:
-        # With the model, so that it lives and no other gets its number.
+        # The model is stored as well, so that it stays alive and no other model gets its id.
         if id(model) not in self._models:
             self._models[id(model)] = model, _parts(self._cluster, model)
         return self._models[id(model)][1]
@@ -80,7 +81,7 @@ def _of_types(cluster: Cluster, types: frozenset[str]) -> Cluster:
 
 
 def _node_of(node: Node, types: frozenset[str]) -> Node:
-    """What lies on the node's other GPUs counts for anti-affinity among nodes."""
+    """The node without other types of GPUs; their residents still count for anti-affinity among nodes."""
     others = (resident for gpu in node.gpus if gpu.type not in types for resident in gpu.residents)
     gpus = tuple(gpu for gpu in node.gpus if gpu.type in types)
     return Node(node.name, gpus, (*node.residents, *others))

@@ -1,7 +1,7 @@
-"""Seconds that no split of a model's layers over a set of groups is below, as arrays.
+"""Lower bounds of the seconds of any split of a model's layers over a set of groups, as arrays.
 
-What they leave out (the slowest stage, or what each stage can hold) only adds: they tell which sets of groups
-and which orders of one are worth a split, and in which sequence.
+The bounds ignore the slowest stage, or the capacity of stages, which only add time. They show which sets of
+groups, and which orders of a set, are worth a split, and in which sequence.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from placement.solver.plan import Estimator, Shape
 from placement.solver.request import Request
 from placement.solver.view import Bools, Floats, Ints
 
-FAINT = 1e-6  # relative; stages that differ by less are alike
+FAINT = 1e-6  # relative; stages with a smaller difference count as alike
 MAX_RATIOS = 8
 MAX_PRICES = 16
 
@@ -28,8 +28,8 @@ MAX_PRICES = 16
 class Terms:
     """What all pipelines of one shape have in common.
 
-    `tokens` are those after the first, `batches` what is in flight; no token takes less than `turns_s`.
-    `hops` are seconds of a prompt and of a token, by link.
+    `tokens` is the number of tokens after the first, `batches` the batches in flight; every token takes at
+    least `turns_s`. `hops` are seconds of a prompt and of a token, by link.
     """
 
     shape: Shape
@@ -54,8 +54,8 @@ def terms_of(request: Request, shape: Shape, estimator: Estimator) -> Terms:
 
 
 def of_sets(costs: Costs, sets: Ints, terms: Terms) -> Floats:
-    """Of each set, infinite where no order is within the limits: the cheapest filling without regard to the
-    slowest stage, and the most even pace."""
+    """Lower bounds for each set, infinite if no order is within the limits: the larger of the cheapest
+    filling (without the slowest stage) and the most even pace."""
     caps = _caps(costs)[sets]
     prefill, decode = costs.prefill[sets], costs.decode[sets]
     cheapest = _filled(caps, prefill + terms.tokens * decode, terms.layers)
@@ -68,7 +68,7 @@ def of_sets(costs: Costs, sets: Ints, terms: Terms) -> Floats:
 
 
 def may_hold(costs: Costs, terms: Terms) -> bool:
-    """False: no set of these columns holds all layers."""
+    """Whether a set of these columns may hold all layers; False: no set does."""
     caps = _caps(costs)
     caps = caps[caps >= 1]
     return len(caps) >= terms.shape.pp and bool(
@@ -77,13 +77,13 @@ def may_hold(costs: Costs, terms: Terms) -> bool:
 
 
 def _caps(costs: Costs) -> Ints:
-    """The most layers, wherever in a pipeline."""
+    """The most layers in any position of a pipeline."""
     caps: Ints = np.maximum(np.maximum(costs.first, costs.last), costs.middle)
     return caps
 
 
 def of_any(costs: Costs, terms: Terms) -> LowerBounds:
-    """Of all sets of these columns that hold the layers (`may_hold`), the request path left out."""
+    """Bounds for all sets of these columns that hold the layers (`may_hold`), without the request path."""
     caps = _caps(costs)
     able = caps >= 1
     caps, stages = caps[able], terms.shape.pp
@@ -101,8 +101,8 @@ def of_any(costs: Costs, terms: Terms) -> LowerBounds:
 
 
 def _least(caps: Ints, seconds: Floats, terms: Terms) -> float:
-    """No set's layers take less: with a price on each layer that is not taken, each stage takes all it can or
-    one, and the best stages are chosen (Lagrange's dual of taking all layers)."""
+    """The least seconds of any set's layers. With a price on each layer that is not taken, each stage takes
+    all it can or one layer, and the best stages are chosen (Lagrange's dual of taking all layers)."""
     some = np.linspace(0, len(seconds) - 1, min(len(seconds), MAX_PRICES)).astype(np.int64)
     prices = np.sort(seconds)[some][:, None]
     spared = (prices - seconds) * np.where(prices > seconds, caps, 1)
@@ -111,17 +111,17 @@ def _least(caps: Ints, seconds: Floats, terms: Terms) -> float:
 
 
 def _largest(values: Floats, count: int) -> Floats:
-    """The `count` largest, of each row."""
+    """The `count` largest values of each row."""
     rest = values.shape[-1] - count
     largest: Floats = np.partition(values, rest, axis=-1)[..., rest:]
     return largest
 
 
 def of_ends(costs: Costs, groups: Groups, columns: Ints, terms: Terms) -> Floats:
-    """Of each choice of `ends` of one set; infinite where the layers do not fit, or not within the limits.
+    """Bounds for each choice of `ends` of one set; infinite if the layers do not fit, or not within limits.
 
-    The cheapest stages are filled without regard to the slowest; and all take equally long, with `batches` in
-    flight and without regard to what each can hold. Limits raise the first.
+    The first bound fills the cheapest stages without regard to the slowest stage. In the second bound all
+    stages take equally long, with `batches` in flight and unlimited capacity. Limits raise the first bound.
     """
     caps, pairs = caps_by_ends(costs, columns), ends(len(columns))
     prefill, decode = costs.prefill[columns], costs.decode[columns]
@@ -142,7 +142,8 @@ def of_ends(costs: Costs, groups: Groups, columns: Ints, terms: Terms) -> Floats
 
 
 def _ratios(terms: Terms, prefill: Floats, decode: Floats) -> list[float]:
-    """With limits: weights of a token over a prompt at which another stage becomes the cheaper."""
+    """With limits: the ratios of a token's weight to a prompt's at which another stage becomes the
+    cheapest."""
     if min(terms.limits.prompt_s, terms.limits.token_s) == np.inf:
         return []
     dearer = np.subtract.outer(prefill, prefill)
@@ -155,8 +156,8 @@ def _ratios(terms: Terms, prefill: Floats, decode: Floats) -> list[float]:
 
 
 def _limited(terms: Terms, ratio: float, mixed: Floats) -> Floats | float:
-    """No latency is below this, where prompt + ratio x token is at least `mixed`: whatever a limit is kept by
-    costs more elsewhere (the dual of the limit)."""
+    """The least latency if prompt + ratio x token is at least `mixed`: what keeps a limit costs more
+    elsewhere (the dual of the limit)."""
     if ratio < terms.tokens:
         if terms.limits.prompt_s == np.inf:
             return 0.0
@@ -168,7 +169,7 @@ def _limited(terms: Terms, ratio: float, mixed: Floats) -> Floats | float:
 
 
 def _within(terms: Terms, caps: Ints, seconds: tuple[Floats, Floats], beside: tuple[Floats, Floats]) -> Bools:
-    """Whether the cheapest filling for a prompt, and that for a token, are within their limits."""
+    """Whether the cheapest filling for a prompt, and the cheapest for a token, are within their limits."""
     within = np.ones(len(caps), dtype=bool)
     for limit, each, rest in zip((terms.limits.prompt_s, terms.limits.token_s), seconds, beside, strict=True):
         if limit < np.inf:
@@ -177,7 +178,8 @@ def _within(terms: Terms, caps: Ints, seconds: tuple[Floats, Floats], beside: tu
 
 
 def _filled(caps: Ints, seconds: Floats, layers: int) -> Floats:
-    """Seconds of all layers by row of `caps`, at least one on each stage, then the cheapest stages first."""
+    """Seconds of all layers by row of `caps`: at least one layer on each stage, then the cheapest stages
+    first."""
     each = np.broadcast_to(seconds, caps.shape)
     order = np.argsort(each, axis=1, kind="stable")
     each, room = np.take_along_axis(each, order, axis=1), np.take_along_axis(caps - 1, order, axis=1)
@@ -187,12 +189,12 @@ def _filled(caps: Ints, seconds: Floats, layers: int) -> Floats:
 
 
 def _least_hops(groups: Groups, columns: Ints) -> Ints:
-    """(pairs, links): how often each link is crossed at least, with each choice of `ends`."""
+    """(pairs, links): the least number of crossings of each link, for each choice of `ends`."""
     pairs, nodes = ends(len(columns)), groups.node[columns]
     places = {(int(groups.node[k]), domain(groups, k)) for k in columns.tolist()}
     visited = len(np.unique(nodes))
     left = visited - 1 + ((nodes[pairs[:, 0]] == nodes[pairs[:, 1]]) & (visited > 1))
-    # What returns to a node may find a domain it has not been in: then a hop within the node is saved.
+    # A path that returns to a node may enter a new domain of it: this saves a hop within the node.
     within = len(places) - visited
     crossed = np.zeros((len(pairs), len(Link)), dtype=np.int64)
     crossed[:, Link.NETWORK] = left

@@ -1,4 +1,4 @@
-"""The cluster as it is: nodes, their GPUs, what is free, how busy they are, and who is joined to whom."""
+"""The cluster's current state: nodes, their GPUs, free memory, load, and the links between GPUs."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ MAX_NAMED = 8  # nodes or GPUs in one message
 
 
 class Link(IntEnum):
-    """How two GPUs talk, fastest first."""
+    """The kind of link between two GPUs, fastest first."""
 
-    FAST = 0  # within an NVLink domain, or what is as quick
+    FAST = 0  # within an NVLink domain, or an equally fast link
     NODE = 1  # within a node: PCIe
     NETWORK = 2  # between nodes
 
@@ -27,9 +27,9 @@ class Link(IntEnum):
 class GpuType:
     """What all GPUs of one type sustain: bytes/s of memory, FLOP/s at the model's precision.
 
-    A `shared` one is a CPU host: all ranks of a deployment are on one, and share its cores and memory. The
-    types of a cluster are all shared or none is. `kind` is what devices of this type are called in a
-    placement; the name if there is none.
+    A `shared` type is a CPU host: all ranks of a deployment run on one host and share its cores and memory.
+    All types of a cluster are shared, or none is. `kind` is the name of such devices in a placement; if it is
+    empty, `name` is used.
     """
 
     name: str
@@ -39,7 +39,7 @@ class GpuType:
     kind: str = ""
 
     def rates(self, ranks: int) -> DeviceRates:
-        """The rates of each of a stage's `ranks`: on a host they share it, on GPUs each rank has its own."""
+        """The rates of each of a stage's `ranks`: on a host they share its rates, a GPU serves one rank."""
         share = ranks if self.shared else 1
         return DeviceRates(self.memory_bytes_per_s / share, self.flops_per_s / share)
 
@@ -48,9 +48,9 @@ class GpuType:
 class Resident:
     """One rank on a GPU: layers [layer_start, layer_end) of `deployment`, its bytes.
 
-    `group` is the anti-affinity group of its deployment, empty when it has none, and `scope` what it does not
-    share with others of that group. `utilisation` is the busy share of its stage under the expected rate;
-    the ranks of a stage that share a device have it together.
+    `group` is its deployment's anti-affinity group, empty if it has none; `scope` is what deployments of that
+    group must not share. `utilisation` is the busy share of its stage under the expected rate; ranks of a
+    stage that share a device have it together.
     """
 
     deployment: str
@@ -66,8 +66,8 @@ class Resident:
 class Gpu:
     """GPU `index` of its node. Ranks of several deployments may share it.
 
-    `load` is the share of recent time it was busy, 0 to 1 (`load_of`). Fast links join the GPUs of a node
-    that have the same `nvlink_domain`. `free_bytes` already excludes `residents`.
+    `load` is the share of recent time in which it was busy, 0 to 1 (`load_of`). Fast links join the GPUs of a
+    node with the same `nvlink_domain`. `free_bytes` already excludes `residents`.
     """
 
     index: int
@@ -81,7 +81,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Node:
-    """`residents` are the ranks on devices of the node that the cluster does not have: of other types."""
+    """A node. `residents` are ranks on its devices of other types, which this cluster does not include."""
 
     name: str
     gpus: tuple[Gpu, ...]
@@ -97,7 +97,7 @@ class Cluster:
     link_bytes_per_s: tuple[float, float, float]
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a cluster that cannot be."""
+        """Check the cluster. Raises ValueError if it is impossible."""
         _unique("node", [node.name for node in self.nodes])
         known = _unique("GPU type", [kind.name for kind in self.types])
         if any(not kind.memory_bytes_per_s > 0 or not kind.flops_per_s > 0 for kind in self.types):
@@ -124,7 +124,7 @@ def load_of(utilisation: Sequence[float], window: int = LOAD_WINDOW) -> float:
 
 
 def utilisation_of(ranks: Iterable[Resident]) -> float:
-    """The share of time that one deployment's ranks keep their device busy."""
+    """The share of time in which one deployment's ranks keep their device busy."""
     return sum({rank.layer_start: rank.utilisation for rank in ranks}.values())
 
 
@@ -137,7 +137,7 @@ def with_gpus(cluster: Cluster, changed: dict[tuple[str, int], Gpu]) -> Cluster:
         else node
         for node in cluster.nodes
     )
-    made = object.__new__(Cluster)  # what was checked need not be checked again: 10,000 GPUs take a while
+    made = object.__new__(Cluster)  # skips the checks, which were made before: 10,000 GPUs take a while
     for name, value in (
         ("nodes", nodes),
         ("types", cluster.types),

@@ -1,4 +1,4 @@
-"""Constraints that can be kept in part: a search finds how much of each. Pure."""
+"""Constraints that can be kept in part: a search finds which part. Pure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from placement.solver.request import Request
 from placement.types import Constraint, Placement, Relaxation, Scope
 from profiler.figures import figure
 
-HALVINGS = 6  # of the interval between what works and what does not
+HALVINGS = 6  # of the interval between a value that works and a value that does not
 WIDEST = 64
-MIN_SHARE = 1e-9  # of what is asked for: a factor stays finite
-SLACK = 1 + 1e-9  # rounding must not undo what was found to suffice
+MIN_SHARE = 1e-9  # of the requested value: it keeps a factor finite
+SLACK = 1 + 1e-9  # so that rounding does not make a sufficient value insufficient
 
 Find = Callable[[Request], Placement | None]
-Fits = Callable[[Request], bool]  # whether something would be found
+Fits = Callable[[Request], bool]  # whether a search would find a placement
 
 
 def accuracy(request: Request, fits: Fits) -> Relaxation | None:
@@ -37,7 +37,7 @@ def less_accurate(asked: float, offered: float) -> Relaxation:
 
 
 def rate(request: Request, find: Find, fits: Fits) -> Relaxation | None:
-    """A rate that one copy keeps up with, to within 1/64 of what is in question."""
+    """A rate that one copy can sustain, to within 1/64 of the searched interval."""
     idle = find(replace(request, rate_per_s=0.0)) if request.rate_per_s > 0 else None
     if idle is None:
         return None
@@ -58,7 +58,7 @@ def _less_often(asked: float, offered: float) -> Relaxation:
 
 
 def headroom(request: Request, fits: Fits) -> Relaxation | None:
-    """The largest headroom that can be kept, to within 1/64 of what was asked for."""
+    """The largest headroom that can be kept, to within 1/64 of the requested headroom."""
     if request.headroom <= 0 or not fits(replace(request, headroom=0.0)):
         return None
     largest = _largest(0.0, request.headroom, lambda kept: fits(replace(request, headroom=kept)))
@@ -66,7 +66,7 @@ def headroom(request: Request, fits: Fits) -> Relaxation | None:
 
 
 def _largest(low: float, high: float, works: Callable[[float], bool]) -> float:
-    """By halving: a value that works, next to one that does not. `low` works and `high` does not."""
+    """A value that works, found by halving, near one that does not. `low` works and `high` does not."""
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         if works(middle):
@@ -82,7 +82,7 @@ def less_headroom(asked: float, offered: float) -> Relaxation:
 
 
 def scope(request: Request, fits: Fits) -> Relaxation | None:
-    """Giving up anti-affinity: no part of it can be kept."""
+    """Give up anti-affinity; it cannot be kept in part."""
     if not request.group or not fits(ungrouped(request)):
         return None
     text = f"take it out of anti-affinity group {request.group}"
@@ -90,12 +90,12 @@ def scope(request: Request, fits: Fits) -> Relaxation | None:
 
 
 def ungrouped(request: Request) -> Request:
-    """The request outside of its group: it ignores the others' anti-affinity, and they ignore it."""
+    """The request outside of its group: the anti-affinity of both sides is ignored."""
     return replace(request, group="", scope=Scope.NONE)
 
 
 def memory(request: Request, fits: Fits) -> Relaxation | None:
-    """The most sequences whose KV cache there is room for."""
+    """The most sequences whose KV cache fits."""
     if request.concurrency <= 1 or not fits(replace(request, concurrency=1)):
         return None
     low, high = 1, request.concurrency
@@ -122,7 +122,7 @@ def any_shape(request: Request, gpus: int) -> Request:
 
 
 def names_shapes(request: Request) -> bool:
-    """Whether it has bounds of its own on the plan's parallelism, beside those that all requests have."""
+    """Whether the request bounds the plan's parallelism, in addition to the bounds of every request."""
     fewer = request.max_tp < Request.max_tp or request.max_pp < Request.max_pp
     return bool(fewer or request.only_tp or request.only_pp or request.layers)
 

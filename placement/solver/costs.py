@@ -1,4 +1,4 @@
-"""What each group of GPUs would cost and hold as a stage of one shape, as arrays."""
+"""The cost and capacity of each group of GPUs as a stage of one shape, as arrays."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from placement.solver.plan import Estimator, Shape, StepRates
 from placement.solver.request import Request
 from placement.solver.view import Floats, Ints, View
 
-SAFE = 1e-9  # relative; a stage that is busy all the time to rounding is still within the rate
+SAFE = 1e-9  # relative; a stage that is always busy, except for rounding, still sustains the rate
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Per column: seconds (`StepRates`) with the slowdown in them, and the most layers by a stage's place."""
+    """Per column: seconds (`StepRates`) including the slowdown, and the most layers by a stage's position."""
 
     prefill: Floats
     decode: Floats
@@ -30,13 +30,13 @@ class Costs:
     last: Ints
 
     def caps(self, stage: int, pp: int) -> Ints:
-        """With one stage, `first` is already that of a stage that is the last as well."""
+        """The most layers of a stage. With one stage, `first` already counts as the last stage, too."""
         if stage == 0:
             return self.first
         return self.last if stage == pp - 1 else self.middle
 
     def most(self, pp: int) -> int:
-        """Layers that no pipeline of `pp` stages is beyond."""
+        """An upper bound of the layers of a pipeline of `pp` stages."""
         ends = int(self.first.max()) + (int(self.last.max()) if pp > 1 else 0)
         return ends + max(0, pp - 2) * int(self.middle.max())
 
@@ -54,19 +54,19 @@ def costs_of(request: Request, shape: Shape, view: View, groups: Groups, estimat
         if request.rate_per_s > 0:
             busy = (1 - SAFE) / request.rate_per_s - (work_rest if stage == pp - 1 else work_gap)
             caps = np.minimum(caps, np.floor(busy / work))
-        if limits.token_s < np.inf:  # all batches in flight take their turn on each stage
+        if limits.token_s < np.inf:  # all batches in flight take their turns on each stage
             turn = limits.token_s / estimator.groups(shape) - (decode_rest if stage == pp - 1 else decode_gap)
             caps = np.minimum(caps, np.floor(turn / decode))
         clipped: Ints = np.maximum(0, caps).astype(np.int64)
         return clipped
 
     last = most(pp - 1)
-    middle = most(1) if pp > 2 else last  # a pipeline of two has none
+    middle = most(1) if pp > 2 else last  # a pipeline of two stages has no middle
     return Costs(prefill, decode, prefill_rest, decode_rest, decode_gap, most(0), middle, last)
 
 
 def _rates(shape: Shape, view: View, groups: Groups, estimator: Estimator) -> Floats:
-    """(8, groups): `StepRates` of each, unloaded."""
+    """(8, groups): the `StepRates` of each group, without load."""
     rates = np.zeros((8, len(groups)))
     for number, link, columns in groups.kinds:
         rates[:, columns] = _row(estimator.rates(shape, view.types[number].name, link))

@@ -1,6 +1,6 @@
-"""One decision: a policy's placement, or which constraint binds and what the nearest relaxations are.
+"""One decision: a policy's placement, or the binding constraint and the nearest relaxations.
 
-A constraint binds when a placement exists without it.
+A constraint binds if a placement exists without it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from placement.types import Constraint, Placement, Relaxation
 def decide(
     cluster: Cluster, request: Request, policy: Policy, estimator_for: EstimatorFor = estimator_of
 ) -> Outcome:
-    """Never empty-handed: `NotPlaced` names a constraint and, where one exists, what would do."""
+    """Decide. `NotPlaced` always names a constraint and, if one exists, a sufficient relaxation."""
 
     able = AbleDevices(cluster, policy, estimator_for)
     return able.search(request) or _why_not(able, request, _gpus(cluster))
@@ -40,9 +40,9 @@ def eased(
     estimator_for: EstimatorFor = estimator_of,
     max_factor: float | None = None,
 ) -> Placement | None:
-    """What the nearest relaxation of a refusal allows, if it is by no more than a factor of `max_factor`.
+    """The placement with a refusal's nearest relaxation, if its factor is at most `max_factor`.
 
-    The placement says what gave way. An anti-affinity never does.
+    The placement names what was relaxed. An anti-affinity is never relaxed.
     """
     chosen, easier = _applicable(refusal, max_factor), request
     for relaxation in chosen:
@@ -62,7 +62,7 @@ def _applicable(outcome: NotPlaced, max_factor: float | None) -> tuple[Relaxatio
 
 
 def _gpus(cluster: Cluster) -> int:
-    """How many ranks could have a GPU each; CPU hosts carry any number, and gain nothing by more."""
+    """How many ranks could have their own GPU; 0 for CPU hosts, which hold any number of ranks."""
     return 0 if any(kind.shared for kind in cluster.types) else cluster.gpu_count
 
 
@@ -95,8 +95,8 @@ def _why_not(able: AbleDevices, request: Request, gpus: int) -> NotPlaced:
 
 
 def _may_hold(shared: Shared, request: Request, gpus: int) -> bool:
-    """Whether there is memory for one sequence of the model, whatever else is given up. If not, no search
-    finds anything."""
+    """Whether there is memory for one sequence of the model, if everything else is given up. If not, no
+    search finds anything."""
     free = replace(ungrouped(any_shape(request, gpus)), concurrency=1, headroom=0.0)
     places, estimator = shared.places(free), shared.estimator(free)
     if places.view.shared:

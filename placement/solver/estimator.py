@@ -1,14 +1,14 @@
-"""From what a stage takes to what a candidate does under a load: pipelines, batches, queues.
+"""A candidate's figures under a load, from the times of its stages: pipelines, batches, queues.
 
 With `groups` batches in flight, one for each stage, a token takes (as in `profiler.physical.pipeline`)
 
     max( sum of stages + hops,  groups x (slowest stage + gap),  groups x the host's turn )
 
-The batch is what the expected rate keeps in flight (rate x latency, Little's law) on the fastest type, stages
-even, at most `concurrency`. Prompts of others come in between: with rho the share of a stage's time that
-they take, a prompt waits rho / (2 (1 - rho)) of such a time for those before it (M/D/1, Pollaczek-Khinchine),
-and of each second only 1 - rho is left for decoding. Both are taken for the same on all layouts of a shape:
-a candidate's times stay linear in its layers.
+The batch is the number of requests that the expected rate keeps in flight (rate x latency, Little's law) on
+the fastest type with even stages, at most `concurrency`. Other requests' prompts delay it. Let rho be the
+share of a stage's time that prompts take. Then a prompt waits rho / (2 (1 - rho)) of a prompt's time for
+earlier ones (M/D/1, Pollaczek-Khinchine), and 1 - rho of each second is left for decoding. Batch and rho are
+assumed to be the same for all layouts of a shape, so a candidate's times stay linear in its layers.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from placement.solver.plan import Account, CandidatePlan, Figures, Lines, Shape,
 from placement.solver.request import Request
 from profiler.roofline import StageTime
 
-PASSES = 12  # of the fixed point between latency and requests in flight; it contracts quickly
-MAX_PROMPTS = 0.9  # of a stage's time; beyond that the rate is out of reach, which the throughput says
+PASSES = 12  # of the fixed-point iteration between latency and requests in flight; it converges quickly
+MAX_PROMPTS = 0.9  # of a stage's time; beyond that the rate is out of reach, which the throughput shows
 
 
 @dataclass(frozen=True)
 class Congestion:
-    """What a prompt and a token take longer because of others' prompts: factors of 1 or more."""
+    """How much other requests' prompts slow down a prompt and a token: factors of 1 or more."""
 
     prompt: float
     token: float
@@ -52,30 +52,31 @@ class StageEstimator(ABC):
     @property
     @abstractmethod
     def hidden_bytes(self) -> int:
-        """Of one token's hidden state."""
+        """Bytes of one token's hidden state."""
 
     @property
     @abstractmethod
     def boundary_s(self) -> float:
-        """What handing a batch to the next stage takes beside its bytes."""
+        """Seconds of passing a batch to the next stage, without its bytes."""
 
     @property
     def turn_s(self) -> float:
-        """What each of several batches in flight takes of a token's time at least, whatever its stages do."""
+        """The least seconds of each of several batches in flight in a token's time, whatever its stages
+        do."""
         return 0.0
 
     @property
     def path_s(self) -> float:
-        """What a request alone takes to reach the engine, and its first token to come back."""
+        """Seconds of a single request's path to the engine and of its first token's path back."""
         return 0.0
 
     @abstractmethod
     def prompt_time(self, shape: Shape, kind: GpuType, link: Link) -> StageTime:
-        """One prompt, alone."""
+        """Time of one prompt alone."""
 
     @abstractmethod
     def token_time(self, shape: Shape, kind: GpuType, link: Link, sequences: float) -> StageTime:
-        """A token of each of `sequences`, half of the output after its prompt."""
+        """Time of a token of each of `sequences`, with the prompt and half of the output cached."""
 
     @abstractmethod
     def lines(self, shape: Shape, stage: int) -> Lines: ...
@@ -127,16 +128,16 @@ class StageEstimator(ABC):
         return self._hops[key]
 
     def groups(self, shape: Shape) -> float:
-        """Batches in flight: at most one for each stage. Stages on one host gain nothing by batches of their
-        own."""
+        """Batches in flight: at most one for each stage. On one host, stages gain nothing from several
+        batches."""
         return 1.0 if self._shared else min(float(shape.pp), self.batch(shape))
 
     def turns_s(self, shape: Shape) -> float:
-        """The least that a token takes, by the host's turns alone."""
+        """The least seconds of a token, by the host's turns alone."""
         return self.turns(shape) * self.turn_s
 
     def turns(self, shape: Shape) -> float:
-        """Turns of the host in a token's time: none with one batch in flight, else one for each batch."""
+        """Turns of the host in a token's time: none with one batch in flight, else one per batch."""
         groups = self.groups(shape)
         return groups * min(1.0, groups - 1)
 
@@ -145,7 +146,7 @@ class StageEstimator(ABC):
         if shape not in self._batches:
             batch, request = 1.0, self._request
             prompt_s = self._prompt(shape).of(request.model.layers, is_last=True)
-            for _ in range(PASSES if request.rate_per_s > 0 else 0):  # idle, there is one at a time
+            for _ in range(PASSES if request.rate_per_s > 0 else 0):  # idle: one at a time
                 before = batch
                 in_flight = request.rate_per_s * self._ideal_latency_s(shape, batch, prompt_s)
                 batch = min(float(request.concurrency), max(1.0, in_flight))

@@ -1,4 +1,4 @@
-"""Which estimator a request gets when nobody brings one."""
+"""The default estimator of a request."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from placement.solver.roofline import Roofline
 
 
 class EstimatorFor(Protocol):
-    """Makes the estimator of one request on one cluster; `estimator_of` is one.
+    """Makes the estimator of one request on one cluster; `estimator_of` is an example.
 
-    Of the request it may look at the model and the load, not at limits.
+    It may read the request's model and load, but not its limits.
     """
 
     def __call__(self, cluster: Cluster, request: Request) -> Estimator: ...
 
 
 def estimator_of(cluster: Cluster, request: Request) -> Estimator:
-    """The profiler's for a model read from its config, the roofline for explicit figures."""
+    """The profiler's estimator for a model read from its config, the roofline for explicit figures."""
     return Roofline(cluster, request) if request.model.spec is None else Profiled(cluster, request)

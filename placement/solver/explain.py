@@ -1,4 +1,4 @@
-"""Why a placement was chosen, in one sentence for people."""
+"""The reason for a placement, as one sentence for people."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ ENGINE_ALONE = "TTFT is the engine's alone, for the request path to it is not me
 
 
 def reason(placement: Placement, inventory: Inventory, engine_alone: bool = False) -> str:
-    """The shape and where it is, of how many, by which objective; what it should take, and what gave way.
-    `engine_alone`: no request path is in its TTFT."""
+    """The shape, its place, the number of alternatives, the objective, the expected times, and what was
+    relaxed. `engine_alone`: its TTFT does not include the request path."""
     plan, choice = placement.plan, placement.choice
     used = {(r.node, r.device_kind, r.device_index): None for r in placement.ranks}
     free = sum(d.free_bytes for d in inventory.devices if key_of(d) in used)

@@ -1,4 +1,4 @@
-"""Groups of GPUs that pipelines are made of: which follow each other, and which few can be best at all."""
+"""Groups of GPUs for pipelines: which groups are neighbours, and which few can be the best."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import numpy as np
 from placement.solver.groups import Groups
 from placement.solver.view import Bools, Floats, Ints
 
-MAX_ORDERS = 4  # of one kind of place that are kept
-BITS = 63  # of a number that stands for several columns
+MAX_ORDERS = 4  # orders that are kept for one kind of place
+BITS = 63  # of a number that encodes several columns
 
 Able = Callable[[Ints, int], Bools]
 
 
 class Family:
-    """Groups that are combined to pipelines. It keeps the orders in which they were sorted: sorting takes
-    longest, and what was the order for one shape is mostly that for others."""
+    """Groups that are combined into pipelines. It keeps the sorted orders: sorting takes most of the time,
+    and an order for one shape is often the order for others."""
 
     def __init__(self, groups: Groups) -> None:
         self.groups = groups
@@ -31,17 +31,17 @@ class Family:
         self._bands: dict[int, Groups] = {}
 
     def band(self, size: int) -> Groups:
-        """Those that fewer than `size` others are at least as good as: `size` of these are the best by
-        whatever rises with usable memory and falls with slowdown."""
+        """Groups that fewer than `size` others equal or exceed: `size` of them are the best by any measure
+        that rises with usable memory and falls with slowdown."""
         if size not in self._bands:
             self._bands[size] = taken(self.groups, _band(self.groups, size))
         return self._bands[size]
 
     def sets(self, pp: int, decode: Floats, able: Able) -> Ints:
-        """Sets of `pp` columns that follow each other by seconds of decoding or by usable memory.
+        """Sets of `pp` columns that are neighbours by seconds of decoding or by usable memory.
 
-        They are of one NVLink domain, of one node, or from anywhere. `able` tells of an order of all columns
-        at which starts there may be a set at all.
+        A set is from one NVLink domain, from one node, or from anywhere. For an order of all columns, `able`
+        returns the starts at which there may be a set.
         """
         if len(self.groups) < pp:
             return np.empty((0, pp), dtype=np.int64)
@@ -54,14 +54,14 @@ class Family:
         return _distinct_rows(np.concatenate(sets), len(self.groups))
 
     def _roomiest(self, number: int, sign: int) -> Ints:
-        """By place, then by usable memory times `sign`."""
+        """An order by place, then by usable memory times `sign`."""
         at, usable = (number, sign), self.groups.usable
         if at not in self._by_usable:
             self._by_usable[at] = np.lexsort((usable, sign * usable, self._places[number]))
         return self._by_usable[at]
 
     def _fastest(self, number: int, decode: Floats) -> Ints:
-        """By place, then by seconds of decoding, then by usable memory."""
+        """An order by place, then by seconds of decoding, then by usable memory."""
         known = self._by_decode[number]
         keys = (self.groups.usable, decode, self._places[number])
         for at, order in enumerate(known):
@@ -79,15 +79,15 @@ def taken(groups: Groups, columns: Ints) -> Groups:
 
 
 def _alike(one: Ints, other: Ints) -> bool:
-    """Whether sorting by one is sorting by the other."""
+    """Whether sorting by one array also sorts by the other."""
     order = np.argsort(one, kind="stable")
     rises, others = np.diff(one[order]) > 0, np.diff(other[order])
     return bool((others[rises] > 0).all() and (others[~rises] == 0).all())
 
 
 def _is_sorted(order: Ints, keys: Sequence[Floats | Ints]) -> bool:
-    """Whether `np.lexsort` would give this order: by the last key, equals by the one before, then as they
-    are."""
+    """Whether `np.lexsort` would give this order: by the last key, then by the key before it, and then by
+    position."""
     right = order[:-1] < order[1:]
     for key in keys:
         here, there = key[order[:-1]], key[order[1:]]
@@ -96,7 +96,7 @@ def _is_sorted(order: Ints, keys: Sequence[Floats | Ints]) -> bool:
 
 
 def _distinct_rows(rows: Ints, columns: int) -> Ints:
-    """The rows of numbers below `columns`, sorted, each once."""
+    """The distinct rows of numbers below `columns`, sorted."""
     width = max(1, BITS // max(1, int(columns).bit_length()))
     packed = []
     for start in range(0, rows.shape[1], width):
@@ -123,7 +123,7 @@ def _band(groups: Groups, size: int) -> Ints:
 
 
 def _above_most(values: Ints, size: int) -> list[int]:
-    """Where a value is above all but fewer than `size` of those before it."""
+    """The positions of values that exceed all but fewer than `size` of the earlier values."""
     above = [*range(min(size, len(values)))]
     largest = values[:size].tolist()
     heapq.heapify(largest)

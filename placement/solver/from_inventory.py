@@ -1,4 +1,4 @@
-"""The solver's clusters from the devices of an inventory: GPUs of one type each, or the CPU hosts. Pure."""
+"""The solver's clusters from an inventory's devices: one per GPU type, and one for CPU hosts. Pure."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from placement.solver.view import busier
 from placement.types import CPU, Device, DeviceKey, Inventory, key_of
 from profiler.roofline import LINK_TO_MEMORY
 
-# Without measured links: PCIe 4.0 x16 and 100 Gbit/s, never more than the fast ones.
+# Defaults without measured links: PCIe 4.0 x16 and 100 Gbit/s, never more than the fast links.
 NODE_BYTES_PER_S, NETWORK_BYTES_PER_S = 25e9, 12.5e9
 
 
 def type_name(device: Device) -> str:
-    """Devices of one type need one profile; all of a type are taken to be as quick as its slowest."""
+    """The type's name. Devices of one type share a profile; all count as fast as the slowest of the type."""
     return device.model or device.kind
 
 
 def clusters_of(
     inventory: Inventory, residents: Mapping[DeviceKey, Sequence[Resident]] | None = None
 ) -> tuple[Cluster, ...]:
-    """One of each type of GPU, then one of all CPU hosts. The ranks of a deployment have devices of one type.
+    """One cluster for each type of GPU, then one for all CPU hosts. A deployment's ranks use one type.
 
-    `residents` says whose ranks are on a device, for anti-affinity, and how busy they are expected to keep
-    it. `free_bytes` counts them already; a sampled `load` counts only their recent requests.
+    `residents` are the ranks on each device, for anti-affinity, and the load that is expected of them.
+    `free_bytes` already counts them; a sampled `load` counts only their recent requests.
     """
     groups: dict[tuple[bool, str], list[Device]] = defaultdict(list)
     for device in inventory.devices:
@@ -73,7 +73,8 @@ def _gpu(device: Device, kind: str, residents: tuple[Resident, ...]) -> Gpu:
 
 
 def expected_load(residents: Iterable[Resident]) -> float:
-    """Of a device with these ranks, as after placing their deployments on it when it was idle."""
+    """The load of a device with these ranks, computed as if their deployments were placed on the idle
+    device."""
     ranks: dict[str, list[Resident]] = defaultdict(list)
     for resident in residents:
         ranks[resident.deployment].append(resident)

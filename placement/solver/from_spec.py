@@ -1,4 +1,4 @@
-"""A model's figures from what its checkpoint's config says (`profiler.checkpoint.spec_of`)."""
+"""A model's figures from its checkpoint's config (`profiler.checkpoint.spec_of`)."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ MAX_TP = 64
 
 
 def figures_by_quantization(name: str, spec: ModelSpec, accuracies: Mapping[str, float]) -> ModelFigures:
-    """A model in quantizations that engines have (`quantization_names`), with the accuracy of each; `spec` is
-    as they hold it unquantized. Estimates are made from the spec and the quantization's name, not these
+    """A model in the engines' quantizations (`quantization_names`), with the accuracy of each. `spec` is the
+    unquantized model as engines hold it. Estimates use the spec and the quantization's name, not these
     figures."""
     shares = {
         quantization: (accuracy, layer_share(spec, 1, quantization))
@@ -45,10 +45,10 @@ def _degrees(spec: ModelSpec, degrees: Sequence[int], quantization: str) -> tupl
 def figures_of(
     name: str, spec: ModelSpec, compressions: Mapping[str, tuple[float, float]] | None = None
 ) -> ModelFigures:
-    """`compressions`: accuracy, and a layer's bytes as a share of the uncompressed layer's; by name.
+    """`compressions` by name: accuracy, and a layer's bytes as a share of the uncompressed layer's.
 
-    The profiler's estimates know the uncompressed model: with other quantizations these figures are what
-    counts, and working memory is `profiler.roofline`'s allowance for an unsharded rank, an upper bound under
+    The profiler's estimates know the uncompressed model only. For other quantizations these figures count,
+    and the working memory is `profiler.roofline`'s allowance for an unsharded rank, an upper bound under
     TP."""
     quantizations = compressions or {UNCOMPRESSED: (1.0, 1.0)}
     as_it_is = set(quantizations) == {UNCOMPRESSED}

@@ -1,6 +1,6 @@
-"""Rates of common GPUs, from their makers' data sheets: peaks at bf16 without sparsity, for what-if alone.
+"""Rates of common GPUs from data sheets: peaks at bf16 without sparsity, used for what-if only.
 
-Rates that were measured on the devices themselves (`types` in the file) are better.
+Rates measured on the devices themselves (`types` in the file) are better.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which GPUs could carry a stage together: TP GPUs of one type on one node, as columns of arrays."""
+"""GPUs that could carry a stage together: TP GPUs of one type on one node, as columns of arrays."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from numpy.lib.stride_tricks import sliding_window_view
 from placement.solver.cluster import Link
 from placement.solver.view import Floats, Ints, View
 
-MAX_GROUPS = 80  # enumerated one by one; beyond that, neighbours in some order
+MAX_GROUPS = 80  # enumerated completely; beyond that, only neighbours in some order
 
 
 @dataclass(frozen=True)
 class Groups:
     """One column per group. `usable` is that of its fullest GPU, `slowdown` that of its slowest.
 
-    `nvlink_domain` is -1 where a group spans domains. With `fill` = sum of free / total and `grain` = sum
-    of 1 / total, placing b bytes on each GPU costs the next model 2 b fill - b^2 grain (`policies.joint`).
+    `nvlink_domain` is -1 if a group spans domains. With `fill` = sum of free / total and `grain` = sum of
+    1 / total, placing b bytes on each GPU costs the next model 2 b fill - b^2 grain (`policies.joint`).
     """
 
     members: Ints  # (groups, tp), indices into the view
@@ -39,7 +39,7 @@ class Groups:
 
     @cached_property
     def kinds(self) -> tuple[tuple[int, Link, Ints], ...]:
-        """Type and link of some of the groups, and their columns: of all groups together."""
+        """The kinds of groups: (type, link, columns of the groups of this kind)."""
         spans = self.nvlink_domain < 0
         kinds = (
             (number, link, np.flatnonzero(where & (self.type == number)))
@@ -77,10 +77,10 @@ def every_group(view: View, tp: int, max_groups: int = MAX_GROUPS) -> Groups | N
 
 
 def neighbours(view: View, tp: int, *, disjoint: bool) -> tuple[Groups, ...]:
-    """Groups of GPUs that follow each other by usable memory or by slowdown, in an NVLink domain or a node.
+    """Groups of GPUs that are neighbours by usable memory or by slowdown, in an NVLink domain or a node.
 
-    Each order, within each kind of place, is a family of its own. A group is as good as its worst member, so
-    alike GPUs belong together. With `disjoint` no two groups of a family share a GPU.
+    Each order within each kind of place is a family of its own. A group is as good as its worst member, so
+    similar GPUs belong together. With `disjoint` no two groups of a family share a GPU.
     """
     orders: tuple[tuple[Floats | Ints, ...], ...] = (
         (view.usable, view.slowdown),
@@ -103,7 +103,7 @@ def distinct(groups: Sequence[Groups]) -> Groups:
 
 
 def every_set(groups: Groups, pp: int, max_sets: int) -> Ints | None:
-    """All sets of `pp` groups that share no GPU, or None when there are more than `max_sets` to look at."""
+    """All sets of `pp` groups that share no GPU, or None if there are more than `max_sets` candidates."""
     if math.comb(len(groups), pp) > max_sets:
         return None
     members = [frozenset(row) for row in groups.members.tolist()]
@@ -117,12 +117,12 @@ def every_set(groups: Groups, pp: int, max_sets: int) -> Ints | None:
 
 
 def runs_of(view: View) -> Ints:
-    """A number for each GPU, the same for those of one node and type."""
+    """A number for each GPU, equal for GPUs of one node and type."""
     return view.node * len(view.types) + view.type
 
 
 def _runs(view: View) -> list[list[int]]:
-    """GPUs of one node and type."""
+    """Lists of GPUs of one node and type."""
     runs: dict[int, list[int]] = {}
     for number, key in enumerate(runs_of(view).tolist()):
         runs.setdefault(key, []).append(number)
@@ -145,6 +145,6 @@ def _windows(view: View, place: Ints, keys: Sequence[Floats | Ints], tp: int, di
 
 
 def _same(one: Ints, other: Ints) -> bool:
-    """Whether both divide the GPUs alike."""
+    """Whether both arrays divide the GPUs in the same way."""
     pairs = len(np.unique(one * (other.max(initial=0) + 1) + other))
     return pairs == len(np.unique(one)) == len(np.unique(other))

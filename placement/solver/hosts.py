@@ -1,6 +1,7 @@
-"""Placing on CPU hosts: one carries all ranks, which share its cores and memory.
+"""Placing on CPU hosts: one host carries all ranks, which share its cores and memory.
 
-A model in several ranks takes as long there, and more memory: it is split no more than the request says.
+There, several ranks are not faster than one rank and need more memory, so a model is split only if the
+request says so.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from profiler.plans import even_stages
 
 
 def find(request: Request, view: View, estimator: Estimator) -> Placement | None:
-    """The best placement within every limit; of equals the fewest ranks, then the freest host."""
+    """The best placement within every limit; among equals the fewest ranks, then the host with most free."""
     candidates = []
     for layout in layouts(request, view):
         figures = estimator(plan_of(view, layout))
@@ -35,7 +36,7 @@ def find(request: Request, view: View, estimator: Estimator) -> Placement | None
 
 
 def layouts(request: Request, view: View) -> Iterator[Layout]:
-    """Stages are even unless the request says otherwise: they share one memory."""
+    """Layouts on each host. Stages are even unless the request says otherwise, because they share memory."""
     for shape in _shapes(request):
         split = request.layers or even_stages(request.model.layers, shape.pp)
         for host in range(len(view)):

@@ -1,4 +1,4 @@
-"""Stages on groups of GPUs, and the plan, the places and the cluster that follow from them."""
+"""Stages on groups of GPUs, and the resulting plan, places and cluster."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def needs(estimator: Estimator, layout: Layout) -> dict[int, int]:
 
 
 def fits(view: View, estimator: Estimator, layout: Layout) -> bool:
-    """Whether all ranks fit what their GPUs may give."""
+    """Whether all ranks fit into the usable memory of their GPUs."""
     return all(int(view.usable[gpu]) >= need for gpu, need in needs(estimator, layout).items())
 
 
 @dataclass(frozen=True)
 class Search:
-    """What a layout was chosen from: how many shapes, and how many layouts within every limit."""
+    """The numbers of shapes and of layouts within every limit, from which a layout was chosen."""
 
     shapes: int
     alternatives: int
@@ -103,7 +103,7 @@ def _interval(value: float, share: tuple[float, float]) -> Interval:
 
 
 def after(cluster: Cluster, request: Request, outcome: Placement) -> Cluster:
-    """The cluster once this is deployed: less free, and busier by the expected rate."""
+    """The cluster after this deployment: less free memory, and a load raised by the expected rate."""
     gpus = {(node.name, gpu.index): gpu for node in cluster.nodes for gpu in node.gpus}
     held: dict[tuple[str, int], list[Resident]] = {}
     for seat in outcome.ranks:
@@ -113,7 +113,7 @@ def after(cluster: Cluster, request: Request, outcome: Placement) -> Cluster:
 
 
 def resident(deployment: str, rank: RankPlacement, placed: Placement, group: str, scope: Scope) -> Resident:
-    """A rank of a placement, for its device. Placements of old do not tell their utilisation: 0."""
+    """A rank of a placement, for its device. Older placements do not have a utilisation: 0."""
     busy = dict(enumerate(placed.choice.utilisation)).get(rank.stage, 0.0)
     return Resident(
         deployment, rank.layer_start, rank.layer_end, rank.memory_bytes, group, scope, utilisation=busy
@@ -121,7 +121,7 @@ def resident(deployment: str, rank: RankPlacement, placed: Placement, group: str
 
 
 def _with(gpu: Gpu, ranks: list[Resident]) -> Gpu:
-    """The GPU with ranks of one more deployment."""
+    """The GPU with the ranks of one more deployment."""
     return replace(
         gpu,
         free_bytes=gpu.free_bytes - sum(rank.memory_bytes for rank in ranks),

@@ -1,6 +1,6 @@
-"""Bytes of a rank: lines over the layers of its stage, the largest of which counts; and what follows.
+"""Bytes of a rank, as the largest of some lines over its stage's layers, and functions of these lines.
 
-A line is (bytes beside the layers, bytes of each layer). `figures_lines` makes them of explicit figures.
+A line is (bytes outside the layers, bytes of each layer). `figures_lines` makes them from explicit figures.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def rank_bytes(lines: Lines, layers: int) -> int:
 
 
 def most_layers(lines: Lines, room: Ints) -> Ints:
-    """How many layers fit into each of `room`; negative where not even none does."""
+    """How many layers fit into each of `room`; negative if not even the fixed bytes fit."""
     fitting = [np.floor_divide(room - fixed, each) for fixed, each in lines]
     most: Ints = np.minimum.reduce(fitting)
     return most
@@ -32,25 +32,26 @@ def stage_bytes(estimator: Estimator, shape: Shape, layers: Sequence[int]) -> tu
 
 
 def total_bytes(estimator: Estimator, shape: Shape, layers: int) -> int:
-    """Over all ranks, with even stages; with others never less, and the same but for variants' slots."""
+    """Bytes of all ranks, with even stages. Other splits never need less, and more only for variants'
+    slots."""
     return shape.tp * sum(stage_bytes(estimator, shape, even_stages(layers, shape.pp)))
 
 
 def figures_lines(request: Request, shape: Shape, stage: int) -> Lines:
-    """Of a model's explicit figures: weights, and keys and values of all tokens that the cache holds."""
+    """The lines of a model's explicit figures: weights, and keys and values of all tokens in the cache."""
     compression, tp = shape.compression, shape.tp
     each = -(-compression.layer_bytes // tp) + request.kv_tokens * kv_rank_bytes(request.model, shape)
     return ((_fixed_bytes(request.model, shape, stage), each),)
 
 
 def kv_rank_bytes(model: ModelFigures, shape: Shape) -> int:
-    """Of one token in one layer; KV heads are copied where TP exceeds them."""
+    """Bytes of one token in one layer; KV heads are copied if TP exceeds them."""
     heads = max(1, model.kv_heads // shape.tp)
     return -(-shape.compression.kv_bytes_per_token * heads // model.kv_heads)
 
 
 def _fixed_bytes(model: ModelFigures, shape: Shape, stage: int) -> int:
-    """What a rank of this stage holds whatever its layers."""
+    """Bytes of a rank of this stage that do not depend on its layers."""
     first, last = stage == 0, stage == shape.pp - 1
     embeds, ends = (True, True) if model.tables_everywhere else (first, last)
     embedding, head = -(-model.embedding_bytes // shape.tp), -(-model.head_bytes // shape.tp)

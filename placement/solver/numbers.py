@@ -6,7 +6,7 @@ import math
 
 
 def rounded(value: float, *, up: bool) -> float:
-    """To four significant digits, never to the other side of `value`."""
+    """`value` rounded to four significant digits, only in the given direction."""
     if value == 0 or not math.isfinite(value):
         return value
     step = 10.0 ** (math.floor(math.log10(abs(value))) - 3)

@@ -1,4 +1,4 @@
-"""What an intent minimises, and which SLOs a candidate breaks."""
+"""The value that an intent minimises, and the SLOs that a candidate breaks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from placement.solver.request import Request
 from placement.types import Constraint, CostMeasure, Intent
 
 GIB = 2**30
-ROUNDING = 1e-9  # relative; a bound is summed in another order than a layout's figures
+ROUNDING = 1e-9  # relative; bounds and layouts' figures are summed in different orders
 UNITS = {
     CostMeasure.MEMORY_LATENCY: "GiB s",
     CostMeasure.MEMORY: "GiB",
@@ -21,7 +21,7 @@ _MEASURES = {Intent.MIN_MEMORY: CostMeasure.MEMORY, Intent.MIN_GPU_HOURS: CostMe
 
 
 def cost(measure: CostMeasure, ranks: int, memory_bytes: int, latency_s: float) -> float:
-    """Of one request, with `memory_bytes` on all ranks together."""
+    """The cost of one request, with `memory_bytes` on all ranks together."""
     match measure:
         case CostMeasure.MEMORY:
             return memory_bytes / GIB
@@ -32,12 +32,13 @@ def cost(measure: CostMeasure, ranks: int, memory_bytes: int, latency_s: float) 
 
 
 def objective(request: Request, shape: Shape, figures: Figures) -> float:
-    """For one shape it never falls when latency rises: the fastest layout of a shape is its best."""
+    """The objective. For one shape it never falls when latency rises: the fastest layout is the best."""
     return _objective(request, shape, shape.tp * sum(figures.memory_bytes), figures.latency_s)
 
 
 def min_objective(request: Request, shape: Shape, estimator: Estimator, latency_s: float) -> float:
-    """Of any layout of this shape that is not quicker: even stages have the least memory."""
+    """The least objective of any layout of this shape with at least this latency; even stages need least
+    memory."""
     if request.intent is Intent.MIN_LATENCY:
         return latency_s
     memory_bytes = total_bytes(estimator, shape, request.model.layers)
@@ -46,7 +47,7 @@ def min_objective(request: Request, shape: Shape, estimator: Estimator, latency_
 
 @dataclass(frozen=True)
 class LowerBounds:
-    """Seconds that no layout of a shape is below."""
+    """Lower bounds of the seconds of any layout of a shape."""
 
     ttft_s: float
     tpot_s: float
@@ -55,9 +56,9 @@ class LowerBounds:
 
 @dataclass(frozen=True)
 class StepLimits:
-    """Seconds that stages and hops may take for a prompt and for a token; infinite where nothing is asked.
+    """Seconds that stages and hops may take for a prompt and for a token; infinite without a limit.
 
-    Within a shape these limits alone may rule out a layout and not a slower one.
+    Within a shape only these limits can exclude a layout and still allow a slower one.
     """
 
     prompt_s: float
@@ -65,7 +66,7 @@ class StepLimits:
 
 
 def limits_of(request: Request, estimator: Estimator) -> StepLimits:
-    """With room for rounding: what just breaks a limit is left to `excesses`."""
+    """The limits with room for rounding; `excesses` decides about candidates that only just break a limit."""
     ttft_s, tpot_s = (
         float("inf") if limit is None else limit * (1 + ROUNDING)
         for limit in (request.slos.ttft_s, request.slos.tpot_s)
@@ -74,7 +75,7 @@ def limits_of(request: Request, estimator: Estimator) -> StepLimits:
 
 
 def max_latency_s(request: Request, shape: Shape, estimator: Estimator) -> float:
-    """Seconds of stages and hops of a request beyond which every layout of this shape breaks a limit."""
+    """Seconds of a request's stages and hops beyond which every layout of this shape breaks a limit."""
     slos, most = request.slos, float("inf")
     if slos.latency_s is not None:
         most = slos.latency_s
@@ -87,13 +88,14 @@ def max_latency_s(request: Request, shape: Shape, estimator: Estimator) -> float
 
 
 def is_limited(request: Request) -> bool:
-    """Whether there is a limit that `out_of_reach` knows."""
+    """Whether there is a limit that `out_of_reach` checks."""
     slos = request.slos
     return (slos.latency_s, slos.ttft_s, slos.tpot_s, slos.cost) != (None,) * 4
 
 
 def out_of_reach(request: Request, shape: Shape, estimator: Estimator, bounds: LowerBounds) -> bool:
-    """Whether every layout of this shape breaks a limit, by lower bounds alone; some that do are missed."""
+    """Whether every layout of this shape breaks a limit, by lower bounds alone; some such shapes are
+    missed."""
     spent = 0.0
     if request.slos.cost is not None:
         memory_bytes = total_bytes(estimator, shape, request.model.layers)
@@ -114,7 +116,7 @@ def unit(request: Request) -> str:
 
 
 def excesses(request: Request, shape: Shape, figures: Figures) -> dict[Constraint, tuple[float, float]]:
-    """The broken limits: each with its value, and what this candidate offers."""
+    """The broken limits, each with its value and this candidate's value."""
     limits, memory_bytes = request.slos, shape.tp * sum(figures.memory_bytes)
     spent = cost(request.cost, shape.ranks, memory_bytes, figures.latency_s)
     at_most = _limits(request, figures, spent)
@@ -129,7 +131,7 @@ def excesses(request: Request, shape: Shape, figures: Figures) -> dict[Constrain
 def _limits(
     request: Request, figures: Figures | LowerBounds, spent: float
 ) -> Iterator[tuple[Constraint, float, float]]:
-    """What is limited, the limit, and these figures' value of it."""
+    """Each limited quantity, its limit, and its value in these figures."""
     limits = request.slos
     for name, bound, value in (
         (Constraint.LATENCY, limits.latency_s, figures.latency_s),

@@ -1,10 +1,9 @@
-"""In which order a pipeline's stages stand.
+"""The order of a pipeline's stages.
 
-What an order changes: which group is the first stage (it may hold the embedding), which is the last (head,
-and seconds beside its layers), and over which links the stages follow each other. So with the two ends
-chosen, the order between them matters for links alone, and the best one follows from where the groups are
-(`path`). Only where each stage's layers are given does it matter which group is which stage; then all orders
-are tried.
+An order decides which group is the first stage (which may hold the embedding), which is the last (head, and
+seconds outside its layers), and over which links the stages are connected. So with both ends chosen, the
+order between them affects only links, and the best order follows from the groups' places (`path`). If each
+stage's layers are given, it also matters which group is which stage; then all orders are tried.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from placement.solver.view import Bools, Ints
 
 MANY = 1 << 32  # layers: more than any pipeline has
 NEVER = 1 << 48
-MAX_PERMUTED = 6  # stages; of more, whose layers are given, only orders by ends and place are tried
+MAX_PERMUTED = 6  # stages; longer pipelines with given layers only try orders by ends and place
 
 
 @cache
@@ -43,8 +42,7 @@ def caps_by_ends(costs: Costs, columns: Ints) -> Ints:
 
 
 def may_hold(costs: Costs, layers: int, order: Ints, stages: int) -> Bools:
-    """Of every so many columns that follow each other in `order`: whether it is worth asking if they hold all
-    layers. False: they do not."""
+    """For every `stages` neighbours in `order`, whether they may hold all layers. False: they do not."""
     most = np.maximum(np.maximum(costs.first, costs.last), costs.middle)[order]
     none = (costs.middle < 1)[order]
     possible: Bools = (_sums(most, stages) >= layers) & (_sums(none, stages) <= 2)  # the ends
@@ -52,18 +50,18 @@ def may_hold(costs: Costs, layers: int, order: Ints, stages: int) -> Bools:
 
 
 def _sums(values: Ints | Bools, count: int) -> Ints:
-    """Of every `count` values that follow each other."""
+    """The sums of every `count` neighbouring values."""
     until: Ints = np.concatenate([[0], np.cumsum(values)])
     sums: Ints = until[count:] - until[:-count]
     return sums
 
 
 def holds(costs: Costs, sets: Ints, layers: int, given: Sequence[int] = ()) -> Bools:
-    """Of each set, whether some order of it holds all layers, at least one a stage; with `given`, these."""
+    """For each set, whether some order holds all layers, at least one per stage; `given`: these layers."""
     first, middle, last = costs.first[sets], costs.middle[sets], costs.last[sets]
     if given:
         return _hold_given(first, middle, last, given)
-    # A group that holds no layer between the ends has to be one: without the layers of that, it counts most.
+    # A group that holds no layer between the ends has to be an end: as an end it counts most.
     more = np.where(middle < 1, MANY, 0) - middle
     as_first = np.where(first >= 1, first + more, -NEVER)
     as_last = np.where(last >= 1, last + more, -NEVER)
@@ -73,7 +71,7 @@ def holds(costs: Costs, sets: Ints, layers: int, given: Sequence[int] = ()) -> B
 
 
 def _best_pair(one: Ints, other: Ints) -> Ints:
-    """Of each row, the largest sum of an entry of `one` and an entry of `other` in another column."""
+    """For each row, the largest sum of an entry of `one` and an entry of `other` in another column."""
     rows = np.arange(len(one))
     best, others_best = one.argmax(axis=1), other.argmax(axis=1)
     most, others_most = one[rows, best], other[rows, others_best]
@@ -94,11 +92,12 @@ def _hold_given(first: Ints, middle: Ints, last: Ints, given: Sequence[int]) -> 
 
 
 def path(groups: Groups, columns: Sequence[int], first: int, last: int) -> tuple[int, ...]:
-    """All columns in an order with these ends and the cheapest links between: from node to node as seldom as
-    the ends allow, and within a node from NVLink domain to domain.
+    """All columns in an order with these ends and the cheapest links between. The path changes nodes as
+    rarely as the ends allow, and within a node it goes from NVLink domain to domain.
 
     A hop to another node costs at least as much as one within a node, which costs at least as much as one
-    within a domain. So a node is left once, or, where both ends are on it and others are between, once more.
+    within a domain. So the path leaves a node once, or twice if both ends are on it and other nodes are
+    between.
     """
     place = {k: (int(groups.node[k]), domain(groups, k)) for k in columns}
     start: list[int] = []
@@ -121,6 +120,7 @@ def path(groups: Groups, columns: Sequence[int], first: int, last: int) -> tuple
 
 
 def domain(groups: Groups, column: int) -> int:
-    """A group that spans domains is in none: no link to it is fast."""
+    """A number for the group's NVLink domain. A group that spans domains is in none: no link to it is
+    fast."""
     domain = int(groups.nvlink_domain[column])
     return domain if domain >= 0 else -1 - column

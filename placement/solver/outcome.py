@@ -1,4 +1,4 @@
-"""What a decision is: a placement, or which constraint binds and what would do."""
+"""The result of a decision: a placement, or the binding constraint and sufficient relaxations."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from placement.types import Constraint, Placement, Relaxation
 
 @dataclass(frozen=True)
 class NotPlaced:
-    """`binding` is the constraint whose removal would help first; `relaxations` begin with the nearest.
+    """`binding` is the constraint whose removal helps first; `relaxations` begin with the nearest.
 
-    Any one of them suffices, or, where none does alone, all `together`.
+    Each of them suffices alone, or, with `together`, all of them are needed.
     """
 
     deployment: str

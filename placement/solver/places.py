@@ -1,6 +1,6 @@
-"""What the searches of one decision have in common, worked out once.
+"""What the searches of one decision share, computed once.
 
-Where GPUs are, which belong together, and what candidates take under one load.
+It includes the places of GPUs, the groups of GPUs, and the candidates' costs under one load.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FEW_GROUPS = 80  # small clusters are searched group by group
 
 
 class Places:
-    """The GPUs of a view, and the groups that they make."""
+    """The GPUs of a view, and the groups of these GPUs."""
 
     def __init__(self, view: View) -> None:
         self.view = view
@@ -33,7 +33,7 @@ class Places:
         self._rooms: dict[int, Ints] = {}
 
     def groups(self, tp: int) -> Groups:
-        """All groups of `tp` GPUs where they are few, else those of neighbours."""
+        """All groups of `tp` GPUs if they are few, else groups of neighbours."""
         if tp not in self._every:
             every = grouping.every_group(self.view, tp, FEW_GROUPS)
             if every is not None or tp > 1:
@@ -45,7 +45,7 @@ class Places:
         return self._every[tp]
 
     def best_groups(self, tp: int) -> Groups:
-        """Of `groups` those that no other is as fast and as roomy as."""
+        """Those of `groups` for which no other group is as fast and has as much memory."""
         if tp not in self._best:
             self._best[tp] = Family(self.groups(tp)).band(1)
         return self._best[tp]
@@ -58,7 +58,7 @@ class Places:
         return self._families[tp]
 
     def holds(self, shape: Shape, layers: int, estimator: Estimator) -> bool:
-        """Whether as much memory is free as this shape needs; False: no layout of it fits."""
+        """Whether enough memory is free for this shape; False: no layout of it fits."""
         rooms, pp = self._rooms_of(shape.tp), shape.pp
         if len(rooms) < pp:
             return False
@@ -73,8 +73,8 @@ class Places:
         return held >= layers
 
     def _rooms_of(self, tp: int) -> Ints:
-        """What the fullest GPU of a group has, largest first, if the roomiest of a node are put together:
-        no other way to share the GPUs out gives more to as many groups."""
+        """Usable memory of each group's fullest GPU, largest first, if the GPUs with most memory of a node
+        form groups. No other grouping gives more memory to as many groups."""
         if tp not in self._rooms:
             view, runs = self.view, grouping.runs_of(self.view)
             order = np.lexsort((-view.usable, runs))
@@ -85,7 +85,7 @@ class Places:
 
 
 class Shared:
-    """Of searches on one cluster. An estimator is that of a model under a load, whatever the limits are."""
+    """Shared state of searches on one cluster. An estimator belongs to a model and a load, not to limits."""
 
     def __init__(self, cluster: Cluster, estimator_for: EstimatorFor = estimator_of) -> None:
         self.cluster = cluster
@@ -110,6 +110,6 @@ class Shared:
         load = (request.rate_per_s, request.input_tokens, request.output_tokens)
         key = (id(request.model), *load, request.concurrency, request.context, request.sequence_tokens)
         if key not in self._estimators:
-            # With the request, so that its model lives and no other gets its number.
+            # The request is stored as well, so that its model stays alive and no other model gets its id.
             self._estimators[key] = request, self._estimator_for(self.cluster, request)
         return self._estimators[key][1]

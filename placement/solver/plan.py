@@ -1,4 +1,4 @@
-"""A candidate: how a model is cut and on what kind of GPUs its stages run, and what that would do."""
+"""A candidate: how a model is cut, the kinds of GPUs of its stages, and its figures."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Lines = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Shape:
-    """How many parts: `tp` ranks in each of `pp` stages, in one compression."""
+    """The parts of a model: `tp` ranks in each of `pp` stages, in one compression."""
 
     compression: Compression
     tp: int
     pp: int
 
     def __hash__(self) -> int:
-        """Of what tells a model's shapes apart: they are looked up often."""
+        """A hash of what distinguishes a model's shapes, which are looked up often."""
         return hash((self.compression.name, self.tp, self.pp))
 
     @property
@@ -31,7 +31,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Stage:
-    """`layers` on `tp` GPUs of one type joined by `link`; others' work makes them `slowdown` times slower."""
+    """`layers` on `tp` GPUs of one type joined by `link`; other work makes them `slowdown` times slower."""
 
     layers: int
     gpu_type: str
@@ -69,11 +69,11 @@ class Figures:
 
 @dataclass(frozen=True)
 class StepRates:
-    """Seconds of one stage on unloaded GPUs, for each of its layers and, on the last stage, beside them
-    (`rest`); of that, what each other stage has between two of several batches (`gap`).
+    """Seconds of one stage on unloaded GPUs: for each layer, and on the last stage for the rest (`rest`).
+    Every other stage has the part `gap` of that between two of several batches.
 
-    `prefill`: one prompt; `decode`: one token of one of the groups in flight; `work`: all that one request
-    costs when the engine is full.
+    `prefill`: one prompt; `decode`: one token of one of the groups in flight; `work`: everything that one
+    request costs when the engine is full.
     """
 
     prefill_layer_s: float
@@ -88,7 +88,7 @@ class StepRates:
 
 @dataclass(frozen=True)
 class Account:
-    """What an estimate of a candidate rests on. `plan` is what the engine is to be started with.
+    """What an estimate of a candidate is based on. The engine is to be started with `plan`.
 
     `ttft_share` and `tpot_share`: lower and upper end of their intervals, as shares of the figures.
     """
@@ -103,10 +103,10 @@ class Account:
 class Estimator(Protocol):
     """Figures of any candidate of one request; a pure function.
 
-    Policies rank by calling it. `rates`, `hop_s` (of a prompt, of a token), `groups` (batches in flight) and
-    `turns_s` (no token takes less, for the host's part) are the linear parts it is made of: what the split of
-    layers and the exact reference optimise. `path_s`, the request path to the engine and back, is the same
-    for all. `lines` are those of a rank's memory (`memory`). `account` says what the figures rest on.
+    Policies rank candidates by calling it. Its linear parts are `rates`, `hop_s` (of a prompt, of a token),
+    `groups` (batches in flight) and `turns_s` (the host's part, the least time of a token); the split of
+    layers and the exact reference optimise them. `path_s`, the request path to the engine and back, is the
+    same for all. `lines` are the lines of a rank's memory (`memory`). `account` is the basis of the figures.
     """
 
     @property

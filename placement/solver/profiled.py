@@ -1,6 +1,6 @@
-"""What a stage takes and holds, by the profiler: calibrated where this architecture was measured, else rough.
+"""Time and memory of a stage by the profiler: calibrated if this architecture was measured, else rough.
 
-The same figures as `ostinato estimate` tells, so that what was chosen by them can be looked at with it.
+`ostinato estimate` shows the same figures, so users can examine what a choice was based on.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from profiler.types import DeviceRates, Interval, ModelSpec, Plan, Workload
 class Measured:
     """A calibration of a model on one kind of device, and that device's rates.
 
-    `excess` is how many bytes more than estimated each rank took, by quantization, TP and PP, when such a
-    plan ran."""
+    `excess` is how many bytes more than estimated each rank took when such a plan ran, by quantization, TP
+    and PP."""
 
     calibration: Calibration
     rates: DeviceRates
@@ -45,10 +45,10 @@ class Measured:
 
 @dataclass(frozen=True)
 class Knowledge:
-    """What is known of a model. `plan` has what is not the search's to choose: length, slots, steps.
+    """What is known of a model. `plan` has what the search does not choose: length, slots, steps.
 
-    `profiles` are by GPU type; for a type without one the first of them is scaled. `overheads`, `path`: see
-    `Ground`.
+    `profiles` are by GPU type; a type without a profile is scaled from the first profile. For `overheads` and
+    `path` see `Ground`.
     """
 
     spec: ModelSpec
@@ -58,7 +58,7 @@ class Knowledge:
     path: RequestPath | None = None
 
     def ground(self, kind: GpuType, ranks: int, tp: int) -> Ground:
-        """Of `ranks` on such devices. On a host that was measured they take turns (`Ground`)."""
+        """The ground of `ranks` on such devices. Ranks on a measured host take turns (`Ground`)."""
         own = self.profiles.get(kind.name)
         known = own or next((self.profiles[name] for name in sorted(self.profiles)), None)
         return Ground(
@@ -72,8 +72,8 @@ class Knowledge:
         )
 
     def excess(self, kind: GpuType, shape: tuple[str, int, int]) -> int:
-        """Bytes of each rank beyond its estimate, `shape` being (quantization, TP, PP); from others if need
-        be."""
+        """Bytes of each rank beyond its estimate, for a `shape` (quantization, TP, PP); taken from other GPU
+        types if this type has no profile."""
         own = self.profiles.get(kind.name)
         known = (own,) if own else tuple(self.profiles.values())
         return max((measured.excess.get(shape, 0) for measured in known), default=0)
@@ -125,7 +125,8 @@ class Profiled(StageEstimator):
         return self._lines[key][stage]
 
     def account(self, plan: CandidatePlan) -> Account:
-        """Of a pipeline over several types, as of the one that is known worst."""
+        """The account of a plan; for a pipeline over several types, that of the type with the widest
+        interval."""
         made = dataclasses.replace(self._plan(plan.shape), layers_per_stage=plan.layers)
         load = Workload(1, self._request.input_tokens, self._request.output_tokens)
         kinds = dict.fromkeys(self._types[stage.gpu_type] for stage in plan.stages)
@@ -138,21 +139,21 @@ class Profiled(StageEstimator):
         return Account(made, worst.basis, _share(worst.ttft_s), (low / more, most), _notes(predictions))
 
     def _turn_error(self, plan: CandidatePlan, tpot_s: float) -> float:
-        """Of the host's turns where they decide how long a token takes, else 0."""
+        """The relative error of the host's turns if they decide a token's time, else 0."""
         turns_s = self.turns_s(plan.shape)
         if self._calibration is None or not turns_s or tpot_s > turns_s:
             return 0.0
         return self._calibration.turn_error
 
     def _turns_most_s(self, plan: CandidatePlan) -> float:
-        """What they may take where every measured pipeline hid them."""
+        """The longest time of the host's turns if every measured pipeline hid them."""
         return self.turns(plan.shape) * self._calibration.turn_most_s if self._calibration else 0.0
 
     def _ground(self, shape: Shape, kind: GpuType) -> Ground:
         return self._known.ground(kind, shape.ranks, shape.tp)
 
     def _plan(self, shape: Shape) -> Plan:
-        """With a layer in each stage: how many there are is not looked at."""
+        """The plan of a shape with one layer in each stage: the number of layers is not used."""
         return dataclasses.replace(
             self._known.plan,
             tensor_parallel=shape.tp,
@@ -164,7 +165,7 @@ class Profiled(StageEstimator):
         )
 
     def _linked(self, alone: StageTime, shape: Shape, kind: GpuType, link: Link, tokens: float) -> StageTime:
-        """With all-reduces over this link, instead of the fast one that was measured or that is assumed."""
+        """The time with all-reduces over this link, instead of the fast link that was measured or assumed."""
         if kind.shared or shape.tp == 1:
             return alone
         assumed = kind.memory_bytes_per_s * LINK_TO_MEMORY
@@ -175,7 +176,7 @@ class Profiled(StageEstimator):
 
 
 def _unmeasured(cluster: Cluster, request: Request) -> Knowledge:
-    """As of a deployment by vLLM before its architecture is profiled."""
+    """The knowledge of a deployment by vLLM whose architecture is not profiled yet."""
     spec = request.model.spec
     if spec is None:
         raise ValueError(f"{request.name}: expected a model with a spec; use the roofline for plain figures")

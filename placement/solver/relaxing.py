@@ -1,7 +1,7 @@
-"""Which constraints are in the way of a request, and by how much each would have to give. Pure.
+"""The constraints that prevent a request's placement, and how much each would have to be relaxed. Pure.
 
-Each constraint is lifted alone: the placement without it says how far the request is from being met. Where no
-constraint alone is in the way, all limits are lifted at once. Both make at most `SEARCHES` searches.
+Each constraint is lifted alone: the placement without it shows how far the request is from being met. If no
+single constraint is the cause, all limits are lifted at once. Each of both makes at most `SEARCHES` searches.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ _LIMITS = {Constraint.LATENCY, Constraint.TTFT, Constraint.TPOT, Constraint.COST
 
 
 def relaxations(request: Request, find: Find, gpus: int, fits: Fits | None = None) -> tuple[Relaxation, ...]:
-    """Of each constraint that is set, lifted alone: what would do on `gpus` GPUs; the nearest first.
+    """For each constraint that is set, lifted alone: what would suffice on `gpus` GPUs; the nearest first.
 
-    Giving up an anti-affinity is no matter of degree, and comes last. `fits` tells sooner than `find` whether
-    that finds anything.
+    Giving up an anti-affinity has no degree, and comes last. `fits` answers faster than `find` whether there
+    is a placement.
     """
     find, fits = _at_most(SEARCHES, find, fits)
     options = [*_singles(request, find, fits)]
     others = any(relaxation.constraint is not Constraint.ANTI_AFFINITY for relaxation in options)
-    if not others or concessions.names_shapes(request):  # wider than usual is the last resort
+    if not others or concessions.names_shapes(request):  # more parallelism than usual is the last resort
         wider = concessions.parallelism(request, find, gpus)
         options += [wider] if wider is not None else []
     return tuple(sorted(options, key=lambda r: (r.constraint is Constraint.ANTI_AFFINITY, r.factor)))
 
 
 def _at_most(searches: int, find: Find, fits: Fits | None) -> tuple[Find, Fits]:
-    """The search, which finds nothing any more when it was made so often: what is offered then gives way by
-    more than it had to, and still suffices."""
+    """A search that finds nothing after `searches` calls. A relaxation is then larger than necessary, but it
+    still suffices."""
     numbers = itertools.count(1)
     finds = fits or (lambda request: find(request) is not None)
     return (
@@ -68,9 +68,9 @@ def _singles(request: Request, find: Find, fits: Fits) -> Iterator[Relaxation]:
 
 
 def together(request: Request, find: Find, gpus: int, fits: Fits | None = None) -> tuple[Relaxation, ...]:
-    """Every limit lifted at once: by how much the fastest placement then breaks each. () if there is none.
+    """Lift every limit at once: how far the fastest placement then breaks each limit; () if there is none.
 
-    An anti-affinity is kept if it can be, the allowed shapes too, and of the rate as much as can.
+    If possible, the anti-affinity and the allowed shapes are kept, and as much of the rate as possible.
     """
     find, fits = _at_most(SEARCHES, find, fits)
     wider = concessions.any_shape(request, gpus)
@@ -78,7 +78,7 @@ def together(request: Request, find: Find, gpus: int, fits: Fits | None = None) 
 
 
 def _broken(request: Request, shaped: Request, find: Find, fits: Fits) -> tuple[Relaxation, ...]:
-    """What of the request the fastest placement in the shapes of `shaped` breaks."""
+    """The limits of the request that the fastest placement in the shapes of `shaped` breaks."""
     free = replace(shaped, intent=Intent.MIN_LATENCY, slos=Slos(), headroom=0.0)
     scope = _scope(free, fits)
     if scope is not None:
@@ -107,13 +107,13 @@ def _broken(request: Request, shaped: Request, find: Find, fits: Fits) -> tuple[
 
 
 def _scope(free: Request, fits: Fits) -> Relaxation | None:
-    """The anti-affinity, if nothing fits beside it at any rate."""
+    """The relaxation of the anti-affinity, if nothing fits with it at any rate."""
     idle = replace(free, rate_per_s=0.0)
     return None if fits(idle) else concessions.scope(idle, fits)
 
 
 def relaxed(request: Request, relaxation: Relaxation, gpus: int) -> Request:
-    """The request with a relaxation of `relaxations` or `together` taken into it."""
+    """The request with a relaxation from `relaxations` or `together` applied."""
     constraint, offered = relaxation.constraint, relaxation.offered
     if constraint is Constraint.PARALLELISM:
         return concessions.any_shape(request, gpus)
@@ -135,7 +135,7 @@ def relaxed(request: Request, relaxation: Relaxation, gpus: int) -> Request:
 
 @dataclass(frozen=True)
 class _Lifted:
-    """A request without one limit, and the value of it that a placement offers instead."""
+    """A request without one limit, and the function that reads a placement's value of it."""
 
     constraint: Constraint
     asked: float

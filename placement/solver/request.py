@@ -1,4 +1,4 @@
-"""What is to be deployed, and the limits it must keep."""
+"""A request for a deployment, and the limits it must keep."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from profiler.types import ModelSpec
 class Compression:
     """One registered compression of a model: unsharded bytes of a layer and a cached token, its accuracy.
 
-    TP must be one of `degrees`, if there are any, as well as one of the model's.
-    A model's accuracies and a request's limit have one unit: shares in what-if files, else percent.
+    TP must be one of `degrees`, if there are any, as well as one of the model's. A model's accuracies and a
+    request's limit have one unit: shares in what-if files, else percent.
     """
 
     name: str
@@ -27,12 +27,12 @@ class Compression:
 class ModelFigures:
     """A model of `layers` equal layers.
 
-    `embedding_bytes` lie on the first stage, `head_bytes` on the last (both unsharded); a `tied` head is the
+    `embedding_bytes` lie on the first stage, `head_bytes` on the last (both unsharded). A `tied` head is the
     embedding, and only a pipeline's last stage needs a copy; with `tables_everywhere` every stage has both.
-    `overhead_bytes` is what every rank needs beside weights and KV cache (runtime, activations, graphs),
-    `last_overhead_bytes` what a last stage's needs more. `hidden_bytes` is one token's hidden state,
-    `layer_flops` the FLOPs of one token in one layer. With a `spec` estimates are made from that instead, and
-    TP must be one of `degrees`.
+    `overhead_bytes` is what every rank needs in addition to weights and KV cache (runtime, activations,
+    graphs), `last_overhead_bytes` what a rank of the last stage needs on top. `hidden_bytes` is one token's
+    hidden state, `layer_flops` the FLOPs of one token in one layer. With a `spec`, estimates are made from
+    the spec instead, and TP must be one of `degrees`.
     """
 
     name: str
@@ -52,7 +52,7 @@ class ModelFigures:
     degrees: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raises ValueError for figures that cannot be."""
+        """Check the figures. Raises ValueError if they are impossible."""
         counts = {"layers": self.layers, "heads": self.heads, "kv_heads": self.kv_heads}
         sizes = {
             "embedding_bytes": self.embedding_bytes,
@@ -79,12 +79,11 @@ class ModelFigures:
 class Request:
     """One copy of a model to place.
 
-    `rate_per_s` requests of `input_tokens` and `output_tokens` are expected each second; the KV cache holds
-    `concurrency` sequences of both lengths, or of `context` tokens, or of `sequence_tokens`, and one of
-    `context` tokens in any case. `headroom` is the share of each GPU's
-    total memory to leave free. TP and PP are at most `max_tp` and `max_pp`, and among `only_tp` and `only_pp`
-    if there are any; `layers` fixes the split of a pipeline. Requests of one `group` share no GPU or no node,
-    as `scope` says.
+    `rate_per_s` requests of `input_tokens` and `output_tokens` are expected each second. The KV cache holds
+    `concurrency` sequences of both lengths together, or of `context` tokens, or of `sequence_tokens`, and
+    always one sequence of `context` tokens. `headroom` is the share of each GPU's total memory to leave free.
+    TP and PP are at most `max_tp` and `max_pp`, and among `only_tp` and `only_pp` if there are any; `layers`
+    fixes the split of a pipeline. Requests of one `group` share no GPU or no node, depending on `scope`.
     """
 
     name: str
@@ -108,7 +107,7 @@ class Request:
     scope: Scope = Scope.NONE
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a request that makes no sense."""
+        """Check the request. Raises ValueError if it makes no sense."""
         least = min(self.input_tokens, self.output_tokens, self.concurrency, self.max_tp, self.max_pp)
         if least < 1:
             raise ValueError(f"{self.name}: expected lengths, concurrency, max_tp and max_pp of 1 or more")

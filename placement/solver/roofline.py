@@ -1,6 +1,6 @@
-"""What a stage takes and holds, from a model's explicit figures alone: a roofline by layer.
+"""Time and memory of a stage, from a model's explicit figures alone: a roofline by layer.
 
-Constants of communication are `profiler.roofline`'s, measured on H200s; rates are those of the GPU types.
+Constants of communication come from `profiler.roofline`, measured on H200s; rates come from the GPU types.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Roofline(StageEstimator):
         return self._time(shape, kind, link, sequences, sequences * context)
 
     def lines(self, shape: Shape, stage: int) -> Lines:
-        key = (shape, stage == 0, stage == shape.pp - 1)  # stages between the ends are alike
+        key = (shape, stage == 0, stage == shape.pp - 1)  # the stages between the ends are alike
         if key not in self._lines:
             self._lines[key] = figures_lines(self._request, shape, stage)
         return self._lines[key]
@@ -61,7 +61,8 @@ class Roofline(StageEstimator):
         return Account(made, Basis.ROUGH, share, share)
 
     def _time(self, shape: Shape, kind: GpuType, link: Link, tokens: float, cached: float) -> StageTime:
-        """`tokens` new ones that attend to `cached` ones. Of the head only reading it counts."""
+        """The time of `tokens` new tokens that attend to `cached` tokens. For the head only reading it
+        counts."""
         model = self._request.model
         moved = shape.compression.layer_bytes / shape.tp + cached * kv_rank_bytes(model, shape)
         rates = kind.rates(shape.tp)

@@ -1,8 +1,8 @@
-"""Reads a what-if file, whatever its bytes are: within a second, numbers and text as they are written.
+"""Read a what-if file within a second, whatever its bytes are; numbers and text stay as written.
 
-The form is YAML with JSON's scalars. YAML 1.1 would take `2020-13-45` for a date, `1:30` for ninety and `no`
-for false, where a name is meant. PyYAML builds nested values by recursion and repeats what an alias stands
-for, so depth and size are checked before.
+The format is YAML with JSON's scalars. YAML 1.1 would read `2020-13-45` as a date, `1:30` as ninety and `no`
+as false, although a name is meant. PyYAML builds nested values by recursion and repeats the values of
+aliases, so depth and size are checked first.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from placement.solver.schema import ScenarioError
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 32
-MAX_VALUES = 40_000  # aliases counted as often as they stand for something
+MAX_VALUES = 40_000  # the values of an alias count at each use
 
 _CLOSING = (yaml.SequenceEndEvent, yaml.MappingEndEvent)
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # C is ten times as fast
-    """Knows null, true and false, integers and decimal numbers; all else is text."""
+    """A loader that knows null, true and false, integers and decimal numbers; everything else is text."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
 
@@ -43,7 +43,7 @@ for _tag, _pattern, _first in (
 
 
 def read(path: Path) -> Any:
-    """What the file says, not yet checked against the form. Raises ScenarioError."""
+    """The file's content, not yet checked against the schema. Raises ScenarioError."""
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
@@ -58,7 +58,7 @@ def read(path: Path) -> Any:
 
 
 def parse(text: str) -> Any:
-    """Raises ScenarioError, with the line."""
+    """Parse a what-if file's text. Raises ScenarioError with the line."""
     try:
         _check_events(text)
         loader = _Loader(text)
@@ -91,7 +91,7 @@ def _check_events(text: str) -> None:
 
 
 def _check_size(root: yaml.Node) -> None:
-    """Raises ScenarioError where there are too many values, or a key is given twice."""
+    """Raise ScenarioError if there are too many values, or if a key is given twice."""
     sizes: dict[int, int] = {}
     inside: set[int] = set()
 

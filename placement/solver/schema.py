@@ -1,4 +1,4 @@
-"""The form of a what-if file (docs/placement.md): checked here, at the edge, and turned into plain types."""
+"""The schema of a what-if file (docs/placement.md): checked here and converted to plain types."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _a_number(value: Any) -> Any:
 Number = Annotated[float, BeforeValidator(_a_number)]
 Integer = Annotated[int, BeforeValidator(_a_number)]
 
-# No bound is in anybody's way: the largest are a thousand times what is built today.
+# The largest bounds are a thousand times what is built today.
 Rate = Annotated[Number, Field(ge=1e-3, le=1e9)]  # GB/s, TFLOPS
 Gib = Annotated[Number, Field(ge=1e-3, le=1e6)]
 Mib = Annotated[Number, Field(ge=0, le=1e6)]
@@ -57,11 +57,11 @@ Layers = Annotated[Integer, Field(ge=1, le=10_000)]
 
 
 class ScenarioError(ValueError):
-    """A what-if file that cannot be used: which field, what was expected, what came."""
+    """An unusable what-if file: which field, what was expected, what was found."""
 
 
 class _Form(BaseModel):
-    """Names may be written like_this or likeThis, as the API writes them."""
+    """A form; names may be written like_this or likeThis, as in the API."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, alias_generator=to_camel, populate_by_name=True, loc_by_alias=False
@@ -91,7 +91,7 @@ class LinksForm(_Form):
 
 
 class GpuForm(_Form):
-    """`count` equal GPUs; `free_gib` is all of them when left out."""
+    """`count` equal GPUs; without `free_gib` all of their memory is free."""
 
     type: str
     count: Annotated[Integer, Field(ge=1, le=MAX_GPUS)] = 1
@@ -107,7 +107,7 @@ class GpuForm(_Form):
 
 
 class NodeForm(_Form):
-    """`links`: groups of GPUs, by index, joined by fast links; others are joined by the node's."""
+    """`links`: groups of GPUs, by index, joined by fast links; other GPUs are joined by the node's link."""
 
     name: str
     gpus: tuple[GpuForm, ...]
@@ -207,7 +207,7 @@ class ScenarioForm(_Form):
 
 
 def read_scenario(document: Any, folder: Path) -> tuple[Cluster, tuple[Request, ...]]:
-    """What a parsed file means; paths in it are relative to `folder`. Raises ScenarioError."""
+    """The cluster and requests of a parsed file; its paths are relative to `folder`. Raises ScenarioError."""
     try:
         form = ScenarioForm.model_validate(document)
         requests = [request for deployment in form.deployments for request in _requests(deployment, folder)]
@@ -222,7 +222,7 @@ def read_scenario(document: Any, folder: Path) -> tuple[Cluster, tuple[Request, 
         raise ScenarioError(f"model config: {error}") from error
     except ScenarioError:
         raise
-    except ValueError as error:  # what the plain types refuse
+    except ValueError as error:  # raised by the plain types
         raise ScenarioError(str(error)) from error
 
 
@@ -328,7 +328,7 @@ def _from_config(form: DeploymentForm, folder: Path) -> ModelFigures:
 
 def _share(name: str, form: CompressionForm, spec: ModelSpec) -> float:
     """A compressed layer's bytes as a share of the uncompressed layer's. If the file gives neither size nor
-    share, it is that of the quantization of this name."""
+    share, the share of the quantization with this name is used."""
     if form.layer_mib:
         return form.layer_mib * MIB / spec.layer_weight_bytes
     return form.share or layer_share(spec, 1, name)
@@ -370,7 +370,7 @@ def _from_figures(name: str, form: ModelForm) -> ModelFigures:
 
 
 def problems(error: ValidationError) -> str:
-    """Of each field that is wrong; a list with a wrong entry is not too short as well."""
+    """The message about all wrong fields; a list with a wrong entry is not also reported as too short."""
     errors = error.errors(include_url=False)
     wrong = [(problem["loc"], _said(problem)) for problem in errors if problem["type"] != "too_short"]
     short = [(problem["loc"], _said(problem)) for problem in errors if problem["type"] == "too_short"]
@@ -380,7 +380,7 @@ def problems(error: ValidationError) -> str:
 
 
 def _said(problem: ErrorDetails) -> str:
-    """What is wrong with a field. Of one that holds fields itself pydantic would name our class."""
+    """The error of a field. For a field that contains fields, pydantic's message would name our class."""
     if problem["type"] == "model_type":
         given = problem["input"]
         fields = "its fields" if problem["loc"] else "cluster and deployments"
@@ -389,7 +389,7 @@ def _said(problem: ErrorDetails) -> str:
 
 
 def _listed(texts: Iterable[str], between: str = ", ") -> str:
-    """The first of them, and how many more there are."""
+    """The first texts, and the number of the others."""
     every = list(texts)
     more = [f"{len(every) - MAX_LISTED} more"] if len(every) > MAX_LISTED else []
     return between.join([*every[:MAX_LISTED], *more])

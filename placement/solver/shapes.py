@@ -1,4 +1,4 @@
-"""Which shapes a model can have at all."""
+"""The possible shapes of a model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from placement.solver.request import ModelFigures, Request
 
 
 def tp_divides(model: ModelFigures, tp: int) -> bool:
-    """Whether the engine can shard the model so: heads split, KV heads split or copied, `tp` ways."""
+    """Whether the engine can shard the model `tp` ways: heads split, KV heads split or copied."""
     if model.degrees:
         return tp in model.degrees
     return model.heads % tp == 0 and (model.kv_heads % tp == 0 or tp % model.kv_heads == 0)

@@ -1,8 +1,8 @@
-"""How large a KV cache an engine gets, and with it its context and how many requests it runs at once. Pure.
+"""The size of an engine's KV cache, its context, and how many requests it runs at once. Pure.
 
 One number is chosen: the tokens that the KV cache holds. The context is the model's, or as much of it as the
-cache holds; as many requests run at once as the cache holds at their usual length. An engine has the usual
-size if that fits, is smaller where memory is short, and larger as far as the intent allows: the estimated
+cache holds. As many requests run at once as the cache holds at their usual length. An engine has the usual
+size if it fits. It is smaller if memory is short, and larger as far as the intent allows: the estimated
 objective may grow by `MAY_GROW`.
 """
 
@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 from placement.solver.request import Request
 from placement.types import Intent, Placement
 
-REQUEST_TOKENS = 2048  # of a request whose lengths nobody expects
+REQUEST_TOKENS = 2048  # of a request without expected lengths
 USUAL_REQUESTS = 16  # at once
-BUSY = 2.0  # an engine runs this many times the requests that the expected rate keeps in flight
+BUSY = 2.0  # an engine can run this many times the requests that the expected rate keeps in flight
 MEMORY = "as memory allows"
-# Relative to the engine of usual size. Time does not depend on the cache's size, memory does.
+# Relative to the engine of usual size. The cache's size does not change times, but memory.
 MAY_GROW = {
     Intent.MIN_LATENCY: 0.01,
     Intent.MIN_GPU_HOURS: 0.01,
@@ -33,7 +33,7 @@ TokenTime = Callable[[Placement, int], float]
 
 @dataclass(frozen=True)
 class Bound:
-    """At most `most`, and why; `fixed`: no less either."""
+    """At most `most`, with the reason; `fixed`: no other value is allowed."""
 
     most: int
     why: str
@@ -42,8 +42,8 @@ class Bound:
 
 @dataclass(frozen=True)
 class SizeRange:
-    """The sizes that may be chosen. A request is taken to need `request_tokens` of the KV cache. The context
-    has `min_context` tokens at least. Without `grows` nothing above the usual size is tried."""
+    """The sizes that may be chosen. Each request is assumed to need `request_tokens` of the KV cache. The
+    context has at least `min_context` tokens. Without `grows` no size above the usual one is tried."""
 
     context: Bound
     requests: Bound
@@ -89,7 +89,7 @@ class SizeRange:
 
 
 def sized_request(request: Request, sizes: SizeRange, cache_tokens: int) -> Request:
-    """The request of an engine with such a KV cache."""
+    """The request for an engine with a KV cache of this size."""
     return replace(
         request,
         context=sizes.context_of(cache_tokens),
@@ -105,10 +105,10 @@ def usual_request(request: Request, sizes: SizeRange) -> Request:
 def choose(
     request: Request, sizes: SizeRange, usual: Search, search: Search, token_s: TokenTime | None = None
 ) -> Placement | None:
-    """The placement of the largest engine that the intent allows; None where not even the smallest has one.
+    """The placement of the largest engine that the intent allows; None if not even the smallest one fits.
 
-    `usual` finds the placement of the usual size, and `search` that of others. `token_s` predicts the time
-    of a token while so many requests run.
+    `usual` finds the placement of the usual size, `search` the placement of other sizes. `token_s` predicts
+    the time of a token while a number of requests runs.
     """
     placement = usual(usual_request(request, sizes))
     if placement is None:
@@ -127,7 +127,7 @@ def choose(
 def _within_tpot(
     request: Request, sizes: SizeRange, placement: Placement, token_s: TokenTime | None
 ) -> SizeRange:
-    """With no more requests than keep the limit of TPOT while all run."""
+    """The sizes with at most as many requests as keep the TPOT limit while all of them run."""
     limit, most = request.slos.tpot_s, sizes.requests.most
     if limit is None or token_s is None or sizes.requests.fixed or token_s(placement, most) <= limit:
         return sizes
@@ -139,7 +139,7 @@ def _within_tpot(
 
 
 def _more_requests(request: Request, sizes: SizeRange, usual: Search) -> Placement | None:
-    """The smallest engine that keeps up with an expected rate that is too high for the usual one."""
+    """The smallest engine that sustains an expected rate that is too high for the usual engine."""
     count = 2 * sizes.usual_requests
     while (
         request.rate_per_s > 0 and sizes.grows and not sizes.requests.fixed and count <= sizes.requests.most
@@ -183,7 +183,7 @@ def _largest(
     search: Search,
     allowed: Callable[[Placement], bool],
 ) -> Placement | None:
-    """By halving: what fits with a large cache fits with a smaller one."""
+    """The largest allowed size, by halving: what fits with a large cache fits with a smaller one."""
     best, low, high = None, 0, len(caches)
     while low < high:
         middle = (low + high) // 2
@@ -196,7 +196,7 @@ def _largest(
 
 
 def told(placement: Placement, sizes: SizeRange, limit: str) -> Placement:
-    """The placement with a sentence about its size. `limit`: what keeps it from being larger."""
+    """The placement with a sentence about its size. `limit`: the reason why it is not larger."""
     context, requests = placement.plan.max_model_len, placement.plan.sequences
     of_context = sizes.context.why if context == sizes.context.most else limit
     of_requests = sizes.requests.why if requests == sizes.requests.most else limit

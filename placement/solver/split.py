@@ -1,10 +1,10 @@
-"""How many layers each stage takes: the split of least latency within what each stage can hold.
+"""The number of layers of each stage: the split with the least latency within each stage's capacity.
 
-A request takes P + n max(D + hops, groups x (slowest stage + gap), turns): P and D are the stages' seconds
-for the prompt and for one of n further tokens, linear in layers. With any bound on the slowest stage so is
-the rest, so filling the cheapest stages first is best; and only bounds at which a stage gains a layer can
-matter. Limits on the prompt's and a token's seconds (TTFT, TPOT) may rule the fastest split out: then the
-fastest within them is looked for.
+A request takes P + n max(D + hops, groups x (slowest stage + gap), turns). P and D are the stages' seconds
+for the prompt and for one of n further tokens, linear in layers. With any bound on the slowest stage, the
+rest is linear, too, so filling the cheapest stages first is best. Only bounds at which a stage gains a layer
+can matter. Limits on the prompt's and a token's seconds (TTFT, TPOT) may exclude the fastest split: then the
+fastest split within them is searched.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from profiler.plans import even_stages
 class Pipeline:
     """Stages in order: most layers, seconds per layer, and what the last stage and the hops add.
 
-    `decode_gaps` are what stages have between two of several batches, beside that. `tokens` are those after
-    the first, `groups` the batches in flight; none takes less than `turns_s`. No split may take longer than
-    `max_prompt_s` for the prompt or `max_token_s` for a token.
+    `decode_gaps` are what stages have between two of several batches, in addition. `tokens` is the number of
+    tokens after the first, `groups` the batches in flight; every token takes at least `turns_s`. A split must
+    not take longer than `max_prompt_s` for the prompt or `max_token_s` for a token.
     """
 
     caps: Ints
@@ -42,14 +42,14 @@ class Pipeline:
 
     @property
     def beside(self) -> Floats:
-        """Seconds of each stage's turn that its layers do not take."""
+        """Seconds of each stage's turn outside its layers."""
         rest = self.decode_gaps.copy()
         rest[-1] += self.decode_rest_s
         return rest
 
     def seconds(self, layers: Ints, slowest_s: Floats | None = None) -> tuple[Floats, Floats]:
-        """A prompt's and a token's, of each row of `layers`, (splits, stages). A slowest stage that is given
-        stands for that of the splits."""
+        """Seconds of a prompt and of a token, for each row of `layers` (splits, stages). A given `slowest_s`
+        replaces the splits' own slowest stage."""
         if slowest_s is None:
             slowest_s = (layers * self.decode + self.beside).max(axis=1)
         in_row = (layers * self.decode).sum(axis=1) + self.decode_rest_s + self.hop_decode_s
@@ -58,12 +58,12 @@ class Pipeline:
         return prompt, token
 
     def excess_s(self, prompt: Floats, token: Floats) -> Floats:
-        """By how much the limit that is broken most is broken; 0 within both."""
+        """The excess over the limit that is broken most; 0 within both limits."""
         excess: Floats = np.maximum(0.0, np.maximum(prompt - self.max_prompt_s, token - self.max_token_s))
         return excess
 
     def fastest(self, splits: Ints) -> tuple[float, tuple[int, ...]] | None:
-        """Latency and layers of the fastest of these splits that is within the limits."""
+        """Latency and layers of the fastest of these splits within the limits."""
         prompt, token = self.seconds(splits)
         latencies = prompt + self.tokens * token
         latencies[self.excess_s(prompt, token) > 0] = np.inf
@@ -74,8 +74,8 @@ class Pipeline:
 
 
 def best_split(pipeline: Pipeline, layers: int) -> tuple[float, tuple[int, ...]] | None:
-    """Latency and layers by stage, at least one each; None when the stages cannot hold them within the
-    limits."""
+    """Latency and layers by stage, at least one layer each; None if the stages cannot hold the layers within
+    the limits."""
     caps = pipeline.caps
     if caps.min() < 1 or caps.sum() < layers:
         return None
@@ -84,7 +84,7 @@ def best_split(pipeline: Pipeline, layers: int) -> tuple[float, tuple[int, ...]]
     decode = splits[0] * pipeline.decode
     decode[-1] += pipeline.decode_rest_s
     slowest_s = max(pipeline.groups * (decode + pipeline.decode_gaps).max(), pipeline.turns_s)
-    if slowest_s > decode.sum() + pipeline.hop_decode_s:  # what comes in turn sets the pace
+    if slowest_s > decode.sum() + pipeline.hop_decode_s:  # the batches' turns set the pace
         bounded = _bounded(pipeline)
         splits = np.concatenate(
             [splits, _fill(bounded, cheapest, layers), _fill(bounded, pipeline.prefill, layers)]
@@ -98,10 +98,10 @@ def best_split(pipeline: Pipeline, layers: int) -> tuple[float, tuple[int, ...]]
 
 
 def _best_within(pipeline: Pipeline, layers: int) -> tuple[float, tuple[int, ...]] | None:
-    """Where a limit rules the fastest split out.
+    """The best split if a limit excludes the fastest one.
 
-    Stages of one kind take prompts and tokens in one proportion. So whatever the slowest stage and however
-    many layers a kind takes, its cheapest stages first is best for prompt, token and latency.
+    Stages of one kind have the same ratio of prompt to token time. So for any slowest stage, and any number
+    of layers on a kind of stage, filling its cheapest stages first is best for prompt, token and latency.
     """
     caps = _bounded(pipeline)
     slowest_s = (caps * pipeline.decode + pipeline.beside).max(axis=1)
@@ -120,10 +120,12 @@ def _best_within(pipeline: Pipeline, layers: int) -> tuple[float, tuple[int, ...
 
 
 def _shared_out(pipeline: Pipeline, caps: Ints, layers: int, kind: Bools, cost: Floats) -> Ints:
-    """Of each row of `caps`, the best split between the stages of a kind and the others, these by `cost`.
+    """For each row of `caps`, the best split between the stages of a kind and the others, which fill by
+    `cost`.
 
-    The seconds of prompt and token are convex in the layers that the kind takes, if the others are of one:
-    where one layer more is no better, no more are. So that number is found by halving.
+    The seconds of prompt and token are convex in the number of layers that the kind takes, if the others are
+    of one kind: if one more layer is no better, further layers are not either. So the number is found by
+    halving.
     """
     slowest_s = (caps * pipeline.decode + pipeline.beside).max(axis=1)
     room, spare = caps - 1, layers - caps.shape[1]
@@ -151,19 +153,19 @@ def _shared_out(pipeline: Pipeline, caps: Ints, layers: int, kind: Bools, cost: 
 
 
 def even_split(pipeline: Pipeline, layers: int) -> tuple[float, tuple[int, ...]] | None:
-    """As `best_split`, of the engine's own split alone."""
+    """As `best_split`, for the engine's own split only."""
     return given_split(pipeline, even_stages(layers, len(pipeline.caps)))
 
 
 def given_split(pipeline: Pipeline, split: tuple[int, ...]) -> tuple[float, tuple[int, ...]] | None:
-    """Latency and layers by stage; None when the stages cannot hold them within the limits."""
+    """Latency and layers by stage; None if the stages cannot hold the layers within the limits."""
     if any(n > cap for n, cap in zip(split, pipeline.caps.tolist(), strict=True)):
         return None
     return pipeline.fastest(np.array([split]))
 
 
 def _bounded(pipeline: Pipeline) -> Ints:
-    """The caps under every bound on the slowest stage at which one of them changes."""
+    """The caps for every bound on the slowest stage at which a cap changes."""
     rest = pipeline.beside
     counts = np.arange(1, pipeline.caps.max() + 1)[:, None]
     seconds = np.where(counts <= pipeline.caps, counts * pipeline.decode + rest, np.inf)
@@ -176,12 +178,12 @@ def _bounded(pipeline: Pipeline) -> Ints:
 
 
 def _fill(caps: Ints, cost: Floats, layers: int) -> Ints:
-    """As `_filled`; rows of `caps` that hold too little are left out."""
+    """As `_filled`; rows of `caps` with too little capacity are left out."""
     return _filled(caps[caps.sum(axis=1) >= layers], cost, layers)
 
 
 def _filled(caps: Ints, cost: Floats, layers: int) -> Ints:
-    """One layer each, then the cheapest stages first."""
+    """One layer on each stage, then the cheapest stages first."""
     order = np.argsort(cost, kind="stable")
     room = (caps - 1)[:, order]
     before = np.cumsum(room, axis=1) - room

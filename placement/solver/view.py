@@ -1,4 +1,4 @@
-"""A cluster as arrays, one entry per GPU, as one request sees it."""
+"""A cluster as arrays with one entry per GPU, as seen by one request."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
-MAX_LOAD = 0.95  # a GPU that is always busy still gives a newcomer a share
+MAX_LOAD = 0.95  # a GPU that is always busy still gives new work a share
 
 
 @dataclass(frozen=True)
 class View:
-    """The GPUs that the request may use. Each `nvlink_domain` is of one node; `slowdown` is
-    1 / (1 - load).
+    """The GPUs that the request may use. Each `nvlink_domain` lies in one node; `slowdown` is 1 / (1 - load).
 
-    `shared`: they are CPU hosts, each of which carries all ranks or none.
+    `shared`: the devices are CPU hosts; each of them carries all ranks or none.
     """
 
     names: tuple[tuple[str, int], ...]  # node, index
@@ -55,12 +54,12 @@ def slowdown_of(load: float) -> float:
 
 
 def busier(load: float, utilisation: float) -> float:
-    """A device's load with work that keeps it busy for this share of time, the slowdown by `load` counted."""
+    """A device's load after adding work with this busy share; the slowdown by `load` is included."""
     return min(1.0, load + utilisation / slowdown_of(load))
 
 
 def view_of(cluster: Cluster, request: Request) -> View:
-    """Without the GPUs or nodes that the request's anti-affinity forbids."""
+    """The view without the GPUs or nodes that the request's anti-affinity forbids."""
     return with_headroom(whole_view(cluster, request), request.headroom)
 
 
@@ -70,7 +69,7 @@ def with_headroom(view: View, headroom: float) -> View:
 
 
 def whole_view(cluster: Cluster, request: Request) -> View:
-    """As `view_of`, without headroom: all that is free is usable."""
+    """As `view_of`, without headroom: all free memory is usable."""
     seen = [*_seen(cluster, request)]
     types = {kind.name: number for number, kind in enumerate(cluster.types)}
     node = np.array([number for number, _ in seen], dtype=np.int64)
@@ -106,12 +105,12 @@ def _seen(cluster: Cluster, request: Request) -> Iterator[tuple[int, Gpu]]:
 
 
 def _numbered(keys: Sequence[tuple[int, int]]) -> Ints:
-    """A number for each distinct key, in the order in which they come."""
+    """A number for each distinct key, in order of appearance."""
     numbers: dict[tuple[int, int], int] = {}
     return np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
 
 
 def _scopes(request: Request, residents: Sequence[Resident]) -> set[Scope]:
-    """What the request and the residents of its group do not share: the strictest of them all holds."""
+    """What the request and the residents of its group must not share: the strictest of their scopes holds."""
     mates = [resident for resident in residents if request.group and resident.group == request.group]
     return {request.scope, *(resident.scope for resident in mates)} if mates else set()

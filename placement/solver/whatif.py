@@ -1,4 +1,4 @@
-"""What if these were deployed, one after the other, on this cluster? Nothing is."""
+"""What-if: place requests one after the other on a cluster, without deploying anything."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from placement.types import Placement
 
 @dataclass(frozen=True)
 class WhatIf:
-    """`outcomes` in the order of the requests, each with its request; `cluster` as it would be afterwards."""
+    """`outcomes` in the order of the requests, each with its request; `cluster` after all placements."""
 
     policy: str
     outcomes: tuple[tuple[Request, Outcome], ...]
@@ -35,7 +35,7 @@ class WhatIf:
 def what_if(
     cluster: Cluster, requests: Sequence[Request], policy: Policy, estimator_for: EstimatorFor = estimator_of
 ) -> WhatIf:
-    """Each request sees what the ones before it took; one that does not fit takes nothing."""
+    """Each request sees what earlier requests took; a request that does not fit takes nothing."""
     outcomes = []
     for request in requests:
         outcome = decide(cluster, request, policy, estimator_for)

@@ -1,4 +1,4 @@
-"""What every policy is, and how its answer is put."""
+"""The interface of policies."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class Policy(Protocol):
     def name(self) -> str: ...
 
     def search(self, shared: Shared, request: Request) -> Placement | None:
-        """The best placement by this policy that keeps every limit; None if it finds none."""
+        """This policy's best placement that keeps every limit; None if it finds none."""
         ...
 
     def fits(self, shared: Shared, request: Request) -> bool:
-        """Whether `search` finds one."""
+        """Whether `search` finds a placement."""
         return self.search(shared, request) is not None
 
     def find(
         self, cluster: Cluster, request: Request, estimator_for: EstimatorFor = estimator_of
     ) -> Placement | None:
-        """As `search`, of one request alone."""
+        """As `search`, for one request alone."""
         return self.search(Shared(cluster, estimator_for), request)

@@ -1,10 +1,10 @@
-"""Our policy: plans, GPUs and splits weighed together, then the layout that leaves most to the next model.
+"""Our policy: plans, GPUs and splits are weighed together; the layout that leaves most memory wins.
 
-Shapes are tried in order of the best they could reach, until none can beat the best layout so far. For
-each, groups of GPUs are combined to pipelines, by a bound first and then exactly (`split`). Among all
-layouts within `tolerance` of the best objective, the one wins that fragments the cluster least: with
-phi(free) = free^2 / total per GPU, an empty GPU is worth more than two half-empty ones, and what a layout
-costs the next model is the phi that it takes away.
+Shapes are tried in order of their best possible objective, until none can beat the best layout so far. For
+each shape, groups of GPUs are combined into pipelines, first by a bound and then exactly (`split`). Among all
+layouts within `tolerance` of the best objective, the one that fragments the cluster least wins. With
+phi(free) = free^2 / total per GPU, an empty GPU is worth more than two half-empty ones. A layout's cost for
+the next model is the phi that it takes away.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ from placement.solver.view import Ints, View
 from placement.types import Placement
 from profiler.plans import even_stages
 
-FEW_SETS = 4000  # of groups: they are searched one by one
-SHORT = 8  # stages; for longer pipelines than this more groups are compared
+FEW_SETS = 4000  # of groups: up to this number all sets are searched
+SHORT = 8  # stages; for longer pipelines more groups are compared
 MAX_SPLITS = 48  # sets of one shape that are split exactly
-MAX_KEPT = 12  # single groups of one shape that are looked at
-LONG = 8  # stages; of longer pipelines than this
-ORDER_TOLERANCE = 0.001  # what an order may be better by, relatively, that is not weighed any more
-MAX_LONG = 8  # no more shapes are weighed once this many can be placed
+MAX_KEPT = 12  # single groups of one shape that are considered
+LONG = 8  # stages; pipelines with more stages are long
+ORDER_TOLERANCE = 0.001  # relative; smaller improvements by another order are ignored
+MAX_LONG = 8  # long shapes are not tried after this number of them can be placed
 
 
 @dataclass(frozen=True)
 class Joint(Policy):
     """`tolerance`: how much worse an objective may be, relatively, to leave more room for the next model.
 
-    Without `uneven` every stage has as many layers as the engine would give it by itself.
+    Without `uneven` every stage has as many layers as in the engine's default split.
     """
 
     tolerance: float = 0.004
@@ -83,7 +83,7 @@ class Joint(Policy):
         return placed(request, view, best.layout, estimator, tried)
 
     def fits(self, shared: Shared, request: Request) -> bool:
-        """The first layout within every limit is enough to know."""
+        """Whether `search` finds a placement: it stops at the first layout within every limit."""
         if shared.view(request).shared:
             return self.search(shared, request) is not None
         return self._search(shared, request).finds()
@@ -107,7 +107,7 @@ class _Candidate:
 
 @dataclass
 class _Search:
-    """One decision; its own scratch space, never shared."""
+    """One decision; its state is never shared."""
 
     request: Request
     places: Places
@@ -122,7 +122,7 @@ class _Search:
         return self.places.view
 
     def finds(self) -> bool:
-        """Whether there is any candidate."""
+        """Whether there is a candidate."""
         layouts = (layout for _, shape in self._bounds() for layout in self._layouts(shape))
         return any(self._consider(layout) for layout in layouts)
 
@@ -142,7 +142,7 @@ class _Search:
         return min(near, key=lambda f: f.key, default=None)
 
     def _bounds(self) -> list[tuple[float, Shape]]:
-        """Shapes by the least objective that a layout of theirs could have; without those that have none."""
+        """Shapes by the least objective that a layout could have; shapes without a layout are left out."""
         bounds = ((self._bound(shape), n, shape) for n, shape in enumerate(self._shapes()))
         possible = sorted((b for b in bounds if b[0] < float("inf")), key=lambda b: b[:2])
         return [(bound, shape) for bound, _, shape in possible]
@@ -154,8 +154,8 @@ class _Search:
         return allowed
 
     def _bound(self, shape: Shape) -> float:
-        """No layout of this shape has a lower objective: all layers at the fastest rate. Infinite: none is
-        within the limits, or holds all layers."""
+        """The least objective of any layout of this shape: all layers at the fastest rate. Infinite: no
+        layout is within the limits, or none holds all layers."""
         if not self.places.holds(shape, self.request.model.layers, self.estimator):
             return float("inf")
         groups = self.places.best_groups(shape.tp)
@@ -173,7 +173,7 @@ class _Search:
         return min_objective(self.request, shape, self.estimator, bounds.latency_s)
 
     def _consider(self, layout: Layout) -> bool:
-        """Whether it is a candidate."""
+        """Add the layout as a candidate; False if it breaks a limit."""
         figures = self.estimator(plan_of(self.view, layout))
         if excesses(self.request, layout.shape, figures):
             return False
@@ -206,7 +206,7 @@ class _Search:
             yield from self._pipelines(shape, groups, costs, sets)
 
     def _reaches(self, shape: Shape, family: Family) -> bool:
-        """False: no pipeline of these groups holds all layers within the limits."""
+        """Whether a pipeline of these groups may hold all layers within the limits; False: none does."""
         band = family.band(SHORT if shape.pp <= SHORT else WIDEST)
         costs = costs_of(self.request, shape, self.view, band, self.estimator)
         terms = bounding.terms_of(self.request, shape, self.estimator)
@@ -219,7 +219,7 @@ class _Search:
         return not out_of_reach(self.request, shape, self.estimator, bounds)
 
     def _whole(self, shape: Shape) -> Iterator[Layout]:
-        """One stage: the fastest groups, and of those as fast the ones that fragment least."""
+        """One stage: the fastest groups, and among nearly equal ones those that fragment least."""
         groups, layers = self.places.groups(shape.tp), self.request.model.layers
         costs = costs_of(self.request, shape, self.view, groups, self.estimator)
         prompt = layers * costs.prefill + costs.prefill_rest
@@ -253,7 +253,7 @@ class _Search:
     def _split(
         self, terms: Terms, groups: Groups, costs: Costs, columns: list[int]
     ) -> tuple[float, Layout] | None:
-        """The best order of these groups, and of that the best split."""
+        """The best order of these groups, with its best split."""
         best: tuple[float, tuple[int, ...], tuple[int, ...]] | None = None
         for bound, order in self._orders(terms, groups, costs, columns):
             if best is not None and bound > best[0] * (1 - ORDER_TOLERANCE):
@@ -269,7 +269,8 @@ class _Search:
     def _orders(
         self, terms: Terms, groups: Groups, costs: Costs, columns: list[int]
     ) -> Iterator[tuple[float, tuple[int, ...]]]:
-        """Each order that may be the best, with seconds that none of its splits is below; these ascend."""
+        """Each order that may be the best, with a lower bound of the seconds of its splits; the bounds
+        ascend."""
         if self._fixed(terms.shape) and terms.shape.pp <= orders.MAX_PERMUTED:
             yield from ((0.0, order) for order in itertools.permutations(columns))
             return
@@ -282,7 +283,7 @@ class _Search:
                 yield float(bounds[pair]), orders.path(groups, columns, first, last)
 
     def _fixed(self, shape: Shape) -> tuple[int, ...]:
-        """The layers of each stage, where nobody may choose them."""
+        """The layers of each stage, if they are fixed."""
         if self.request.layers or self.uneven:
             return self.request.layers
         return even_stages(self.request.model.layers, shape.pp)
