@@ -15,8 +15,8 @@ log = logging.getLogger(__name__)
 def arguments(templates: Templates, folder: Path, target: Path) -> list[str]:
     """vLLM's arguments for the templates in `folder`: none if all of them can be used.
 
-    Else a template in the place of them, written to `target`, tells each chat the reason; completions are
-    answered. Registration refuses such a model, but for those that were registered before it looked.
+    Otherwise a substitute template, written to `target`, answers each chat with the reason; completions still
+    work. Registration refuses such a model, but older registrations were not checked.
     """
     for name, text in named_templates(folder).items():
         try:

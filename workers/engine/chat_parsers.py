@@ -1,5 +1,6 @@
-"""Which of vLLM's parsers an engine runs with: those it was given, as far as the model's tokenizer has their
-words."""
+"""The choice of vLLM's parsers for an engine: the configured ones, if the model's tokenizer has their
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +20,9 @@ log = logging.getLogger(__name__)
 
 
 def usable(config: EngineConfig, tokenizer_folder: Path) -> EngineConfig:
-    """`config`, without the parsers that cannot read what a model with this tokenizer writes.
+    """`config`, without the parsers that cannot read the output of a model with this tokenizer.
 
-    Raises LaunchError for one that whoever deployed the model asked for.
+    Raises LaunchError for a parser that the deployment named.
     """
     _register()
     if not config.tool_parser and not config.reasoning_parser:
@@ -39,10 +40,10 @@ def usable(config: EngineConfig, tokenizer_folder: Path) -> EngineConfig:
 
 
 def of_variant(config: EngineConfig, template: Path, tokenizer: Any) -> tuple[str, str]:
-    """The parsers of tool calls and reasoning of a variant whose chat template is its own.
+    """The parsers of tool calls and reasoning for a variant with its own chat template.
 
-    They are those that its template asks for, and else the base's. Parsers that the deployment named read
-    the answers of variants, too.
+    They are the parsers that its template needs, or else the base's. Parsers that the deployment named also
+    read the answers of variants.
     """
     from vllm.reasoning import ReasoningParserManager
     from vllm.tool_parsers import ToolParserManager
@@ -69,10 +70,10 @@ def arguments(args: Any, template: Path, tools: str, reasoning: str) -> Any:
 
 
 class ByGrammar:
-    """vLLM's serving of chats: `reasoning` for free answers, `plain` for those that a grammar forces.
+    """vLLM's serving of chats: `reasoning` for free answers, `plain` for answers that a grammar forces.
 
-    The engine's core knows the base's parser of reasoning alone, so a grammar begins with the answer's first
-    token: there is no reasoning to be read.
+    The engine's core knows only the base's reasoning parser, so a grammar begins with the answer's first
+    token and there is no reasoning to read.
     """
 
     def __init__(self, reasoning: Any, plain: Any) -> None:
@@ -87,7 +88,7 @@ class ByGrammar:
 
 
 def _is_forced(request: Any) -> bool:
-    """Whether a grammar says what the answer may be."""
+    """Whether a grammar restricts the answer."""
     form, choice = getattr(request, "response_format", None), getattr(request, "tool_choice", None)
     if getattr(request, "structured_outputs", None) is not None or (form is not None and form.type != "text"):
         return True
@@ -101,7 +102,7 @@ def _register() -> None:
 
 
 def _checked(config: EngineConfig, name: str, find: Callable[[str], Any], tokenizer: Any) -> str:
-    """The name, or "" where the parser cannot be made."""
+    """The name, or "" if the parser cannot be created."""
     if not name:
         return ""
     try:

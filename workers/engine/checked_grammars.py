@@ -1,7 +1,8 @@
-"""Requests with a grammar wait until it was compiled once, apart, within limits (`grammar_process`).
+"""Requests with a grammar wait until it has been compiled once, in another process with limits
+(`grammar_process`).
 
-vLLM's own validation runs on the event loop, where one large schema stops every stream. A grammar that was
-compiled apart needs no such validation: its request goes on with what came of it. What came of a grammar is
+vLLM's own validation runs on the event loop, where one large schema stops every stream. A grammar from the
+other process needs no such validation: its request uses that result. The result of each grammar is
 remembered, so that only its first request waits.
 """
 
@@ -25,8 +26,8 @@ from workers.group.grammar_process import CPU_S, FIELDS, TOO_LARGE
 
 log = logging.getLogger(__name__)
 
-KEPT = 512  # grammars whose outcome is remembered
-AT_ONCE = 2  # grammars that are compiled
+KEPT = 512  # grammars whose result is remembered
+AT_ONCE = 2  # grammars that are compiled at the same time
 START_S = 120.0
 OPTIONS = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
 ADVICE = "expected a smaller one, with fewer alternatives and without repetitions of repetitions"
@@ -34,12 +35,14 @@ _CHECKED = "_ostinato_checked"
 
 
 class GrammarsAway(RuntimeError):
-    """The process that compiles grammars ended twice; it says nothing about the grammar."""
+    """The process that compiles grammars ended twice; this is no statement about the grammar."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """`refusal` is empty where the grammar may be used. Then `fields` are those that vLLM changed."""
+    """The result for a grammar. `refusal` is empty if it may be used; then `fields` are the fields that vLLM
+    changed.
+    """
 
     refusal: str
     backend: str = ""
@@ -47,7 +50,7 @@ class Outcome:
 
 
 class Grammars:
-    """Of one engine, in its server's event loop."""
+    """The grammars of one engine, in its server's event loop."""
 
     def __init__(self, socket: Path, tokenizer: str, mode: str, vocabulary: int) -> None:
         self._socket = socket
@@ -58,14 +61,14 @@ class Grammars:
         self._started: subprocess.Popen[bytes] | None = None
 
     async def outcome(self, grammar: dict[str, Any]) -> Outcome:
-        """Of the fields of a grammar. Raises GrammarsAway."""
+        """The result for the fields of a grammar. Raises GrammarsAway."""
         key = hashlib.sha256(json.dumps(grammar).encode()).digest()
         if key in self._known:
             self._known.move_to_end(key)
             return self._known[key]
         if key not in self._asking:
             self._asking[key] = asyncio.create_task(self._remembered(key, grammar))
-        return await asyncio.shield(self._asking[key])  # others may wait for it
+        return await asyncio.shield(self._asking[key])  # other requests may wait for it, too
 
     async def _remembered(self, key: bytes, grammar: dict[str, Any]) -> Outcome:
         try:
@@ -81,12 +84,12 @@ class Grammars:
         question = json.dumps({**self._with, "grammar": grammar}).encode() + b"\n"
         for _ in range(2):
             answer = await self._exchange(question)
-            if answer and answer.get("signal") != -signal.SIGKILL:  # by which the kernel ends it, say
+            if answer and answer.get("signal") != -signal.SIGKILL:  # for example from the kernel
                 return _outcome(answer)
         raise GrammarsAway("the process that compiles grammars was ended twice; send the request again")
 
     async def _exchange(self, question: bytes) -> dict[str, Any]:
-        """Empty where the process ended."""
+        """Ask the process; empty if it ended."""
         try:
             reader, writer = await self._connected()
             writer.write(question)
@@ -107,7 +110,7 @@ class Grammars:
         raise TimeoutError(f"it did not start within {START_S:.0f} s")
 
     def _start(self) -> None:
-        """Again, if it is not starting."""
+        """Start the process again, unless it is starting."""
         if self._started is not None and self._started.poll() is None:
             return
         self._started = subprocess.Popen(
@@ -135,7 +138,7 @@ def _outcome(answer: dict[str, Any]) -> Outcome:
 
 
 def check_grammars(llm: Any, grammars: Grammars) -> None:
-    """Have every request of this AsyncLLM, and of copies of it, pass `grammars`."""
+    """Make every request of this AsyncLLM, and of copies of it, pass `grammars`."""
     from vllm.sampling_params import SamplingParams
 
     llm.grammars = grammars
@@ -161,10 +164,10 @@ def check_grammars(llm: Any, grammars: Grammars) -> None:
 
 
 async def _check(grammars: Grammars, outputs: Any) -> None:
-    """Raises vLLM's error of a request."""
+    """Check a request's grammar. Raises vLLM's request error."""
     from vllm.exceptions import VLLMValidationError
 
-    if getattr(outputs, _CHECKED, False):  # as for each beam of a search
+    if getattr(outputs, _CHECKED, False):  # as for each beam of a beam search
         return
     outcome = await grammars.outcome({name: getattr(outputs, name) for name in (*FIELDS, *OPTIONS)})
     if outcome.refusal:

@@ -1,7 +1,7 @@
 """An engine that echoes its input, for benchmarks and tests of the path around it.
 
-It does so at once, or at a pace: then a token takes `echo_tpot_s`, and requests beyond `max_num_seqs` wait.
-Paced ones have a capacity that is no matter of the machine's cores.
+It answers at once, or at a pace: then a token takes `echo_tpot_s`, and requests beyond `max_num_seqs` wait.
+With a pace its capacity does not depend on the machine's cores.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from workers.messages import (
 )
 from workers.tiers import Tier
 
-# Told as the fingerprint of an answer: whoever looks sees which variant it was.
+# The fingerprint of an answer contains this, so that tests see which variant answered.
 _ANSWERER = "ostinato.answerer"
 
 
 class Speaker(NamedTuple):
-    """Of a stream: the name that was asked for, who answers, in which form."""
+    """The source of a stream: the requested model name, the base or variant that answers, and the form."""
 
     model: str
     answerer: str
@@ -39,8 +39,10 @@ class Speaker(NamedTuple):
 
 
 class EchoEngine:
-    """Speaks the OpenAI shapes of chat and text completions; token counts are word counts. A stream with
-    `min_tokens`, or `max_tokens` and `ignore_eos`, begins anew with its words until it has as many."""
+    """Answers chat and text completions in OpenAI's form; token counts are word counts.
+
+    A stream with `min_tokens`, or `max_tokens` and `ignore_eos`, repeats its words until it has that many.
+    """
 
     version = "echo"
     ranks: tuple[RankReport, ...] = ()  # its memory is negligible
@@ -77,7 +79,7 @@ class EchoEngine:
         await self.ensure_variant(variant)
 
     async def residency(self) -> EngineResidency:
-        """As if the first variants had the slots, for good."""
+        """Report residency as if the first variants kept the slots for good."""
         slots = self._config.max_variants
         places = tuple(self._place(i, v.uid, slots) for i, v in enumerate(self._variants.values()))
         return EngineResidency(slots, self._limit, skips=0, preemptions=0, blocked=0, variants=places)
@@ -93,7 +95,7 @@ class EchoEngine:
         return self._limit
 
     def answer_at_once(self, marker: str) -> None:
-        """It always does."""
+        """Does nothing: this engine always answers at once."""
 
     async def check_health(self) -> None:
         return None
@@ -122,7 +124,7 @@ class EchoEngine:
 
     @asynccontextmanager
     async def _row(self) -> AsyncIterator[None]:
-        """A place in the batch, of which there are so many at a pace only. None has keys and values."""
+        """A place in the batch; their number is limited only at a pace. None has keys and values."""
         paced = self._config.echo_tpot_s > 0
         if paced:
             self._count(0, 1)
@@ -139,13 +141,15 @@ class EchoEngine:
                 self._rows.release()
 
     def _count(self, running: int, waiting: int) -> None:
-        """So many more of them."""
+        """Add to the numbers of running and waiting requests."""
         self._running += running
         self._waiting += waiting
         self.observer.requests(self._running, self._waiting, 0.0)
 
     async def _send_stream(self, send: Any, speaker: Speaker, text: str, request: dict[str, Any]) -> None:
-        """A word is a token: to write the first one down is the prompt's step, each other one is a step."""
+        """Send a stream. A word is a token: writing the first is the prompt's step, each later word is one
+        step.
+        """
         began_s, words, pace_s = time.perf_counter(), text.split(" "), self._config.echo_tpot_s
         chunks = [_event(speaker, words[0], None)]
         first_s = time.perf_counter()
@@ -154,7 +158,8 @@ class EchoEngine:
         self.observer.prefill(len(words), pace_s or first_s - began_s)
         if count > 1:
             self.observer.steps(count - 1, pace_s or took_s / (count - 1))
-        # Not made beforehand: a long one would fill the memory of the engine, where a gateway's is looked at.
+        # Generated on the fly: a long stream would fill the engine's memory in tests that measure a
+        # gateway's.
         tokens: Iterable[bytes] = islice(cycle(chunks), count)
         end = [_event(speaker, "", "stop")]
         options = request.get("stream_options") or {}
@@ -166,14 +171,14 @@ class EchoEngine:
 
 
 def _length(request: dict[str, Any], words: int) -> int:
-    """Tokens of a stream: its prompt's words, or as many as `min_tokens` or `ignore_eos` want."""
+    """Tokens of a stream: its prompt's words, or the number that `min_tokens` or `ignore_eos` requires."""
     if request.get("ignore_eos") and request.get("max_tokens"):
         return int(request["max_tokens"])
     return max(words, request.get("min_tokens") or 0)
 
 
 async def _body(receive: Any) -> bytes:
-    """All of it: a long one comes in several messages."""
+    """The whole body: a long body comes in several messages."""
     parts = []
     while True:
         message = await receive()
@@ -187,7 +192,7 @@ async def _refuse(send: Any, message: str) -> None:
 
 
 async def _answer(send: Any, body: bytes, status: int = 200) -> None:
-    """Whole, with its length, as vLLM answers."""
+    """Send a whole answer with its length, as vLLM does."""
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})
@@ -196,7 +201,7 @@ async def _answer(send: Any, body: bytes, status: int = 200) -> None:
 async def _respond(
     send: Any, content_type: str, parts: Iterable[bytes], end: Iterable[bytes], pace_s: float
 ) -> None:
-    """Each part `pace_s` after the one before; those of the end at once."""
+    """Send each part `pace_s` after the one before; the parts of the end follow at once."""
     headers = [(b"content-type", content_type.encode())]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     for part in parts:
@@ -225,7 +230,7 @@ def _event(speaker: Speaker, text: str, finish: str | None) -> bytes:
 
 
 def _counted(events: Iterable[bytes], prompt: int) -> Iterator[bytes]:
-    """With what was used until each."""
+    """Add the usage so far to each event."""
     for count, event in enumerate(events, start=1):
         usage = {"prompt_tokens": prompt, "completion_tokens": count, "total_tokens": prompt + count}
         yield event.rstrip()[:-1] + b', "usage": %b}\n\n' % json.dumps(usage).encode()

@@ -8,7 +8,7 @@ from workers.messages import EngineConfig
 
 
 async def start_engine(config: EngineConfig, launch: Launch) -> Engine:
-    """Start the engine `config` names; heavy imports happen here, in the worker's process only."""
+    """Start the engine that `config` names; heavy imports happen here, in the worker's process only."""
     if config.engine == "echo":
         from workers.engine.echo import EchoEngine
 

@@ -1,7 +1,7 @@
-"""Tool calls of a model of which no format is known: those that its grammar forces, and no others.
+"""Tool calls of a model with an unknown format: only calls that a grammar forces.
 
 vLLM has a grammar for `tool_choice` "required" and for a named function, with any model, but refuses both
-where it has no parser. This is one that finds nothing in free text.
+without a parser. This parser finds no calls in free text.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NO_FORMAT = (
 
 
 class ForcedToolsOnly(ToolParser):  # type: ignore[misc, unused-ignore]
-    """Refuses `auto`, with what to do."""
+    """Refuses `auto`, with the remedy in the message."""
 
     def adjust_request(self, request: Any) -> Any:
         if request.tools and request.tool_choice == "auto":

@@ -1,8 +1,8 @@
-"""Answers requests in the place of vLLM's core, at once and with one token: what is left is the request path.
+"""Answers requests instead of vLLM's core, at once and with one token, so that only the request path is left.
 
-Only of requests whose id holds a marker that the control plane made up for one measuring. All else of vLLM
-handles them like any other's: it reads the body, makes tokens of the prompt, text of the token, and events of
-that.
+It answers only requests whose id contains a marker, which the control plane creates for one measurement. The
+rest of vLLM handles them like any others: it reads the body, tokenises the prompt, detokenises the token, and
+sends events.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ TOKEN = 0  # every vocabulary has it
 
 
 class InstantAnswers:
-    """In front of vLLM's client of its core, while there is a marker."""
+    """Intercepts vLLM's client of its core while there is a marker."""
 
     def __init__(self, core: Any) -> None:
         self._core = core
@@ -21,7 +21,7 @@ class InstantAnswers:
         self._marker = ""
 
     def expect(self, marker: str) -> None:
-        """Answer requests with `marker` in their ids; with "", none any more."""
+        """Answer requests with `marker` in their ids; with "", stop answering."""
         self._marker = marker
         self._core.add_request_async = self._answered if marker else self._add
 
@@ -33,7 +33,7 @@ class InstantAnswers:
 
 
 def _outputs(request_id: str) -> Any:
-    """What the core sends of a request that it has queued, scheduled and ended."""
+    """The messages that the core sends for a request that it has queued, scheduled and ended."""
     from vllm.v1.engine import (
         EngineCoreEvent,
         EngineCoreEventType,

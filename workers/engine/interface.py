@@ -1,4 +1,4 @@
-"""The one interface between a worker and what generates tokens."""
+"""The only interface between a worker and the engine that generates tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from workers.messages import EngineResidency, RankReport, VariantRef
 
 
 class Engine(Protocol):
-    """An OpenAI application plus the variants it can serve beside its base."""
+    """An OpenAI application, and the variants that it can serve in addition to its base."""
 
     @property
     def app(self) -> AsgiApp: ...
@@ -20,60 +20,63 @@ class Engine(Protocol):
 
     @property
     def ranks(self) -> tuple[RankReport, ...]:
-        """What each rank takes of its device, measured when the engine was ready."""
+        """The memory that each rank takes on its device, measured when the engine was ready."""
         ...
 
     @property
     def observer(self) -> StepObserver:
-        """What its steps take, as they are made."""
+        """The engine's step times, updated continuously."""
         ...
 
     async def answer(self, variant: VariantRef, scope: Message, receive: Any, send: Any) -> None:
-        """As `app` does, for a request of this variant and of no other that has its name."""
+        """Answer like `app`, for a request of this variant and of no other variant with the same name."""
         ...
 
     def variants(self) -> tuple[str, ...]:
-        """Names of the variants loaded now."""
+        """The names of the loaded variants."""
         ...
 
     async def ensure_variant(self, variant: VariantRef) -> None:
-        """Load `variant` unless this very one (same uid) is loaded.
+        """Load `variant` unless the same uid is already loaded.
 
-        Raises CheckpointError (a ValueError) when its files are not sound, ValueError if it does not fit, and
-        LoadFailed when another attempt may do.
+        Raises CheckpointError (a ValueError) if its files are invalid, ValueError if it does not fit, and
+        LoadFailed if another attempt may succeed.
         """
         ...
 
     async def load_failure(self, variant: VariantRef) -> Exception | None:
-        """Why a request of `variant` that failed just now found it not loaded; None: that was not the reason,
-        or it is not known."""
+        """The load error behind a request of `variant` that just failed; None if there is none, or it is
+        unknown.
+        """
         ...
 
     async def forget_variant(self, variant: VariantRef) -> None: ...
 
     async def prefetch(self, variant: VariantRef) -> None:
-        """Have every rank hold `variant` in host memory. Raises as `ensure_variant` does."""
+        """Make every rank hold `variant` in host memory. Raises like `ensure_variant`."""
         ...
 
     async def residency(self) -> EngineResidency:
-        """Where every variant is now, and why one is not ready. Raises TimeoutError."""
+        """Where every variant is now, and why it is not ready. Raises TimeoutError."""
         ...
 
     async def limit_variants(self, limit: int) -> int:
-        """Run at most `limit` variants at once from now on; returns what it is then, 1 to the slots."""
+        """Run at most `limit` variants at once from now on; returns the new limit, 1 to the number of
+        slots.
+        """
         ...
 
     def answer_at_once(self, marker: str) -> None:
-        """Answer requests whose id holds `marker` with one token, and without generating it; "": none."""
+        """Answer requests whose id contains `marker` with one token, without generating it; "" stops this."""
         ...
 
     @property
     def failed(self) -> bool:
-        """Whether it will answer no request any more."""
+        """Whether the engine can no longer answer any request."""
         ...
 
     async def check_health(self) -> None:
-        """Raises when the engine cannot answer any more."""
+        """Raises if the engine can no longer answer."""
         ...
 
     def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""The place of `scheduling.client.VariantClient` in an engine that serves its base alone."""
+"""Replaces `scheduling.client.VariantClient` in an engine that serves only its base."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Any
 
 
 class NoVariants:
-    """No slots, no variants, and a reason for whoever asks for one."""
+    """A client without slots and variants; it refuses every variant with a reason."""
 
     async def prepare(self, uid: int, path: str) -> None:
         """Raises ValueError."""
         raise ValueError("it was started without slots for variants")
 
     async def forget(self, uid: int) -> None:
-        """There is nothing to forget."""
+        """Does nothing: there are no variants."""
 
     async def state(self, timeout_s: float = 0.0) -> dict[str, Any]:
         counts = dict.fromkeys(("slots", "limit", "skips", "preemptions", "blocked"), 0)
@@ -23,4 +23,4 @@ class NoVariants:
         return 0
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Does nothing: there is nothing to close."""

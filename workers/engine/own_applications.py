@@ -1,8 +1,9 @@
-"""Variants that bring their own words answer with them: chat template, tokenizer, ends, generation defaults.
+"""Variants with their own text files answer with them: chat template, tokenizer, end tokens, generation
+defaults.
 
-vLLM has one tokenizer, template and generation config for a base and its LoRAs. So for each set of such files
-there is vLLM's OpenAI application once more, with a renderer and an input processor of its own, around the
-same engine. Variants with equal files share one; those without files, or with their base's, use the base's.
+vLLM has one tokenizer, template and generation config for a base and its LoRAs. So each set of such files
+gets another copy of vLLM's OpenAI application, with its own renderer and input processor, around the same
+engine. Variants with equal files share one; variants without files, or with their base's, use the base's.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from profiler.variants.side_files import GENERATION, chat_template, side_files, 
 from workers.engine.template_process import TemplateFailed, Templates
 from workers.tokenizer_loading import FILE, load_tokenizer
 
-MOST = 16  # applications that are kept; more variants' are made again when they are asked for
+MOST = 16  # cached applications; those of more variants are made again on demand
 
 
 @dataclass(frozen=True)
 class Words:
-    """What is a variant's own, in `folder`: its tokenizer, a file with its template, generation defaults."""
+    """A variant's own files, in `folder`: its tokenizer, a file with its template, generation defaults."""
 
     folder: Path
     tokenizer: bool
@@ -45,10 +46,12 @@ class Words:
 
 
 class OwnApplications:
-    """By the digest of their files. `make` makes vLLM's application for an engine client and a template's
-    file, if there is one; the base's is `app`.
+    """The applications, by the digest of their files.
 
-    Files are copied to `scratch` and read there; those of variants lie below `roots` (none: anywhere).
+    `make` makes vLLM's application for an engine client and a template's file, if there is one; `app` is the
+    base's.
+
+    Files are copied to `scratch` and read there; variants' files must lie below `roots` (none: anywhere).
     """
 
     def __init__(
@@ -72,7 +75,7 @@ class OwnApplications:
         self._lock = asyncio.Lock()
 
     async def load(self, uid: int, folder: Path) -> None:
-        """Read what the variant brings. Raises CheckpointError."""
+        """Read the variant's own files. Raises CheckpointError."""
         if not side_files(folder):
             return
         async with self._lock:
@@ -88,7 +91,7 @@ class OwnApplications:
             raise
 
     async def application(self, uid: int) -> Any:
-        """The one that answers this variant."""
+        """The application that answers this variant."""
         digest = self._of.get(uid)
         if digest is None:
             return self.app
@@ -103,7 +106,9 @@ class OwnApplications:
             return self._kept.get(digest, self.app)
 
     def forget(self, uid: int) -> None:
-        """What no other variant has goes with it; requests that are under way keep theirs."""
+        """Forget the variant, and its files if no other variant has them; requests under way keep their
+        application.
+        """
         digest = self._of.pop(uid, None)
         if digest is None or digest in self._of.values():
             return
@@ -115,7 +120,7 @@ class OwnApplications:
         self._templates.close()
 
     def _read(self, uid: int, folder: Path) -> tuple[str, Words]:
-        """The variant's words and their digest."""
+        """The variant's own files and their digest."""
         made = self._scratch / f"{uid}-{next(self._numbers)}"
         write_together(self._base, folder, made, self._roots)
         digest = _digest(made)
@@ -128,7 +133,7 @@ class OwnApplications:
 
     @cached_property
     def _of_the_base(self) -> str:
-        """Its tokenizer's identity, loaded as those of variants are: without the model's type."""
+        """The identity of the base's tokenizer, loaded like those of variants: without the model's type."""
         alone = self._scratch / "base"
         write_together(self._base, alone, alone)
         return _identity(load_tokenizer(alone)) if is_file(alone / FILE) else ""
@@ -161,7 +166,7 @@ def _digest(folder: Path) -> str:
 
 
 def _own_tokenizer(folder: Path, truncation_side: str) -> Any:
-    """The tokenizer in `folder`, as vLLM has them."""
+    """The tokenizer in `folder`, prepared as vLLM does it."""
     from vllm.tokenizers.hf import get_cached_tokenizer
 
     tokenizer = load_tokenizer(folder)
@@ -170,7 +175,7 @@ def _own_tokenizer(folder: Path, truncation_side: str) -> Any:
 
 
 def _identity(tokenizer: Any) -> str:
-    """Equal for equal rules and special tokens."""
+    """A digest that is equal for equal rules and special tokens."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     rules = json.loads(backend.to_str()) if backend is not None else {}
     kept = {name: rule for name, rule in rules.items() if name not in ("truncation", "padding")}
@@ -183,11 +188,11 @@ def _json(where: Path) -> dict[str, Any]:
 
 
 def _client(llm: Any, words: Words, tokenizer: Any) -> Any:
-    """AsyncLLM once more, around the same engine, with these words: it makes requests of prompts."""
+    """A copy of AsyncLLM around the same engine, with these files, that makes requests of prompts."""
     from vllm.entrypoints.anthropic import serving
     from vllm.v1.engine.input_processor import InputProcessor
 
-    # Which renders the template in the server, for a call that gateways do not have.
+    # vLLM renders the template in the server here, for a call that gateways do not have.
     serving.AnthropicServingMessages._detect_merge_inline_system = staticmethod(bool)
     config, model = copy.copy(llm.vllm_config), copy.copy(llm.model_config)
     config.model_config = model
@@ -204,11 +209,11 @@ def _client(llm: Any, words: Words, tokenizer: Any) -> Any:
 
 
 def _no_warmup(*_: Any) -> None:
-    """vLLM's renders the template in the server's loop, where everybody would wait for it."""
+    """Replaces vLLM's warm-up, which renders the template in the server's loop and delays all requests."""
 
 
 def _borrowing(kind: type[Any]) -> type[Any]:
-    """Of an AsyncLLM whose engine is another's: it does not end it."""
+    """A subclass of AsyncLLM that does not end its engine, which belongs to another object."""
 
     class Borrowing(kind):  # type: ignore[misc]
         def shutdown(self, timeout: float | None = None) -> None:
@@ -221,7 +226,7 @@ def _borrowing(kind: type[Any]) -> type[Any]:
 
 
 class _Outputs:
-    """The engine's OutputProcessor, for requests whose tokens have other texts."""
+    """The engine's OutputProcessor, for requests with another tokenizer."""
 
     def __init__(self, shared: Any, tokenizer: Any) -> None:
         self._shared, self._tokenizer = shared, tokenizer
@@ -240,7 +245,7 @@ class _Outputs:
 
 
 def _end_grammars(params: Any, token: int | None) -> None:
-    """The engine's core knows the base's end alone, and makes it where a grammar is at its end."""
+    """Add the base's end token to a request's stop tokens: the core emits it at the end of every grammar."""
     if token is None or params is None or params.structured_outputs is None or params.ignore_eos:
         return
     params.stop_token_ids = [*dict.fromkeys((*(params.stop_token_ids or ()), token))]

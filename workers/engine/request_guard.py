@@ -1,11 +1,11 @@
-"""No request ends an engine that others use: what vLLM lets pass, or breaks at, ends that request alone.
+"""Protects the engine from single requests: errors that would end it end only the request.
 
-- A token id without a row in the embedding or the logits ends the engine. vLLM takes ids up to the larger of
-  the model's and the tokenizer's vocabulary; a `[PAD]` that was added to a tokenizer is such an id. Every
-  request passes `OutputProcessor.add_request` on its way to the engine's core, with its final parameters: its
-  ids are checked there.
-- An answer that cannot be put into words ends vLLM's loop of outputs, and with it the engine. Here the one
-  request gets the error.
+- A token id without a row in the embedding or the logits ends the engine. vLLM accepts ids up to the larger
+  of the model's and the tokenizer's vocabulary; a `[PAD]` added to a tokenizer is such an id. Every request
+  passes `OutputProcessor.add_request` on its way to the core, with its final parameters, so its ids are
+  checked there.
+- An answer that cannot be detokenised ends vLLM's output loop, and with it the engine. Here only that request
+  gets the error.
 - vLLM has no text for an id without a piece in a SentencePiece vocabulary (`prompt_logprobs` of padded rows).
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 
-# Parameters whose ids index the logits: the client's name for each, and where vLLM keeps its ids.
+# Parameters whose ids index the logits: the client's name of each, and vLLM's attribute with the ids.
 IDS = {
     "stop_token_ids": "stop_token_ids",
     "logit_bias": "logit_bias",
@@ -29,7 +29,7 @@ STOPS = "_all_stop_token_ids"
 
 
 class IdWithoutRow(ValueError):
-    """A token id that the model has no row for. `parameter` is the request's field that brought it."""
+    """A token id without a row in the model. `parameter` is the request's field with the id."""
 
     def __init__(self, parameter: str, token_id: int, text: str, rows: int) -> None:
         named = f" ({text!r:.60})" if text else ""
@@ -41,7 +41,7 @@ class IdWithoutRow(ValueError):
 
 
 def guard(llm: Any) -> None:
-    """Check every request of this AsyncLLM, and let none of them end its loop of outputs."""
+    """Check every request of this AsyncLLM, and let none of them end its output loop."""
     from vllm.exceptions import VLLMValidationError
     from vllm.tokenizers import detokenizer_utils
 
@@ -61,9 +61,10 @@ def guard(llm: Any) -> None:
 
 
 def check_ids(request: Any, rows: int, tokenizer: Any) -> None:
-    """Of an EngineCoreRequest. Raises IdWithoutRow.
+    """Check the ids of an EngineCoreRequest. Raises IdWithoutRow.
 
-    Ids at which an answer ends are dropped instead: they are the model's own, and it never makes them.
+    Stop ids out of range are dropped instead: they come from the model's files, and the model never generates
+    them.
     """
     _check("prompt", request.prompt_token_ids or (), rows, tokenizer)
     params = request.sampling_params
@@ -90,12 +91,12 @@ def _check(parameter: str, ids: Iterable[int], rows: int, tokenizer: Any) -> Non
 def _text(tokenizer: Any, token_id: int) -> str:
     try:
         return str(tokenizer.convert_ids_to_tokens(token_id) or "")
-    except Exception:  # it is for a message only
+    except Exception:  # it is only for a message
         return ""
 
 
 class _Walk:
-    """Outputs one after the other, also over several iterations."""
+    """Outputs in order; another loop continues where the last one stopped."""
 
     def __init__(self, outputs: Iterable[Any]) -> None:
         self.outputs = list(outputs)
@@ -108,7 +109,7 @@ class _Walk:
 
 
 def contained(processor: Any) -> Any:
-    """`processor.process_outputs`, in which a request that fails gets its error, and the others go on."""
+    """A `process_outputs` in which a failing request gets its error, and the others continue."""
     process = processor.process_outputs
 
     def process_outputs(outputs: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
@@ -128,21 +129,26 @@ def contained(processor: Any) -> Any:
 
 
 def _fail(processor: Any, walk: _Walk, error: Exception) -> None:
-    """The request of the last output that was taken gets the error; whoever waits for it has it aborted.
-    Raises it where no request is meant."""
+    """Give the error to the request of the last output taken; its waiting caller then aborts the request.
+
+    Raises the error if it belongs to no request.
+    """
     state = None
     if walk.taken:
         state = processor.request_states.get(walk.outputs[walk.taken - 1].request_id)
     if state is None or state.queue is None:
         raise error
     log.warning("a request's answer could not be put into words: %r", error, exc_info=error)
-    # Not itself: vLLM takes a ValueError for a refusal, and would leave the request in its core.
+    # Not the error itself: vLLM treats a ValueError as a refusal, and would leave the request in its core.
     state.queue.put(RuntimeError(f"the answer could not be put into words: {error!r:.200}"))
 
 
 def _ended_here(processor: Any, outputs: list[Any]) -> list[str]:
-    """Requests that ended by a stop string, say, and that the core goes on with: what vLLM's loop would have
-    said of them when it broke. Aborting one that is gone is nothing."""
+    """Requests that ended here, for example by a stop string, while the core continues them.
+
+    vLLM's loop would have reported them, but an error interrupted it. Aborting a request that is gone does
+    nothing.
+    """
     return [
         output.request_id
         for output in outputs

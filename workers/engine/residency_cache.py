@@ -1,6 +1,6 @@
-"""Where an engine's variants are, as its scheduler reports it: cached until that may have changed.
+"""The residency of an engine's variants, from its scheduler, cached until it may have changed.
 
-`workers.scheduling.residency` makes the report. It travels as JSON, so ranks are strings there.
+`workers.scheduling.residency` makes the report. It is sent as JSON, so ranks are strings there.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from workers.messages import EngineResidency, RankBytes, VariantPlace
 from workers.tiers import Tier
 
-# A report this recent is good enough: a new one takes the lock that every step of the scheduler needs.
+# A report this recent is reused: a new report takes the lock that every step of the scheduler needs.
 FRESH_S = 0.5
 
 
@@ -37,7 +37,7 @@ def _place(variant: Mapping[str, Any]) -> VariantPlace:
 
 
 class ResidencyWatch:
-    """Asks for the account when somebody wants it; those who come meanwhile and just after share it."""
+    """Requests a residency report on demand; callers at the same time and shortly after share it."""
 
     def __init__(
         self, ask: Callable[[], Awaitable[EngineResidency]], clock: Callable[[], float] = time.monotonic
@@ -48,14 +48,14 @@ class ResidencyWatch:
         self._answer: asyncio.Task[EngineResidency] | None = None
 
     async def get(self) -> EngineResidency:
-        """Raises what asking raises."""
+        """The report. Raises the errors of `ask`."""
         if self._answer is None or self._is_stale(self._answer):
             self._asked_s = self._clock()
             self._answer = asyncio.ensure_future(self._asking())
         return await asyncio.shield(self._answer)
 
     def forget(self) -> None:
-        """Something was changed: the next answer must show it."""
+        """Drop the cached report after a change: the next report must show it."""
         self._answer = None
 
     def _is_stale(self, answer: asyncio.Task[EngineResidency]) -> bool:

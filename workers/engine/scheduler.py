@@ -1,7 +1,7 @@
-"""vLLM's asynchronous scheduler, with variants: only what lies in a slot runs, and nobody starves.
+"""vLLM's asynchronous scheduler, with variants: only requests with a variant in a slot run, and none starves.
 
-Before each of vLLM's own steps, requests that may not run yet are taken out of its queues and put
-back afterwards; vLLM decides about the others as it always does (tokens, KV blocks, chunks).
+Before each of vLLM's own steps, requests that may not run yet are taken out of its queues, and put back
+afterwards. vLLM schedules the others as usual (tokens, KV blocks, chunks).
 """
 
 from __future__ import annotations
@@ -29,28 +29,33 @@ from workers.variant_config import ADDRESS_VARIABLE, from_additional
 
 log = logging.getLogger(__name__)
 
-# Pause after a step in which nothing could be computed, as all who wait do so for their variants, unless a
-# rank reports meanwhile: the threads that read those would hardly run beside a loop that tries again at once.
-# vLLM's own loop pauses, too, but not one that steps an engine in its own process, as measuring does.
+# The pause after a step without work, when all requests wait for their variants; a rank's report ends it
+# early. Without it the loop would retry at once, and the threads that read reports would hardly run. vLLM's
+# own loop pauses, too, but not the loop of an engine in its own process, as in measurements.
 IDLE_S = 0.001
-# What a step waits for a variant that only has to be copied from host memory: the ranks say so as soon as
-# that has begun. Otherwise it would run a whole step later. The device computes the step before meanwhile.
+# How long a step waits for a variant that only has to be copied from host memory: ranks report as soon as the
+# copy has begun. Otherwise the variant would run one whole step later. Meanwhile the device computes the step
+# before.
 PLACING_S = 0.003
 QUEUES = ("waiting", "skipped_waiting", "kv_holding_waiting")
-Held = tuple[Any, list[Any]]  # a queue of vLLM, and requests taken out of it
+Held = tuple[Any, list[Any]]  # a queue of vLLM, and the requests taken out of it
 
 
 def make_scheduler(*, vllm_config: Any, **others: Any) -> Any:
-    """What vLLM's `--scheduler-cls` names: vLLM knows best whether this engine schedules asynchronously."""
+    """The factory named by vLLM's `--scheduler-cls`: vLLM decides whether this engine schedules
+    asynchronously.
+    """
     asynchronous = vllm_config.scheduler_config.async_scheduling
     chosen = AsyncVariantScheduler if asynchronous else SyncVariantScheduler
     return chosen(vllm_config=vllm_config, **others)
 
 
 class _Variants:
-    """Over a scheduler of vLLM. Needs ADDRESS_VARIABLE in the environment, of which the ranks know, too."""
+    """A mixin over a scheduler of vLLM. Needs ADDRESS_VARIABLE in the environment, which the ranks read,
+    too.
+    """
 
-    # vLLM's own, which is untyped here
+    # vLLM's own attributes, which are untyped here
     running: list[Any]
     waiting: Any
     requests: dict[str, Any]
@@ -70,7 +75,8 @@ class _Variants:
         )
         self._longest_wait_s = float(config.longest_wait_s)
         self._limit = config.slots
-        self._in_flight: deque[frozenset[int]] = deque()  # variants of each step whose output is due
+        # variants of each step whose output has not arrived yet
+        self._in_flight: deque[frozenset[int]] = deque()
         self._uses: Counter[int] = Counter()
         self._records = AdmissionRecords()
         self._records.decide(0.0, self._rules())  # compiled, or read from the cache, before the first request
@@ -80,13 +86,13 @@ class _Variants:
         self._residency = Residency(config.slots, self.parallel_config.world_size)
         self._ranks: dict[int, bytes] = {}
         self._askers: list[tuple[bytes, str, int]] = []
-        self._ended: list[tuple[Any, str]] = []  # requests, and the errors with which they have ended
+        self._ended: list[tuple[Any, str]] = []  # requests, and the errors with which they ended
         self._socket = SchedulerSocket(os.environ[ADDRESS_VARIABLE], self._received)
 
     # --- vLLM's two calls per step ---------------------------------------------------------------
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        if self._residency.failing or self._residency.lost:  # hardly ever; so without the lock
+        if self._residency.failing or self._residency.lost:  # rarely true, so it is read without the lock
             self._give_up_failed()
         held = self._admit()
         try:
@@ -108,7 +114,7 @@ class _Variants:
         _tell(self._ended, outputs)
         self._ended.clear()
         self._uses.subtract(self._in_flight.popleft())
-        self._uses = +self._uses  # only what is above zero
+        self._uses = +self._uses  # only counts above zero
         if self._residency.departing:
             self._let_go()
         return outputs
@@ -120,10 +126,10 @@ class _Variants:
     # --- admission -------------------------------------------------------------------------------
 
     def _admit(self) -> list[Held]:
-        """Preempt and hold back as the policy says; returns the requests held back, by queue."""
+        """Preempt and hold back requests by the policy; returns those held back, by queue."""
         self._records.clear()
         waiting = [r for queue in self._queues() for r in queue]
-        paused = self._pause_state != PauseState.UNPAUSED  # then vLLM lets nobody in
+        paused = self._pause_state != PauseState.UNPAUSED  # then vLLM admits no request
         if paused or not any(r.lora_request for r in waiting):
             return []
         with self._lock:
@@ -145,7 +151,7 @@ class _Variants:
         self._records.decide(time.time(), self._rules())
 
     def _await(self, uids: Iterable[int]) -> bool:
-        """Wait for those that the ranks will report in an instant, if there are any. Gives up the lock."""
+        """Wait for variants that the ranks will report very soon, if any. Releases the lock meanwhile."""
         soon = [uid for uid in uids if self._residency.soon(uid)]
         if soon:
             self._reported.wait_for(lambda: not any(map(self._residency.soon, soon)), PLACING_S)
@@ -155,14 +161,18 @@ class _Variants:
         return Rules(self._limit, self._longest_wait_s)
 
     def _queues(self) -> list[Any]:
-        """vLLM's queues of those who wait; which there are besides the first depends on its version."""
+        """vLLM's queues of waiting requests; which queues there are after the first depends on its
+        version.
+        """
         return [getattr(self, name) for name in QUEUES if hasattr(self, name)]
 
     def _waiting(self) -> list[Any]:
         return sorted((r for queue in self._queues() for r in queue), key=_arrival)
 
     def _preempt(self, requests: Iterable[Any]) -> None:
-        """As vLLM does it when KV blocks run out: their blocks are freed, and they wait again."""
+        """Preempt requests as vLLM does when KV blocks run out: their blocks are freed, and they wait
+        again.
+        """
         now = time.monotonic()
         for request in requests:
             self.running.remove(request)
@@ -171,7 +181,9 @@ class _Variants:
             self.preemptions += 1
 
     def _note_scheduled(self, output: Any) -> None:
-        """Remember who skipped the line, and which variants the step uses until its output is there."""
+        """Record the requests that skipped the line, and the variants that the step uses until its output
+        arrives.
+        """
         for request_id in output.finished_req_ids:
             self._records.forget(request_id)
         self.skips += self._records.began(output.num_scheduled_tokens)
@@ -187,7 +199,7 @@ class _Variants:
     # --- variants --------------------------------------------------------------------------------
 
     def _let_go(self) -> None:
-        """What is to be forgotten goes once no request names it and no step in flight reads it."""
+        """Forget departing variants once no request names them and no step in flight reads them."""
         wanted = {variant_of(request) for request in self.requests.values()} | self._uses.keys()
         with self._lock:
             self._residency.let_go(frozenset(wanted))
@@ -203,7 +215,7 @@ class _Variants:
                 self._residency.load(uid, paths[uid], busy)
 
     def _flush(self) -> None:
-        """Send what the residency has for the ranks, once all of them are there."""
+        """Send the residency's messages to the ranks, once all ranks have connected."""
         if len(self._ranks) < self.parallel_config.world_size:
             return
         for message in self._residency.outbox:
@@ -212,7 +224,9 @@ class _Variants:
         self._residency.outbox.clear()
 
     def _received(self, sender: bytes, message: Message) -> None:
-        """In the socket's thread: a report of a rank (`did`), or a question of the worker (`ask`)."""
+        """Handle a message in the socket's thread: a rank's report (`did`), or a worker's question
+        (`ask`).
+        """
         with self._lock:
             match message.get("did") or message.get("ask"):
                 case "hello":
@@ -238,12 +252,12 @@ class _Variants:
             self._flush()
 
     def _let_go_if_idle(self) -> None:
-        """No step would come to do it."""
+        """Let departing variants go now if no step would come to do it."""
         if self._residency.departing and not self.requests and not self._uses:
             self._residency.let_go(frozenset())
 
     def _answer_askers(self) -> None:
-        """Answer whoever waits for a variant: that it is there, or why it cannot be loaded."""
+        """Answer the workers that wait for a variant: it is loaded, or why it cannot be loaded."""
         waiting = []
         for sender, question_id, uid in self._askers:
             error = self._residency.error(uid)
@@ -260,21 +274,23 @@ class _Variants:
             "limit": self._limit,
             "skips": self.skips,
             "preemptions": self.preemptions,
-            # Of the last step, which may be long ago: without those that were given up since.
+            # From the last step, which may be long ago: without requests that ended since.
             "blocked": sum(request_id in self.requests for request_id in self._records.blocked()),
             "variants": self._residency.snapshot(),
         }
 
     def _try_again(self, uid: int) -> None:
-        """An error that no request was there to hear of is not the next one's."""
+        """Forget an old error that no request received: it must not end the next request."""
         if not any(variant_of(request) == uid for request in self.requests.values()):
             with self._lock:
                 self._residency.forgive(uid)
 
     def _give_up_failed(self) -> None:
-        """Requests of variants that could not be loaded end with an error. Those that run, too: what a step
-        makes of a variant that did not get to its slot must not reach a client. Its slot is kept while steps
-        use it."""
+        """End the requests of variants that could not be loaded, with an error.
+
+        Running requests end, too: the output of a variant that did not reach its slot must not reach a
+        client. Its slot is kept while steps use it.
+        """
         with self._lock:
             failures = self._residency.take_failures()
         ending = [r.request_id for r in self.requests.values() if variant_of(r) in failures]
@@ -286,7 +302,7 @@ class _Variants:
 
 
 def _tell(ended: Iterable[tuple[Any, str]], outputs: dict[int, Any]) -> None:
-    """The requests that ended with an error."""
+    """Add the outputs of the requests that ended with an error."""
     for request, error in ended:
         log.error("request %s ends: %s", request.request_id, error)
         output = EngineCoreOutput(
@@ -296,15 +312,15 @@ def _tell(ended: Iterable[tuple[Any, str]], outputs: dict[int, Any]) -> None:
 
 
 class AsyncVariantScheduler(_Variants, AsyncScheduler):  # type: ignore[misc]  # vLLM is untyped here
-    """One step is prepared while another runs."""
+    """Prepares one step while another runs."""
 
 
 class SyncVariantScheduler(_Variants, Scheduler):  # type: ignore[misc]
-    """For what vLLM cannot schedule ahead: pipelines on CPU."""
+    """For engines that vLLM cannot schedule ahead: pipelines on CPU."""
 
 
 def _hold_back(queue: Any, admitted: set[str]) -> Held:
-    """Take out of a queue who may not run now."""
+    """Take the requests that may not run now out of a queue."""
     held = [r for r in queue if r.request_id not in admitted or _has_output_due(r)]
     if held:
         queue.remove_requests(held)
@@ -312,7 +328,7 @@ def _hold_back(queue: Any, admitted: set[str]) -> Held:
 
 
 def _put_back(held: list[Held]) -> None:
-    """All waiting requests again, in the order they came; a queue by priority keeps its own order."""
+    """Put all waiting requests back, in order of arrival; a queue by priority keeps its own order."""
     for queue, requests in held:
         if requests and isinstance(queue, deque):
             everyone = sorted((*queue, *requests), key=_arrival)
@@ -324,7 +340,9 @@ def _put_back(held: list[Held]) -> None:
 
 
 def _has_output_due(request: Any) -> bool:
-    """A preempted request whose last step is still under way must not begin again before it has ended."""
+    """Whether a preempted request's last step is still under way: until it ends, the request must not start
+    again.
+    """
     return bool(request.status == RequestStatus.PREEMPTED and request.num_in_flight_tokens > 0)
 
 

@@ -1,9 +1,9 @@
 """The process that tries a model's tokenizer and chat templates when the model is registered.
 
-It reads one line of JSON (`Asked`), and answers with lines: what it does next, with the CPU time that this
-may take, and at last what it found. The files hold programs: expressions and templates. So the kernel limits
-the CPU time and the memory of each part. It kills a process that exceeds its time, and the last line tells at
-what. The process ends with its input.
+It reads one line of JSON (`Asked`), and answers with lines: its next action with the CPU time allowed for it,
+and finally its result. The files hold programs: expressions and templates. So the kernel limits the CPU time
+and the memory of each part. It kills a process that exceeds its time, and the last line shows at which
+action. The process ends with its input.
 """
 
 from __future__ import annotations
@@ -43,8 +43,11 @@ NOT_COMPARED = "its tokenizer is compared when an engine loads it: transformers 
 
 @dataclass(frozen=True)
 class Asked:
-    """Which folder to look at: a base's (`base` is ""), or a variant's. Files lie below `roots` (none:
-    anywhere); what is written goes to `scratch`. `compare`: the tokenizer's ids with its file's, too."""
+    """The folder to check: a base's (`base` is ""), or a variant's.
+
+    Files lie below `roots` (none: anywhere); output goes to `scratch`. `compare`: also compare the
+    tokenizer's ids with its file's.
+    """
 
     folder: str
     base: str
@@ -55,7 +58,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Found:
-    """What is to be told of the model, or why it is refused."""
+    """Notes about the model, or the reason for its refusal."""
 
     told: tuple[str, ...] = ()
     refused: str = ""
@@ -88,7 +91,7 @@ def _say(line: dict[str, Any]) -> None:
 
 
 def _tried(asked: Asked) -> Iterator[str]:
-    """What is to be told. Raises CheckpointError."""
+    """The notes about the model. Raises CheckpointError."""
     folder, base = Path(asked.folder), Path(asked.base)
     made = Path(asked.scratch) / "files"
     if asked.base:
@@ -119,7 +122,8 @@ def _compared(folder: Path, made: Path) -> Iterator[str]:
     if find_spec("transformers") is None:
         yield NOT_COMPARED
         return
-    sys.modules["torch"] = None  # type: ignore[assignment]  # importing it takes four times as long as all else
+    # type: ignore[assignment]  # importing it takes four times as long as the rest
+    sys.modules["torch"] = None
     with _limits(f"{folder}: its tokenizer", LOADING_CPU_S, MEMORY_BYTES):
         if is_corrected(made):
             yield CORRECTED
@@ -130,7 +134,7 @@ def _try_template(folder: Path, name: str, text: str) -> None:
     with _limits(what, TEMPLATE_CPU_S, template_child.MEMORY_BYTES):
         try:
             template_child.check(text)
-        except Exception as error:  # whatever a template's own code raises
+        except Exception as error:  # all errors of a template's own code
             raise CheckpointError(
                 f"{what} cannot be used: {str(error)[:500]}; copy it from where the model comes from, or take"
                 " it out"
@@ -148,7 +152,9 @@ def _try_template(folder: Path, name: str, text: str) -> None:
 
 @contextmanager
 def _limits(what: str, cpu_s: float, memory_bytes: int) -> Iterator[None]:
-    """The kernel kills this process at the end of the time; beyond the memory there is a MemoryError."""
+    """Limit this process: the kernel kills it when its time is used up; too much memory raises
+    MemoryError.
+    """
     _say({"doing": what, "cpu_s": cpu_s})
     used = resource.getrusage(resource.RUSAGE_SELF)
     _soft(resource.RLIMIT_CPU, math.ceil(used.ru_utime + used.ru_stime + cpu_s))

@@ -1,9 +1,9 @@
-"""What an engine's steps took, added up as they are seen.
+"""The times of an engine's steps, added up as they are observed.
 
-Sums only grow, so that each who asks can tell what was added since it last asked.
+Sums only grow, so each reader can compute the increase since its last read.
 
-Sums are to tell the pace of ordinary steps. So what is no time counts as nothing, and a step that took many
-times as long as the last ones did (the machine was paused, a graph was compiled) counts as MOST times that.
+Sums are meant to show the pace of ordinary steps. So invalid times are ignored. A step that took many times
+as long as the last ones (the machine was paused, a graph was compiled) counts as MOST times the usual.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-REMEMBERED = 31  # steps; a new pace is the usual one after half as many
+REMEMBERED = 31  # steps; a new pace becomes the usual one after half as many
 MOST = 4.0
-LONGEST_S = 3600.0  # whatever says more than that measured something else
+LONGEST_S = 3600.0  # a longer time measured something else
 
 
 @dataclass(frozen=True)
 class Sums:
-    """Since the engine started: steps and prompts as in `workers.messages.WorkerLoad`, seconds added up."""
+    """Sums since the engine started: steps and prompts as in `workers.messages.WorkerLoad`, and their
+    seconds.
+    """
 
     steps: int = 0
     decode_s: float = 0.0
@@ -30,7 +32,7 @@ class Sums:
 
 
 class StepObserver:
-    """One engine's. `changed` is called, in the loop that observes, whenever there is something new."""
+    """The observer of one engine. `changed` is called, in the observing loop, after each change."""
 
     def __init__(self) -> None:
         self.running = 0
@@ -46,20 +48,22 @@ class StepObserver:
         return Sums(self._steps, self._decode_s, self._prefill_tokens, self._prefill_s)
 
     def requests(self, running: int, waiting: int, kv_usage: float) -> None:
-        """What the engine has now; `kv_usage` is a share."""
+        """Record the engine's current state; `kv_usage` is a share."""
         self.running, self.waiting = max(0, running), max(0, waiting)
         self.kv_usage = min(1.0, max(0.0, kv_usage)) if math.isfinite(kv_usage) else self.kv_usage
         self.changed()
 
     def step(self, gaps_s: Sequence[float]) -> None:
-        """One step: of each decoding row the seconds since its last token. All waited for the same step but
-        those that were stopped in between, so the median counts."""
+        """Record one step from the seconds since the last token of each decoding row.
+
+        All rows waited for the same step, except rows that were stopped in between, so the median counts.
+        """
         known = [gap_s for gap_s in gaps_s if _is_time(gap_s)]
         if known:
             self.steps(1, statistics.median(known))
 
     def steps(self, count: int, step_s: float) -> None:
-        """So many steps, which took `step_s` each."""
+        """Record `count` steps, which took `step_s` each."""
         if count <= 0 or not _is_time(step_s):
             return
         counted_s = step_s if not self._last else min(step_s, MOST * statistics.median(self._last))
@@ -69,7 +73,7 @@ class StepObserver:
         self.changed()
 
     def prefill(self, tokens: int, seconds: float) -> None:
-        """A prompt of which `tokens` were computed, in so many seconds."""
+        """Record a prompt of which `tokens` were computed in `seconds`."""
         if tokens <= 0 or not _is_time(seconds):
             return
         self._prefill_tokens += tokens
@@ -82,4 +86,4 @@ def _is_time(seconds: float) -> bool:
 
 
 def _nobody() -> None:
-    """Nobody asked to be told."""
+    """Does nothing: no listener is set."""

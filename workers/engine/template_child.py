@@ -1,7 +1,7 @@
 """The process that renders a chat template: a tenant's program, which may loop or take all memory.
 
-It reads lines of JSON, each with a template and its variables, and answers each with a line: the text, or why
-there is none. It has the memory that a chat needs, CPU time for one, no files to write and no environment.
+It reads lines of JSON, each with a template and its variables, and answers each with a line: the text, or the
+error. It has the memory that a chat needs, CPU time for one chat, no files to write and no environment.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import lru_cache, wraps
 from typing import Any
 
 MAX_SOURCE = 4 << 20
-MEMORY_BYTES = 512 << 20  # beyond what the process has when it begins
+MEMORY_BYTES = 512 << 20  # in addition to the process's memory at its start
 
 
 def main() -> None:
@@ -34,12 +34,14 @@ def _answer(asked: dict[str, Any]) -> dict[str, str]:
         return {"text": render(asked["template"], asked["variables"])}
     except MemoryError:
         return {"error": f"the template takes more than {MEMORY_BYTES >> 20} MiB of memory"}
-    except Exception as error:  # whatever a template's own code raises
+    except Exception as error:  # all errors of a template's own code
         return {"error": f"{error}"[:2000]}
 
 
 class _TooLarge(BaseException):
-    """A constant. jinja2 takes an Exception for one that it may leave to be computed later."""
+    """A constant is too large. Not an Exception: after one, jinja2 would leave the constant to be computed
+    later.
+    """
 
 
 def render(template: str, variables: dict[str, Any]) -> str:
@@ -47,7 +49,9 @@ def render(template: str, variables: dict[str, Any]) -> str:
 
 
 def check(template: str) -> str:
-    """Compile it, as servers do to analyse it: jinja2 computes what is constant then, such as 'x' * 10**9."""
+    """Compile the template, as servers do to analyse it: jinja2 then computes constants such as 'x' *
+    10**9.
+    """
     from jinja2 import nodes
 
     trying = environment().overlay()
@@ -88,14 +92,14 @@ def _compiled(template: str) -> Any:
 
 @lru_cache(1)
 def environment() -> Any:
-    """As transformers compiles chat templates; its tests compare the two."""
+    """The environment in which transformers compiles chat templates; a test compares the two."""
     import jinja2.exceptions
     import jinja2.ext
     import jinja2.nodes
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(jinja2.ext.Extension):
-        """`{% generation %}` marks an answer for training; here it is its contents."""
+        """`{% generation %}` marks an answer for training; here it renders its contents."""
 
         tags = {"generation"}  # noqa: RUF012
 
@@ -128,14 +132,14 @@ def environment() -> Any:
 
 
 def _limit_time(cpu_s: int) -> None:
-    """The kernel ends this process when one chat takes longer."""
+    """Make the kernel end this process if one chat takes longer."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     soft = math.ceil(used.ru_utime + used.ru_stime + cpu_s)
     resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.RLIM_INFINITY))
 
 
 def _limit() -> None:
-    _compiled("{{ 1 }}")  # what is imported late would count as the template's
+    _compiled("{{ 1 }}")  # later imports would count as the template's memory
     with open("/proc/self/statm") as file:
         pages = int(file.read().split()[0])
     limit = pages * resource.getpagesize() + MEMORY_BYTES

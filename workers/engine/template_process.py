@@ -1,8 +1,8 @@
-"""Chat templates are rendered in processes of their own, within limits.
+"""Renders chat templates in separate processes, within limits.
 
-A template is a program of whoever registered the model. In the engine's server it would hold up every client
-of the base, or take the server's memory. transformers compiles a template by its text
-(`_compile_jinja_template`) and renders what it gets: in an engine's server, that is a `Remote`.
+A template is a program of the user who registered the model. In the engine's server it could delay every
+client of the base, or take the server's memory. transformers compiles a template by its text
+(`_compile_jinja_template`) and renders the result: in an engine's server, that is a `Remote`.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from workers.engine import template_child
 
 CHILD = "workers.engine.template_child"
 CPU_S = 5  # of one chat; templates take milliseconds
-WALL_LIMIT_S = 60.0  # of one chat, in case that the kernel does not end it
-PROCESSES = 8  # that wait for their template's next chat
+WALL_LIMIT_S = 60.0  # of one chat, in case the kernel does not end it
+PROCESSES = 8  # idle processes that wait for their template's next chat
 MAX_ANSWER_BYTES = 64 << 20
 READ_BYTES = 1 << 16
 
 
 class TemplateFailed(ValueError):
-    """What a template raised, or that it took too long."""
+    """A template raised an error, or took too long."""
 
 
 class Templates:
-    """Renders templates, each chat with `cpu_s` of CPU time. Several threads may call it."""
+    """Renders templates, each chat with `cpu_s` of CPU time. Thread-safe."""
 
     def __init__(self, cpu_s: int = CPU_S) -> None:
         self._cpu_s = cpu_s
@@ -43,17 +43,17 @@ class Templates:
         self._lock = threading.Lock()
 
     def install(self) -> None:
-        """From now on transformers renders every chat here, in this process of ours."""
+        """Make transformers render every chat of this process here."""
         from transformers.utils import chat_template_utils as utils
 
         utils._compile_jinja_template = partial(Remote, self)
 
     def check(self, template: str) -> None:
-        """That servers may analyse it, as vLLM does by itself. Raises TemplateFailed."""
+        """Check that servers may analyse the template, as vLLM does. Raises TemplateFailed."""
         self._ask({"template": template})
 
     def render(self, template: str, variables: dict[str, Any]) -> str:
-        """Raises TemplateFailed."""
+        """Render a template. Raises TemplateFailed."""
         return self._ask({"template": template, "variables": variables})
 
     def _ask(self, asked: dict[str, Any]) -> str:
@@ -85,14 +85,14 @@ class Templates:
 
 
 class Remote:
-    """In the place of a compiled template."""
+    """Replaces a compiled template."""
 
     def __init__(self, templates: Templates, chat_template: str) -> None:
         self._templates, self._text = templates, chat_template
 
     @property
     def environment(self) -> Any:
-        """What vLLM parses templates with, to find out how they take a message's content."""
+        """The environment with which vLLM parses templates, to find out how they take a message's content."""
         return template_child.environment()
 
     def render(self, **variables: Any) -> str:
@@ -100,7 +100,7 @@ class Remote:
 
 
 class _Process:
-    """It ends with this one: its input is closed then."""
+    """A template's process. It ends with this process, which closes its input."""
 
     def __init__(self, cpu_s: int) -> None:
         self._kept, self._cpu_s = b"", cpu_s
@@ -114,7 +114,7 @@ class _Process:
         )
 
     def ask(self, asked: dict[str, Any], limit_s: float) -> dict[str, str]:
-        """The text, or the error that the template raised. Raises OSError; `kill` it then."""
+        """The text, or the error that the template raised. Raises OSError; `kill` the process then."""
         ends_s = time.monotonic() + limit_s
         self._write(json.dumps(asked, default=str).encode() + b"\n", ends_s)
         answer: dict[str, str] = json.loads(self._line(ends_s))

@@ -1,8 +1,8 @@
 """Refuses a broken torch family with a clear message, before vLLM fails with an obscure one.
 
 The registry's torch, torchvision and torchaudio are CUDA builds. Without CUDA's libraries that torch does not
-import; beside a CPU torch its companions do not, and `transformers` imports them when they are installed.
-`python -m workers.engine.torch_check` says so and ends with 1.
+import. With a CPU torch its CUDA companions do not import, and `transformers` imports them if they are
+installed. `python -m workers.engine.torch_check` reports this and ends with 1.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ COMPANIONS = ("torchvision", "torchaudio")
 
 
 class BrokenTorchStack(RuntimeError):
-    """torch, or a companion of it that is installed, cannot be imported."""
+    """torch, or an installed companion of it, cannot be imported."""
 
 
 def check() -> None:
-    """Raises BrokenTorchStack naming torch, or each companion that is there but broken, and the remedy."""
+    """Raises BrokenTorchStack with torch, or each installed but broken companion, and the remedy."""
     if (reason := _failure(TORCH)) is not None:
         raise BrokenTorchStack(
             f"the installed torch cannot be imported ({reason}). On a CPU machine it must be a CPU build: "
@@ -39,7 +39,7 @@ def check() -> None:
 
 
 def has_companions() -> bool:
-    """Whether there is anything to check beside torch. Imports nothing."""
+    """Whether companions of torch are installed and need a check. Imports nothing."""
     return any(importlib.util.find_spec(name) is not None for name in COMPANIONS)
 
 

@@ -1,7 +1,7 @@
 """Metrics of an engine's variants. Each scrape asks the scheduler for them.
 
-Labels are bounded: tiers and ranks, never variants. The series are left out while the scheduler does
-not answer, so that a stalled engine does not look like an empty one.
+Labels are bounded: tiers and ranks, never variants. The series are left out while the scheduler does not
+answer, so that a stalled engine does not look like an empty one.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ READ_SECONDS = Histogram(
 
 
 class VariantCollector(Collector):
-    """`ask` blocks until the scheduler has answered. The thread of the scrape calls it."""
+    """The collector. `ask` blocks until the scheduler has answered; the scrape's thread calls it."""
 
     def __init__(self, ask: Callable[[], EngineResidency], config: EngineConfig) -> None:
         self._ask = ask
         self._config = config
 
     def describe(self) -> Iterable[Metric]:
-        """No metrics: whoever registers this collector must not wait for an engine."""
+        """No metrics: the registration of this collector must not wait for an engine."""
         return ()
 
     def collect(self) -> Iterator[Metric]:

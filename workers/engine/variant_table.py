@@ -1,7 +1,7 @@
-"""Variants as an application finds them that resolves `model` by name: the one whose uid the request brought.
+"""Variants for an application that resolves `model` by name: it finds the uid that the request brought.
 
 A name may be registered again while requests of its predecessor are under way, or while a gateway still sends
-them. So two variants of one name can be loaded, and which of them is meant is known to each request alone.
+them. So two variants of one name can be loaded, and each request knows which of them it means.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _ASKED: ContextVar[tuple[str, Any] | None] = ContextVar("ostinato_variant", defa
 
 
 class VariantTable(dict[str, Any]):
-    """As a dict, by name: the variant that is asked for. Its values are all that are loaded."""
+    """A dict by name that finds the variant of the current request. Its values are all loaded variants."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,8 +25,10 @@ class VariantTable(dict[str, Any]):
 
     @contextmanager
     def asking(self, variant: VariantRef) -> Iterator[None]:
-        """Inside, this task and what it starts are for a request of `variant`, which is loaded now; it may be
-        dropped meanwhile."""
+        """Within the context, this task and its child tasks serve a request of `variant`.
+
+        `variant` is loaded now; it may be dropped meanwhile.
+        """
         token = _ASKED.set(self._loaded.get(variant.uid))
         try:
             yield
@@ -34,24 +36,24 @@ class VariantTable(dict[str, Any]):
             _ASKED.reset(token)
 
     def load(self, variant: VariantRef, request: Any) -> None:
-        """From now on requests of `variant` find `request`."""
+        """Make requests of `variant` find `request`."""
         self._loaded[variant.uid] = (variant.name, request)
 
     def drop(self, uid: int) -> bool:
-        """No request that comes now finds it. Whether one would have."""
+        """Make no later request find the variant; returns whether it was loaded."""
         return self._loaded.pop(uid, None) is not None
 
     def has(self, uid: int) -> bool:
         return uid in self._loaded
 
     def of_name(self, name: str) -> list[int]:
-        """Their uids, in the order of loading."""
+        """The uids of the variants with this name, in the order of loading."""
         return [uid for uid, (known, _) in self._loaded.items() if known == name]
 
     def names(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(name for name, _ in self._loaded.values()))
 
-    # --- what an application does with it --------------------------------------------------------
+    # --- the part that an application uses -------------------------------------------------------
 
     def get(self, name: str, default: Any = None) -> Any:
         asked = _ASKED.get()

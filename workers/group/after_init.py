@@ -1,4 +1,4 @@
-"""More for a class of vLLM's to do whenever it makes an object."""
+"""Adds an action to a class of vLLM's, after each creation of an object."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ _DONE = "_ostinato_after_init"
 
 
 def after_init(cls: Any, then: Callable[..., None]) -> None:
-    """Have `then(made, *arguments)` called at the end of the class's `__init__(*arguments)`; once, however
-    often this is called for a class."""
+    """Call `then(made, *arguments)` at the end of the class's `__init__(*arguments)`.
+
+    Only the first call for a class has an effect.
+    """
     if hasattr(cls, _DONE):
         return
     setattr(cls, _DONE, True)

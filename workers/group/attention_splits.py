@@ -1,9 +1,9 @@
-"""Keeps FlashAttention's buffers small where graphs reach beyond decoding.
+"""Keeps FlashAttention's buffers small if graphs are larger than decoding needs.
 
-For a step that may run as one whole graph vLLM has FlashAttention 3 split each sequence's keys into up to 32
-parts, whose partial results it holds: [32, heads, tokens, head size] floats, 1.2 GB for 14 prompts of 128
-tokens and 40 heads. vLLM takes any step of up to the largest graph's tokens for one. Whole graphs are of
-decoding only (at most `max_num_seqs` tokens); in larger ones attention is not captured and needs no bound.
+For a step that may run as one whole graph, vLLM makes FlashAttention 3 split each sequence's keys into up to
+32 parts. Their partial results take [32, heads, tokens, head size] floats, 1.2 GB for 14 prompts of 128
+tokens and 40 heads. vLLM assumes this for any step of up to the largest graph's tokens. But whole graphs are
+only for decoding (at most `max_num_seqs` tokens); larger graphs do not capture attention and need no bound.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from workers.group.after_init import after_init
 
 
 def install() -> None:
-    """Called in every process of a rank on a GPU, before its model runner is built. May run twice."""
+    """Limit the buffers in a rank's process on a GPU, before its model runner is built. May run twice."""
     from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadataBuilder
 
     bound(FlashAttentionMetadataBuilder)
 
 
 def bound(builder: Any) -> None:
-    """Have a class of vLLM's builders of attention metadata take no more than decoding for whole graphs."""
+    """Make a class of vLLM's attention metadata builders treat only decoding steps as whole graphs."""
     after_init(builder, _bound)
 
 

@@ -29,5 +29,5 @@ class PlannedCpuRank(PlannedRank, CpuRank):
         super().initialize_from_config(*args, **kwargs)
 
     def weights_bytes(self) -> int:
-        """What loading added: vLLM packs weights for the CPU's kernels, out of torch's sight."""
+        """The memory that loading added: vLLM packs weights for the CPU's kernels outside of torch."""
         return self._loaded_bytes

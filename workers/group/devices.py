@@ -13,7 +13,7 @@ from workers.messages import RankConfig
 
 
 def look(rank: RankConfig) -> DeviceSample:
-    """The device of a rank. Errors: pynvml.NVMLError, ValueError for a GPU that is not there."""
+    """The state of a rank's device. Errors: pynvml.NVMLError, ValueError for a missing GPU."""
     if rank.device_kind == CPU:
         return host_sample(host.read(), host.processes(), host.memory_of, ())
     with contextlib.closing(Nvml([rank.device_index])) as driver:
@@ -22,5 +22,5 @@ def look(rank: RankConfig) -> DeviceSample:
 
 
 def held_by(pid: int, sample: DeviceSample) -> int | None:
-    """What one process has of a GPU; None when the driver does not name it, as in some containers."""
+    """A process's memory on a GPU; None if the driver does not list the process, as in some containers."""
     return next((p.memory_bytes for p in sample.processes if p.pid == pid), None)

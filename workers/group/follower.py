@@ -1,8 +1,8 @@
-"""`python -m workers.group.follower`: the ranks of a member of a group whose engine is on another node.
+"""`python -m workers.group.follower`: the ranks of a group's member whose engine is on another node.
 
-Reads its order, a line of JSON, and ends with all its ranks when its standard input does: whoever started it
-holds the other end and need not live to end it. If it ends by itself it writes the reason to the descriptor
-`tell`. The model's name on its command line is for people who look at processes.
+It reads its order, a line of JSON, and ends with all its ranks when its standard input ends. The process that
+started it holds the other end, and need not be alive to end it. If it ends by itself it writes the reason to
+the descriptor `tell`. The model's name on its command line is for people who look at processes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from workers.vllm_environment import fork_ranks
 
 @dataclass(frozen=True)
 class Order:
-    """Be the `number`-th member of the group, on the node at `host_ip`."""
+    """The order to run the `number`-th member of the group, on the node at `host_ip`."""
 
     config: EngineConfig
     number: int
@@ -49,11 +49,11 @@ def main() -> None:
         reason = str(launch.blame(e))
     os.write(order.tell, reason.encode())
     launch.close()
-    os._exit(1)  # vLLM's threads would keep it
+    os._exit(1)  # vLLM's threads would otherwise keep it alive
 
 
 def serve(order: Order, launch: Launch) -> str:
-    """Run the ranks until one ends; returns which and how. Raises what vLLM raises when they do not start."""
+    """Run the ranks until one ends; returns which one and how. Raises vLLM's errors if they do not start."""
     with uncollected():
         from vllm.usage.usage_lib import UsageContext
         from vllm.v1.executor.multiproc_executor import MultiprocExecutor
@@ -67,7 +67,9 @@ def serve(order: Order, launch: Launch) -> str:
 
 
 def first_to_end(workers: list[Any]) -> str:
-    """`workers` are vLLM's handles of its processes. Blocks."""
+    """Wait for the first process to end, and describe it. `workers` are vLLM's handles of its processes.
+    Blocks.
+    """
     by_sentinel = {worker.proc.sentinel: worker for worker in workers}
     ended = by_sentinel[connection.wait(list(by_sentinel))[0]]
     ended.proc.join()

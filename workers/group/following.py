@@ -1,4 +1,4 @@
-"""A follower's process, as whoever starts it holds it."""
+"""The handle of a follower's process, in the process that started it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ END_WAIT_S = 15.0
 
 
 class Following:
-    """Starts the follower at once. It ends when this process ends, in whatever way."""
+    """Starts the follower at once. It ends when this process ends, for any reason."""
 
     def __init__(self, order: Order) -> None:
         self._reason_fd, tell = os.pipe()
@@ -33,13 +33,13 @@ class Following:
         return self._process.pid
 
     def wait(self) -> str:
-        """Block until it ends; returns the reason. One thread may call this."""
+        """Block until it ends; returns the reason. Only one thread may call this."""
         with open(self._reason_fd, "rb") as pipe:
             reason = pipe.read().decode(errors="replace")
         return reason or f"its process ended with {describe(self._process.wait())}"
 
     def close(self) -> None:
-        """End it and its ranks."""
+        """End the follower and its ranks."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:

@@ -21,14 +21,20 @@ class PlannedGpuRank(PlannedRank, Worker):  # type: ignore[misc]  # vLLM is unty
         first_use.compile_token_ranking(self.model_runner)
 
     def keep_to(self, kv_cache_bytes: int, sample: DeviceSample) -> None:
-        """vLLM wants its share of the whole GPU to be free, even with a fixed KV cache, and checks only when
-        its context and NCCL are there. The plan was checked before that; what must still be free then is the
-        KV cache."""
+        """Set vLLM's share of the GPU so that its check asks only for the KV cache.
+
+        vLLM requires its share of the whole GPU to be free, even with a fixed KV cache, and checks only after
+        its context and NCCL exist. The plan was checked before that; only the KV cache must still be free
+        then.
+        """
         self.cache_config.gpu_memory_utilization = kv_cache_bytes / sample.total_bytes
 
     def held_bytes(self, kv_cache: int) -> tuple[int, int]:
-        """What the driver says this process has. Where the driver does not know this pid: the rise in use
-        since the process began, or what torch holds if that is more."""
+        """The memory of this process according to the driver.
+
+        If the driver does not list this pid: the rise in use since the process began, or torch's memory if
+        that is more.
+        """
         assert self.part is not None
         sample = devices.look(self.part)
         held = devices.held_by(os.getpid(), sample)

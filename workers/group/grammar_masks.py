@@ -1,12 +1,12 @@
-"""What a grammar costs the step that all requests share: bounded.
+"""Bounds the cost of a grammar for the step that all requests share.
 
-Before each step vLLM asks each request's grammar which tokens may follow, one after the other, in the loop
-that schedules. Nested repetitions make that take seconds, in which no stream goes on. So a request whose
+Before each step vLLM asks each request's grammar which tokens may follow, one after the other, in the
+scheduling loop. With nested repetitions this takes seconds, in which every stream stops. So a request whose
 grammar takes longer than MASK_LIMIT_S for one token ends in an error with its next token, and its grammar is
 not compiled again.
 
-vLLM chooses a backend for each request, and then compiles with that of the engine's first: what another
-backend was chosen for is ignored, or fails. Here each request has its own.
+vLLM chooses a backend for each request, but then compiles with the backend of the engine's first request. A
+grammar meant for another backend is ignored, or fails. Here each request uses its own backend.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _slow: dict[int, None] = {}  # hashes of grammars, in the order in which they we
 
 
 class SlowGrammar(ValueError):
-    """A grammar that was found to take too long in an earlier request."""
+    """A grammar was too slow in an earlier request."""
 
 
 def bound() -> None:
-    """Have vLLM's grammars of this process bounded. A second call changes nothing."""
+    """Bound vLLM's grammars in this process. A second call changes nothing."""
     from vllm.v1.structured_output import StructuredOutputManager
     from vllm.v1.structured_output.backend_guidance import GuidanceBackend, GuidanceGrammar
     from vllm.v1.structured_output.backend_outlines import OutlinesBackend, OutlinesGrammar
@@ -43,7 +43,7 @@ def bound() -> None:
 
 
 def separate_backends(manager: Any) -> None:
-    """Have a manager of vLLM's compile each grammar with the backend that was chosen for it."""
+    """Make a manager of vLLM's compile each grammar with the backend chosen for it."""
     if hasattr(manager, "ostinato_managers"):
         return
     init = manager.grammar_init
@@ -58,13 +58,13 @@ def separate_backends(manager: Any) -> None:
             self.ostinato_managers[name].backend = None
         own = self.ostinato_managers[name]
         init(own, request)
-        self.backend = self.backend or own.backend  # of which the masks of all are
+        self.backend = self.backend or own.backend  # its masks are used for all
 
     manager.ostinato_managers, manager.grammar_init = None, grammar_init
 
 
 def bound_grammars(backend: Any, grammar: Any) -> None:
-    """Of a backend of vLLM's and of what it compiles (both classes)."""
+    """Bound a backend of vLLM's and the grammars that it compiles (both are classes)."""
     if hasattr(grammar, "ostinato_slow"):
         return
     fill, accept, compile_ = grammar.fill_bitmask, grammar.accept_tokens, backend.compile_grammar

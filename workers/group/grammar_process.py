@@ -1,10 +1,10 @@
 """The process that compiles each grammar first, in a child with limits.
 
 vLLM validates a grammar on the event loop of its server and compiles it in a thread of its core. A grammar
-that takes minutes, or breaks the compiler, would hold up or end both. Here vLLM's own code does the same in a
-child: CPU time, memory and the cost of masks are limited there. The process itself touches no grammar.
+that takes minutes, or crashes the compiler, would delay or end both. Here vLLM's own code does the same work
+in a child: CPU time, memory and the cost of masks are limited there. The process itself handles no grammar.
 
-vLLM takes seconds to import, so the engine's core forks this process when it has done that. If the process
+vLLM takes seconds to import, so the engine's core forks this process after its own import. If the process
 ends, the engine's server starts it again as a program: `python -m workers.group.grammar_process SOCKET`.
 """
 
@@ -39,11 +39,11 @@ log = logging.getLogger(__name__)
 SOCKET = "grammars"  # in the folder of a launch
 NAME, PR_SET_NAME = b"grammars", 15
 CPU_S = 4  # of validating one grammar, and of compiling it
-MEMORY_BYTES = 512 << 20  # beyond what the process has
-HANGS_S = 600  # by the clock: no machine is so busy
-MASK_CPU_S = MASK_LIMIT_S / 2  # the core allows more: it measures beside other threads
+MEMORY_BYTES = 512 << 20  # in addition to the process's memory
+HANGS_S = 600  # wall-clock time, longer than on any busy machine
+MASK_CPU_S = MASK_LIMIT_S / 2  # the core allows more, as other threads disturb its measurement
 WALK_TOKENS = 64
-WALKS_CPU_S = 1.0  # then the grammar has been walked enough
+WALKS_CPU_S = 1.0  # after this time the walks of a grammar end
 MAX_REQUEST_BYTES = 64 << 20
 TOO_LARGE = f"it takes more than {MEMORY_BYTES >> 20} MiB of memory"
 FIELDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")  # one of them is given
@@ -53,7 +53,10 @@ _forked = False
 
 
 def fork() -> None:
-    """From an engine's core, which has imported vLLM; once. Nothing where somebody else started vLLM."""
+    """Fork the process from an engine's core, which has imported vLLM; once.
+
+    Does nothing if vLLM was not started by us.
+    """
     global _forked  # noqa: PLW0603
     plan = from_environment()
     if plan is None or _forked:
@@ -76,7 +79,7 @@ def main() -> None:
 
 
 def _listen(path: Path) -> socket.socket:
-    """Other users of the machine are kept out by the folder."""
+    """Listen on a socket; its folder keeps other users of the machine out."""
     path.unlink(missing_ok=True)
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(str(path))
@@ -85,15 +88,15 @@ def _listen(path: Path) -> socket.socket:
 
 
 def _leave_the_core(core: int, listening: socket.socket) -> None:
-    """Keep nothing of it but its memory: neither its sockets, nor its environment, nor its signals."""
+    """Keep only the core's memory: drop its sockets, its environment and its signal handlers."""
     _end_with(core)
-    gc.freeze()  # what would be collected may close a descriptor that is another's by now
+    gc.freeze()  # collecting an old object could close a reused descriptor
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2 and int(name) != listening.fileno():
             try:
                 os.close(int(name))
             except OSError:
-                continue  # that of the listing
+                continue  # the descriptor of the listing
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     kept = clean_environment()
@@ -103,7 +106,7 @@ def _leave_the_core(core: int, listening: socket.socket) -> None:
 
 def _end_with(parent: int) -> None:
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it was gone before
+    if os.getppid() != parent:  # it had already ended
         os._exit(1)
 
 
@@ -113,9 +116,9 @@ def _prctl(option: int, value: Any) -> None:
 
 
 def _serve(listening: socket.socket) -> None:
-    """One connection for each grammar: a line of JSON comes, the answer goes back as JSON."""
+    """Serve one connection for each grammar: a line of JSON comes in, the answer goes back as JSON."""
     _prctl(PR_SET_NAME, NAME)
-    setproctitle(f"VLLM::{NAME.decode()}")  # it is no engine's core any more
+    setproctitle(f"VLLM::{NAME.decode()}")  # it is no longer an engine's core
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -142,7 +145,7 @@ def _line(connection: socket.socket) -> bytes:
 
 
 def _watched(connection: socket.socket, backends: Backends, grammar: dict[str, Any]) -> None:
-    """Have a child answer; if a signal ended it, say which."""
+    """Let a child answer; if a signal ended it, report the signal."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     child = os.fork()
     if child:
@@ -172,14 +175,14 @@ def _limit() -> None:
 
 
 def _allow_cpu() -> None:
-    """CPU_S from now on, of all threads."""
+    """Allow CPU_S of CPU time from now on, for all threads."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     soft = math.ceil(used.ru_utime + used.ru_stime + CPU_S)
     resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.RLIM_INFINITY))
 
 
 class Backends:
-    """vLLM's, for one tokenizer, as its core makes them."""
+    """vLLM's backends, for one tokenizer, created as in its core."""
 
     def __init__(self, tokenizer: str, mode: str, vocabulary: int) -> None:
         from vllm.tokenizers import get_tokenizer
@@ -193,7 +196,7 @@ class Backends:
         )
         self._tokenizer = get_tokenizer(tokenizer, tokenizer_mode=mode)
         self._vocabulary = vocabulary
-        self.of_name("xgrammar")  # what is made here is there in all children
+        self.of_name("xgrammar")  # created here, it exists in all children
 
     @staticmethod
     @lru_cache(1)
@@ -201,7 +204,7 @@ class Backends:
         return Backends(tokenizer, mode, vocabulary)
 
     def validated(self, grammar: dict[str, Any]) -> Any:
-        """vLLM's parameters of a grammar, with what its validation makes of them."""
+        """vLLM's parameters of a grammar, after its validation."""
         from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
         outputs, config = StructuredOutputsParams(**grammar), self._config
@@ -236,7 +239,7 @@ def _examined(backends: Backends, grammar: dict[str, Any]) -> dict[str, Any]:
         slowest_s = slowest_mask_s(compiled, mask, WALK_TOKENS, WALKS_CPU_S, MASK_CPU_S)
     except MemoryError:
         return {"refused": TOO_LARGE}
-    except Exception as error:  # of what vLLM and its compilers raise, all is about the grammar
+    except Exception as error:  # every error of vLLM and its compilers is about the grammar
         return {"invalid": str(error)[:2000] or repr(error)}
     if slowest_s > MASK_CPU_S:
         return {"refused": f"it takes {slowest_s:.2f} s of CPU time to find the tokens that may follow"}

@@ -1,4 +1,4 @@
-"""What a compiled grammar costs a step, measured on answers that it allows."""
+"""The cost of a compiled grammar for a step, measured on answers that it allows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 Tokens = npt.NDArray[np.int64]
-# The ways to choose the next of the tokens that may follow, which are in the order of their ids.
+# The ways to choose the next token among those allowed, which are in the order of their ids.
 WALKS: tuple[Callable[[Tokens, np.random.Generator], int], ...] = (
     lambda tokens, random: int(random.choice(tokens)),
     lambda tokens, random: int(tokens[0]),
@@ -19,9 +19,9 @@ WALKS: tuple[Callable[[Tokens, np.random.Generator], int], ...] = (
 
 
 def slowest_mask_s(grammar: Any, mask: Any, tokens: int, enough_s: float, limit_s: float) -> float:
-    """CPU time of a mask of a grammar of vLLM's: the first beyond `limit_s`, or the slowest of all.
+    """The CPU time of a mask of a vLLM grammar: the first beyond `limit_s`, or the slowest of all.
 
-    Each walk has `tokens`; all together take `enough_s`.
+    Each walk has `tokens` tokens; all together take `enough_s`.
     """
     slowest_s, ends_s = 0.0, time.thread_time() + enough_s
     for seed, choose in enumerate(WALKS):

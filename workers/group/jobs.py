@@ -1,5 +1,6 @@
-"""Long jobs in processes of their own: one at a time in a folder, ended with all they started, and what they
-said last."""
+"""Long jobs in their own processes: one at a time in a folder, ended with all their children, and their last
+words.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +16,19 @@ from workers.group import processes
 
 POLL_S = 0.2
 LOCK_WAIT_S = 30.0
-LOG_TAIL = 600  # characters of a process's own words in an error
+LOG_TAIL = 600  # characters of a process's own output in an error
 
 
 class FolderBusy(RuntimeError):
-    """Another job is at work in the folder."""
+    """Another job runs in the folder."""
 
 
 @contextlib.contextmanager
 def alone(folder: Path, wait_s: float = LOCK_WAIT_S) -> Iterator[int]:
-    """One job at a time works in a folder: that of a killed control plane may still be ending.
+    """Allow one job at a time in a folder: the job of a killed control plane may still be ending.
 
-    Gives the lock's descriptor: a process that inherits it has the lock, too, until it ends.
-    Errors: FolderBusy after `wait_s`, OSError where no file can be written or locked.
+    Yields the lock's descriptor: a process that inherits it also holds the lock until it ends.
+    Errors: FolderBusy after `wait_s`, OSError if no file can be written or locked.
     """
     with (folder / "lock").open("w") as lock:
         deadline = time.monotonic() + wait_s
@@ -43,7 +44,7 @@ def alone(folder: Path, wait_s: float = LOCK_WAIT_S) -> Iterator[int]:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """End the process and all that it started: they are a session of their own."""
+    """End the process and all its children: they have their own session."""
     processes.end_session(process.pid)
     process.wait()
     if process.stdin is not None:

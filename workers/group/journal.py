@@ -1,4 +1,4 @@
-"""What each rank writes of its start, so that an error can say which one failed, doing what, and why.
+"""Each rank's record of its start, so that an error can name the rank that failed, its action and the reason.
 
 vLLM tells its caller only that the engine core did not start. A rank's journal outlives the rank.
 """
@@ -21,7 +21,7 @@ LONGEST_LINE = 300
 
 @dataclass(frozen=True)
 class Entry:
-    """What a rank was doing last; `error` when it failed at that, `told` when it was asked to end."""
+    """A rank's last action; `error` if it failed at that, `told` if it was asked to end."""
 
     rank: int
     pid: int
@@ -31,7 +31,7 @@ class Entry:
 
 
 class Journal:
-    """A rank's own; it also keeps vLLM's log lines of this process."""
+    """The journal of one rank; it also keeps vLLM's log lines of this process."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._path = folder / f"rank-{rank}.json"
@@ -43,7 +43,7 @@ class Journal:
 
     @contextmanager
     def doing(self, what: str) -> Iterator[None]:
-        """Write down what is begun, and the exception that ends it."""
+        """Record an action that begins, and the exception that ends it."""
         self.write(what)
         try:
             yield
@@ -78,9 +78,9 @@ def last_lines(folder: Path, rank: int, lines: int = LOG_LINES) -> list[str]:
 
 
 def suspects(entries: Mapping[int, Entry], ranks: Sequence[int]) -> tuple[list[Entry], list[Entry]]:
-    """After a start that failed: the ranks that raised, and those that ended without a word.
+    """After a failed start: the ranks that raised, and those that ended without a message.
 
-    A rank that raised may only have lost its connection to a silent one, or waited for it. A rank that was
+    A rank that raised may only have lost its connection to a silent rank, or waited for it. A rank that was
     asked to end (`told`) is never the cause.
     """
     known = [entries[rank] for rank in ranks if rank in entries]
@@ -89,7 +89,7 @@ def suspects(entries: Mapping[int, Entry], ranks: Sequence[int]) -> tuple[list[E
 
 
 def verdict(folder: Path, ranks: Sequence[int], otherwise: str) -> str:
-    """Which rank failed and why, in one line; `otherwise` when no rank's journal says."""
+    """Which rank failed and why, in one line; `otherwise` if no rank's journal says so."""
     raised, silent = suspects(read(folder), ranks)
     said = [f"rank {e.rank} failed at {e.doing}: {' '.join(e.error.split())}" for e in raised[:1]]
     said += [_silence(folder, entry, with_log=not raised) for entry in silent]

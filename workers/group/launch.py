@@ -1,4 +1,6 @@
-"""One launch of a group's ranks from this process: its environment, and what becomes of it if it fails."""
+"""One launch of a group's ranks from this process: its environment, and its cleanup and error after a
+failure.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +35,13 @@ MAX_ENTRIES = 10_000  # of a model's folder
 
 
 class LaunchError(RuntimeError):
-    """A group that could not start or live on; the message says which rank failed and why."""
+    """A group could not start or continue; the message has the rank that failed and the reason."""
 
 
 class Launch:
-    """The `number`-th member of a group, on the node at `host_ip`; one that is alone stays on loopback.
+    """The `number`-th member of a group, on the node at `host_ip`; a group of one member uses loopback.
 
-    `abort` may be called by any thread, while the engine starts as well as later.
+    Any thread may call `abort`, during the engine's start or later.
     """
 
     def __init__(
@@ -63,22 +65,22 @@ class Launch:
 
     @property
     def bus(self) -> str:
-        """Where the engine's scheduler listens; known once it has begun."""
+        """The address on which the engine's scheduler listens; known after `begin`."""
         return os.environ[ADDRESS_VARIABLE]
 
     def scratch(self, name: str) -> Path:
-        """A path for files of this launch, which go with it; known once it has begun."""
+        """A path for files of this launch, which are removed with it; known after `begin`."""
         if self._journals is None:
             raise RuntimeError("the launch was asked for its files before it began")
         return self._journals / name
 
     @property
     def config(self) -> EngineConfig:
-        """The configuration to start vLLM with: its model is what registration read, and nothing else."""
+        """The configuration for vLLM: its model has exactly the files that registration read."""
         return replace(self._config, model_path=str(self._model or self._config.model_path))
 
     def begin(self) -> None:
-        """Set this process's environment for the ranks it is to start. Raises LaunchError."""
+        """Set this process's environment for the ranks that it will start. Raises LaunchError."""
         _check_links(self._config)
         _check_content(self._config)
         self._before = processes.children()
@@ -98,14 +100,14 @@ class Launch:
             share_cores(self._neighbours())
 
     def _neighbours(self) -> int:
-        """Ranks of the group on this member's node."""
+        """The number of the group's ranks on this member's node."""
         return sum(rank.node == self.member.node for rank in self._config.ranks)
 
     def network_arguments(self) -> dict[str, str | int]:
         return network_arguments(self.members, self.member.number, self._rendezvous)
 
     def blame(self, error: Exception) -> Exception:
-        """What to raise instead of vLLM's word that its core did not start."""
+        """The error to raise instead of vLLM's message that its core did not start."""
         if self.reason:
             return LaunchError(self.reason)
         if self._journals is None:
@@ -114,7 +116,7 @@ class Launch:
         return LaunchError(cause) if cause else error
 
     def abort(self, reason: str) -> None:
-        """End the ranks here: the group lost a member. What waits for them then fails."""
+        """End the ranks here, as the group lost a member. Callers that wait for them then fail."""
         with self._lock:
             self.reason = self.reason or reason
         processes.end(self._started())
@@ -123,7 +125,7 @@ class Launch:
         return processes.children() - self._before if self._journals is not None else set()
 
     def close(self) -> None:
-        """End what is left of it."""
+        """End all remaining processes, and remove the files."""
         processes.end(self._started())
         if self._view is not None:
             self._view.release()
@@ -136,7 +138,9 @@ class Launch:
 
 
 def _check_links(config: EngineConfig) -> None:
-    """As when the model was registered, for vLLM opens its files by their paths. Raises LaunchError."""
+    """Check links as at registration, since vLLM opens the model's files by their paths. Raises
+    LaunchError.
+    """
     folder, roots = Path(config.model_path), inside.here(map(Path, config.roots))
     if not roots or not folder.is_dir():
         return
@@ -152,7 +156,7 @@ def _check_links(config: EngineConfig) -> None:
 
 
 def _check_content(config: EngineConfig) -> None:
-    """The weights are those that were registered. Raises LaunchError."""
+    """Check that the weights are the registered ones. Raises LaunchError."""
     if not config.fingerprint:
         return
     try:
@@ -167,9 +171,11 @@ def _check_content(config: EngineConfig) -> None:
 
 
 def _model_view(config: EngineConfig, journals: Path) -> HeldView | None:
-    """What vLLM is given for the model's folder: in its cache, or with the journals where that cannot be
-    written. Views that no engine uses any more are removed. None where the folder is not on this machine.
-    Raises LaunchError."""
+    """The view of the model's folder for vLLM: in its cache, or with the journals if the cache is not
+    writable.
+
+    Views that no engine uses are removed. None if the folder is not on this machine. Raises LaunchError.
+    """
     folder = Path(config.model_path)
     if not (folder / CONFIG).is_file():
         return None
@@ -186,8 +192,9 @@ def _model_view(config: EngineConfig, journals: Path) -> HeldView | None:
 
 
 def _has_weights(folder: Path) -> bool:
-    """Of a model whose weights the engine makes up: whether it has files of weights, too, for variants are
-    checked against their headers."""
+    """Whether a model whose weights the engine makes up also has files of weights: variants are checked
+    against their headers.
+    """
     try:
         return bool(weight_files(folder))
     except CheckpointError:
@@ -195,7 +202,7 @@ def _has_weights(folder: Path) -> bool:
 
 
 def _sweep() -> None:
-    """Take away the folders of launches whose processes were killed."""
+    """Remove the folders of launches whose processes were killed."""
     for path in Path(tempfile.gettempdir()).glob(f"{FOLDER}*-*"):
         pid = path.name.removeprefix(FOLDER).partition("-")[0]
         if pid.isdecimal() and not psutil.pid_exists(int(pid)):
@@ -203,8 +210,10 @@ def _sweep() -> None:
 
 
 def _use_interface_of(host_ip: str) -> None:
-    """Have Gloo and NCCL use this address's network interface, unless the user named one. By themselves they
-    take the interface of the host's name, or any."""
+    """Make Gloo and NCCL use this address's network interface, unless the user chose one.
+
+    By default they use the interface of the host's name, or any.
+    """
     for name, addresses in psutil.net_if_addrs().items():
         if any(address.address == host_ip for address in addresses):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
@@ -212,7 +221,7 @@ def _use_interface_of(host_ip: str) -> None:
 
 
 def reports_of(config: EngineConfig, measured: Sequence[Mapping[str, Any]]) -> tuple[RankReport, ...]:
-    """What every rank said it takes (`PlannedRank.rank_memory`), beside what was planned for it."""
+    """The reported memory of every rank (`PlannedRank.rank_memory`), together with its plan."""
     return tuple(
         RankReport(
             node=config.ranks[report["rank"]].node,

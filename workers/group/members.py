@@ -1,7 +1,8 @@
-"""How a group is split into launches of vLLM, and what each is started with: pure functions.
+"""How a group is split into launches of vLLM, and the arguments of each: pure functions.
 
-vLLM (0.26 to 0.32) runs a group on several nodes as one launch per node, with as many ranks in each
-(`--nnodes`, `--node-rank`). A plan may put two ranks here and one there; then one node has several launches.
+vLLM (0.26 to 0.32) runs a group on several nodes as one launch per node, with the same number of ranks in
+each (`--nnodes`, `--node-rank`). A plan may put two ranks here and one there; then one node has several
+launches.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ class Member:
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where the members of a group meet: the node of rank 0, which the others must be able to reach.
+    """The meeting point of a group's members: the node of rank 0, which the others must be able to reach.
 
-    `bus` is where the scheduler listens to the ranks' loaders of variants, with its token.
+    `bus` is the scheduler's address for the ranks' variant loaders, with its token.
     """
 
     address: str
@@ -41,7 +42,7 @@ class Rendezvous:
 
 
 def members_of(config: EngineConfig) -> tuple[Member, ...]:
-    """The launches of a group, that of rank 0 first. Raises ValueError for a group that cannot run."""
+    """The launches of a group, rank 0's first. Raises ValueError for a group that cannot run."""
     check(config)
     ranks = config.ranks
     runs = [len(list(run)) for _, run in groupby(ranks, key=lambda rank: rank.node)]
@@ -57,7 +58,7 @@ def _member(number: int, start: int, ranks: Sequence[RankConfig]) -> Member:
 
 
 def check(config: EngineConfig) -> None:
-    """Raises ValueError, saying what is wrong, for ranks that do not make up a group."""
+    """Raises ValueError, with the error, for ranks that do not form a group."""
     tp, ranks = config.tensor_parallel, config.ranks
     if tp < 1 or not ranks or len(ranks) % tp:
         raise ValueError(f"{len(ranks)} ranks do not make up stages of {tp}")
@@ -84,7 +85,7 @@ def check(config: EngineConfig) -> None:
 def network_arguments(
     members: Sequence[Member], number: int, rendezvous: Rendezvous | None
 ) -> dict[str, str | int]:
-    """What vLLM's command line says of the launch `number` among `members`; nothing for one alone."""
+    """vLLM's arguments for the launch `number` among `members`; none for a single launch."""
     if len(members) == 1:
         return {}
     if rendezvous is None:
@@ -98,11 +99,15 @@ def network_arguments(
 
 
 def device_environment(member: Member) -> dict[str, str]:
-    """Makes CUDA's device i the GPU of the member's i-th rank. Indices are the driver's (NVML's)."""
+    """The environment in which CUDA's device i is the GPU of the member's i-th rank. Indices are the driver's
+    (NVML's).
+    """
     return visible_gpus(member.gpus) if member.gpus else {}
 
 
 def visible_gpus(gpus: Sequence[int]) -> dict[str, str]:
-    """The environment in which CUDA has these GPUs, in this order. Indices are the driver's; CUDA numbers
-    GPUs differently unless it is told not to."""
+    """The environment in which CUDA has these GPUs, in this order.
+
+    Indices are the driver's; CUDA numbers GPUs differently by default.
+    """
     return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}

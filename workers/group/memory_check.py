@@ -1,4 +1,4 @@
-"""Whether a rank finds the memory it was planned with, and how to say that it does not: pure functions."""
+"""Whether a rank finds its planned memory, and the error message if it does not: pure functions."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ MAX_NAMED = 4
 
 
 class NoMemory(RuntimeError):
-    """A rank's device has less free than was planned."""
+    """A rank's device has less free memory than planned."""
 
 
 def shortage(rank: RankConfig, sample: DeviceSample, own_bytes: int = 0) -> int:
-    """Bytes that are missing; 0 when the plan fits. `own_bytes` of what is in use are the rank's already."""
+    """The missing bytes; 0 if the plan fits. `own_bytes` of the used memory are already the rank's."""
     free = sample.total_bytes - sample.used_bytes
     return max(0, rank.memory_bytes - own_bytes - free)
 
 
 def refusal(number: int, rank: RankConfig, sample: DeviceSample) -> str:
-    """One sentence for the user: what was planned, what is free, and who has the rest."""
+    """One sentence for the user: the planned memory, the free memory, and the holders of the rest."""
     free = sample.total_bytes - sample.used_bytes
     where = f" of {rank.node}" if rank.node else ""
     return (

@@ -1,6 +1,6 @@
-"""What each rank is to keep to, from the process that launches an engine to those of its ranks.
+"""Each rank's plan, from the process that launches an engine to the processes of its ranks.
 
-It travels in an environment variable, not in vLLM's configuration: that is part of the key of vLLM's
+It is passed in an environment variable, not in vLLM's configuration. That is part of the key of vLLM's
 compilation cache, and free memory differs from start to start.
 """
 
@@ -15,14 +15,17 @@ from pathlib import Path
 from workers.messages import EngineConfig, RankConfig
 
 VARIABLE = "OSTINATO_GROUP"
-# A crashed engine's processes keep their memory until they are gone, which may be after the next one starts.
+# A crashed engine's processes keep their memory until they end, which may be after the next engine starts.
 WAIT_S = 20.0
 
 
 @dataclass(frozen=True)
 class GroupPlan:
-    """Every rank's part. `journals` is a folder on this node; a rank waits `wait_s` for its memory. Variants
-    are read from below `roots`; none: from anywhere."""
+    """Every rank's part.
+
+    `journals` is a folder on this node; a rank waits `wait_s` for its memory. Variants are read from below
+    `roots`; none: from anywhere.
+    """
 
     name: str
     ranks: tuple[RankConfig, ...]
@@ -35,7 +38,7 @@ class GroupPlan:
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> GroupPlan | None:
-    """None where vLLM was started by somebody else."""
+    """The plan; None if vLLM was not started by us."""
     text = environment.get(VARIABLE)
     if not text:
         return None

@@ -1,9 +1,9 @@
-"""The processes of an engine: that they end with their parent, and that none is left after a failed start.
+"""The processes of an engine: they end with their parent, and none is left after a failed start.
 
-Signals that cannot be caught leave shared memory and semaphores behind: Python's resource tracker, which
-lives until the processes that share it are gone, takes them away. So a tracker is never killed here; Ray
-kills that of an actor that ends, so it is let finish before. It does not know the segments that vLLM's
-collectives on CPUs make, and vLLM never removes those.
+Signals that cannot be caught leave shared memory and semaphores behind. Python's resource tracker, which
+lives until the processes that share it have ended, removes them. So a tracker is never killed here. Ray kills
+the tracker of an actor that ends, so the tracker finishes first. It does not know the segments that vLLM's
+collectives on CPUs create, and vLLM never removes those.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ import psutil
 
 PR_SET_PDEATHSIG = 1
 END_WAIT_S = 10.0
-SESSION_WAIT_S = 15.0  # killed processes give their GPUs back first
+SESSION_WAIT_S = 15.0  # killed processes must release their GPUs first
 POLL_S = 0.05
 CPU_SEGMENT = "-cpushm_"
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent is gone, however that ended. Linux only.
+    """Make the kernel kill this process when its parent ends, for any reason. Linux only.
 
-    For processes that `multiprocessing` made: vLLM's engine core and ranks. They notice a dead parent by
+    For processes that `multiprocessing` creates: vLLM's engine core and ranks. They notice a dead parent
     themselves only while they serve.
     """
     parent = multiprocessing.parent_process()
     if parent is None or sys.platform != "linux":
         return
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent.pid:  # it was gone before
+    if os.getppid() != parent.pid:  # it had already ended
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -50,7 +50,7 @@ def children() -> set[psutil.Process]:
 
 
 def end(processes: Iterable[psutil.Process]) -> None:
-    """Kill them, and wait until they and what only they shared are gone."""
+    """Kill the processes, and wait until they and the resources that only they shared are gone."""
     targets = list(processes)
     for process in targets:
         unlink_segments(process.pid)
@@ -61,8 +61,10 @@ def end(processes: Iterable[psutil.Process]) -> None:
 
 
 def end_session(leader: int) -> None:
-    """Kill the processes of a session (a leader's pid) but this one, and wait until none is left that lives,
-    at most SESSION_WAIT_S: what starts meanwhile ends too. Who started the leader has yet to wait for it.
+    """Kill the other processes of a session (`leader` is its pid), and wait until none lives.
+
+    It waits at most SESSION_WAIT_S; processes that start meanwhile are killed, too. The parent of the leader
+    must still wait for it.
     """
     deadline = time.monotonic() + SESSION_WAIT_S
     while (left := in_session(leader)) and time.monotonic() < deadline:
@@ -74,7 +76,9 @@ def end_session(leader: int) -> None:
 
 
 def in_session(leader: int) -> list[int]:
-    """Pids of the session's live processes, latest start first; not this one, nor resource trackers."""
+    """Pids of the session's live processes, latest start first; without this process and resource
+    trackers.
+    """
     members = []
     for other in psutil.process_iter(["status", "create_time"]):
         with contextlib.suppress(ProcessLookupError, PermissionError, psutil.Error):
@@ -85,12 +89,14 @@ def in_session(leader: int) -> list[int]:
 
 
 def end_with_stdin() -> None:
-    """Have this process and all it started end when its standard input does: whoever started it holds the
-    other end, and need not live to end it."""
+    """Make this process and all its children end when its standard input ends.
+
+    The process that started it holds the other end, and need not be alive to end it.
+    """
 
     def end_all() -> None:
         end(children())
-        if os.getsid(0) == os.getpid():  # else it is the session of whoever called this by hand
+        if os.getsid(0) == os.getpid():  # otherwise it is the session of a user's shell
             end_session(os.getpid())
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -98,10 +104,10 @@ def end_with_stdin() -> None:
 
 
 def when_stdin_ends(act: Callable[[], None]) -> None:
-    """Call `act`, in a thread, once whoever holds the other end of the standard input is gone."""
+    """Call `act`, in a thread, once the other end of the standard input is closed."""
 
     def wait() -> None:
-        while os.read(0, 4096):  # sys.stdin would be locked when this process ends otherwise
+        while os.read(0, 4096):  # sys.stdin would otherwise be locked when this process ends
             pass
         act()
 
@@ -109,28 +115,32 @@ def when_stdin_ends(act: Callable[[], None]) -> None:
 
 
 def unlink_segments(pid: int | str = "self") -> None:
-    """Unlink the segments of vLLM's CPU collectives that a process maps. Who maps one keeps it."""
+    """Unlink the segments of vLLM's CPU collectives that a process maps. A process that maps a segment keeps
+    it.
+    """
     with contextlib.suppress(OSError):
         for path in segments(Path(f"/proc/{pid}/maps").read_text()):
             path.unlink(missing_ok=True)
 
 
 def segments(maps: str) -> set[Path]:
-    """Of /proc/PID/maps: those made by vLLM's collectives on CPUs."""
+    """The segments made by vLLM's collectives on CPUs, from /proc/PID/maps."""
     names = {line.rpartition(" ")[2] for line in maps.splitlines()}
     return {Path(name) for name in names if name.startswith("/dev/shm/") and CPU_SEGMENT in name}
 
 
 def finish_tracker() -> None:
-    """Have this process's resource tracker take away what its dead children left, and wait for it.
+    """Make this process's resource tracker remove the leftovers of its dead children, and wait for it.
 
-    Not while children live: it would take away what they use. It starts anew when it is needed.
+    It does nothing while children live, since it would remove their resources. It starts again when it is
+    needed.
     """
-    # A child that psutil waited for is active for ever to multiprocessing.
+    # multiprocessing counts a child that psutil waited for as active forever.
     if any(psutil.pid_exists(child.pid) for child in multiprocessing.active_children() if child.pid):
         return
     tracker: Any = resource_tracker._resource_tracker  # there is no other way
-    ending = threading.Thread(target=tracker._stop, daemon=True)  # it waits for all who have its pipe
+    # it waits for all processes that have its pipe
+    ending = threading.Thread(target=tracker._stop, daemon=True)
     ending.start()
     ending.join(END_WAIT_S)
 

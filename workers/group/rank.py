@@ -1,4 +1,4 @@
-"""vLLM's worker, kept to its rank's part of the plan. Mixed into its classes for CPUs and GPUs."""
+"""vLLM's worker, kept to its rank's part of the plan. A mixin for its classes for CPUs and GPUs."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ POLL_S = 0.5
 
 
 class PlannedRank(WorkerBase):  # type: ignore[misc]  # vLLM is untyped here
-    """Its methods are vLLM's, in the order in which vLLM calls them; each is written into the rank's journal.
+    """vLLM's worker methods, in the order in which vLLM calls them; each is recorded in the rank's journal.
 
-    Without a plan (vLLM was started by somebody else) it changes nothing.
+    Without a plan (vLLM was not started by us) it changes nothing.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        processes.die_with_parent()  # what its parent asked the kernel for does not hold for one it forked
+        processes.die_with_parent()  # its parent's request to the kernel does not apply to a forked child
         number = kwargs["rank"]
         self.group = from_environment()
         self.part = self.group.ranks[number] if self.group else None
@@ -68,13 +68,13 @@ class PlannedRank(WorkerBase):  # type: ignore[misc]  # vLLM is untyped here
         return result
 
     def warm_up_more(self) -> None:
-        """What vLLM leaves to the first request that needs it."""
+        """Warm up the parts that vLLM leaves to the first request."""
 
     def _doing(self, what: str) -> AbstractContextManager[None]:
         return self.journal.doing(what) if self.journal else nullcontext()
 
     def _claim(self) -> None:
-        """Wait a little for the planned memory. Raises NoMemory, which says who has it."""
+        """Wait a little for the planned memory. Raises NoMemory with its current holders."""
         if self.group is None or self.part is None:
             return
         deadline = time.monotonic() + self.group.wait_s
@@ -88,16 +88,16 @@ class PlannedRank(WorkerBase):  # type: ignore[misc]  # vLLM is untyped here
         self.keep_to(self.part.kv_cache_bytes, sample)
 
     def own_bytes(self) -> int:
-        """What this process has of the planned memory before it claims the rest."""
+        """This process's part of the planned memory before it claims the rest."""
         return 0
 
     def keep_to(self, kv_cache_bytes: int, sample: DeviceSample) -> None:
-        """Tell vLLM its share, where it has checks of its own."""
+        """Tell vLLM its share, if it has its own checks."""
 
-    # --- what it took --------------------------------------------------------------------------
+    # --- its memory ----------------------------------------------------------------------------
 
     def rank_memory(self) -> dict[str, int]:
-        """Bytes now, on every rank by `collective_rpc`; see RankReport."""
+        """Current bytes, on every rank by `collective_rpc`; see RankReport."""
         kv_cache = storage_bytes(getattr(self.model_runner, "kv_caches", []))
         process, total = self.held_bytes(kv_cache)
         return {
@@ -110,18 +110,20 @@ class PlannedRank(WorkerBase):  # type: ignore[misc]  # vLLM is untyped here
         }
 
     def held_bytes(self, kv_cache: int) -> tuple[int, int]:
-        """(what this process holds, the same with the whole KV cache). Nothing was written to that yet, and
-        so a CPU has given no memory for it."""
+        """(this process's memory, the same with the whole KV cache).
+
+        The KV cache has not been written to yet, so a CPU has allocated no memory for it.
+        """
         held = host.memory_of(os.getpid())
         return held, held + kv_cache
 
     def weights_bytes(self) -> int:
-        """As vLLM measured it while it loaded them."""
+        """The size of the weights, as vLLM measured it during loading."""
         return int(self.model_runner.model_memory_usage)
 
 
 def storage_bytes(nested: Any) -> int:
-    """Of all tensors in nested lists; layers may be views of one storage."""
+    """The bytes of all tensors in nested lists; layers may be views of one storage."""
     storages = (tensor.untyped_storage() for tensor in _tensors(nested))
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 

@@ -1,8 +1,8 @@
 """Data from one process to others of the same machine, in memory that all of them have mapped.
 
-The sender writes into one of a few places, which it takes in turn, and counts what it has written. Receivers
-wait for that count, copy, and count what they have read, which the sender waits for before it takes a place
-again. Where counts and copies are a GPU's work, nobody's CPU waits. Counts go round at 2^32.
+The sender writes into one of a few places in turn, and counts its messages. Receivers wait for that count,
+copy, and count the messages they have read. The sender waits for those counts before it reuses a place. If a
+GPU does the counts and copies, no CPU waits. Counts wrap at 2^32.
 """
 
 from __future__ import annotations
@@ -17,27 +17,29 @@ from typing import Protocol
 import numpy as np
 import torch
 
-LINE = 128  # bytes between counts: no two processes write into one line of memory
+LINE = 128  # bytes between counts: no two processes write into one cache line
 FOLDER = Path("/dev/shm")
 WRAP = 1 << 32
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Of the memory: how many processes have it, its places, and bytes of each."""
+    """The layout of the memory: the number of processes, the number of places, and the bytes of each
+    place.
+    """
 
     processes: int
     places: int
     place_bytes: int
 
-    WRITTEN = 0  # where the sender's count is
+    WRITTEN = 0  # the place of the sender's count
 
     def read(self, process: int) -> int:
-        """Where a receiver's count is."""
+        """The place of a receiver's count."""
         return LINE * (1 + process)
 
     def place(self, number: int) -> int:
-        """Where the message of that number begins; the first has 1."""
+        """The start of message `number`; the first message has number 1."""
         return LINE * (1 + self.processes) + (number - 1) % self.places * self.place_bytes
 
     @property
@@ -46,32 +48,33 @@ class Layout:
 
 
 class Counts(Protocol):
-    """Counts in the memory, 4 bytes each at `at`, in the order of whatever carries out the copies."""
+    """Counts in the memory, 4 bytes each at `at`, in the order of the copies."""
 
     def wait(self, at: int, number: int) -> None:
-        """What follows comes after the count has reached `number`."""
+        """Delay all later work until the count has reached `number`."""
         ...
 
     def write(self, at: int, number: int) -> None:
-        """After all that came before, also for others."""
+        """Write the count after all earlier work, as other processes see it, too."""
         ...
 
 
 class Ring:
-    """One process's end. `sender` is which of the processes sends. Not for use by threads."""
+    """One process's end of the ring. `sender` is the number of the sending process. Not thread-safe."""
 
     def __init__(
         self, process: int, sender: int, layout: Layout, memory: torch.Tensor, counts: Counts
     ) -> None:
-        """`memory`: uint8 [layout.size_bytes], of zeros when the first process begins."""
+        """`memory`: uint8 [layout.size_bytes], zeros before the first process begins."""
         self._process, self._sender, self._layout = process, sender, layout
         self._memory, self._counts = memory, counts
         self._number = 0
 
     def pass_on(self, tensor: torch.Tensor) -> None:
-        """Send it, or receive into it: the same call on all, with contiguous tensors of one size.
+        """Send the tensor, or receive into it: the same call in all processes, with contiguous tensors of one
+        size.
 
-        Errors: ValueError for one that no place has room for, on all of them.
+        Errors: ValueError, in all processes, for a tensor that is larger than a place.
         """
         data = tensor.view(-1).view(torch.uint8)
         if data.numel() > self._layout.place_bytes:
@@ -96,11 +99,13 @@ class Ring:
 
 
 def create(size: int) -> str:
-    """Memory of zeros, which others can map by the returned name until it is unlinked. Raises OSError."""
+    """Create memory of zeros, which others can map by the returned name until it is unlinked. Raises
+    OSError.
+    """
     name = f"ostinato-{secrets.token_hex(16)}"
     file = os.open(FOLDER / name, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
     try:
-        os.posix_fallocate(file, 0, size)  # or a write would find later that there is no memory left
+        os.posix_fallocate(file, 0, size)  # otherwise a write could later find that no memory is left
     except OSError:
         unlink(name)
         raise
@@ -110,7 +115,7 @@ def create(size: int) -> str:
 
 
 def mapped(name: str, size: int) -> torch.Tensor:
-    """uint8 [size]. Raises OSError, also where the name is another machine's."""
+    """Map the memory: uint8 [size]. Raises OSError, also if the name is from another machine."""
     file = os.open(FOLDER / name, os.O_RDWR | os.O_NOFOLLOW)
     try:
         return torch.from_numpy(np.frombuffer(mmap.mmap(file, size), np.uint8))
@@ -119,5 +124,5 @@ def mapped(name: str, size: int) -> torch.Tensor:
 
 
 def unlink(name: str) -> None:
-    """Who has mapped it keeps it."""
+    """Remove the name; processes that have mapped the memory keep it."""
     (FOLDER / name).unlink(missing_ok=True)

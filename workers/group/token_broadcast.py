@@ -1,11 +1,11 @@
-"""Tells a pipeline's earlier stages which tokens were sampled, without a part of their GPUs.
+"""Sends the sampled tokens to a pipeline's earlier stages without using a part of their GPUs.
 
-vLLM has every stage but the last launch NCCL's broadcast of a step's tokens as soon as the stage has handed
-the step on. There it waits for the last stage, on a multiprocessor that the stage's next step misses
-(docs/profiler-how-it-works.md). Here the last stage's GPU copies the tokens to memory that the processes of a
-node share, and counts; the others' wait for that count in their streams, which takes no multiprocessor. It is
-a process group of torch's, put in the place of vLLM's. Stages on several nodes, and what is not a CUDA GPU,
-keep vLLM's.
+In vLLM every stage but the last launches NCCL's broadcast of a step's tokens as soon as the stage has passed
+the step on. The broadcast waits there for the last stage, on a multiprocessor that the stage's next step then
+lacks (docs/profiler-how-it-works.md). Here the last stage's GPU copies the tokens to memory that the
+processes of a node share, and counts. The other GPUs wait for that count in their streams, which takes no
+multiprocessor. It is a torch process group that replaces vLLM's. Stages on several nodes, and devices other
+than CUDA GPUs, keep vLLM's group.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from workers.kernels.nvrtc import checked
 log = logging.getLogger(__name__)
 
 BACKEND = "ostinato_shared_memory"
-PLACES = 16  # two or three a step, of which a pipeline has as many under way as it has stages
+PLACES = 16  # two or three per step; a pipeline has as many steps in flight as stages
 TOKEN_BYTES = 8
 _PORTABLE_MAPPED = 3  # flags of cuMemHostRegister
 
 
 class SharedMemoryGroup(dist.ProcessGroup):
-    """Broadcasts of its last process, in the order of the current stream of the tensor's device."""
+    """Broadcasts from its last process, in the order of the current stream of the tensor's device."""
 
     def __init__(self, process: int, processes: int) -> None:
         super().__init__(process, processes)  # type: ignore[call-arg]  # torch's stub lacks it
@@ -41,7 +41,9 @@ class SharedMemoryGroup(dist.ProcessGroup):
         self._ring = ring
 
     def broadcast(self, tensors: Sequence[torch.Tensor], options: Any) -> None:  # type: ignore[override]
-        """Errors: ValueError for another sender than the last process, and for a tensor that is too large."""
+        """Broadcast tensors. Errors: ValueError for another sender than the last process, and for too large a
+        tensor.
+        """
         if self._ring is None or options.rootRank != self.size() - 1:
             raise ValueError(f"expected a broadcast of process {self.size() - 1}, got {options.rootRank}")
         for tensor in tensors:
@@ -58,11 +60,11 @@ class Locked(Counts, Protocol):
 
 
 class StreamCounts:
-    """Counts of page-locked memory, waited for and written by a GPU in its current stream."""
+    """Counts in page-locked memory; a GPU waits for them and writes them in its current stream."""
 
     def __init__(self, memory: torch.Tensor) -> None:
-        """Raises RuntimeError when the driver does not lock or map the memory."""
-        from cuda.bindings import driver  # an error of the runtime's own call would meet torch later
+        """Lock and map the memory. Raises RuntimeError if the driver cannot."""
+        from cuda.bindings import driver  # after an error of the runtime's own call, torch would fail later
 
         self._driver, self._memory = driver, memory
         checked(driver.cuMemHostRegister(memory.data_ptr(), memory.numel(), _PORTABLE_MAPPED))
@@ -73,16 +75,16 @@ class StreamCounts:
             raise
 
     def close(self) -> None:
-        """Unlock the memory, before it is unmapped and once nothing in the current stream uses it."""
+        """Unlock the memory, before it is unmapped and once no work in the current stream uses it."""
         checked(self._driver.cuStreamSynchronize(self._stream()))
         checked(self._driver.cuMemHostUnregister(self._memory.data_ptr()))
 
     def wait(self, at: int, number: int) -> None:
-        flag = self._driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ  # of a count that goes round
+        flag = self._driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ  # for a count that wraps
         checked(self._driver.cuStreamWaitValue32(self._stream(), self._address + at, number, flag))
 
     def write(self, at: int, number: int) -> None:
-        """The driver has all that came before seen by others first, which is this flag's default."""
+        """Write the count; the driver makes earlier writes visible first, which is this flag's default."""
         flag = self._driver.CUstreamWriteValue_flags.CU_STREAM_WRITE_VALUE_DEFAULT
         checked(self._driver.cuStreamWriteValue32(self._stream(), self._address + at, number, flag))
 
@@ -91,14 +93,14 @@ class StreamCounts:
 
 
 def install() -> None:
-    """Called in every process of a rank on a GPU, before its model runner is built. May run twice."""
+    """Replace the broadcast in a rank's process on a GPU, before its model runner is built. May run twice."""
     from vllm.v1.worker.gpu import pp_utils
 
     told_by_shared_memory(pp_utils.PPHandler)
 
 
 def told_by_shared_memory(handler: Any) -> None:
-    """Have vLLM's class broadcast through a group of ours, where its stages share memory."""
+    """Make vLLM's class broadcast through one of our groups, if its stages share memory."""
     after_init(handler, _share)
 
 
@@ -119,13 +121,15 @@ def shared_group(
     place_bytes: int,
     counts: Callable[[torch.Tensor], Locked],
 ) -> SharedMemoryGroup | None:
-    """One for the processes of `beside`, a group that passes objects; None, on all of them, where these
-    share no memory. Every process of the world calls it, with the ranks of all such groups.
+    """A group of the processes of the given group, which can pass objects; None, in all of them, without
+    shared memory.
 
-    `counts(memory)` makes the `Locked` of this process. Raises nothing that only some of them would.
+    Every process of the world must call this, with the ranks of all such groups.
+
+    `counts(memory)` makes the `Locked` of this process. Raises no error that only some processes would raise.
     """
     if getattr(dist.group.WORLD, "bound_device_id", None) is not None:
-        return None  # torch would ask such a group for what NCCL's have
+        return None  # torch would expect the features of NCCL's groups
     if not hasattr(dist.Backend, BACKEND.upper()):
         dist.Backend.register_backend(BACKEND, _made, devices=["cuda", "cpu"])
     groups = [dist.new_group(list(ranks), backend=BACKEND) for ranks in all_ranks]
@@ -148,10 +152,10 @@ def shared_group(
 def _locked(
     memory: torch.Tensor, layout: Layout, process: int, counts: Callable[[torch.Tensor], Locked]
 ) -> Locked | None:
-    """None where the device cannot wait for this memory, or write to it."""
+    """None if the device cannot wait for this memory, or write to it."""
     try:
         locked = counts(memory)
-    except Exception as error:  # whatever it is, the others wait to hear of it
+    except Exception as error:  # for any error: the others wait for the result
         log.warning("a GPU cannot use memory that it would share: %s", error)
         return None
     try:
@@ -169,7 +173,7 @@ def _made(store: Any, process: int, processes: int, timeout: Any) -> SharedMemor
 
 
 def _shared(layout: Layout, beside: dist.ProcessGroup) -> torch.Tensor | None:
-    """Memory that the first of them makes; None where it is not this one's, too."""
+    """Memory that the first process creates; None if this process cannot map it."""
     name: str | None = None
     first = dist.get_rank(beside) == 0
     try:

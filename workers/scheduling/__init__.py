@@ -1,4 +1,4 @@
-"""Who runs next: skip-the-line batching over variants (DeltaZip, section 5.4). Pure.
+"""The choice of the next requests: skip-the-line batching over variants (DeltaZip, section 5.4). Pure.
 
-`workers/engine/scheduler.py` is the class vLLM runs; it asks this folder.
+vLLM runs the class in `workers/engine/scheduler.py`, which calls this folder.
 """

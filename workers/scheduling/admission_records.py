@@ -1,8 +1,8 @@
-"""What the policy decides about, kept in its records from step to step, and what it decided. Pure.
+"""The policy's inputs and decisions, in records that are kept from step to step. Pure.
 
 A request is described once, when it is first seen, and forgotten when it has ended: thousands may wait for
-many steps. Its key counts upwards: of two that arrived at the same instant the one seen first comes first.
-Requests and variants have numbers from 0 on, which index their records. Memory grows by doubling.
+many steps. Keys count upwards: of two requests that arrived at the same instant, the one seen first comes
+first. Requests and variants have numbers from 0 on, which index their records. Memory grows by doubling.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ Numbers = npt.NDArray[np.intp]
 FIRST_SIZE = 64
 MOST_TOKENS = np.iinfo(np.int32).max  # a client may ask for any number
 
-# `parent`: behind whom it skipped the line when it began. The rest stays while a request lives; `variant` is
-# the number that the variant with this `uid` has meanwhile.
+# `parent`: the request behind which it skipped the line when it began. The other fields stay while a request
+# lives; `variant` is the number of the variant with this `uid` in that time.
 REQUEST = np.dtype(
     [("arrival_s", "f8"), ("key", "i8"), ("parent", "i8"), ("uid", "i8"), ("variant", "i4")], align=True
 )
 
 
 class Request(Protocol):
-    """A request of vLLM, as far as admission is concerned."""
+    """A request of vLLM, reduced to the fields that admission needs."""
 
     request_id: str
     arrival_time: float
@@ -44,12 +44,14 @@ class Request(Protocol):
 
 
 class AdmissionRecords:
-    """A step's requests and variants: `see` them, `decide`, ask what was decided, and say who `began`."""
+    """A step's requests and variants: `see` them, `decide`, read the decisions, and report which requests
+    `began`.
+    """
 
     def __init__(self) -> None:
         self._requests, self._numbers = _Table(REQUEST), _Numbers[str]()
         self._variants, self._uids = _Table(VARIANTS), _Numbers[int]()
-        self._users: Counter[int] = Counter()  # requests of each variant
+        self._users: Counter[int] = Counter()  # number of requests of each variant
         self._running, self._waiting = _Table(RUNNING), _Table(WAITING)
         self._runners: Sequence[Request] = ()
         self._line: Sequence[Request] = ()
@@ -60,7 +62,7 @@ class AdmissionRecords:
     # --- before a step -------------------------------------------------------------------------
 
     def clear(self) -> None:
-        """Nothing is decided in this step."""
+        """Remove the last step's decisions."""
         self._runners = self._line = ()
         for table in (self._running, self._waiting):
             table.resize(0)
@@ -72,8 +74,10 @@ class AdmissionRecords:
         readiness: Callable[[int], int],
         cost: Callable[[int], float],
     ) -> None:
-        """Who runs and who waits in this step, the latter in any order; `readiness` and `cost` by a variant's
-        uid."""
+        """Record the running and waiting requests of this step; the waiting ones in any order.
+
+        `readiness` and `cost` are functions of a variant's uid.
+        """
         runners = self._described(running)
         line = self._described(waiting)
         self._see_running(running, runners)
@@ -92,7 +96,7 @@ class AdmissionRecords:
 
     def _see_waiting(self, waiting: Sequence[Request], numbers: Numbers) -> None:
         arrival = self._requests.rows["arrival_s"][numbers]
-        if not (arrival[1:] > arrival[:-1]).all():  # mostly they are in order already
+        if not (arrival[1:] > arrival[:-1]).all():  # mostly they are already in order
             order = np.lexsort((self._requests.rows["key"][numbers], arrival))
             waiting, numbers = [waiting[i] for i in order.tolist()], numbers[order]
         rows = self._waiting.resize(len(waiting))
@@ -101,7 +105,7 @@ class AdmissionRecords:
         self._line, self._line_numbers = list(waiting), numbers
 
     def _described(self, requests: Sequence[Request]) -> Numbers:
-        """The requests' numbers. Describes those that are new."""
+        """The requests' numbers. Describes new requests."""
         try:
             return self._numbers_of(requests)
         except KeyError:
@@ -142,12 +146,12 @@ class AdmissionRecords:
         return [self._runners[i] for i in np.flatnonzero(self._running.rows["preempts"]).tolist()]
 
     def blocked(self) -> list[str]:
-        """Ids of the requests that wait for a running variant to end. From any thread."""
+        """Ids of the requests that wait for a running variant to end. Thread-safe."""
         blocked = self._waiting.rows["blocked"].tolist()
         return [request.request_id for request, waits in zip(self._line, blocked, strict=False) if waits]
 
     def first_blocked(self) -> Request | None:
-        """The first of those that wait for a running variant to end."""
+        """The first request that waits for a running variant to end."""
         blocked = self._waiting.rows["blocked"]
         return self._line[int(blocked.argmax())] if blocked.any() else None
 
@@ -157,7 +161,7 @@ class AdmissionRecords:
         return sorted(self._uids_where(order > 0), key=lambda uid: order[self._uids.of[uid]])
 
     def active(self) -> frozenset[int]:
-        """Uids of variants that run or may run next: no slot is taken from one of them."""
+        """Uids of variants that run or may run next: they keep their slots."""
         return frozenset(self._uids_where(self._variants.rows["active"] > 0))
 
     def _uids_where(self, holds: npt.NDArray[np.bool_]) -> list[int]:
@@ -166,7 +170,9 @@ class AdmissionRecords:
     # --- after a step --------------------------------------------------------------------------
 
     def began(self, scheduled: Container[str]) -> int:
-        """Note behind whom those run that were admitted and began, or began again. How many skipped."""
+        """Record the parents of admitted requests that began, or began again; returns how many skipped the
+        line.
+        """
         admitted = np.flatnonzero(self._waiting.rows["admitted"]).tolist()
         began = [i for i in admitted if self._line[i].request_id in scheduled]
         parents = self._waiting.rows["parent"][began]
@@ -174,7 +180,7 @@ class AdmissionRecords:
         return int(np.count_nonzero(parents != NOBODY))
 
     def forget(self, request_id: str) -> None:
-        """A request that has ended."""
+        """Forget a request that has ended."""
         number = self._numbers.take_back(request_id)
         if number is None:
             return
@@ -185,7 +191,7 @@ class AdmissionRecords:
             self._uids.take_back(uid)
 
     def __len__(self) -> int:
-        """Requests that are known."""
+        """The number of known requests."""
         return len(self._numbers.of)
 
 
@@ -206,7 +212,7 @@ class _Table:
         self.rows = self._all[:0]
 
     def resize(self, count: int) -> Records:
-        """`count` rows; what the first ones hold they keep."""
+        """Set the number of rows; the first ones keep their contents."""
         if count > len(self._all):
             grown = _made(self._all.dtype, max(count, 2 * len(self._all)))
             grown[: len(self._all)] = self._all
@@ -221,12 +227,14 @@ class _Table:
 
 
 def _made(dtype: np.dtype[Any], count: int) -> Records:
-    """As plain arrays, which numpy and numba take several times faster than record arrays."""
+    """Records as plain arrays, with which numpy and numba are several times faster than with record
+    arrays.
+    """
     return records(dtype, count).view(np.ndarray)
 
 
 class _Numbers(Generic[Key]):
-    """Gives things that come and go numbers from 0 on; one that was taken back is given again."""
+    """Gives temporary keys numbers from 0 on; a returned number is used again."""
 
     def __init__(self) -> None:
         self.of: dict[Key, int] = {}
@@ -238,7 +246,7 @@ class _Numbers(Generic[Key]):
         return number
 
     def take_back(self, key: Key) -> int | None:
-        """The number it had, or None."""
+        """The number that the key had, or None."""
         number = self.of.pop(key, None)
         if number is not None:
             self._free.append(number)

@@ -1,9 +1,8 @@
-"""Which variants leave the devices so that another has room. Pure: no I/O, no clock.
+"""The variants that leave the devices to make room for another. Pure: no I/O, no clock.
 
-Nobody leaves who was used later than must be: of the variants in the order of their last use, only as many
-of the first are looked at as make room together. Of these the ones leave that free the fewest bytes.
-Evicting the fewest bytes of all would keep a large variant for ever that nobody asks for, while small ones
-drive each other out.
+Eviction follows the order of last use: only the shortest prefix of variants that makes enough room is
+considered. From this prefix the variants leave that free the fewest bytes. Evicting the fewest bytes of all
+variants would keep a large unused variant forever, while small ones evict each other.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 Bytes = Mapping[int, int]  # by rank
-MAX_TRIED = 2000  # sets that are looked at for one that frees fewer bytes: two milliseconds
+MAX_TRIED = 2000  # sets examined to find one that frees fewer bytes: two milliseconds
 
 
 @dataclass(frozen=True)
@@ -28,9 +27,10 @@ class Idle:
 
 
 def victims(idle: Sequence[Idle], lacking: Bytes, slots: int = 0) -> tuple[int, ...] | None:
-    """Who leaves of the `idle`, which come in the order of their last use, the earliest first.
+    """The uids that leave, of the `idle` variants, which come in the order of their last use, earliest first.
 
-    `lacking`: bytes to be freed on each rank; at least `slots` must leave. None when all of them are too few.
+    `lacking`: bytes to free on each rank; at least `slots` variants must leave. None if all of them are too
+    few.
     """
     count = next((n for n in range(len(idle) + 1) if _enough(idle[:n], lacking, slots)), None)
     if count is None:
@@ -53,7 +53,7 @@ def _freed(leaving: Iterable[Idle]) -> dict[int, int]:
 
 @dataclass
 class _Search:
-    """Branch and bound over who stays, the largest first."""
+    """Branch and bound over the variants that stay, the largest first."""
 
     lacking: Bytes
     slots: int
@@ -61,10 +61,13 @@ class _Search:
     _tried: int = field(default=0, init=False)
 
     def fewest_bytes(self, candidates: Sequence[Idle]) -> tuple[Idle, ...]:
-        """Of candidates that make room together, in their order; those used earlier where bytes are equal."""
+        """The candidates with the fewest bytes that make enough room, in their order; between equals, those
+        used earlier.
+        """
         newest_first = tuple(reversed(candidates))
         self._best = self._without_needless(newest_first)
-        by_size = sorted(newest_first, key=lambda v: -v.total_bytes)  # stable: of equals the newest first
+        # stable: between equals the newest first
+        by_size = sorted(newest_first, key=lambda v: -v.total_bytes)
         self._go_on((), tuple(by_size))
         return tuple(v for v in candidates if v in self._best)
 

@@ -1,19 +1,19 @@
-"""Which waiting requests may be admitted, and which running ones must step back. Pure, compiled.
+"""Which waiting requests may be admitted, and which running ones must be preempted. Pure, compiled.
 
-DeltaZip, section 5.4: at most N variants run at once. A request whose variant runs already may skip
-the line; it is then the child of that variant's oldest running request, and when that parent is done
-its children are preempted, so that requests of other variants, which came earlier, get their turn.
-Beyond the paper: a child that is about to finish is not preempted; who lacks room in memory counts as
-blocked, too; and once a blocked request has waited too long, running variants are closed, as many as have
-to leave for those that are waited for so long. A closed variant takes in nobody who came after the first
-blocked one, so it leaves when its running requests are done. Those with the fewest rows for their bytes
-are closed: a step reads the bytes of each variant once for all its rows. The others take in whoever comes,
-and keep their children: an engine with more to do than it can keeps its rows.
+DeltaZip, section 5.4: at most N variants run at once. A request whose variant already runs may skip the line.
+It is then the child of that variant's oldest running request. When that parent is done its children are
+preempted, so that earlier requests of other variants get their turn.
+Beyond the paper: a child that is about to finish is not preempted, and a request without room in memory
+counts as blocked, too. Once a blocked request has waited too long, running variants are closed, as many as
+must leave for the variants of such requests. A closed variant admits no request that came after the first
+blocked one, so it leaves when its running requests are done. The variants with the fewest rows for their
+bytes are closed: a step reads the bytes of each variant once for all its rows. The other variants admit all
+requests, and keep their children: an overloaded engine keeps its rows.
 
-From this follows a bound. Until the patience ends a request begins no later than when all that came
-before it are done, plus what an almost finished child may still take, plus its variant's loading. After
-it, when the running requests of one variant are done, and before that those of as many as the variants
-that are waited for longer need, `limit` at a time. Memory that a variant lacks is found one by one.
+This gives a bound. Until the patience ends, a request begins at the latest when all earlier requests are
+done, plus the rest of an almost finished child, plus its variant's loading. After it, the request begins when
+the running requests of one variant are done. Before that, the variants that are awaited longer take their
+turns, `limit` at a time. Memory that a variant lacks is freed one variant at a time.
 
 Requests and variants are records. Inputs and decisions are fields of the same record, so nothing is
 allocated: an engine and the simulator run this before every step.
@@ -30,13 +30,13 @@ from profiler.compiled import Records, compiled
 BASE = 0
 NOBODY = -1
 
-# Where a variant is, as far as admission is concerned: in a slot on every rank; on its way there; nowhere; or
-# without room for it in some rank's memory until others leave.
+# The state of a variant for admission: in a slot on every rank; on its way there; in no slot; or without room
+# in some rank's memory until others leave.
 READY, LOADING, ABSENT, NO_MEMORY = range(4)
 
-# `key` is a request's own, above those of all that were numbered before it; requests come in order of
-# arrival, then of key. `variant` indexes VARIANTS. `parent` is the key of the request it skipped the line
-# behind, or NOBODY. `tokens_left`: the most it may still generate. Decided: `preempts`.
+# `key` is the request's own, above the keys of all earlier requests; requests come in order of arrival, then
+# of key. `variant` indexes VARIANTS. `parent` is the key of the request behind which it skipped the line, or
+# -1. `tokens_left`: the most it may still generate. Decided: `preempts`.
 RUNNING = np.dtype(
     [
         ("arrival_s", "f8"),
@@ -49,8 +49,9 @@ RUNNING = np.dtype(
     align=True,
 )
 
-# In order of arrival, and of key where that is equal. Decided: `admitted`, behind `parent` if it skips the
-# line, or behind itself once somebody is out of patience; `blocked` if it waits for a running variant to end.
+# In order of arrival, and of key if arrivals are equal. Decided: `admitted`; `parent`, the request behind
+# which it skips the line, or itself once a request is out of patience; `blocked` if it waits for a running
+# variant to end.
 WAITING = np.dtype(
     [
         ("arrival_s", "f8"),
@@ -63,10 +64,10 @@ WAITING = np.dtype(
     align=True,
 )
 
-# Every variant that occurs; the first is the base, which is READY. `cost`: what it adds to a step for having
-# any row in it, in any unit that is the same for all, such as its bytes. Decided: `active`, if it runs or may
-# run next (no slot is taken from it); `load`: its number, from 1, in the order in which slots should be
-# given. The rest is the policy's own; `closed` is kept from decision to decision, and 0 at first.
+# Every variant that occurs; the first is the base, which is READY. `cost`: its extra cost for a step that has
+# any of its rows, in any common unit, such as its bytes. Decided: `active`, if it runs or may run next (it
+# keeps its slot); `load`: its number, from 1, in the order in which slots should be given. The other fields
+# are the policy's own; `closed` is kept from decision to decision, and 0 at first.
 VARIANTS = np.dtype(
     [
         ("readiness", "i4"),
@@ -84,7 +85,7 @@ VARIANTS = np.dtype(
 
 
 class Rules(NamedTuple):
-    """`limit`: variants that run at once."""
+    """The policy's parameters. `limit`: variants that run at once."""
 
     limit: int
     longest_wait_s: float
@@ -93,8 +94,10 @@ class Rules(NamedTuple):
 
 @compiled
 def decide(now_s: float, running: Records, waiting: Records, variants: Records, rules: Rules) -> int:
-    """One step's admissions, into the records; how many are admitted. Linear in running and waiting requests,
-    but for children whose parent is gone."""
+    """Decide one step's admissions, in the records; returns how many requests are admitted.
+
+    Linear in running and waiting requests, except for children whose parent is gone.
+    """
     active = _clear(running, waiting, variants)
     admitted, in_turn = _in_turn(waiting, variants, active, rules.limit)
     overdue = _overdue(now_s, waiting, variants, in_turn, rules.longest_wait_s)
@@ -107,7 +110,7 @@ def decide(now_s: float, running: Records, waiting: Records, variants: Records, 
 
 @compiled
 def _clear(running: Records, waiting: Records, variants: Records) -> int:
-    """Forget the last decision, but for who is closed. How many variants run."""
+    """Clear the last decision, except the closed variants; returns how many variants run."""
     for v in range(len(variants)):
         variants[v].active = variants[v].load = variants[v].rows = variants[v].overdue = 0
         variants[v].parent = NOBODY
@@ -127,8 +130,10 @@ def _clear(running: Records, waiting: Records, variants: Records) -> int:
 
 @compiled
 def _in_turn(waiting: Records, variants: Records, active: int, limit: int) -> tuple[int, int]:
-    """Activate variants in order of arrival, up to the first request whose variant cannot be. How many are
-    admitted, and its index."""
+    """Activate variants in order of arrival, up to the first request whose variant cannot be activated.
+
+    Returns how many requests are admitted, and that request's index.
+    """
     admitted = loads = 0
     for i in range(len(waiting)):
         number = waiting[i].variant
@@ -136,7 +141,7 @@ def _in_turn(waiting: Records, variants: Records, active: int, limit: int) -> tu
         if number != BASE and not variant.active:
             if variant.readiness == NO_MEMORY or active >= limit:
                 return admitted, i
-            variant.active = 1  # even while it loads: those behind may not take its place
+            variant.active = 1  # even while it loads: later requests may not take its place
             active += 1
             if variant.readiness == ABSENT:
                 loads += 1
@@ -149,11 +154,11 @@ def _in_turn(waiting: Records, variants: Records, active: int, limit: int) -> tu
 
 @compiled
 def _overdue(now_s: float, waiting: Records, variants: Records, in_turn: int, longest_wait_s: float) -> int:
-    """How many variants are waited for too long by requests that are blocked."""
+    """The number of variants that blocked requests have waited for too long."""
     count = 0
     for i in range(in_turn, len(waiting)):
         if now_s - waiting[i].arrival_s <= longest_wait_s:
-            break  # so have all that came later
+            break  # later requests have not waited too long either
         number = waiting[i].variant
         variant = variants[number]
         if number != BASE and not variant.active and not variant.overdue:
@@ -164,8 +169,11 @@ def _overdue(now_s: float, waiting: Records, variants: Records, in_turn: int, lo
 
 @compiled
 def _close(variants: Records, overdue: int, limit: int) -> None:
-    """Have as many running variants closed as must leave for those that are overdue, or all; at least one, as
-    the first may lack memory rather than a seat. One that is closed stays so while it counts."""
+    """Close as many running variants as must leave for the overdue ones, or all of them.
+
+    It closes at least one, as the first overdue variant may lack memory rather than a slot. A closed variant
+    stays closed while it counts.
+    """
     count = 0
     if overdue > 0:
         for v in range(1, len(variants)):
@@ -192,15 +200,18 @@ def _close(variants: Records, overdue: int, limit: int) -> None:
 
 @compiled
 def _leaves_before(one: Records, other: Records) -> bool:
-    """Whether one has fewer rows for its cost; of equals, fewer rows."""
+    """Whether `one` has fewer rows for its cost; if equal, fewer rows."""
     weight, other_weight = one.rows * other.cost, other.rows * one.cost
     return weight < other_weight or (weight == other_weight and one.rows < other.rows)  # type: ignore[no-any-return]
 
 
 @compiled
 def _out_of_turn(running: Records, waiting: Records, variants: Records, in_turn: int, overdue: bool) -> int:
-    """Behind a blocked request only the base's run, and children of living parents; if it is overdue, those
-    of variants that are not closed. How many."""
+    """Admit requests behind a blocked one; returns how many.
+
+    These are the base's requests, and children of living parents; if the blocked request is overdue, requests
+    of all variants that are not closed.
+    """
     blocked = waiting[in_turn]
     if not overdue:
         _find_parents(running, waiting, variants, in_turn)
@@ -221,14 +232,17 @@ def _out_of_turn(running: Records, waiting: Records, variants: Records, in_turn:
         loads = 0
         for v in range(len(variants)):
             loads = max(loads, variants[v].load)
-        variants[blocked.variant].load = loads + 1  # this one only: two would take each other's room
+        variants[blocked.variant].load = loads + 1  # only this variant: two would take each other's room
     return admitted
 
 
 @compiled
 def _find_parents(running: Records, waiting: Records, variants: Records, in_turn: int) -> None:
-    """For each variant, behind whom its requests may skip the line: its oldest running request, other than
-    children that came after who is blocked; else the first of those just admitted."""
+    """Find, for each variant, the request behind which its requests may skip the line.
+
+    It is its oldest running request, except children that came after the blocked request; else the first of
+    those just admitted.
+    """
     blocked = waiting[in_turn]
     for i in range(len(running)):
         request = running[i]
@@ -256,8 +270,10 @@ def _preempt_orphans(
     overdue: bool,
     almost_done_tokens: int,
 ) -> None:
-    """Children whose parent is gone, who came after a request that is blocked, and have far to go. Where that
-    one is overdue, of closed variants only."""
+    """Preempt children whose parent is gone, that came after a blocked request, and that are far from done.
+
+    If the blocked request is overdue, only children of closed variants are preempted.
+    """
     blocked = waiting[in_turn]
     for i in range(len(running)):
         child = running[i]
@@ -276,7 +292,7 @@ def _is_alive(running: Records, waiting: Records, key: int) -> bool:
     for i in range(len(running)):
         if running[i].key == key:
             return True
-    for i in range(len(waiting)):  # noqa: SIM110  # what is compiled has no generators
+    for i in range(len(waiting)):  # noqa: SIM110  # compiled code has no generators
         if waiting[i].key == key:
             return True
     return False

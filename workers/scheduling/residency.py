@@ -1,12 +1,11 @@
-"""Which variant is in which slot on which rank, as the scheduler knows it. Pure: no I/O, no clock.
+"""The slots of variants on each rank, as the scheduler knows them. Pure: no I/O, no clock.
 
-The scheduler decides slots for all ranks alike; ranks report what they have done. A variant may run
-once every rank has it in its slot, or on its way there so that steps wait on the device for what they read;
-such a rank may still report that it has failed. Where there is no free slot, or too little memory, variants
-that no batch in flight uses leave their slots: which ones, `eviction` says. On a rank's device a variant has
-room if the free bytes are enough together, for the rank moves variants. Every order to the ranks has a
-number, which their reports repeat: a report of anything but the newest order about a variant says nothing
-about what is there now.
+The scheduler chooses the same slots for all ranks; ranks report when they are done. A variant may run once
+every rank has it in its slot, or on its way there such that steps wait for it on the device. Such a rank may
+still report a failure. Without a free slot, or with too little memory, variants that no batch in flight uses
+leave their slots: `eviction` chooses them. A variant fits on a rank's device if the free bytes are enough in
+total, since the rank moves variants. Every order to the ranks has a number, which their reports repeat. Only
+a report of the newest order about a variant describes the current state.
 """
 
 from __future__ import annotations
@@ -28,8 +27,11 @@ PLACED, PREPARED, NO_ROOM, FAILED = "placed", "prepared", "no_room", "failed"
 
 @dataclass
 class Variant:
-    """`device` maps a rank to the bytes it holds in the slot, `needs` to those that it takes there, once that
-    is known; `slot` is the one it was given."""
+    """A known variant.
+
+    `device` has the bytes in the slot by rank, `needs` the bytes required there, once known; `slot` is its
+    slot.
+    """
 
     uid: int
     path: str
@@ -40,9 +42,10 @@ class Variant:
     unplaced: set[int] = field(default_factory=set)  # ranks that have not answered that order
     preparing: int = 0
     unprepared: set[int] = field(default_factory=set)
-    reading: set[int] = field(default_factory=set)  # ranks that have not answered that order, either way
+    # ranks that have not answered that order, with success or failure
+    reading: set[int] = field(default_factory=set)
     error: str = ""
-    fault: str = ""  # what kind of failure the error is (`faults.Fault`)
+    fault: str = ""  # the kind of the failure (`faults.Fault`)
     no_memory: bool = False  # some rank has no room for it
     ahead: bool = False  # it was read ahead since it was last placed
     streams: bool = False  # from host memory it may run as soon as its copy has begun
@@ -58,28 +61,29 @@ class _ReadAhead:
 
 
 class Residency:
-    """Slots 0 .. `slots` - 1 on `ranks` ranks. Messages for all ranks collect in `outbox`."""
+    """Slots 0 .. `slots` - 1 on `ranks` ranks. Messages for all ranks are collected in `outbox`."""
 
     def __init__(self, slots: int, ranks: int) -> None:
         self.slots = slots
         self._ranks = frozenset(range(ranks))
         self._variants: dict[int, Variant] = {}
-        self._in_slot: dict[int, int] = {}  # uid by slot, in the order in which they were given
+        self._in_slot: dict[int, int] = {}  # uid by slot, in the order in which slots were given
         self._slots = records(SLOT, slots).view(np.ndarray)
         self._slots["variant"] = EMPTY
         slot_for(self._slots)  # compiled, or read from the cache, before the first request
         self._capacity: dict[int, int] = {}  # by rank: bytes for the variants in slots together
         self._host: dict[int, dict[int, int]] = {}  # by rank: bytes by uid
-        self._staying: dict[int, dict[int, int]] = {}  # the same, of what is in a slot and not in `_host`
+        self._staying: dict[int, dict[int, int]] = {}  # the same, for variants in a slot but not in `_host`
         self._failing: set[int] = set()
         self._departing: set[int] = set()
-        self._lost: set[int] = set()  # failed when steps might use them; in their slots until none does
+        # failed after steps might use them; they keep their slots until no step does
+        self._lost: set[int] = set()
         self._ahead = _ReadAhead()
         self._clock = 0
         self._orders = 0
         self.outbox: list[dict[str, Any]] = []
 
-    # --- what the scheduler asks ---------------------------------------------------------------
+    # --- the scheduler's queries ---------------------------------------------------------------
 
     def readiness(self, uid: int) -> int:
         """READY, LOADING, ABSENT or NO_MEMORY."""
@@ -93,22 +97,24 @@ class Residency:
         return ABSENT if variant.slot is None else LOADING
 
     def soon(self, uid: int) -> bool:
-        """Whether the ranks will say in an instant that it may run: it is on its way to a slot from the host
-        memory of all of them, and they do not wait for that copy."""
+        """Whether the ranks will very soon report that it may run.
+
+        It is on its way to a slot from the host memory of all ranks, and they do not wait for that copy.
+        """
         variant = self._variants.get(uid)
         return variant is not None and bool(variant.unplaced) and variant.streams and self._in_host(uid)
 
     def size_bytes(self, uid: int) -> int:
-        """What a variant takes on the rank where it takes most; 0 while no rank has it."""
+        """The bytes of a variant on the rank where it takes most; 0 while no rank has it."""
         variant = self._variants.get(uid)
         return max(variant.device.values(), default=0) if variant else 0
 
     def error(self, uid: int) -> str:
-        """Why a variant cannot be loaded; empty when nothing speaks against trying."""
+        """Why a variant cannot be loaded; empty if it may be tried."""
         return self._variants[uid].error if uid in self._failing else ""
 
     def fault(self, uid: int) -> str:
-        """What kind of failure the error is; empty without one."""
+        """The kind of the failure; empty without one."""
         return self._variants[uid].fault if uid in self._failing else ""
 
     @property
@@ -117,13 +123,15 @@ class Residency:
         return bool(self._failing)
 
     def take_failures(self) -> dict[int, str]:
-        """Errors by variant. They are forgiven with that: the next request tries again."""
+        """Take the errors by variant. This forgives them: the next request tries again."""
         errors = {uid: self._variants[uid].error for uid in self._failing}
         self._failing.clear()
         return errors
 
     def touch(self, uids: Collection[int]) -> None:
-        """These are used now. Of two, the one that has its slot longer counts as used earlier."""
+        """Record that these variants are used now. Between two, the one with the older slot counts as used
+        earlier.
+        """
         for slot, uid in self._in_slot.items():
             if uid in uids:
                 self._use(slot)
@@ -133,8 +141,11 @@ class Residency:
         self._slots["used"][slot] = self._clock
 
     def load(self, uid: int, path: str, busy: frozenset[int]) -> bool:
-        """Have a variant in a slot, with room in every rank's memory; others leave for it if need be, which
-        are not `busy`. False while there are not enough of these."""
+        """Put a variant into a slot, with room in every rank's memory; others that are not `busy` leave if
+        needed.
+
+        False while not enough of them can leave.
+        """
         variant = self._variant(uid, path)
         if variant.slot is not None and (variant.unplaced or not variant.no_memory):
             return True  # on its way, or there
@@ -148,7 +159,7 @@ class Residency:
         return self._place(variant, slot)
 
     def prepare(self, uid: int, path: str) -> None:
-        """Have the ranks read and check a variant that is asked for. Starts anew after an error."""
+        """Make the ranks read and check a requested variant. Starts again after an error."""
         variant = self._variant(uid, path)
         self._departing.discard(uid)
         self.forgive(uid)
@@ -157,9 +168,12 @@ class Residency:
         variant.unprepared, variant.reading = set(self._ranks), set(self._ranks)
 
     def read_ahead(self, uid: int, path: str) -> None:
-        """Have a variant in host memory that waits for others to leave their slots: so its slot is not kept
-        waiting for a disk. One is read ahead at a time, for more could drive each other from host memory, and
-        once for each slot that it gets. What comes of it is told when it is placed."""
+        """Load a variant into host memory while it waits for others to leave their slots, so that its slot
+        need not wait for a disk.
+
+        One variant is read ahead at a time, since more could evict each other from host memory, and once for
+        each slot that it gets. Its result is reported when it is placed.
+        """
         variant = self._variant(uid, path)
         if self._ahead.ranks or variant.ahead or variant.slot is not None or self._in_host(uid):
             return
@@ -173,7 +187,7 @@ class Residency:
         return variant
 
     def forget(self, uid: int) -> None:
-        """No new request will name it: it goes with `let_go`, once nobody wants it any more."""
+        """Mark a variant that no new request will name: `let_go` removes it once no request needs it."""
         if uid in self._variants:
             self._departing.add(uid)
 
@@ -182,8 +196,11 @@ class Residency:
         return bool(self._departing)
 
     def let_go(self, wanted: frozenset[int]) -> None:
-        """Those to be forgotten, but for the `wanted`, leave their slots and every rank's memory. Those that
-        some rank still reads go later: it would keep them, and who asked for them would not be answered."""
+        """Remove the marked variants, except the `wanted`, from their slots and every rank's memory.
+
+        Variants that some rank still reads are removed later: the rank would keep them, and the clients that
+        asked for them would get no answer.
+        """
         reading = {uid for uid in self._departing if self._variants[uid].reading}
         if self._ahead.ranks:
             reading.add(self._ahead.uid)
@@ -199,16 +216,16 @@ class Residency:
 
     @property
     def lost(self) -> bool:
-        """Whether a variant has failed that steps might use already."""
+        """Whether a variant has failed after steps might use it."""
         return bool(self._lost)
 
     def give_up(self, in_use: Collection[int]) -> None:
-        """Those that were lost leave their slots, but for those that steps in flight use."""
+        """Remove lost variants from their slots, except those that steps in flight use."""
         for uid in self._lost - set(in_use):
             self._clear(self._variants[uid])
 
     def prepared(self, uid: int) -> bool:
-        """True once every rank has read it as `prepare` asked, or it may run anyway."""
+        """True once every rank has read it for `prepare`, or it may run anyway."""
         variant = self._variants.get(uid)
         if variant is None:
             return False
@@ -222,12 +239,14 @@ class Residency:
     # --- what the ranks report -----------------------------------------------------------------
 
     def has_room(self, rank: int, capacity_bytes: int) -> None:
-        """What a rank has for the variants in slots together."""
+        """Record a rank's bytes for the variants in slots together."""
         self._capacity[rank] = capacity_bytes
 
     def reported(self, rank: int, message: Mapping[str, Any]) -> None:
-        """What became of a PREPARE or PLACE on a rank, and how many bytes the variant takes on its device;
-        `host` tells all it holds in host memory, `staying` what is there of variants in slots alone."""
+        """Record the result of a PREPARE or PLACE on a rank, and the variant's bytes on its device.
+
+        `host` has everything in host memory, `staying` the host memory of variants that are only in slots.
+        """
         self._host[rank] = {int(uid): size for uid, size in message["host"].items()}
         self._staying[rank] = {int(uid): size for uid, size in message.get("staying", {}).items()}
         variant = self._variants.get(message["uid"])
@@ -250,7 +269,7 @@ class Residency:
         if message["did"] == PREPARED:
             variant.streams = message.get("streams", False)
             variant.unprepared.discard(rank)
-        elif self.readiness(variant.uid) != READY:  # what runs does not need its files
+        elif self.readiness(variant.uid) != READY:  # a running variant does not need its files
             self._fail(variant, message)
 
     def _place_reported(self, variant: Variant, rank: int, message: Mapping[str, Any]) -> None:
@@ -271,7 +290,7 @@ class Residency:
             self._fail(variant, message)
 
     def _lose(self, variant: Variant, message: Mapping[str, Any]) -> None:
-        """Its copy has failed under way. Its slot stays its own: a rank must have it while steps come."""
+        """Record that its copy failed under way. It keeps its slot: a rank must have it while steps come."""
         variant.error, variant.fault = message["error"], message.get("fault", "")
         variant.device.clear()
         self._failing.add(variant.uid)
@@ -286,7 +305,9 @@ class Residency:
     # --- slots ---------------------------------------------------------------------------------
 
     def _slot_with_room(self, variant: Variant, busy: frozenset[int]) -> int | None:
-        """A slot for it, free or made so, and room in every rank's memory; None while there is none."""
+        """A free or freed slot for the variant, with room in every rank's memory; None while there is
+        none.
+        """
         lacking = self._lacking(variant)
         free = len(self._in_slot) < self.slots
         leaving = victims(self._idle(busy), lacking, 0 if free else 1)
@@ -297,25 +318,27 @@ class Residency:
         slot = None if free else self._variants[leaving[0]].slot
         for uid in leaving:
             if self._variants[uid].slot == slot and in_host:
-                self._leave(self._variants[uid])  # what takes the slot at once has the memory, too
+                self._leave(self._variants[uid])  # the next variant of the slot replaces it
             else:
                 self._clear(self._variants[uid])
         self._mark(busy)
         return slot_for(self._slots) if slot is None else slot
 
     def _make_room(self, variant: Variant, busy: frozenset[int]) -> bool:
-        """For one that has a slot, and has met a rank without room; False while none may leave for it."""
+        """Make room for a variant that has a slot, on a rank without room; False while no variant may leave
+        for it.
+        """
         leaving = victims(self._idle(busy | {variant.uid}), self._lacking(variant), self._unknown(variant))
         for uid in leaving or ():
             self._clear(self._variants[uid])
         return leaving is not None
 
     def _unknown(self, variant: Variant) -> int:
-        """1 where it is not known how much is lacking: then one leaves at a time."""
+        """1 if the lacking bytes are unknown: then one variant leaves at a time."""
         return int(not self._capacity or self._ranks != variant.needs.keys())
 
     def _lacking(self, variant: Variant) -> dict[int, int]:
-        """Bytes that it lacks on ranks, beside all others in slots."""
+        """Bytes that it lacks on ranks, given all others in slots."""
         others = [v for v in self._variants.values() if v.slot is not None and v is not variant]
         lacking = {
             rank: size + sum(v.needs.get(rank, 0) for v in others) - self._capacity[rank]
@@ -325,7 +348,7 @@ class Residency:
         return {rank: size for rank, size in lacking.items() if size > 0}
 
     def _idle(self, busy: frozenset[int]) -> list[Idle]:
-        """Those in slots that may leave, the one first that was used longest ago."""
+        """The variants in slots that may leave, the least recently used first."""
         slots = sorted(self._in_slot, key=lambda slot: int(self._slots["used"][slot]))
         uids = [self._in_slot[slot] for slot in slots if self._in_slot[slot] not in busy]
         return [Idle(uid, self._variants[uid].needs) for uid in uids]
@@ -344,7 +367,7 @@ class Residency:
         return True
 
     def _clear(self, variant: Variant) -> None:
-        """Its slot is emptied: other ranks may hold it there although one has failed."""
+        """Empty its slot: other ranks may hold it there although one has failed."""
         self._order({"do": CLEAR, "slot": variant.slot})
         self._leave(variant)
 

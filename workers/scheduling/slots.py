@@ -1,4 +1,4 @@
-"""Which slot a variant gets: a free one, or that of the variant used longest ago. Pure, compiled."""
+"""The slot for a variant: a free one, or that of the least recently used variant. Pure, compiled."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SLOT = np.dtype([("used", "i8"), ("variant", "i4"), ("busy", "u1")], align=True)
 
 @compiled
 def slot_for(slots: Records) -> int:
-    """The first free slot; else the one that is least used; EMPTY: there is none."""
+    """The first free slot; else the least recently used; EMPTY if there is none."""
     for s in range(len(slots)):
         if slots[s].variant == EMPTY:
             return s
@@ -23,7 +23,7 @@ def slot_for(slots: Records) -> int:
 
 @compiled
 def least_used(slots: Records) -> int:
-    """The slot used longest ago of those that are taken and not busy; EMPTY: there is none."""
+    """The least recently used slot of those that are taken and not busy; EMPTY if there is none."""
     best = EMPTY
     for s in range(len(slots)):
         free = slots[s].variant == EMPTY
