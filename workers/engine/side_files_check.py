@@ -122,8 +122,8 @@ def _compared(folder: Path, made: Path) -> Iterator[str]:
     if find_spec("transformers") is None:
         yield NOT_COMPARED
         return
-    # type: ignore[assignment]  # importing it takes four times as long as the rest
-    sys.modules["torch"] = None
+    # Importing torch takes four times as long as everything else.
+    sys.modules["torch"] = None  # type: ignore[assignment]
     with _limits(f"{folder}: its tokenizer", LOADING_CPU_S, MEMORY_BYTES):
         if is_corrected(made):
             yield CORRECTED
