@@ -1,1 +1,1 @@
-"""What is decided of each request: what its name and headers mean, whether it waits, where it goes. Pure."""
+"""Decisions about each request: what its name and headers mean, whether it waits, where it goes. Pure."""

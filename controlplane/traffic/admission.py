@@ -1,6 +1,6 @@
-"""Who may wait for a turn, and who is refused: the line and its forecast together. Pure.
+"""Which requests may wait for a turn, and which are refused: the waiting line and its forecast. Pure.
 
-A gateway and the simulator ask this same class. `now_s` never goes back.
+Gateways and the simulator use this same class. `now_s` never goes back.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FULL = {Full.LINE: Reason.FULL_LINE, Full.TENANT: Reason.FULL_TENANT}
 
 @dataclass(frozen=True)
 class Refused:
-    """`after_s`: when the same request would be admitted, if nobody else came; None: not known."""
+    """A refusal. `after_s`: when the same request would be admitted without other arrivals; None: unknown."""
 
     reason: Reason
     after_s: float | None
@@ -47,16 +47,16 @@ class Admission:
         return len(self._line)
 
     def __iter__(self) -> Iterator[Waiting]:
-        """All who wait, in the order in which they came."""
+        """All waiting requests, in the order of their arrival."""
         return iter(self._line)
 
     def standing(self) -> dict[Priority, tuple[int, float | None]]:
-        """Of each priority: how many wait, and since when the oldest does."""
+        """For each priority: the number of waiting requests, and the arrival time of the oldest."""
         return self._line.standing()
 
     def arrive(self, terms: RequestTerms, now_s: float, refuses: bool = True) -> Joined | Refused:
-        """A newcomer joins the line, perhaps in another's place, or is refused. `refuses`: also when its
-        promise would be broken."""
+        """Let a new request join the line, perhaps in another request's place, or refuse it. `refuses`: also
+        refuse it when its promise would be broken."""
         self._forecast.asked(terms, now_s)
         wait_s = self._forecast.wait_s(self._line, terms, now_s)
         if refuses:
@@ -72,42 +72,43 @@ class Admission:
         return joined
 
     def turn_s(self, terms: RequestTerms) -> float | None:
-        """For how long the line moves in a request's stead; None: not known."""
+        """How long the line takes to move by a request's tokens; None: unknown."""
         return self._forecast.turn_s(terms)
 
     def begin(self, now_s: float) -> None:
-        """There are workers where there were none: who waits is counted from now on."""
+        """Workers exist again: waiting times are counted from now on."""
         self._forecast.begin(now_s)
 
     def next(self, now_s: float) -> Waiting | None:
-        """Whose turn it is, which leaves the line; None when nobody waits."""
+        """The request whose turn it is, which leaves the line; None if the line is empty."""
         waiting = self._line.take(now_s)
         if waiting is not None:
             self._forecast.moved(self._line, waiting, now_s)
         return waiting
 
     def drop_late(self, now_s: float) -> list[Waiting]:
-        """Those that are late and are to be dropped then leave the line."""
+        """Remove late requests from the line if their policy is to drop them."""
         dropped = self._line.drop_late(now_s)
         for waiting in dropped:
             self._forecast.waited(waiting, now_s)
         return dropped
 
     def leave(self, number: int) -> bool:
-        """One leaves the line without a turn. False: it was not there."""
+        """Remove a request from the line without a turn. False: it was not in the line."""
         self._forecast.left(number)
         return self._line.remove(number) is not None
 
     def answered(self, took_s: float, now_s: float) -> None:
-        """A request that had waited has its first token, so long after its turn."""
+        """A request that had waited received its first token `took_s` after its turn."""
         self._forecast.answered(took_s, now_s)
 
 
 def retry_after_s(ttft_s: float | None, terms: RequestTerms) -> float | None:
-    """None: it is admitted. Else after how long the same request would be, if nobody else came.
+    """None: admit the request. Otherwise the seconds after which the same request would be admitted, without
+    other arrivals.
 
-    A request is refused when its first token is expected after its TTFT target, or its deadline. `ttft_s`
-    None: not known.
+    A request is refused if its first token is expected after its TTFT target or its deadline. `ttft_s` None:
+    unknown.
     """
     promised = [target for target in (terms.ttft_s, terms.deadline_s) if target is not None]
     if ttft_s is None or not promised or ttft_s <= min(promised):

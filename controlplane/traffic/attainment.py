@@ -9,7 +9,7 @@ from controlplane import errors
 from controlplane.traffic.request_terms import RequestTerms
 
 OK = "ok"
-# Of the errors, those that are not the client's: with one of them a target was not kept.
+# Errors that are not the client's fault: a request with such an error missed its targets.
 _MISSED = frozenset(
     error.code
     for error in (
@@ -25,8 +25,9 @@ _MISSED = frozenset(
 
 
 class Outcome(NamedTuple):
-    """`code` is "ok", or an error's; the first of `chunks` came `first_s` after the request (None: none was
-    seen), and it ended after `took_s`. A whole answer has no chunks."""
+    """The end of a request. `code` is "ok", or an error's code. The first of `chunks` came `first_s` after
+    the request's arrival (None: none came), and the request ended after `took_s`. An answer that is not
+    streamed has no chunks."""
 
     code: str
     streams: bool
@@ -38,8 +39,8 @@ class Outcome(NamedTuple):
 def attained(terms: RequestTerms, seen: Outcome) -> Iterator[tuple[str, bool]]:
     """(target, kept) of each target that can be judged.
 
-    A client that left, or whose request was wrong, says nothing. TTFT and TPOT of whole answers are not seen.
-    Every chunk of a stream counts as a token, but for the last one, which says that it ends.
+    Requests whose client left, or that were wrong, are not judged. TTFT and TPOT of answers that are not
+    streamed are unknown. Every chunk of a stream counts as a token, except the last, which marks the end.
     """
     failed = seen.code in _MISSED
     if seen.code != OK and not failed:

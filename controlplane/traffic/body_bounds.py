@@ -1,7 +1,8 @@
-"""How much work a body of JSON is for those who read it, found without reading it. Pure.
+"""Estimate the work of parsing a JSON body, without parsing it. Pure.
 
-Python reads JSON in one go, in which nothing else runs: 4 MiB of keys take half a second in a gateway, and
-again in the engine's server. So the parts of a large body are counted first, as quickly as bytes are found.
+Python parses JSON in one call, during which nothing else runs: 4 MiB of keys take half a second in a gateway,
+and again in the engine's server. So the parts of a large body are counted first, at the speed of a byte
+search.
 """
 
 from __future__ import annotations
@@ -10,21 +11,21 @@ import json
 
 from controlplane import errors
 
-SMALL_BYTES = 16 << 10  # a body that is read within a millisecond, whatever is in it
+SMALL_BYTES = 16 << 10  # a body of this size is parsed within a millisecond, whatever it contains
 DEEPEST = 96  # levels of lists and objects: a grammar has 32, a tool's schema in a message some more
-MAX_BODY_PARTS = 1 << 16  # Python reads as many in 20 ms
+MAX_BODY_PARTS = 1 << 16  # Python parses this number in 20 ms
 NUMBERS_PER_PART = 4
 _BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 def check_parts(raw: bytes, most: int) -> None:
-    """Errors: InvalidRequest for more than `most` texts, lists and objects, many more numbers, and nesting.
-    What is no JSON may pass."""
+    """Errors: InvalidRequest for more than `most` texts, lists and objects, for many more numbers, and for
+    deep nesting. Text that is not JSON may pass."""
     if len(raw) <= SMALL_BYTES:
         return
     text = _as_utf8(raw)
     quotes = text.count(b'"')
-    if b"\\" in text:  # outside of texts there is none
+    if b"\\" in text:  # backslashes occur only inside texts
         text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
         quotes = text.count(b'"')
     _check(quotes // 2, most)
@@ -35,7 +36,7 @@ def check_parts(raw: bytes, most: int) -> None:
 
 
 def _as_utf8(raw: bytes) -> bytes:
-    """UTF-16 and UTF-32 have zeros among the bytes of each bracket."""
+    """The text as UTF-8; UTF-16 and UTF-32 have zeros among the bytes of each bracket."""
     encoding = json.detect_encoding(raw[:4])
     return raw if encoding.startswith("utf-8") else raw.decode(encoding, "replace").encode()
 

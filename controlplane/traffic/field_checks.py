@@ -1,8 +1,8 @@
-"""What a field of a request may hold: checks that a table puts together. Pure.
+"""Checks of the values of request fields, to be combined in a table. Pure.
 
-A check takes a field's name and its value, and raises InvalidRequest for what it does not take. Types are
-exact: vLLM would take "true", 1 and "2.0" for a boolean and a number, and a gateway that read them otherwise
-would count and charge something else than the engine does.
+A check takes a field's name and value, and raises InvalidRequest for an invalid value. Types are exact: vLLM
+accepts "true", 1 and "2.0" as a boolean and numbers. A gateway that read such values differently would count
+and charge something else than the engine does.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def unexpected(name: str, expected: str, value: Any) -> errors.InvalidRequest:
 
 
 def shown(value: Any) -> str:
-    """The beginning of a value, whose whole text may be megabytes."""
+    """The beginning of a value; the whole text may be megabytes."""
     if isinstance(value, dict | list):
         kind = "an object" if isinstance(value, dict) else "a list"
         return f"{kind} of {len(value)}"
@@ -36,7 +36,7 @@ def shown(value: Any) -> str:
 
 
 def anything(name: str, value: Any) -> None:
-    """Another part of the gateway checks the value."""
+    """No check: another part of the gateway checks the value."""
 
 
 def boolean(name: str, value: Any) -> None:
@@ -53,7 +53,7 @@ def integer(least: int = -INT64, most: int = INT64 - 1) -> Check:
 
 
 def number(least: float = -math.inf, most: float = math.inf) -> Check:
-    """A finite one."""
+    """A finite number."""
 
     def check(name: str, value: Any) -> None:
         is_number = type(value) is float or (type(value) is int and -INT64 <= value < INT64)
@@ -80,7 +80,7 @@ def one_of(*values: str) -> Check:
 
 
 def exactly(value: Any, why: str) -> Check:
-    """Only the value that changes nothing."""
+    """Only the value that has no effect."""
 
     def check(name: str, given: Any) -> None:
         if type(given) is not type(value) or given != value:
@@ -100,7 +100,7 @@ def listed(each: Check, most: int | None = None) -> Check:
 
 
 def either(check: Check, other: Check) -> Check:
-    """What one of them takes; `other` says what is wrong."""
+    """A value that one of both checks accepts; the error comes from `other`."""
 
     def both(name: str, value: Any) -> None:
         try:
@@ -112,7 +112,7 @@ def either(check: Check, other: Check) -> Check:
 
 
 def mapping(of: Mapping[str, Check]) -> Check:
-    """An object with these fields alone; null is for what is not there."""
+    """An object with only these fields; null counts as absent."""
 
     def check(name: str, value: Any) -> None:
         if type(value) is not dict:

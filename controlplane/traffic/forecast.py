@@ -1,10 +1,11 @@
-"""When a newcomer to the line would have its first token. Pure.
+"""When a new request in the line would have its first token. Pure.
 
-A forecast adds up how long the newcomer waits in the line, by how fast it moves; how far such waits were off
-lately, with those that still wait and are first of their tenants (Ibrahim and Whitt, 2009); and how long it
-took lately from a request's turn to its first token. Of the last two it takes a quantile of what was seen, so
-that no distribution need be assumed (conformal prediction; Vovk, Gammerman and Shafer, 2005): of waits a high
-one for a tenant above its share. One within its share is refused only if it would probably be late.
+A forecast is a sum: how long the request waits in the line, by the line's speed; the recent error of such
+forecasts, including requests that still wait and are first of their tenants (Ibrahim and Whitt, 2009); and
+the recent time from a request's turn to its first token. The last two are quantiles of observations, so no
+distribution is assumed (conformal prediction; Vovk, Gammerman and Shafer, 2005). A tenant above its share
+gets a high quantile of waits. A tenant within its share is refused only if its request would probably be
+late.
 """
 
 from __future__ import annotations
@@ -19,32 +20,32 @@ from controlplane.traffic.request_terms import RequestTerms
 from controlplane.traffic.tenants import Tenant
 from controlplane.traffic.waiting_line import Waiting, WaitingLine
 
-# Observations are forgotten with this time constant, but the last few never; fewer than these say nothing.
+# Observations fade with this time constant, except the last few; fewer than ENOUGH of them are ignored.
 MEMORY_S = 10.0
 ENOUGH = 8
-# With many newcomers refused there is little to see, so what was seen long ago is forgotten, or they would be
-# refused for ever.
+# If many new requests are refused, there are few observations. So old ones are forgotten; otherwise requests
+# would be refused forever.
 LAST, FEW = 200, 100
 FORGET_S = 30.0
-# Higher priorities of a tenant crowd its lower ones out when they asked lately for more than CROWDED times
-# what was admitted of all that the tenant asked for, and more than a CROWDING part of that was theirs, and so
-# many tokens.
+# Higher priorities of a tenant crowd out its lower ones under two conditions on recent tokens. They asked for
+# more than CROWDED times what the tenant was admitted in all. And more than a CROWDING part of the admitted
+# tokens, and at least CROWDING_TOKENS, were theirs.
 CROWDED, CROWDING = 1.1, 0.6
 CROWDING_TOKENS = 256
-# This part of the last first tokens came as soon after their turns as is forecast, whoever asks: a variant
-# that is not loaded yet takes seconds, and nobody is to be refused for those.
+# This part of recent first tokens came as soon after their turns as forecast, for all tenants. A variant that
+# is not loaded yet takes seconds, and no request is refused because of these.
 FIRST_QUANTILE = 0.9
-# How far a wait is off grows with the wait, from as much as this long a wait would be.
+# The error of a wait grows with the wait, from the error of a wait of this length.
 SHORTEST_SCALE_S = 0.5
-# How far a wait is taken to be off before any was seen.
+# The assumed relative error of a wait before any observation.
 UNSEEN = 0.25
 
 
 class LineSpeed:
     """Estimated tokens that leave a line each second while requests wait in it.
 
-    Old observations fade with `memory_s`, though of a slow line by no more than one part in `enough` at a
-    time. `now_s` never goes back.
+    Old observations fade with `memory_s`; in a slow line at most one part in `enough` fades at a time.
+    `now_s` never goes back.
     """
 
     def __init__(self, memory_s: float = MEMORY_S, enough: int = ENOUGH) -> None:
@@ -56,15 +57,15 @@ class LineSpeed:
         self._turned_s = -math.inf
 
     def begin(self, now_s: float) -> None:
-        """The line begins to move, or its first request waits."""
+        """The line begins to move, or its first request begins to wait."""
         self._last_s = now_s
 
     def stood_s(self, now_s: float) -> float | None:
-        """Since the last one left it, or it began; None: it never did."""
+        """Seconds since the last request left the line, or since it began; None: it never began."""
         return None if self._last_s is None else now_s - self._last_s
 
     def moved(self, tokens: int, now_s: float) -> None:
-        """One with so many tokens left it; since the last one, or since it began, requests waited."""
+        """A request of `tokens` left the line, in which requests waited since the last one left."""
         self._turned_s = now_s
         if self._last_s is None:
             self._last_s = now_s
@@ -78,13 +79,13 @@ class LineSpeed:
         self._last_s = now_s
 
     def wait_s(self, tokens: float) -> float | None:
-        """Until so many tokens have left; None: not enough is known."""
+        """Seconds until `tokens` tokens have left; None: too little is known."""
         if self._turns < self._enough or self._tokens <= 0:
             return None
         return tokens * self._seconds / self._tokens
 
     def turn_s(self, now_s: float) -> float:
-        """From one turn to the next; 0.0: not known, or too long ago."""
+        """Seconds from one turn to the next; 0.0: unknown, or too long ago."""
         if self._turns < self._enough or self._turned_s < now_s - FORGET_S:
             return 0.0
         return self._seconds / self._faded_turns
@@ -95,7 +96,7 @@ class Fading:
 
     def __init__(self) -> None:
         self._sum = 0.0
-        self._since_s = 0.0  # the last that was added
+        self._since_s = 0.0  # the time of the last addition
 
     def add(self, value: float, now_s: float) -> None:
         self._sum = self.at(now_s) + value
@@ -106,7 +107,7 @@ class Fading:
 
 
 class ShareUse(Enum):
-    """Of a tenant beside others. The value is which part of the last waits was within what is forecast."""
+    """A tenant's use of its share. The value is the part of recent waits that were within the forecast."""
 
     ALONE = 0.9
     WITHIN = 0.5
@@ -114,7 +115,7 @@ class ShareUse(Enum):
 
 
 class _Asked:
-    """Of a tenant's requests of one priority, in tokens."""
+    """Tokens of a tenant's requests of one priority."""
 
     def __init__(self) -> None:
         self.asked, self.admitted = Fading(), Fading()
@@ -122,7 +123,7 @@ class _Asked:
 
 
 class _Demand:
-    """What a tenant asked for lately, and what was admitted of it."""
+    """What a tenant asked for recently, and what was admitted of it."""
 
     def __init__(self, tenant: Tenant) -> None:
         self.tenant = tenant
@@ -142,8 +143,8 @@ class _Demand:
         return sum(of.admitted.at(now_s) for of in self._of.values())
 
     def is_crowded_out(self, priority: Priority, now_s: float, aging_s: float) -> bool:
-        """Whether higher priorities, of which one asked within `aging_s`, take most of what is admitted and
-        ask for more than that."""
+        """Whether higher priorities take most of what is admitted and ask for more than that. One of them
+        must have asked within `aging_s`."""
         above = [of for p, of in self._of.items() if p.level > priority.level]
         if all(of.last_s < now_s - aging_s for of in above):
             return False
@@ -154,16 +155,16 @@ class _Demand:
 
 
 class Shares:
-    """Which tenants were admitted lately for no more than their weight's share of all that went, in tokens of
-    all priorities. What was refused does not count: who asks again would be above its share for that alone.
-    And whose lower priorities are crowded out by its own higher ones.
+    """Which tenants were recently admitted for at most their weight's share of all admitted tokens, over all
+    priorities. Refused requests do not count: otherwise a client that retries would be above its share for
+    that alone. Also which tenants' lower priorities are crowded out by their own higher ones.
 
-    A tenant that asked for nothing for FORGET_S is forgotten, and has no share.
+    A tenant that asked for nothing during FORGET_S is forgotten, and has no share.
     """
 
     def __init__(self) -> None:
         self._went = Fading()
-        self._tenants: dict[str, _Demand] = {}  # who asked last is the last
+        self._tenants: dict[str, _Demand] = {}  # ordered by the last request, the latest last
         self._weight = 0.0
 
     def asked(self, terms: RequestTerms, now_s: float) -> None:
@@ -181,7 +182,7 @@ class Shares:
             self._weight = sum(each.tenant.weight for each in self._tenants.values())
 
     def joined(self, terms: RequestTerms, now_s: float) -> None:
-        """One of a tenant's requests was admitted to the line."""
+        """A request of a tenant was admitted to the line."""
         if terms.tenant.name not in self._tenants:
             self.asked(terms, now_s)
         self._tenants[terms.tenant.name].admit(terms, now_s)
@@ -190,7 +191,7 @@ class Shares:
         self._went.add(tokens, now_s)
 
     def use_of(self, tenant: Tenant, now_s: float) -> ShareUse:
-        """By one that has asked."""
+        """How a tenant that has asked uses its share."""
         if len(self._tenants) < 2:
             return ShareUse.ALONE
         joined = self._tenants[tenant.name].admitted(now_s)
@@ -198,13 +199,13 @@ class Shares:
         return ShareUse.WITHIN if is_within else ShareUse.ABOVE
 
     def is_crowded_out(self, terms: RequestTerms, now_s: float, aging_s: float) -> bool:
-        """By higher priorities of its tenant, until it has waited `aging_s`."""
+        """Whether higher priorities of its tenant crowd a request out, until it has waited `aging_s`."""
         demand = self._tenants.get(terms.tenant.name)
         return demand is not None and demand.is_crowded_out(terms.priority, now_s, aging_s)
 
 
 class LastSeen:
-    """The last observations of something: at most LAST, none older than FORGET_S."""
+    """The last observations of a quantity: at most LAST, none older than FORGET_S."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, float]] = deque()  # (when, what)
@@ -217,8 +218,8 @@ class LastSeen:
         insort(self._sorted, value)
 
     def quantile(self, share: float, unseen: float, now_s: float) -> float:
-        """The least value that this share of the observations are no larger than. What lacks of FEW of them
-        counts as `unseen`: so one that was far off does not decide alone."""
+        """The least value that is at least as large as this share of the observations. If there are fewer
+        than FEW, the missing ones count as `unseen`, so a single outlier does not decide."""
         while self._seen and self._seen[0][0] < now_s - FORGET_S:
             self._forget()
         values, lacking = self._sorted, FEW - len(self._sorted)
@@ -232,8 +233,8 @@ class LastSeen:
 
 
 class _Pool:
-    """Of one priority, requests of tenants that use their shares alike: how many wait, their pace, and by how
-    far their waits were off."""
+    """Requests of one priority whose tenants use their shares alike: how many wait, their pace, and the
+    errors of their waits."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -242,29 +243,29 @@ class _Pool:
 
 
 class Forecast:
-    """Of one line. Requests that come later may go before a newcomer: those of a higher priority, and of
-    tenants with less than their share. They are not in the line yet, but they were in the way of those of its
-    pool that went before: so the pool's pace alone counts, too.
+    """The forecast of one line. Later requests may go before a new one: those of a higher priority, and those
+    of tenants with less than their share. They are not in the line yet, but they delayed earlier requests of
+    the same pool. So the pool's own pace counts, too.
     """
 
     def __init__(self) -> None:
         self._whole = LineSpeed()
         self._pools = {(use, priority): _Pool() for use in ShareUse for priority in Priority}
-        self._pool_of: dict[int, _Pool] = {}  # by number, of those that wait
-        self._said: dict[int, tuple[float, float]] = {}  # by number: since when, the wait forecast
+        self._pool_of: dict[int, _Pool] = {}  # of waiting requests, by number
+        self._said: dict[int, tuple[float, float]] = {}  # by number: since when, the forecast wait
         self._first_s = LastSeen()
         self._shares = Shares()
-        # Of each tenant, the priority of its last turn that no higher one of its own waited for.
+        # For each tenant, the priority of its last turn during which no higher priority of its own waited.
         self._served: dict[str, Priority] = {}
 
     def asked(self, terms: RequestTerms, now_s: float) -> None:
-        """A newcomer is there: it may be refused."""
+        """A new request has arrived; it may be refused."""
         self._shares.asked(terms, now_s)
 
     def ttft_s(
         self, line: WaitingLine, terms: RequestTerms, wait_s: float | None, now_s: float
     ) -> float | None:
-        """Of a newcomer whose `wait_s` is that; None: not enough is known."""
+        """The forecast TTFT of a new request that waits `wait_s`; None: too little is known."""
         if wait_s is None:
             return None
         use, off = self._shares.use_of(terms.tenant, now_s), UNSEEN
@@ -281,7 +282,7 @@ class Forecast:
         return wait_s + self._first_s.quantile(FIRST_QUANTILE, 0.0, now_s)
 
     def wait_s(self, line: WaitingLine, terms: RequestTerms, now_s: float) -> float | None:
-        """In the line, at the paces of now; None: not enough is known."""
+        """The wait in the line at the current paces; None: too little is known."""
         use = self._shares.use_of(terms.tenant, now_s)
         pool = self._pools[use, terms.priority]
         known = [self._whole.wait_s(line.tokens_before(terms))]
@@ -293,18 +294,18 @@ class Forecast:
         return max((wait_s for wait_s in known if wait_s is not None), default=None)
 
     def turn_s(self, terms: RequestTerms) -> float | None:
-        """For how long the whole line moves in a request's stead."""
+        """How long the whole line takes to move by a request's tokens."""
         return self._whole.wait_s(terms.tokens)
 
     def begin(self, now_s: float) -> None:
-        """There are workers again: who waits is counted from now on, and what was forecast is forgotten."""
+        """Workers exist again: waits are counted from now on, and forecasts are forgotten."""
         self._said.clear()
         self._shares = Shares()
         for speed in (self._whole, *(pool.speed for pool in self._pools.values())):
             speed.begin(now_s)
 
     def joined(self, line: WaitingLine, waiting: Waiting, wait_s: float | None, now_s: float) -> None:
-        """`waiting`, which has asked, has just joined `line`; `wait_s` is what was known of its wait."""
+        """`waiting` has just joined `line`, after `asked`; `wait_s` is the forecast of its wait."""
         if len(line) == 1:
             self._whole.begin(now_s)
         terms = waiting.terms
@@ -318,7 +319,7 @@ class Forecast:
         self._shares.joined(terms, now_s)
 
     def moved(self, line: WaitingLine, waiting: Waiting, now_s: float) -> None:
-        """It has had its turn, and left `line`."""
+        """The request has had its turn, and has left `line`."""
         terms = waiting.terms
         if not line.waits_above(terms):
             self._served[terms.tenant.name] = terms.priority
@@ -328,31 +329,32 @@ class Forecast:
         self.waited(waiting, now_s)
 
     def waited(self, waiting: Waiting, now_s: float) -> None:
-        """It has left the line: for its turn, or because it was late, and would have waited for longer."""
+        """The request has left the line: for its turn, or because it was late and would have waited
+        longer."""
         if waiting.number in self._said:
             self._pool_of[waiting.number].off.add(self._off_by(waiting.number, now_s), now_s)
         self.left(waiting.number)
 
     def left(self, number: int) -> None:
-        """It left the line without a turn, by its own will or displaced, which says nothing."""
+        """The request left the line without a turn, cancelled or displaced; its wait is no observation."""
         self._said.pop(number, None)
         if (pool := self._pool_of.pop(number, None)) is not None:
             pool.count -= 1
 
     def answered(self, took_s: float, now_s: float) -> None:
-        """A request that had waited has its first token, so long after its turn."""
+        """A request that had waited received its first token `took_s` after its turn."""
         self._first_s.add(took_s, now_s)
 
     def _off_by(self, number: int, now_s: float) -> float:
-        """How far the wait of one that waits, or did until now, is off by now."""
+        """The current relative error of a request's wait; the request waits, or waited until now."""
         since_s, said_s = self._said.get(number, (now_s, 0.0))
         return (now_s - since_s - said_s) / (said_s + SHORTEST_SCALE_S)
 
     def _is_next(self, line: WaitingLine, terms: RequestTerms) -> bool:
-        """Whether nobody of its tenant goes before it, and a lower priority of its tenant has had the last
-        turn (not for its age), or its own and nobody waits. What waits were off by, and how long its own
-        priority's turns took, does not count then. Else a priority whose waits were long once would be
-        refused for as long as that is remembered, and lower ones served.
+        """Whether no request of its tenant goes before it. Also a lower priority of its tenant must have had
+        the last turn (not because of aging), or its own priority, with an empty line. Then the errors of
+        waits, and the pace of its own priority, do not count. Otherwise a priority whose waits were long once
+        would be refused for as long as that is remembered, while lower priorities are served.
         """
         served = self._served.get(terms.tenant.name, Priority.HIGH)
         above = terms.priority.level - served.level

@@ -1,4 +1,4 @@
-"""What a grammar may be made of, wherever in a request its parts are: in schemas, tags, tools. Pure."""
+"""Limits of grammars, wherever in a request their parts are: in schemas, tags, tools. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from controlplane.traffic.repetitions import check_ebnf, check_regex
 
-# Properties of one object that may be left out: to compile 500 takes xgrammar 0.7 s, and 2,000 more than 8 s.
+# Optional properties of one object: xgrammar needs 0.7 s to compile 500, and more than 8 s for 2,000.
 MOST_OPTIONAL = 512
 _REGEXES = ("regex", "pattern", "whitespace_pattern")
 _EBNF = ("grammar", "ebnf")
@@ -16,7 +16,7 @@ _WRITTEN = ("json", "structural_tag", "json_schema", "schema")  # JSON, perhaps 
 
 
 def check_grammar(value: Any) -> None:
-    """Errors: ValueError, with what takes too long. What is no grammar may pass."""
+    """Errors: ValueError, naming the part that takes too long. Values that are not grammars may pass."""
     for inner in _objects(value):
         for name in _REGEXES:
             if isinstance(inner.get(name), str):
@@ -42,7 +42,7 @@ def _check_properties(schema: dict[str, Any]) -> None:
 
 
 def _objects(value: Any) -> Iterator[dict[str, Any]]:
-    """All in a value, also those that a text of one of them holds."""
+    """All objects in a value, including objects inside texts that hold JSON."""
     left = [value]
     while left:
         each = left.pop()

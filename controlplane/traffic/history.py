@@ -1,4 +1,4 @@
-"""What earlier requests of one base say about the next: lengths, and where prefixes are cached. Pure."""
+"""What earlier requests of a base show about the next: lengths, and where prefixes are cached. Pure."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from controlplane.traffic.member import Member, RoutedRequest
 from controlplane.traffic.output_lengths import OutputLengths
 from controlplane.traffic.request import InferenceRequest
 
-_BEGINNING_TOKENS = 1024.0  # of a prompt, which requests with the same beginning are taken to share
+_BEGINNING_TOKENS = 1024.0  # of a prompt; requests with the same beginning are assumed to share these
 _ANY_VARIANT = -1
 
 
 class Home(NamedTuple):
-    """The slot of the worker whose KV cache may have the first `cached` tokens of the prompt; -1: none."""
+    """The slot of the worker whose KV cache may hold the first `cached` tokens of the prompt; -1: none."""
 
     slot: int = -1
     cached: float = 0.0
@@ -29,16 +29,16 @@ class TrafficHistory:
         self.mean_prompt = 64.0  # tokens
 
     def expected_output(self, request: InferenceRequest) -> float:
-        """Tokens of the answer, 1 or more."""
+        """Expected tokens of the answer, 1 or more."""
         return self._lengths.expected(request.variant, request.terms.output_limit)
 
     @property
     def mean_output(self) -> float:
-        """Tokens of an answer of any variant."""
+        """Mean tokens of an answer, over all variants."""
         return self._lengths.expected(_ANY_VARIANT, 0)
 
     def home(self, request: InferenceRequest) -> Home:
-        """Where the last request of the same session went, or the last with the same beginning."""
+        """The worker of the session's last request, or of the last request with the same beginning."""
         terms, last = request.terms, None
         if terms.session:
             last = self._last.find((request.variant, terms.session))
@@ -57,5 +57,5 @@ class TrafficHistory:
         self.mean_prompt += (terms.prompt_tokens - self.mean_prompt) / 32
 
     def ended(self, request: InferenceRequest, tokens: int) -> None:
-        """The request's answers have so many tokens together."""
+        """The request's answers have `tokens` tokens together."""
         self._lengths.observe(request.variant, tokens // request.terms.sequences)

@@ -1,7 +1,7 @@
-"""Which worker of a base gets a request: the routing policy over a snapshot that is kept as requests go.
+"""Choose the worker of a base for each request: the routing policy over a snapshot of requests in flight.
 
-Pure: no clock, no network; `now_s` never goes back. `controlplane.routing` decides, `MemberSet` keeps the
-workers and their room, `LiveSnapshot` what the policy reads, `TrafficHistory` what earlier requests say.
+Pure: no clock, no network; `now_s` never goes back. `controlplane.routing` decides. `MemberSet` keeps the
+workers and their room, `LiveSnapshot` the policy's input, `TrafficHistory` what earlier requests show.
 
 Until the compiled code is ready (`start_routing`), the worker with the fewest requests gets each request.
 """
@@ -28,15 +28,15 @@ from workers.messages import WorkerLoad
 log = logging.getLogger(__name__)
 
 PLACE_EVERY_S = 5.0
-# A request that a worker has had for longer, while nothing waits in its engine, has its prompt prefilled.
+# A request that a worker has had for longer, while its engine has no waiting requests, is prefilled.
 SEEN_S = 0.2
 _UINT64 = (1 << 64) - 1
 
 
 @dataclass(frozen=True)
 class RoutingRules:
-    """A group gets no more requests once it has `in_flight_factor` times those that its engine runs at once.
-    The rest wait in the gateway, where they can still be ordered."""
+    """A group gets no more requests once it has `in_flight_factor` times as many as its engine runs at once.
+    The other requests wait in the gateway, where their order can still change."""
 
     in_flight_factor: float = 1.0
 
@@ -48,7 +48,7 @@ class HostRouter:
         self._live = LiveSnapshot()
         self._members = MemberSet(rules.in_flight_factor, self._live.set_usable)
         self._history = TrafficHistory()
-        self._models: StepModels | None = None  # None also when nothing is known of any step
+        self._models: StepModels | None = None  # None also if nothing is known of steps
         self._last_models: StepModels | None = None
         self._begun_s = self._placed_s = now_s
         if is_ready:
@@ -82,7 +82,7 @@ class HostRouter:
     # --- workers -------------------------------------------------------------------------------------------
 
     def set_members(self, members: Sequence[Member]) -> None:
-        """These workers are there now. Requests in flight at others are no longer counted."""
+        """These are the workers now. Requests in flight at other workers are no longer counted."""
         for gone in set(self._members).difference(members):
             self._live.leave(gone.slot)
             self._members.remove(gone)
@@ -103,7 +103,7 @@ class HostRouter:
         self._last_models = models
         try:
             self._learn(models if len(models.models) else None)
-        except Exception:  # a router that knows nothing of steps is better than one that fails
+        except Exception:  # routing without knowledge of steps is better than a failure
             log.exception("the step models cannot be used; requests go on as if nothing were known of steps")
             self._learn(None)
 
@@ -181,8 +181,8 @@ class HostRouter:
             self._members.set_trial(member, None)
 
     def _row(self, request: InferenceRequest, now_s: float) -> RequestRow:
-        """The request as the snapshot has it. Requests of one session have one key, so that ties put them in
-        one place, whichever gateway gets them."""
+        """The request in the form of the snapshot. Requests of one session have one key, so that every
+        gateway breaks ties in the same way for them."""
         terms = request.terms
         session = hashed(f"{request.variant} {terms.session}") if terms.session else 0
         home = self._history.home(request)
@@ -213,7 +213,7 @@ class HostRouter:
         if member.slot < 0:
             return
         member.loaded_s = now_s
-        # Some of our own requests that it counted may have ended since, and must not be taken for others'.
+        # Some requests that the worker counted may have ended since; they must not count as other gateways'.
         self._set_foreign(member, max(0, load.ongoing - max(member.peak, member.last_peak)))
         member.peak, member.last_peak = member.own, member.peak
         if load.variants != member.variants:

@@ -1,4 +1,4 @@
-"""Which group had the last request of a session, or with the same beginning: its KV cache may have more of
+"""The group that had the last request of a session, or with the same beginning: its KV cache may hold more of
 the prompt. Pure."""
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ MOST = 20_000
 
 
 class Last(NamedTuple, Generic[Group]):
-    """`tokens` of the prompt, and of the answer to it, may be cached there."""
+    """`tokens` of the prompt and its answer may be cached in this group."""
 
     group: Group
     tokens: float
 
 
 class LastGroups(Generic[Group]):
-    """Of at most `most` keys: those used longest ago are forgotten."""
+    """At most `most` keys; the least recently used ones are forgotten."""
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most

@@ -1,4 +1,4 @@
-"""Which worker of a base gets a request while the compiled policies are not ready, or choose none. Pure."""
+"""The worker for a request while the compiled policies are not ready, or choose none. Pure."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The snapshot that the routing policy reads, kept current as requests go, and the policy's own state. Pure.
 
-`controlplane.routing` decides; this module keeps what it decides by. Sums over requests are changed in place
-for each request, and made again from the requests in flight when columns or rows of the snapshot change (new
-step models, more workers). Until `make` is called there is no snapshot, and the other methods do nothing.
+`controlplane.routing` decides; this module maintains its input. Each request changes sums in place. When
+columns or rows of the snapshot change (new step models, more workers), the sums are computed again from the
+requests in flight. Until `make` is called there is no snapshot, and the other methods do nothing.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class LiveSnapshot:
     # --- members -------------------------------------------------------------------------------------------
 
     def set_members(self, members: MemberSet, fresh: Iterable[Member]) -> None:
-        """Workers came: `fresh` are new among `members`."""
+        """Workers were added: `fresh` are new among `members`."""
         if self._snapshot is not None and members.slots > len(self._snapshot.groups):
             self.make(members)
         else:
@@ -101,7 +101,7 @@ class LiveSnapshot:
         if self._snapshot is not None and self._snapshot.orders.size:
             bookkeeping.set_usable(self._snapshot, member.slot, has_room)
         elif self._snapshot is not None:
-            self._usable[member.slot] = has_room  # a call of compiled code takes longer
+            self._usable[member.slot] = has_room  # faster than a call of compiled code
 
     # --- requests ------------------------------------------------------------------------------------------
 
@@ -151,7 +151,7 @@ class LiveSnapshot:
     # --- what workers report -------------------------------------------------------------------------------
 
     def place_variants(self, member: Member) -> None:
-        """Where the worker has variants. A variant that is requested there and in no slot is loading."""
+        """Note where the worker has variants. A requested variant that is in no slot is loading."""
         if self._snapshot is None:
             return
         held = self._snapshot.held[:, member.slot]
@@ -180,8 +180,8 @@ class LiveSnapshot:
         member.tpot_s = float(group.tpot_s)
 
     def note_cached(self, member: Member, load: WorkerLoad) -> None:
-        """How much longer, or shorter, the worker's requests are than expected. While requests wait in its
-        engine, the KV cache does not hold all of them, so its usage says nothing."""
+        """Learn how the lengths of the worker's requests differ from the expected ones. While requests wait
+        in its engine, the KV cache does not hold all of them, so its usage is ignored."""
         if self._snapshot is None or self._models is None or load.waiting:
             return
         tokens = load.kv_usage * float(self._snapshot.models[member.model].kv_tokens)
@@ -215,7 +215,7 @@ class LiveSnapshot:
     def make(self, members: MemberSet, keep: Iterable[int] | None = None) -> None:
         """Make the snapshot from the members, the step models and the requests in flight.
 
-        Variants that no step model knows keep a column while they are in `keep` (None: all of them do).
+        Variants without a step model keep a column while they are in `keep` (None: all of them keep it).
         """
         models, variants, columns = self._known()
         for uid in self._columns if keep is None else keep:
@@ -247,7 +247,7 @@ class LiveSnapshot:
         return _Learned(float(group.correction) or 1.0, float(group.stretch) or 1.0, int(group.ceiling))
 
     def _known(self) -> tuple[Records, Records, dict[int, int]]:
-        """Step models and variants in memory of our own, so that compiled code sees one kind of array."""
+        """Step models and variants in our own memory, so that compiled code sees one kind of array."""
         if self._models is None:
             models = equal_rows()
             return models, new_snapshot(0, 1, models).variants, {0: 0}

@@ -1,17 +1,18 @@
-"""What a gateway refuses when more requests come than it can do in time. Pure: the caller gives the time.
+"""Requests that a gateway refuses when more come than it can serve in time. Pure: the caller gives the time.
 
-A gateway has more than it can do when the smallest request takes long there, and goes on to.
-Then requests beyond a budget are refused while they are cheap: before anything is done for them. The budget
-is at first a part of what was answered lately, so that what waits is done soon. It follows the delay from
-there: less while that is long, more when it is short again. Once some are refused, who is refused is above
-its share, so the delay may be held much lower than the one that began it; but not lower than what the
-smallest request takes on this machine when there is no crowd. It is held lower still where of all tenants
-that it keeps from something most is refused later as well: then to pass on less takes nothing from
-anybody, and all refusals are sooner.
+A gateway is overloaded when the smallest request takes long there for a while. Then requests beyond a budget
+are refused while that is cheap: before any work is done for them. The first budget is a part of the recently
+answered requests, so that waiting requests are served soon. Afterwards it follows the delay: lower while the
+delay is long, higher when it is short again.
+
+Once refusals have begun, only tenants above their share are refused, so the delay may be held much lower than
+the delay that began them. But it is not held below the time of the smallest request on this machine without
+load. It is held lower still if most requests of all limited tenants are refused later anyway: then a smaller
+budget takes nothing from any tenant, and all refusals come sooner.
 
 Tenants share the budget by weight, max-min fairly: each has a token bucket, and all buckets are filled at the
-same level of requests a second and unit of weight. So a tenant that asks for less than its share is refused
-nothing, whatever others ask for. One that asks alone delays nobody else, and has more patience.
+same level of requests per second and unit of weight. So a tenant that asks for less than its share is never
+refused, whatever others ask for. A tenant that is alone delays no other tenant, so its limit is more patient.
 """
 
 from __future__ import annotations
@@ -21,38 +22,38 @@ import statistics
 from collections import deque
 from dataclasses import dataclass
 
-# A busy machine is slow at times. Half of all looks, for this long, say that it has too much to do.
+# A busy machine is slow at times. It is overloaded if half of all looks, for this long, find a longer delay.
 LATE_S, LATE_ALONE_S = 0.25, 1.0
 WINDOW_S = 0.5
-LATE_FOR_S = 1.0  # without a window in time, before anybody is refused: less is a burst, and over soon
-STILL_S = 2 * WINDOW_S  # a window that is longer is of a machine that stood still
-LOOKS = 2  # one that is late may be a machine that stood still
-# While requests are refused less is passed on where the smallest one takes longer than LONG, a part of the
-# limit, and more where it takes less than SHORT; neither is less than so many times what it takes without a
-# crowd.
+LATE_FOR_S = 1.0  # without a window in time, before refusals begin: a shorter burst ends soon
+STILL_S = 2 * WINDOW_S  # a longer window means that the machine stood still
+LOOKS = 2  # a single late look may be a machine that stood still
+# While requests are refused, the budget falls if the smallest request takes longer than LONG, a part of the
+# limit, and rises if it takes less than SHORT. Both are at least LONG_OF_ALONE and SHORT_OF_ALONE times its
+# time without load.
 LONG, LONG_OF_ALONE = 0.3, 2.5
 SHORT, SHORT_OF_ALONE = 0.15, 1.5
-MOST_SHORT = 0.9  # of what is long
-# The same part where of each tenant above its share more than WASTED of what is passed on is refused
-# later; above LATE_WASTED some begin to be refused.
+MOST_SHORT = 0.9  # of the long delay
+# LONG_WASTED replaces LONG if, for each tenant above its share, more than WASTED of what is passed on is
+# refused later. Then refusals begin above LATE_WASTED.
 WASTED, LATE_WASTED, LONG_WASTED = 0.5, 0.2, 0.1
-# That is over when so many windows in turn say so: a gateway that stands still refuses nobody, either.
+# The waste ends after this number of windows without it: a gateway that stands still refuses nothing, either.
 UNWASTED_WINDOWS = 3
-ALONE_WINDOWS = 20  # of which the shortest says what it takes without a crowd
-SETTLED_S = 5.0  # after the last cut: what waited is done by then
-# The first budget, of what was answered; later ones, of the one before. At least so much of what was passed
-# on: long answers that are not streamed begin when they are finished.
+ALONE_WINDOWS = 20  # the shortest of these windows gives the time without load
+SETTLED_S = 5.0  # after the last cut: by then, waiting requests are served
+# FIRST: the first budget, as a part of what was answered; the others relative to the previous budget. At least
+# OF_PASSED of what was passed on counts, because long answers that are not streamed begin at their end.
 FIRST, LESS, LESS_WASTED, MORE, SLOWLY_MORE = 0.6, 0.85, 0.7, 1.03, 1.015
-# There is nothing to win then near the last budget that was too much, for a while.
+# For this time the budget stays below NEAR times the last budget that was too high: more would gain nothing.
 NEAR, TOO_MUCH_FOR_S = 0.75, 300.0
 OF_PASSED = 0.5
-UNKNOWN = ""  # the name of all whom nobody knows
-# Any machine passes so many requests on in a second: what delays them then are not requests.
+UNKNOWN = ""  # the name for all unknown clients
+# Any machine passes on this number of requests per second; below it, delays have another cause.
 LEAST_PER_S = 40.0
 ASKING_PER_S = 0.5
 BURST_S, LEAST_BURST = 0.2, 20.0
-# A budget so many times what comes limits nobody, and grows no further. There is none any more when the path
-# was in time with it for so long: another crowd would be noticed late.
+# A budget of ROOM times the arrivals limits no tenant, and grows no further. It is removed when the path was
+# in time for CALM_S with it: otherwise another overload would be noticed late.
 ROOM, CALM_S = 1.25, 15.0
 LONGEST_RETRY_S = 30.0
 FORGOTTEN_PER_S = 0.01
@@ -60,8 +61,8 @@ FORGOTTEN_PER_S = 0.01
 
 @dataclass(slots=True)
 class _Tenant:
-    """What it asked for, what of that was passed on, and what of that was answered and refused: in this
-    window, and lately, a second. `tokens` are what it may still ask for, as of `at_s`."""
+    """What a tenant asked for, what of that was passed on, and what of that was answered and refused: in this
+    window, and recently, per second. `tokens` are what it may still ask for, as of `at_s`."""
 
     weight: float
     asked: int = 0
@@ -84,14 +85,14 @@ class _Tenant:
 
     @property
     def is_wasted(self) -> bool:
-        """Whether most of what is passed on of it is refused all the same. Long answers come much later than
-        refusals."""
+        """Whether most of what is passed on for this tenant is refused later. Long answers come much later
+        than refusals."""
         return self.refused_per_s > WASTED * max(self.passed_per_s, self.answered_per_s)
 
 
 class LoadShedding:
-    """`arrive` for each request of a tenant, `answer` when the first of its answer is there (`is_refusal`:
-    it is a refusal all the same), and `look` several times in WINDOW_S."""
+    """Call `arrive` for each request of a tenant, `answer` when its answer begins (`is_refusal`: it was
+    refused after all), and `look` several times in WINDOW_S."""
 
     def __init__(self) -> None:
         self._budget_per_s = math.inf
@@ -105,7 +106,7 @@ class LoadShedding:
         self._passed_per_s = self._answered_per_s = 0.0
         self._is_wasted = self._was_wasted = False
         self._unwasted_windows = 0
-        self._carried_per_s = 0.0  # by the path, when the present budget was begun
+        self._carried_per_s = 0.0  # by the path, when the current budget began
         self._asked_per_s = self._asked_lately_per_s = 0.0
         self._late_for_s = self._calm_for_s = 0.0
         self._since_less_s = 0.0
@@ -113,17 +114,17 @@ class LoadShedding:
 
     @property
     def budget_per_s(self) -> float:
-        """How many requests a second are passed on at most; infinite: all."""
+        """The most requests per second that are passed on; infinite: all."""
         return self._budget_per_s
 
     @property
     def is_crowded(self) -> bool:
-        """Whether so much comes that the next look matters."""
+        """Whether the load is so high that the next look matters."""
         return self._asked_per_s > LEAST_PER_S or self._budget_per_s < math.inf
 
     def arrive(self, name: str, weight: float, now_s: float) -> float | None:
-        """None: pass the request of this tenant on. Else refuse it, and say after how many seconds to try
-        again."""
+        """None: pass on the tenant's request. Otherwise refuse it, with the number of seconds until a
+        retry."""
         tenant = self._tenants.get(name)
         if tenant is None:
             tenant = self._tenants[name] = _Tenant(weight)
@@ -137,7 +138,7 @@ class LoadShedding:
         return None
 
     def answer(self, name: str, is_refusal: bool = False) -> None:
-        """A request of this tenant that was passed on is answered, or begins to be."""
+        """A request of this tenant that was passed on is answered, or its answer begins."""
         self._answered += 1
         tenant = self._tenants.get(name)
         if tenant is not None:
@@ -145,14 +146,14 @@ class LoadShedding:
             tenant.refused += is_refusal
 
     def leave_out(self, name: str) -> None:
-        """A request of this tenant that was passed on just now, and whose answer nobody will see."""
+        """Do not count a request of this tenant that was just passed on: its answer will not be seen."""
         self._passed = max(0, self._passed - 1)
         tenant = self._tenants.get(name)
         if tenant is not None:
             tenant.passed = max(0, tenant.passed - 1)
 
     def look(self, late_s: float, now_s: float) -> None:
-        """`late_s`: how long the smallest request takes now."""
+        """`late_s`: the current time of the smallest request."""
         if self._since_s is None:
             self._since_s = now_s
         self._late_s.append(late_s)
@@ -193,11 +194,11 @@ class LoadShedding:
         self._late_s.clear()
 
     def _next_budget(self, late_s: float, took_s: float) -> float:
-        """`late_s`: what half of all looks found, or more."""
-        stood_still = took_s > STILL_S  # then what came meanwhile may not be read yet
+        """The next budget. `late_s`: the median of all looks."""
+        stood_still = took_s > STILL_S  # then requests that came meanwhile may not be read yet
         if self._asked_per_s <= LEAST_PER_S and not (stood_still and self._budget_per_s < math.inf):
             self._late_for_s = 0.0
-            return math.inf  # it is not requests that delay others
+            return math.inf  # the delay has another cause than requests
         limit_s = LATE_S if self._tenants_asking() > 1 else LATE_ALONE_S
         self._late_for_s = self._late_for_s + took_s if late_s > self._begins_s(limit_s) else 0.0
         self._since_less_s += took_s
@@ -205,7 +206,7 @@ class LoadShedding:
         self._see_alone(late_s, limit_s)
         if self._budget_per_s == math.inf:
             return self._first() if self._late_for_s >= LATE_FOR_S else math.inf
-        if self._was_wasted and not self._is_wasted:  # somebody wants what was left out
+        if self._was_wasted and not self._is_wasted:  # requests that were left out would be served now
             return max(self._budget_per_s, LESS * self._carried_per_s)
         long_s, short_s = self._band(limit_s)
         is_calm = late_s <= long_s and self._budget_per_s >= self._asked_lately_per_s
@@ -215,17 +216,17 @@ class LoadShedding:
         return self._lower(late_s) if late_s > long_s else self._higher(is_soon=late_s <= short_s)
 
     def _begins_s(self, limit_s: float) -> float:
-        """Later than this some begin to be refused."""
+        """The delay above which refusals begin."""
         return min(limit_s, max(LATE_WASTED * limit_s, self._long_alone_s)) if self._is_wasted else limit_s
 
     def _lower(self, late_s: float) -> float:
-        """The next budget where the path is late. Where what waits becomes less, or what was refused is not
-        felt yet, there is nothing to do."""
+        """The next budget if the path is late. It stays while the delay falls, or while the last cut has not
+        had its effect yet."""
         is_felt = late_s >= self._was_late_s and self._since_less_s > late_s
         return self._less() if is_felt else self._budget_per_s
 
     def _higher(self, is_soon: bool) -> float:
-        """The next budget where the path is in time."""
+        """The next budget if the path is in time."""
         most_per_s = max(ROOM * self._asked_lately_per_s, LEAST_PER_S)
         if self._is_wasted and self._since_too_much_s < TOO_MUCH_FOR_S:
             most_per_s = min(most_per_s, NEAR * self._too_much_per_s)
@@ -235,13 +236,13 @@ class LoadShedding:
         return max(self._budget_per_s, min(most_per_s, more * self._budget_per_s))
 
     def _see_alone(self, late_s: float, limit_s: float) -> None:
-        """What the smallest request takes when nobody is refused, or as few are passed on as ever."""
+        """Note the time of the smallest request while nothing is refused, or while the budget is lowest."""
         is_settled = self._budget_per_s == LEAST_PER_S and self._since_less_s > SETTLED_S
         if is_settled or (self._budget_per_s == math.inf and late_s <= limit_s):
             self._alone_s.append(late_s)
 
     def _band(self, limit_s: float) -> tuple[float, float]:
-        """Above the first less is passed on, below the second more."""
+        """The delay above which the budget falls, and the delay below which it rises."""
         long = LONG_WASTED if self._is_wasted else LONG
         long_s = min(limit_s, max(long * limit_s, self._long_alone_s))
         return long_s, min(MOST_SHORT * long_s, max(SHORT * limit_s, SHORT_OF_ALONE * self._least_s))
@@ -254,14 +255,14 @@ class LoadShedding:
         return self._unwasted_windows < (UNWASTED_WINDOWS if self._is_wasted else 1)
 
     def _wastes(self) -> bool:
-        """Whether of every tenant above its share most is refused all the same."""
+        """Whether most requests of every tenant above its share are refused later anyway."""
         level = self._level(min(self._budget_per_s, self._first_of(self._used())))
         above = [each for each in self._tenants.values() if each.asked_per_s > level * each.weight]
         return bool(above) and all(each.is_wasted for each in above)
 
     @property
     def _least_s(self) -> float:
-        """What the smallest request takes without a crowd; 0: it is not known yet."""
+        """The time of the smallest request without load; 0: unknown."""
         return min(self._alone_s, default=0.0)
 
     @property
@@ -280,7 +281,7 @@ class LoadShedding:
         return max(LEAST_PER_S, FIRST * used_per_s)
 
     def _less(self) -> float:
-        """What is not used up says nothing of how much can be done."""
+        """The next lower budget. A budget that was not used up says nothing about the capacity."""
         used = self._budget_per_s
         if self._asked_per_s > used:
             used = min(used, self._used())
@@ -290,21 +291,22 @@ class LoadShedding:
         return max(LEAST_PER_S, (LESS_WASTED if self._is_wasted else LESS) * used)
 
     def _tenants_asking(self) -> int:
-        """Who is not known counts if it asks for much: else anybody could make a tenant be refused sooner."""
+        """Tenants that ask for something. Unknown clients count only if they ask for much: otherwise a
+        stranger could cause refusals for a tenant sooner."""
         least = {UNKNOWN: max(ASKING_PER_S, 0.1 * self._asked_per_s)}
         return sum(each.asked_per_s > least.get(name, ASKING_PER_S) for name, each in self._tenants.items())
 
 
 def _mean(before_per_s: float, now_per_s: float) -> float:
-    """Of windows, each of which counts half as much as the one after it."""
+    """The mean over windows, in which each window counts half as much as the next one."""
     return (before_per_s + now_per_s) / 2.0
 
 
 def fair_level(asked: list[tuple[float, float]], budget: float) -> float:
-    """How many requests a second go to each unit of weight, of tenants that ask for so much (by weight).
+    """Requests per second for each unit of weight. `asked`: (requests per second, weight) of each tenant.
 
-    Where they ask for more than the budget: the level at which the sum of min(asked, level * weight) is the
-    budget. Else there is room above what any of them asks for, and it is divided by weight, too.
+    If tenants ask for more than the budget: the level at which the sum of min(asked, level * weight) equals
+    the budget. Otherwise the room above all requests is divided by weight, too.
     """
     left, weights = budget, sum(weight for _, weight in asked)
     everyone, level = weights, 0.0

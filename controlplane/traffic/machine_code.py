@@ -1,7 +1,7 @@
-"""Calls of compiled functions that do not look at what they are given.
+"""Calls of compiled functions without type checks of their arguments.
 
-Such a call from Python first finds out which types its arguments have, by every field of every record. For
-the snapshot of a router that takes several times as long as a decision, and its types never change.
+A normal call from Python first determines the types of its arguments, by every field of every record. For a
+router's snapshot that takes several times as long as a decision, and its types never change.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def machine_code(function: Function, *like: object) -> Function:
-    """`function`, compiled, for arguments of the types of `like` and in that order. With any other it reads
-    and writes what is not there: they must be made where `like` was. Nothing is called here.
+    """`function`, compiled for arguments of the types of `like`, in this order. With arguments of other types
+    it would access invalid memory: they must come from the same place as `like`. Nothing is called here.
 
-    Where nothing is compiled (`NUMBA_DISABLE_JIT=1`) it is the function itself.
+    Without compilation (`NUMBA_DISABLE_JIT=1`) the result is the function itself.
     """
     compiling = getattr(function, "compile", None)
     if compiling is None:
@@ -31,9 +31,9 @@ def machine_code(function: Function, *like: object) -> Function:
 
 
 def first_record(array: Records, dtype: np.dtype[Any]) -> Any:
-    """The first of an array of records of this type, in the same memory, for calls of `machine_code`.
+    """The first record of an array of this type, in the same memory, for calls of `machine_code`.
 
-    What `array[0]` is looks its attributes up in Python, which reading it in machine code does, too. Python
-    itself needs them.
+    `array[0]` looks its attributes up in Python, even when machine code reads it. Without compilation, Python
+    needs these attributes.
     """
     return array[0] if numba.config.DISABLE_JIT else array.view(np.ndarray).view(dtype)[0]

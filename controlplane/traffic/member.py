@@ -12,13 +12,13 @@ from controlplane.traffic.worker_health import Takes
 
 @dataclass(eq=False)
 class Member:
-    """A worker that may get requests. `max_ongoing` is the most it takes at once, 0: unknown.
+    """A worker that may get requests. `max_ongoing` is the most requests that it takes at once, 0: unknown.
 
     `own` requests of this gateway are in flight at the worker, and take `places`: one for each sequence.
-    `foreign` counts the requests of other gateways, as the worker last reported; `typical` stands for each.
-    `slot` is the worker's row in the snapshot; -1: the worker has left. `peak` is the largest value of `own`
-    since the worker's last report, `last_peak` between the two reports before. A worker that `takes` one
-    request at a time has its `trial`, and is not open to more meanwhile.
+    `foreign` is the number of requests of other gateways, as the worker last reported; `typical` stands for
+    each. `slot` is the worker's row in the snapshot; -1: the worker has left. `peak` is the largest value of
+    `own` since the worker's last report, `last_peak` between the two reports before. A worker that `takes`
+    one request at a time has a `trial`, and gets no other request until it ends.
     """
 
     group: str

@@ -82,7 +82,7 @@ class MemberSet:
         member.limit = min(most, max(1, rows))
 
     def count_free(self) -> None:
-        """Count the members with room anew, after members or limits changed."""
+        """Count the members with room again, after members or limits changed."""
         self.free = sum(member.has_room for member in self)
 
     # --- room ----------------------------------------------------------------------------------------------

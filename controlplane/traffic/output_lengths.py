@@ -1,17 +1,17 @@
-"""How long answers are expected to be: by variant, the mean of those that were seen. Pure."""
+"""Expected lengths of answers: the mean of observed lengths by variant. Pure."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 
-# Before any was seen. Answers count by an exponential mean over about so many.
+# The guess before any observation, and the number of answers over which the exponential mean extends.
 FIRST_GUESS = 128.0
 MEMORY = 32.0
 MOST_VARIANTS = 4096
 
 
 class OutputLengths:
-    """Means of at most `most` variants: those asked longest ago are forgotten."""
+    """Means of at most `most` variants; the least recently used ones are forgotten."""
 
     def __init__(self, most: int = MOST_VARIANTS) -> None:
         self._most = most
@@ -19,7 +19,8 @@ class OutputLengths:
         self._of_all = (FIRST_GUESS, 0.0)
 
     def expected(self, uid: int, limit: int) -> float:
-        """Tokens, 1 or more, at most `limit` (0: no limit). A variant never seen counts as all do."""
+        """Tokens, 1 or more, at most `limit` (0: no limit). A variant without observations gets the mean of
+        all."""
         mean, _ = self._means.get(uid, self._of_all)
         return max(1.0, min(mean, limit) if limit > 0 else mean)
 

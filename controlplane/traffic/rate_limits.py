@@ -1,7 +1,8 @@
-"""How much a tenant may ask in a minute: token buckets. Pure: of a bucket and the time comes the next bucket.
+"""Requests and tokens that a tenant may use per minute: token buckets. Pure: (bucket, time) gives a new
+bucket.
 
-A bucket holds a minute's worth at most and is full at first, so in any window of t minutes no more goes
-than (1 + t) times what is allowed in one, beside what was charged less than it was found to cost.
+A bucket holds at most one minute's amount and is full at first. So in any window of t minutes at most (1 + t)
+times the allowed amount per minute passes, plus amounts that were charged below their actual cost.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ MINUTE_S = 60.0
 
 @dataclass(frozen=True)
 class Bucket:
-    """`level` may be taken at `at_s`. It is below 0 where more was used than had been taken for it."""
+    """`level` may be taken at `at_s`. It is below 0 if more was used than had been taken."""
 
     level: float
     at_s: float
@@ -24,16 +25,16 @@ def full(per_minute: float, now_s: float) -> Bucket:
 
 
 def filled(bucket: Bucket, per_minute: float, now_s: float) -> Bucket:
-    """The bucket as it is now. A clock that goes back fills nothing; a lowered limit holds at once."""
+    """The bucket at this time. A clock that goes back fills nothing; a lowered limit takes effect at once."""
     passed_s = max(0.0, now_s - bucket.at_s)
     level = min(per_minute, bucket.level + per_minute * passed_s / MINUTE_S)
     return Bucket(level, max(now_s, bucket.at_s))
 
 
 def take(bucket: Bucket, per_minute: float, amount: float, now_s: float) -> tuple[Bucket, float]:
-    """The bucket after, and how many seconds to wait before trying again: 0, and then it was taken.
+    """The bucket afterwards, and the seconds to wait before trying again; 0: the amount was taken.
 
-    What is larger than a whole bucket goes when that is full, and leaves less than nothing in it.
+    An amount larger than a whole bucket is taken when the bucket is full, and leaves a negative level.
     """
     now = filled(bucket, per_minute, now_s)
     needed = min(amount, per_minute)
@@ -43,5 +44,5 @@ def take(bucket: Bucket, per_minute: float, amount: float, now_s: float) -> tupl
 
 
 def settle(bucket: Bucket, per_minute: float, taken: float, used: float) -> Bucket:
-    """The bucket once it is known how much was used of what had been taken."""
+    """The bucket after it is known how much of the taken amount was used."""
     return Bucket(min(per_minute, bucket.level + taken - used), bucket.at_s)

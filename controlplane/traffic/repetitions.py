@@ -1,9 +1,10 @@
-"""How many ways a grammar has to read one text: repetitions of what is a repetition itself. Pure.
+"""The number of ways in which a grammar can read a text: repetitions of repetitions. Pure.
 
 Before each step an engine finds the tokens that may follow for each grammar, in a time that grows with the
-ways to read what was written. `([a-z]{1,20} ?){1,20}` has thousands: a text falls into repetitions of
-repetitions in all those ways. What a separator ends, `([a-z]{1,20},){1,20}`, has one. The limit was found by
-measuring xgrammar: what is within it took at most 0.1 s of CPU for a token, of the others some took minutes.
+ways to read the text so far. `([a-z]{1,20} ?){1,20}` has thousands: a text splits into repetitions of
+repetitions in all those ways. With a separator, `([a-z]{1,20},){1,20}`, there is one way. The limit comes
+from measurements of xgrammar: grammars within it took at most 0.1 s of CPU per token, some others took
+minutes.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ import re
 from dataclasses import dataclass
 
 MOST_WAYS = 24
-UNBOUNDED = 4  # a repetition without an end is read by a loop, which is cheaper than a long count
-_COUNTED = 32  # a longer count has no more ways that matter
-DEEPEST = 64  # groups within groups
-_PREFIX = re.compile(r"\?(?:P?<[^>]*>|<?[=!]|[a-zA-Z-]*:|>)")  # of a group: how it is named, or looks
+UNBOUNDED = 4  # for a repetition without an end: it is read by a loop, which is cheaper than a long count
+_COUNTED = 32  # larger counts are no worse
+DEEPEST = 64  # levels of nested groups
+_PREFIX = re.compile(r"\?(?:P?<[^>]*>|<?[=!]|[a-zA-Z-]*:|>)")  # of a group: a name, a lookaround, flags
 _RULE = re.compile(r"([A-Za-z_][A-Za-z0-9_-]*)\s*::=")
 
 
@@ -30,13 +31,13 @@ class TooManyWays(ValueError):
 
 
 class TooDeep(ValueError):
-    """Groups within groups, more than DEEPEST."""
+    """Groups are nested more than DEEPEST levels deep."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Of an expression. `ways` is 0 where something fixed separates it from what comes before and after it;
-    `is_empty`: it may match nothing."""
+    """A part of an expression. `ways` is 0 if something fixed separates it from what comes before and after
+    it; `is_empty`: it may match nothing."""
 
     ways: int
     is_empty: bool
@@ -47,12 +48,12 @@ _NOTHING = _Part(0, True)
 
 
 def check_regex(pattern: str) -> None:
-    """Raises TooManyWays, TooDeep. What is no regular expression may pass."""
+    """Raises TooManyWays, TooDeep. Text that is not a regular expression may pass."""
     _Reader(pattern).alternatives(0)
 
 
 def check_ebnf(grammar: str) -> None:
-    """Of a grammar of rules. Raises TooManyWays, TooDeep."""
+    """As `check_regex`, for a grammar of rules. Raises TooManyWays, TooDeep."""
     names = list(_RULE.finditer(grammar))
     ends = [*(name.start() for name in names), len(grammar)][1:]
     rules = _Rules({name[1]: grammar[name.end() : end] for name, end in zip(names, ends, strict=False)})
@@ -61,7 +62,7 @@ def check_ebnf(grammar: str) -> None:
 
 
 class _Rules:
-    """What each rule of a grammar is, as a part of another's; one that leads to itself is taken for fixed."""
+    """The rules of a grammar as parts of other rules; a rule that leads to itself counts as fixed."""
 
     def __init__(self, bodies: dict[str, str]) -> None:
         self._bodies = bodies
@@ -80,7 +81,7 @@ class _Rules:
 
 
 class _Reader:
-    """Reads an expression from left to right, as far as repetitions go; with rules, one of a grammar."""
+    """Reads the repetitions of an expression from left to right; with `rules`, a grammar's expression."""
 
     def __init__(self, text: str, rules: _Rules | None = None) -> None:
         self._text = text
@@ -98,14 +99,14 @@ class _Reader:
         return _Part(max(part.ways for part in found), any(part.is_empty for part in found))
 
     def _sequence(self, depth: int) -> _Part:
-        """Loose where all of its parts are: nothing fixed is in it."""
+        """A sequence; it is loose if all its parts are, so that nothing in it is fixed."""
         ways, is_empty, is_loose = 0, True, True
         while (char := self._peek()) and char not in "|)":
             part = self._repeated(self._atom(depth))
             is_empty = is_empty and part.is_empty
             is_loose = is_loose and (part.ways > 0 or part.is_empty)
             ways += part.ways
-        if self._peek() == ")" and not depth:  # nothing opened it
+        if self._peek() == ")" and not depth:  # no group is open
             self._at += 1
             return self._sequence(depth)
         return _Part(ways if is_loose else 0, is_empty)
@@ -157,7 +158,7 @@ class _Reader:
         return self._rules.part(self._text[begin : self._at]) if self._rules else _FIXED
 
     def _repeated(self, part: _Part) -> _Part:
-        """With what follows it: `*`, `+`, `?`, `{2,5}`, and again."""
+        """The part with the repetitions that follow it: `*`, `+`, `?`, `{2,5}`, one or several."""
         while (counts := self._counts()) is not None:
             least, most = counts
             if least == most == 1:
@@ -174,11 +175,11 @@ class _Reader:
         return part
 
     def _counts(self) -> tuple[int, int | None] | None:
-        """(fewest, most) times; `most` None: without an end. None: no repetition follows."""
+        """(fewest, most) times; `most` None: unbounded. None: no repetition follows."""
         char = self._peek()
         if char and char in "*+?":
             self._at += 1
-            if self._is_regex and self._peek() and self._peek() in "?+":  # as few as possible, or as many
+            if self._is_regex and self._peek() and self._peek() in "?+":  # lazy, or possessive
                 self._at += 1
             return {"*": (0, None), "+": (1, None), "?": (0, 1)}[char]
         if char != "{":

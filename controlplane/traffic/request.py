@@ -12,8 +12,8 @@ from controlplane.traffic.request_terms import NO_TERMS, RequestTerms
 class InferenceRequest:
     """`variant` is the variant's uid, 0 for the base; `arrived_s` is the gateway's monotonic time.
 
-    A request that is not `counted` is a probe of ours, and no demand. A request that does not `stream` shows
-    no first token before its last one.
+    A request that is not `counted` is one of our probes, and no demand. A request that does not `stream`
+    shows no first token before its last token.
     """
 
     terms: RequestTerms = NO_TERMS

@@ -1,10 +1,10 @@
 """The table of request fields: what a client may send to an engine, field by field. Pure.
 
-The engine's server takes more than a stranger may be given: arguments that reach a tokenizer, KV blocks of
-other requests, files of pictures. So each field of the two inference calls is here, with what it may hold, or
-why it is refused, and a field that is not here is refused by its name. Null means that a field was left out.
-`tests/api/test_request_fields.py` compares this table with vLLM's own models, for each version we support.
-How much a request may ask for in all is `controlplane/api/request_bounds.py`.
+The engine's server accepts more than a client should be allowed: arguments for a tokenizer, KV blocks of
+other requests, files of pictures. So this table lists each field of the two inference calls, with its valid
+values or the reason for its refusal. A field that is not in the table is refused by its name. Null means that
+a field is absent. `tests/api/test_request_fields.py` compares this table with vLLM's own models, for each
+version we support. The limits of a request as a whole are in `controlplane/api/request_bounds.py`.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ from controlplane.traffic.field_checks import (
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
-# How long an answer may be, by the fields that the engine reads: the first that is given.
+# The fields that limit an answer's length; the engine uses the first one that is given.
 LENGTHS: Mapping[str, tuple[str, ...]] = {
     CHAT: ("max_completion_tokens", "max_tokens"),
     COMPLETIONS: ("max_tokens",),
 }
 
-LONGEST_NAME = 256  # characters of an id, or of what tells sessions and users apart
-LONGEST_WORD = 1024  # of a stop sequence, and of a value for a template
-MOST_LOGPROBS = 20  # of each token, as vLLM's --max-logprobs
+LONGEST_NAME = 256  # characters of an id, or of a name of a session or user
+LONGEST_WORD = 1024  # characters of a stop sequence, and of a value for a template
+MOST_LOGPROBS = 20  # of each token, as in vLLM's --max-logprobs
 MOST_TOOLS = 1024
 MOST_MESSAGES = 16_384
-LONGEST_PATTERN = 64  # tokens that are looked for again and again after each token
+LONGEST_PATTERN = 64  # tokens; the engine searches the pattern after each token
 LARGEST_INTERVAL = 1024
 COUNT = integer(0, 2**31 - 1)
 
-# Parts of a message that are text. Others have the engine's server fetch and decode files.
+# Parts of a message that are text. For other parts the engine's server would fetch and decode files.
 _PARTS = {
     "text": "text",
     "input_text": "text",
@@ -175,9 +175,9 @@ REPETITION_DETECTION: Mapping[str, Check] = {
     "min_count": integer(0, 2**31 - 1),
 }
 
-# Of both calls.
+# The fields of both calls.
 _COMMON: Mapping[str, Check] = {
-    "model": anything,  # read before, by `parse_body`
+    "model": anything,  # `parse_body` has read it before
     "stream": boolean,
     "stream_options": mapping(STREAM_OPTIONS),
     "stream_interval": integer(1, LARGEST_INTERVAL),
@@ -191,7 +191,7 @@ _COMMON: Mapping[str, Check] = {
     "presence_penalty": number(-2, 2),
     "frequency_penalty": number(-2, 2),
     "repetition_penalty": number(0, 1e6),
-    "length_penalty": number(-1e6, 1e6),  # of a beam search alone
+    "length_penalty": number(-1e6, 1e6),  # only for a beam search
     "logit_bias": keyed(number()),
     "allowed_token_ids": _TOKENS,
     "bad_words": listed(_word),
@@ -220,17 +220,17 @@ _COMMON: Mapping[str, Check] = {
     "add_special_tokens": boolean,
     "truncate_prompt_tokens": integer(-1, 2**31 - 1),
     "truncation_side": one_of("left", "right"),
-    # --- who asks, and what for ---
+    # --- the client, and the purpose ---
     "user": text(LONGEST_WORD),
     "request_id": text(LONGEST_NAME),
     "session_id": text(LONGEST_NAME),
-    "priority": integer(),  # into the request's terms; the engine does not see it
-    "cache_salt": text(2**31 - 1),  # behind the tenant's own
+    "priority": integer(),  # goes into the request's terms; the engine does not see it
+    "cache_salt": text(2**31 - 1),  # appended to the tenant's own
     # --- OpenAI's, without effect here ---
     "store": boolean,
     "metadata": keyed(text(LONGEST_WORD), 64),
-    "service_tier": text(LONGEST_NAME),  # into the request's terms
-    "prompt_cache_key": text(LONGEST_WORD),  # likewise
+    "service_tier": text(LONGEST_NAME),  # goes into the request's terms
+    "prompt_cache_key": text(LONGEST_WORD),  # goes into the request's terms
     "prompt_cache_retention": text(LONGEST_NAME),
     "prompt_cache_options": anything,
     "safety_identifier": text(LONGEST_WORD),
@@ -285,8 +285,8 @@ FIELDS: Mapping[str, Mapping[str, Check]] = {
         "documents": listed(_DOCUMENT, MOST_TOOLS),
         "chat_template_kwargs": anything,  # `_check_template_arguments`
         "return_prompt_text": boolean,
-        "verbosity": one_of("low", "medium", "high"),  # a hint, which models here do not know
-        "prediction": anything,  # a hint, likewise
+        "verbosity": one_of("low", "medium", "high"),  # a hint that models here ignore
+        "prediction": anything,  # a hint that models here ignore
         "modalities": listed(one_of("text")),
         "prompt": refused("send it to /v1/completions; this call takes messages"),
         "chat_template": refused("a model's own is used; put another into its folder, or a variant's"),
@@ -305,8 +305,7 @@ FIELDS: Mapping[str, Mapping[str, Check]] = {
 def check_fields(
     path: str, body: Mapping[str, Any], template_arguments: Collection[str] = TEMPLATE_ARGUMENTS
 ) -> None:
-    """Errors: InvalidRequest, naming the field, for one that is unknown or refused, or whose value is not as
-    expected."""
+    """Errors: InvalidRequest, naming the field, if it is unknown or refused, or if its value is invalid."""
     fields = FIELDS[path]
     for name, value in body.items():
         check = fields.get(name)
@@ -340,5 +339,5 @@ def _unknown(path: str, name: str, fields: Mapping[str, Check]) -> errors.Invali
 
 
 def output_limit(path: str, body: Mapping[str, Any]) -> int | None:
-    """Tokens of the longest answer that the engine will write, by the field that it reads; None: not said."""
+    """Tokens of the longest answer, by the field that the engine uses; None: not given."""
     return next((body[name] for name in LENGTHS[path] if type(body.get(name)) is int), None)

@@ -1,4 +1,4 @@
-"""What a request is served by: its headers and body, else its deployment's targets.
+"""A request's terms: from its headers and body, else from its deployment's targets.
 
 Pure. docs/slos.md lists the headers.
 """
@@ -17,7 +17,7 @@ from controlplane.traffic.request_fields import output_limit
 from controlplane.traffic.tenants import DEFAULT, Tenant
 
 PREFIX = b"x-ostinato-"
-MAX_PROMPT_LOGPROBS = 4096  # an engine answers nobody while it writes them, for about 80 ms
+MAX_PROMPT_LOGPROBS = 4096  # an engine answers no request while it writes them, for about 80 ms
 TTFT = "x-ostinato-ttft-ms"
 TPOT = "x-ostinato-tpot-ms"
 DEADLINE = "x-ostinato-deadline-ms"
@@ -25,16 +25,16 @@ PRIORITY = "x-ostinato-priority"
 LATE = "x-ostinato-late"
 SESSION = "x-ostinato-session"
 HEADERS = (TTFT, TPOT, DEADLINE, PRIORITY, LATE, SESSION)
-# As llm-d's endpoint picker names them.
+# The names of llm-d's endpoint picker.
 ALIASES = {"x-slo-ttft-ms": TTFT, "x-slo-tpot-ms": TPOT}
 
 # OpenAI's field; the other tiers (auto, default, scale) mean the deployment's priority.
 _SERVICE_TIERS = {"flex": Priority.LOW, "priority": Priority.HIGH}
 MAX_SESSION = 256
 BYTES_PER_TOKEN = 4
-# What an answer that is cut at the context's end is taken to have, until it has ended: as a rule much less.
+# The assumed tokens of an answer without a limit, until it has ended: usually the answer is much shorter.
 UNLIMITED_TOKENS = EXPECTED_OUTPUT_TOKENS
-# Characters of a prompt that make its beginning; a prompt with less than a quarter of them has none.
+# Characters of a prompt that make its beginning; a prompt with less than a quarter of them has no beginning.
 BEGINNING = 4096
 _MAX_SHOWN = 100
 
@@ -45,11 +45,11 @@ Headers = Iterable[tuple[bytes, bytes]]
 class RequestTerms:
     """Times are from the request's arrival at the gateway; None: no target.
 
-    `session` is what requests of one conversation share, or "". `tokens` is what it is expected to cost:
-    those of its prompt and of its longest answer, estimated; `prompt_tokens` of them are the prompt's.
-    `beginning` is a hash of how the prompt begins, with the model's name and the tenant's salt, as caches of
-    prefixes go by these; 0: too short to be worth it. It is for so many `sequences` (answers of each prompt),
-    and takes as many places. Answers that are not `limited` end with the context.
+    Requests of one conversation share a `session`, or "". `tokens` is the expected cost: estimated tokens of
+    its prompt and of its longest answer; `prompt_tokens` of them are the prompt's. `beginning` is a hash of
+    the prompt's beginning with the model's name and the tenant's salt, because prefix caches depend on these;
+    0: too short. The request has `sequences` answers (of all prompts together), and takes as many places.
+    Answers that are not `limited` end with the context.
     """
 
     ttft_s: float | None = None
@@ -67,13 +67,13 @@ class RequestTerms:
 
     @property
     def output_limit(self) -> int:
-        """Tokens of its longest answer; 0: as many as the context has room for."""
+        """Tokens of the longest answer; 0: as many as the context has room for."""
         return max(0, self.tokens - self.prompt_tokens) // self.sequences if self.limited else 0
 
     @property
     def dropped_after_s(self) -> float | None:
-        """After so long without a first token it is dropped; None: never. After its deadline it is dropped
-        in any case."""
+        """Seconds without a first token after which the request is dropped; None: never. After its deadline a
+        request is dropped in any case."""
         if self.late is LatePolicy.FINISH:
             return None
         return min((limit for limit in (self.ttft_s, self.deadline_s) if limit is not None), default=None)
@@ -91,15 +91,15 @@ def request_terms(
     prompt_tokens: int = 1,
     limited: bool = True,
 ) -> RequestTerms:
-    """`headers` as ASGI has them: names in lower case. Fields of `body` that are not as expected say nothing
-    here, for the engine refuses them.
+    """The terms of a request. `headers` as in ASGI: names in lower case. Invalid fields of `body` are ignored
+    here, because the engine refuses them.
 
-    Errors: InvalidRequest, naming the header, for one that is unknown, unreadable, given twice, or beyond
-    what the tenant may ask for.
+    Errors: InvalidRequest, naming the header, if it is unknown, unreadable, given twice, or beyond the
+    tenant's limits.
     """
     given = _ours(headers)
     ttft_s, tpot_s, deadline_s = targets.ttft_s, targets.tpot_s, targets.deadline_s
-    if given:  # as a rule there are none
+    if given:  # usually there are none
         ttft_s = _seconds(TTFT, given, ttft_s)
         tpot_s = _seconds(TPOT, given, tpot_s)
         deadline_s = _seconds(DEADLINE, given, deadline_s)
@@ -123,8 +123,8 @@ def request_terms(
 
 
 def cut_at(path: str, body: Mapping[str, Any], most: int | None) -> int | None:
-    """Tokens at which each answer is cut: as asked for, in the field that the engine reads on this path, but
-    at most `most`, where the deployment says so. None: at the context's end."""
+    """Tokens at which each answer is cut: the request's limit, in the field that the engine uses on this
+    path, but at most `most`, the deployment's limit. None: at the context's end."""
     limits = [limit for limit in (output_limit(path, body), most) if limit is not None]
     return min(limits, default=None)
 
@@ -132,7 +132,7 @@ def cut_at(path: str, body: Mapping[str, Any], most: int | None) -> int | None:
 def estimated_tokens(
     body_bytes: int, body: Mapping[str, Any], limit: int | None, context: int | None = None
 ) -> int:
-    """Of the prompt, by its bytes, and of the answers that are asked for, each of `limit` tokens at most."""
+    """Tokens of the prompt, by its bytes, and of the requested answers, each of at most `limit` tokens."""
     longest = UNLIMITED_TOKENS if limit is None else max(0, limit)
     if context is not None:
         longest = min(longest, context)
@@ -140,31 +140,31 @@ def estimated_tokens(
 
 
 def sequences_of(body: Mapping[str, Any]) -> int:
-    """How many answers it asks for: its choices, of each of its prompts."""
+    """The number of answers: choices times prompts."""
     return choices_of(body) * len(prompts_of(body))
 
 
 def choices_of(body: Mapping[str, Any]) -> int:
-    """Of each of its prompts."""
+    """The number of answers for each prompt."""
     choices = body.get("n")
     return choices if type(choices) is int and choices > 1 else 1
 
 
 def prompts_of(body: Mapping[str, Any]) -> list[Any]:
-    """One of them where it has none, too: of messages, or of an empty list."""
+    """The prompts; one element even for messages or an empty list."""
     prompts = body.get("prompt")
     if not isinstance(prompts, list) or not prompts or isinstance(prompts[0], int):
-        return [prompts]  # a list of numbers is one prompt's tokens
+        return [prompts]  # a list of numbers is the token ids of one prompt
     return prompts
 
 
 def estimated_prompt(body_bytes: int) -> int:
-    """Its tokens, 1 or more."""
+    """Estimated tokens of a prompt, 1 or more."""
     return max(1, body_bytes // BYTES_PER_TOKEN)
 
 
 def _beginning(body: Mapping[str, Any], salt: str) -> int:
-    """Of the prompt, or of its first message, which is the system's where there is one."""
+    """A hash of the beginning of the prompt, or of its first message (the system's, if there is one)."""
     text = body.get("prompt")
     messages = body.get("messages")
     if isinstance(messages, list) and messages and isinstance(messages[0], dict):
@@ -175,7 +175,7 @@ def _beginning(body: Mapping[str, Any], salt: str) -> int:
 
 
 def _ours(headers: Headers) -> dict[str, str]:
-    """The headers that speak of terms, by their names here.
+    """The headers about terms, by their names here.
 
     Errors: InvalidRequest.
     """
@@ -187,7 +187,7 @@ def _ours(headers: Headers) -> dict[str, str]:
         name = ALIASES.get(spelt, spelt)
         if name not in HEADERS:
             if not raw.startswith(PREFIX):
-                continue  # somebody else's
+                continue  # another system's header
             raise _refused(spelt, f"one of {', '.join(HEADERS)}", spelt)
         if name in given:
             raise _refused(spelt, "to be given once", "it twice")
@@ -211,7 +211,7 @@ def _seconds(name: str, given: Mapping[str, str], target_s: float | None) -> flo
 def _priority(
     given: Mapping[str, str], body: Mapping[str, Any], default: Priority, tenant: Tenant
 ) -> Priority:
-    """A default above what the tenant may have is lowered; a wish above it is refused."""
+    """The priority. A default above the tenant's limit is lowered; a request for more is refused."""
     highest = tenant.max_priority
     name, wish = _wish(given, body)
     if wish is None:
@@ -224,7 +224,7 @@ def _priority(
 
 
 def _wish(given: Mapping[str, str], body: Mapping[str, Any]) -> tuple[str, Priority | None]:
-    """The priority that a request asks for, and by what: our header, OpenAI's field, or vLLM's."""
+    """The requested priority and its source: our header, OpenAI's field, or vLLM's."""
     if (text := given.get(PRIORITY)) is not None:
         if text not in list(Priority):
             raise _refused(PRIORITY, f"one of {', '.join(Priority)}", text)
@@ -233,7 +233,7 @@ def _wish(given: Mapping[str, str], body: Mapping[str, Any]) -> tuple[str, Prior
     if isinstance(tier, str) and tier in _SERVICE_TIERS:
         return "service_tier", _SERVICE_TIERS[tier]
     number = body.get("priority")
-    if type(number) is int and number:  # vLLM's: the lowest goes first, and 0 says nothing
+    if type(number) is int and number:  # vLLM's: the lowest number goes first, and 0 means no wish
         return "priority", Priority.HIGH if number < 0 else Priority.LOW
     return "", None
 
@@ -254,7 +254,7 @@ def _session(text: str) -> str:
 
 
 def _body_session(body: Mapping[str, Any]) -> str:
-    """OpenAI's name for what requests with the same beginning share."""
+    """OpenAI's key for requests with the same beginning, as the session."""
     key = body.get("prompt_cache_key")
     return key if isinstance(key, str) and len(key) <= MAX_SESSION else ""
 

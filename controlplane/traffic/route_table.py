@@ -1,6 +1,6 @@
-"""Which base's engines serve a model name: a pure function of the state.
+"""The base whose engines serve a model name: a pure function of the state.
 
-`controlplane.routing` decides which of these engines gets a request.
+`controlplane.routing` chooses one of these engines for each request.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ from workers.messages import VariantRef
 class Route:
     """`host` is the base whose engine serves `model`; `variant` is None for the base itself.
 
-    At most `variant_limit` variants of the host run at once; None: as many as it has slots. `targets` are
-    what requests that say nothing else are served by. `tenant` is whose the model is, "" everybody's.
-    `context_tokens` are those of the longest prompt and answer together, `requests_at_once` those that an
-    engine runs; None: no engine has a place yet.
-    Answers are cut at `max_output_tokens`; None: at the context's end.
+    At most `variant_limit` variants of the host run at once; None: as many as it has slots. `targets` apply
+    to requests that give none. `tenant` owns the model; "": all tenants may use it. `context_tokens` is the
+    longest prompt and answer together, `requests_at_once` the requests that an engine runs; None: no engine
+    has a place yet. Answers are cut at `max_output_tokens`; None: at the context's end.
     """
 
     model: str
@@ -42,7 +41,7 @@ class Route:
 
 @dataclass(frozen=True)
 class RouteTable:
-    """The served models by each of their names, and what to say of the others.
+    """The served models by each of their names, and what to answer for other names.
 
     `groups` are the ids of the worker groups that take new requests, by their base. Only groups that are
     `alive` can have requests under way.
@@ -56,12 +55,12 @@ class RouteTable:
     alive: frozenset[str] = frozenset()
 
     def known(self, name: str, tenant: Tenant = DEFAULT) -> Route | None:
-        """Of a name that is served to this tenant; None: of any other."""
+        """The route of a name that is served to this tenant; None: of any other name."""
         route = self.routes.get(name)
         return route if route is not None and tenant.sees(route.tenant) else None
 
     def resolve(self, name: str, tenant: Tenant = DEFAULT) -> Route:
-        """What another tenant has is not there.
+        """The route of a name. Other tenants' models count as missing.
 
         Errors: ModelNotFound, NotDeployed, Unavailable (being deployed: with a time to retry).
         """
@@ -85,7 +84,8 @@ class RouteTable:
         )
 
     def _sees(self, tenant: Tenant, bare: str) -> bool:
-        """What has no readable record may be anybody's."""
+        """Whether the tenant may see the model. A model without a readable record may belong to any
+        tenant."""
         model = self.registered.get(bare)
         return tenant.is_admin if model is None else tenant.sees(model.tenant)
 
@@ -95,13 +95,13 @@ class RouteTable:
 
 
 def build_table(state: State, last: RouteTable | None = None) -> RouteTable:
-    """`last`: the table before, of which stays what the state has no readable records of any more."""
+    """The table of a state. Routes of the `last` table stay if the state's records of them are unreadable."""
     made = _of_state(state)
     if last is None or not state.undecodable:
         return made
 
     def is_kept(route: Route) -> bool:
-        """Its own records are there, or unreadable; and it hangs on one that is."""
+        """Whether its own records exist or are unreadable, and it depends on an unreadable record."""
         own = state.deployments.get(route.model)
         is_deployed = own is not None and own.record.phase is Phase.DEPLOYED
         hangs_on = (
@@ -146,7 +146,7 @@ def _of_state(state: State) -> RouteTable:
 
 
 def _alive(state: State) -> frozenset[str]:
-    """The ids of the groups that serve or are drained. No other group answers."""
+    """The ids of the groups that serve or are being drained. No other group answers."""
     alive = (GroupPhase.SERVING, GroupPhase.DRAINING)
     return frozenset(
         group_id
@@ -157,7 +157,7 @@ def _alive(state: State) -> frozenset[str]:
 
 
 def _is_served(deployment: Deployment, state: State) -> bool:
-    """A variant is served only while the engine of its base is."""
+    """Whether a deployment is served; a variant is served only while its base's engine is."""
     host = state.deployments.get(deployment.host)
     return deployment.phase is Phase.DEPLOYED and host is not None and host.record.phase is Phase.DEPLOYED
 
@@ -178,7 +178,8 @@ def _route(model: Model, deployment: Deployment, host: Deployment) -> Route:
 
 
 def _targets(deployment: Deployment, host: Deployment) -> ServingTargets:
-    """Each target from where it is given first: by the deployment, its SLOs, its base, its base's SLOs."""
+    """Each target from the first source that gives it: the deployment, its SLOs, its base, its base's
+    SLOs."""
     given = (deployment.targets, _of_slos(deployment), host.targets, _of_slos(host))
     targets = {
         name: next((value for source in given if (value := getattr(source, name)) is not None), None)

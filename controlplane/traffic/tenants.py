@@ -1,6 +1,6 @@
-"""Who asks: tenants by their API keys, and what each may do and have. Pure.
+"""Tenants by their API keys, with their permissions and quotas. Pure.
 
-Keys are known by their SHA-256 only, so that neither a file of tenants nor a log holds one.
+Only the SHA-256 of a key is stored, so that neither a file of tenants nor a log holds a key.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from hashlib import sha256
 from controlplane.state.terms import Priority, Role
 
 DEFAULT_NAME = "default"
-# Of a key's SHA-256: what logs name a key by.
+# The digits of a key's SHA-256 by which logs name a key.
 SHOWN_DIGITS = 8
 
 
 @dataclass(frozen=True)
 class Quota:
-    """What a tenant may have; None: any.
+    """The limits of a tenant; None: no limit.
 
-    Requests, and tokens of prompts and answers, are those of all gateways. `max_variants` may be registered,
-    with `max_host_bytes` in all, and `max_bases`; `max_engines` is what the deployments of its bases may grow
-    to, added up.
+    Requests, and tokens of prompts and answers, are counted over all gateways. At most `max_variants` may be
+    registered, with `max_host_bytes` in all, and `max_bases`. `max_engines` limits the sum of the most
+    engines that the deployments of its bases may grow to.
     """
 
     requests_per_minute: float | None = None
@@ -35,7 +35,7 @@ class Quota:
 
     @property
     def is_of_records(self) -> bool:
-        """Whether what is registered and deployed is bounded."""
+        """Whether registrations or deployments are limited."""
         bounds = (self.max_variants, self.max_host_bytes, self.max_bases, self.max_engines)
         return any(bound is not None for bound in bounds)
 
@@ -45,10 +45,10 @@ NO_QUOTA = Quota()
 
 @dataclass(frozen=True)
 class Tenant:
-    """`weight` is its share of the engines beside other tenants whose requests wait.
+    """`weight` is its share of the engines while other tenants' requests wait.
 
     At most `max_waiting` of its requests wait for one base in one gateway (None: as many as there is room
-    for), none of them above `max_priority`. `cache_salt` keeps its KV blocks from other tenants'; "" where
+    for), none of them above `max_priority`. `cache_salt` separates its KV blocks from other tenants'; "" if
     there is one tenant.
     """
 
@@ -66,24 +66,25 @@ class Tenant:
 
     @property
     def owner(self) -> str:
-        """Whose the models are that it registers; "": the installation's, which all may use."""
+        """The owner of the models that it registers; "": the installation, whose models all tenants may
+        use."""
         return "" if self.is_admin else self.name
 
     def sees(self, owner: str) -> bool:
-        """Whether what is this owner's is there for it."""
+        """Whether a model of this owner exists for the tenant."""
         return not owner or owner == self.name or self.role is Role.ADMIN
 
     def may_change(self, owner: str) -> bool:
         return owner == self.name or self.role is Role.ADMIN
 
 
-# Whose the installation's own key is, and all requests where there is no key.
+# The tenant of the installation's own key, and of all requests without a key.
 DEFAULT = Tenant(role=Role.ADMIN)
 
 
 @dataclass(frozen=True)
 class Caller:
-    """Who sent a request: a tenant, and the first digits of its key's SHA-256 ("" where there is none)."""
+    """The sender of a request: a tenant, and the first digits of its key's SHA-256 ("" without a key)."""
 
     tenant: Tenant = DEFAULT
     key: str = ""
@@ -101,12 +102,12 @@ class Tenants:
 
     @property
     def any_rates(self) -> bool:
-        """Whether what anybody may ask in a minute is bounded."""
+        """Whether a tenant's requests or tokens per minute are limited."""
         quotas = [tenant.quota for tenant in self.by_key.values()]
         return any(q.requests_per_minute is not None or q.tokens_per_minute is not None for q in quotas)
 
     def of_key(self, key: bytes) -> Tenant | None:
-        """Whose key it is; None: nobody's."""
+        """The tenant with this key; None: no tenant."""
         return self.by_key.get(sha256(key).hexdigest()) if self.by_key else None
 
 
@@ -114,10 +115,10 @@ ONE_TENANT = Tenants()
 
 
 def shown(key: bytes) -> str:
-    """What logs name a key by."""
+    """The name of a key in logs."""
     return sha256(key).hexdigest()[:SHOWN_DIGITS] if key else ""
 
 
 def salt_of(name: str, secret: bytes) -> str:
-    """Who does not know the secret finds no other tenant's."""
+    """A tenant's salt, which cannot be guessed without the secret."""
     return hmac.new(secret, b"cache salt of " + name.encode(), sha256).hexdigest()[:32]

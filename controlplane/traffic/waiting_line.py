@@ -1,24 +1,25 @@
-"""The requests that wait in one gateway for one base's engines: which goes next, and which finds no place.
+"""The requests that wait in one gateway for one base's engines: the next one, and those without a place.
 
 Pure: plain data, no clock. `now_s` of one line never goes back.
 
-- Between tenants: start-time fair queueing (Goyal et al., 1996) on estimated tokens, so that no tenant has
-  more than its share for calling its requests urgent. Of those that are at most LEAD requests ahead of who is
-  furthest behind, the one with the highest priority waiting goes first.
-- Of one tenant, the highest priority goes first. Aging: while a request of a lower one has waited `aging_s`,
-  one of every `turns` turns of the tenant (two or more) is for who has waited so long, of the priority that
-  had no turn for longest.
-- Of one tenant and priority: by when it is due, which is its TTFT target (or deadline) or `aging_s` after its
-  arrival, whichever is sooner. Those with equal terms go in the order in which they came.
+- Between tenants: start-time fair queueing (Goyal et al., 1996) on estimated tokens, so that no tenant gets
+more than its share by marking its requests as urgent. A tenant is near if it is at most LEAD requests ahead
+of the tenant that is furthest behind. Among near tenants, the one with the highest waiting priority is next.
+- Within a tenant, the highest priority goes first. Aging: while a request of a lower priority has waited
+`aging_s`, one of every `turns` turns of the tenant (two or more) goes to such a request. It is taken from the
+priority without a turn for the longest time. - Within a tenant and priority: by due time, which is the TTFT
+target (or deadline) or `aging_s` after the arrival, whichever is sooner. Requests with equal terms go in the
+order of arrival.
 
-Fairness: while two tenants both have requests waiting, the tokens of those that go, each divided by its
-tenant's weight, differ by at most LEAD + 1 times the sum of each one's largest request divided by its weight.
+Fairness: while two tenants both have requests waiting, compare the tokens that each was served, divided by
+its weight. They differ by at most LEAD + 1 times the sum of each tenant's largest request divided by its
+weight.
 
-Nothing starves: of a request that has waited `aging_s`, let n be how many of its tenant and priority are
+Nothing starves. For a request that has waited `aging_s`, let n be the requests of its tenant and priority
 before it, w its tenant's weight, C and c the most and the fewest tokens of a request, L = LEAD + 1. Its
-tenant has T = 2 * turns * (n + 1) turns at most until it goes, and each other tenant at most
-floor((w_other * (T + L) / w + L) * C / c) + 1, whatever comes in the meantime, unless it is displaced,
-dropped or cancelled (`turns_at_most`).
+tenant has at most T = 2 * turns * (n + 1) turns until the request goes. Each other tenant has at most
+floor((w_other * (T + L) / w + L) * C / c) + 1 turns, whatever arrives meanwhile, unless the request is
+displaced, dropped or cancelled (`turns_at_most`).
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ from controlplane.state.terms import Priority
 from controlplane.traffic.request_terms import RequestTerms
 from controlplane.traffic.tenants import Tenant
 
-# A tenant goes before others that are less urgent while it is at most so many requests ahead of who is
-# furthest behind. With fewer, urgent ones of many tenants wait longer for what is not urgent; with more, a
-# tenant within its share waits longer for a stranger's urgent ones.
+# The number of requests by which a tenant with urgent requests may be ahead of the tenant that is furthest
+# behind. With a smaller lead, urgent requests of many tenants wait longer behind less urgent ones. With a
+# larger lead, a tenant within its share waits longer for another tenant's urgent requests.
 LEAD = 2
 
 
 @dataclass(frozen=True)
 class LineLimits:
-    """`places` is how many may wait in all."""
+    """`places` is the most requests that may wait."""
 
     places: int
     aging_s: float = 10.0
@@ -51,7 +52,7 @@ class LineLimits:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A request in the line. `number` is unique in it, and grows in the order in which they came."""
+    """A request in the line. `number` is unique in the line, and grows in the order of arrival."""
 
     number: int
     terms: RequestTerms
@@ -59,7 +60,7 @@ class Waiting:
 
 
 class Full(StrEnum):
-    """Why there is no place: the line's are all taken, or the tenant's."""
+    """Why there is no place: all places of the line, or of the tenant, are taken."""
 
     LINE = "line"
     TENANT = "tenant"
@@ -74,13 +75,14 @@ class Joined:
 
 
 class _Flow:
-    """The requests of one tenant and priority. `last_turn` is the tenant's turn that it had last."""
+    """The requests of one tenant and priority. `last_turn` is the number of the tenant's last turn for
+    them."""
 
     def __init__(self) -> None:
         self.tokens = 0
         self.last_turn = 0
         self._order: list[tuple[float, int]] = []  # (due_s, number)
-        self._waiting: dict[int, Waiting] = {}  # in the order in which they came
+        self._waiting: dict[int, Waiting] = {}  # in the order of arrival
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -106,8 +108,8 @@ class _Flow:
 
 
 class _Queue:
-    """The requests of one tenant. `start` is the virtual time at which the next one goes, `last_starts` are
-    those at which the last LEAD went."""
+    """The requests of one tenant. `start` is the virtual time of the next request's turn, `last_starts` are
+    the virtual times of the last LEAD turns."""
 
     def __init__(self, tenant: Tenant) -> None:
         self.tenant = tenant
@@ -116,7 +118,7 @@ class _Queue:
         self.count = self.tokens = 0
         self.flows = {priority: _Flow() for priority in Priority}
         self._turn = 0
-        self._passed_over = 0  # turns since a lower priority had one, while it was its time
+        self._passed_over = 0  # turns since a lower priority had one, while an aged request waited
 
     def add(self, waiting: Waiting, due_s: float) -> None:
         self.flows[waiting.terms.priority].add(waiting, due_s)
@@ -129,30 +131,30 @@ class _Queue:
         self.tokens -= waiting.terms.tokens
 
     def above(self, priority: Priority) -> Iterator[_Flow]:
-        """Of higher priorities, those in which somebody waits."""
+        """Higher priorities with waiting requests."""
         return (flow for p, flow in self.flows.items() if p.level > priority.level and flow)
 
     def tokens_from(self, priority: Priority) -> int:
-        """Of this priority and higher ones."""
+        """Tokens of this priority and higher ones."""
         return self.flows[priority].tokens + sum(flow.tokens for flow in self.above(priority))
 
     def share_until(self, virtual: float) -> float:
-        """Tokens that its share lets go before that time."""
+        """Tokens that its share allows before that time."""
         return max(0.0, virtual - self.start) * self.tenant.weight
 
     def is_near(self, virtual: float) -> bool:
-        """Whether its tenant is not ahead of its share by more than its last LEAD requests."""
+        """Whether its tenant is ahead of its share by at most its last LEAD requests."""
         return self.last_starts[0] <= virtual
 
     def highest(self) -> Priority:
-        """Of those in which somebody waits."""
+        """The highest priority with waiting requests."""
         return next(priority for priority in reversed(Priority) if self.flows[priority])
 
     def lowest(self) -> Priority:
         return next(priority for priority in Priority if self.flows[priority])
 
     def take(self, now_s: float, limits: LineLimits) -> Waiting:
-        """Whose turn it is of the tenant's."""
+        """The next request of the tenant."""
         flow = self._next_flow(now_s, limits)
         self._turn += 1
         flow.last_turn = self._turn
@@ -162,7 +164,7 @@ class _Queue:
         return waiting
 
     def _next_flow(self, now_s: float, limits: LineLimits) -> _Flow:
-        """The highest that somebody waits in, or in its turn one that has waited."""
+        """The highest priority with waiting requests or, in its turn, a priority with an aged request."""
         occupied = [flow for flow in reversed(self.flows.values()) if flow]
         aged = [flow for flow in occupied if flow.oldest().arrived_s <= now_s - limits.aging_s]
         if aged in ([], occupied[:1]):
@@ -178,7 +180,7 @@ class _Queue:
 class WaitingLine:
     def __init__(self, limits: LineLimits) -> None:
         self.limits = limits
-        self._queues: dict[str, _Queue] = {}  # also empty ones: they remember what their tenants have had
+        self._queues: dict[str, _Queue] = {}  # empty ones remember what their tenants were served
         self._occupied: dict[str, _Queue] = {}
         self._virtual = 0.0
         self._waiting: dict[int, Waiting] = {}
@@ -192,11 +194,11 @@ class WaitingLine:
         return number in self._waiting
 
     def add(self, terms: RequestTerms, now_s: float) -> Joined | Full:
-        """A newcomer at the time `now_s`. Where all places are taken it may displace another.
+        """Add a new request at the time `now_s`. If all places are taken it may displace another request.
 
-        If its tenant has less than its share of the places, that is the youngest of the lowest priority of
-        the tenant furthest above its share. Otherwise it is the youngest of the lowest priority below its
-        own, of its own tenant or of one above its share.
+        If its tenant has less than its share of the places, it displaces the youngest request of the lowest
+        priority of the tenant furthest above its share. Otherwise it displaces the youngest request of the
+        lowest priority below its own, of its own tenant or of a tenant above its share.
         """
         displaced: Waiting | None = None
         tenant, own = terms.tenant, self._queue_of(terms)
@@ -216,7 +218,7 @@ class WaitingLine:
         return Joined(waiting, displaced)
 
     def take(self, now_s: float) -> Waiting | None:
-        """The one whose turn it is, which leaves the line; None when nobody waits."""
+        """The request whose turn it is, which leaves the line; None if the line is empty."""
         if not self._waiting:
             return None
         occupied = self._occupied.values()
@@ -227,7 +229,7 @@ class WaitingLine:
         return waiting
 
     def remove(self, number: int) -> Waiting | None:
-        """Take out one that is cancelled; None when it is not there any more."""
+        """Remove a cancelled request; None if it is no longer in the line."""
         waiting = self._waiting.pop(number, None)
         if waiting is None:
             return None
@@ -236,7 +238,7 @@ class WaitingLine:
         queue.remove(waiting, self._due_s(waiting))
         if not queue.count:
             del self._occupied[name]
-        if not self._waiting:  # nobody has had more than others from here on
+        if not self._waiting:  # from here on all tenants start equal
             self._virtual = max(queue.start for queue in self._queues.values())
             self._queues.clear()
         if (late := _late_key(waiting)) is not None:
@@ -244,28 +246,29 @@ class WaitingLine:
         return waiting
 
     def drop_late(self, now_s: float) -> list[Waiting]:
-        """Take out those that are late and are to be dropped then, the first to be late first."""
+        """Remove late requests that are to be dropped, the first to become late first."""
         late = self._late[: bisect_left(self._late, (now_s, self._number + 1))]
         return [waiting for _, number in late if (waiting := self.remove(number)) is not None]
 
     def next_late_s(self) -> float | None:
-        """When the next one is to be dropped."""
+        """When the next request is to be dropped."""
         return self._late[0][0] if self._late else None
 
     def waits_above(self, terms: RequestTerms) -> bool:
-        """Whether anybody of this tenant and a higher priority waits."""
+        """Whether a request of this tenant with a higher priority waits."""
         return any(self._queue_of(terms).above(terms.priority))
 
     def first_of(self, terms: RequestTerms) -> Waiting | None:
-        """The one of this tenant and priority that goes first."""
+        """The first request of this tenant and priority."""
         flow = self._queue_of(terms).flows[terms.priority]
         return flow.first() if flow else None
 
     def tokens_before(self, terms: RequestTerms) -> float:
-        """Estimated tokens that go before a newcomer would, if nobody else came.
+        """Estimated tokens that go before a new request, without other arrivals.
 
-        Of another tenant that is what is as urgent or more, up to its share by the time at which the newcomer
-        goes; and all that it has, up to its share by when the newcomer's tenant is no more near its own.
+        For another tenant, its requests of at least this urgency count, up to its share at the time of the
+        new request's turn. All its requests count up to its share at the time when the new request's tenant
+        is no longer near.
         """
         own, before = self._queue_of(terms), self.own_tokens_before(terms)
         each = terms.tokens / terms.tenant.weight
@@ -280,11 +283,11 @@ class WaitingLine:
         )
 
     def own_tokens_before(self, terms: RequestTerms) -> int:
-        """Those of its own tenant among them."""
+        """The part of `tokens_before` of its own tenant."""
         return self._queue_of(terms).tokens_from(terms.priority)
 
     def tokens_of_priority_before(self, terms: RequestTerms) -> float:
-        """Those of its own priority among them."""
+        """The part of `tokens_before` of its own priority."""
         own = self._queue_of(terms)
         before = own.flows[terms.priority].tokens
         goes = self._start(own) + (before + terms.tokens) / terms.tenant.weight
@@ -293,7 +296,8 @@ class WaitingLine:
         )
 
     def standing(self) -> dict[Priority, tuple[int, float | None]]:
-        """Of each priority: how many wait, and since when the oldest does. Other threads may ask."""
+        """For each priority: the number of waiting requests, and the oldest arrival. Safe for other
+        threads."""
         queues = list(self._occupied.values())
         flows = {p: [flow for queue in queues if (flow := queue.flows[p])] for p in Priority}
         return {
@@ -302,18 +306,18 @@ class WaitingLine:
         }
 
     def __iter__(self) -> Iterator[Waiting]:
-        """All, in the order in which they came."""
+        """All requests, in the order of arrival."""
         return iter(self._waiting.values())
 
     def _queue_of(self, terms: RequestTerms) -> _Queue:
-        """Its tenant's; an empty one where nobody of it waits and nothing is remembered."""
+        """The tenant's queue; an empty one if none of its requests wait and nothing is remembered."""
         return self._queues.get(terms.tenant.name) or _Queue(terms.tenant)
 
     def _others(self, own: _Queue) -> Iterator[_Queue]:
         return (queue for queue in self._occupied.values() if queue is not own)
 
     def _start(self, queue: _Queue) -> float:
-        """Of a tenant in whose queue nobody waits, the time at which it would go next is not before now."""
+        """The virtual time of a tenant's next turn; if none of its requests wait, it is not before now."""
         return queue.start if queue.count else max(self._virtual, queue.start)
 
     def _insert(self, waiting: Waiting) -> None:
@@ -331,7 +335,7 @@ class WaitingLine:
         return waiting.arrived_s + min(target for target in targets if target is not None)
 
     def _to_displace(self, terms: RequestTerms, own: _Queue) -> Waiting | None:
-        """Whom a newcomer may displace where all places are taken."""
+        """The request that a new one may displace when all places are taken."""
         weights = {queue.tenant.name: queue.tenant.weight for queue in self._occupied.values()}
         weights[terms.tenant.name] = terms.tenant.weight
         place = sum(weights.values()) / self.limits.places
@@ -348,7 +352,7 @@ def _goes_first(queue: _Queue) -> tuple[int, float, int]:
 
 
 def _youngest_below(priority: Priority, queues: Iterable[_Queue]) -> Waiting | None:
-    """The youngest of the lowest priority, which must be below this one, that waits in these."""
+    """The youngest waiting request of the lowest priority in these queues that is below `priority`."""
     found = [flow for queue in queues for p, flow in queue.flows.items() if p.level < priority.level and flow]
     youngest = (flow.youngest() for flow in found)
     return min(youngest, key=lambda waiting: (waiting.terms.priority.level, -waiting.number), default=None)
@@ -357,8 +361,9 @@ def _youngest_below(priority: Priority, queues: Iterable[_Queue]) -> Waiting | N
 def turns_at_most(
     waiting: Waiting, before: Iterable[Waiting], others: Iterable[Tenant], tokens: tuple[int, int], turns: int
 ) -> int:
-    """Within how many turns one that has waited `aging_s` goes, as above. `before` are those of its tenant
-    and priority that go first, `others` the other tenants, `tokens` the fewest and the most of any request.
+    """The turns within which a request that has waited `aging_s` goes, as in the module's docstring. `before`
+    are the requests of its tenant and priority that go first, `others` the other tenants, `tokens` the fewest
+    and the most tokens of any request.
     """
     least, most = tokens
     own = (len(Priority) - 1) * turns * (len(list(before)) + 1)

@@ -1,19 +1,18 @@
-"""Which workers of a base may get requests, by what one gateway has seen of each. Pure.
+"""Workers of a base that may get requests, by one gateway's observations of each. Pure.
 
-A gateway looks at its workers at a steady pace, and all here is counted in looks: a gateway that did not run
-for a while has not looked meanwhile, and takes nobody for silent.
+A gateway looks at its workers at a steady pace, and everything here is counted in looks. A gateway that did
+not run for a while has not looked meanwhile, so it does not consider workers silent.
 
-- Silent: it told its load before, and for `quiet` looks in a row it has not. So is a process that hangs, and
-  one behind a broken network. A worker that never tells its load (an older one) is never silent.
-- Failing: `failures` requests in a row broke off or had no first byte in time. It rests for a while, the
-  longer the more there were.
-- Doubtful: as many answers in a row said that the engine failed. Each may be a request's own fault, and who
-  sends such requests must not take an engine from others: the gateway asks it something harmless itself. If
-  that fails, too, it is failing.
+- Silent: the worker reported its load before, and for `quiet` looks in a row it has not. This also covers a
+process that hangs and a broken network. A worker that never reports its load (an older one) is never silent.
+- Failing: `failures` requests in a row broke off or had no first byte in time. The worker rests for a while,
+which grows with the number of failures. - Doubtful: as many answers in a row said that the engine failed.
+Each may be a request's own fault, and a client with such requests must not take an engine from others: the
+gateway sends a harmless probe itself. If the probe fails, too, the worker is failing.
 
-One that is silent or failing is ill. One that was ill is on trial, with one request at a time, until one is
-answered. While none is well, those on trial get all; while all are ill, everybody does: that tells more of
-the gateway, or of the machine, than of them.
+A silent or failing worker is ill. A worker that was ill is on trial, with one request at a time, until one is
+answered. While no worker is well, those on trial get all requests. While all are ill, every worker gets
+requests: then the gateway or the machine is probably at fault.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class Standing(Enum):
 
 
 class Takes(Enum):
-    """Requests that a worker may be sent."""
+    """The requests that a worker may get."""
 
     ALL = auto()
     ONE = auto()
@@ -39,7 +38,7 @@ class Takes(Enum):
 
 @dataclass(frozen=True)
 class HealthRules:
-    """`rest` is in looks, as `quiet`; it grows with every failure more, to `most_rests` times as long."""
+    """`rest` is in looks, like `quiet`; it grows with every further failure, up to `most_rests` times."""
 
     quiet: int = 6
     failures: int = 5
@@ -49,9 +48,9 @@ class HealthRules:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Of one worker. `quiet`: looks since it told its load; None: it never did. `rested`: looks since the
-    last of the `failures` in a row. `is_proven`: it was never ill, or has answered since. `errors`: answers
-    in a row that said that the engine failed."""
+    """Observations of one worker. `quiet`: looks since it reported its load; None: it never did. `rested`:
+    looks since the last of the `failures` in a row. `is_proven`: it was never ill, or has answered since.
+    `errors`: answers in a row that said that the engine failed."""
 
     quiet: int | None = None
     failures: int = 0
@@ -61,24 +60,24 @@ class Seen:
 
 
 def looked(seen: Seen, rules: HealthRules) -> Seen:
-    """One look later."""
+    """The observations one look later."""
     quiet = None if seen.quiet is None else seen.quiet + 1
     later = replace(seen, quiet=quiet, rested=seen.rested + 1)
     return replace(later, is_proven=seen.is_proven and not is_silent(later, rules))
 
 
 def told(seen: Seen) -> Seen:
-    """Its load came."""
+    """The worker reported its load."""
     return replace(seen, quiet=0)
 
 
 def answered(seen: Seen) -> Seen:
-    """A request had an answer, or the first of it."""
+    """A request was answered, or its answer began."""
     return replace(seen, failures=0, errors=0, is_proven=True)
 
 
 def failed(seen: Seen, rules: HealthRules) -> Seen:
-    """A request broke off, or had nothing in time."""
+    """A request broke off, or its answer did not begin in time."""
     failures = seen.failures + 1
     return replace(seen, failures=failures, rested=0, is_proven=seen.is_proven and failures < rules.failures)
 
@@ -89,12 +88,12 @@ def erred(seen: Seen) -> Seen:
 
 
 def is_doubtful(seen: Seen, rules: HealthRules) -> bool:
-    """Whether it is to be asked something harmless; on trial one answer is enough for that."""
+    """Whether the worker needs a harmless probe; for a worker on trial one such answer is enough."""
     return seen.errors >= (rules.failures if seen.is_proven else 1)
 
 
 def asked(seen: Seen, rules: HealthRules, is_well: bool) -> Seen:
-    """It was asked something harmless."""
+    """The worker was probed."""
     if is_well:
         return answered(seen)
     failures = max(seen.failures + 1, rules.failures)
@@ -119,7 +118,7 @@ _OF_TRIED = {Standing.ON_TRIAL: Takes.ALL, Standing.ILL: Takes.NONE}
 
 
 def takes(standings: Sequence[Standing]) -> list[Takes]:
-    """What each worker of a base may be sent; somebody always takes all, if there is anybody."""
+    """What each worker of a base may get; if there are workers, at least one takes all requests."""
     if Standing.WELL in standings:
         return [_OF_WELL[standing] for standing in standings]
     if Standing.ON_TRIAL in standings:
