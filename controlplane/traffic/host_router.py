@@ -35,8 +35,8 @@ _UINT64 = (1 << 64) - 1
 
 @dataclass(frozen=True)
 class RoutingRules:
-    """A group gets no more requests once it has `in_flight_factor` times as many as its engine runs at once.
-    The other requests wait in the gateway, where their order can still change."""
+    """A group gets at most `in_flight_factor` times as many requests as its engine runs at once. The other
+    requests wait in the gateway, where their order can still change."""
 
     in_flight_factor: float = 1.0
 

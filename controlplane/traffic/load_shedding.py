@@ -41,8 +41,8 @@ WASTED, LATE_WASTED, LONG_WASTED = 0.5, 0.2, 0.1
 UNWASTED_WINDOWS = 3
 ALONE_WINDOWS = 20  # the shortest of these windows gives the time without load
 SETTLED_S = 5.0  # after the last cut: by then, waiting requests are served
-# FIRST: the first budget, as a part of what was answered; the others relative to the previous budget. At least
-# OF_PASSED of what was passed on counts, because long answers that are not streamed begin at their end.
+# FIRST: the first budget, as a part of what was answered; the others relative to the previous budget. At
+# least OF_PASSED of what was passed on counts, because long answers that are not streamed begin at their end.
 FIRST, LESS, LESS_WASTED, MORE, SLOWLY_MORE = 0.6, 0.85, 0.7, 1.03, 1.015
 # For this time the budget stays below NEAR times the last budget that was too high: more would gain nothing.
 NEAR, TOO_MUCH_FOR_S = 0.75, 300.0
