@@ -1,4 +1,4 @@
-"""Where a process of ours listens, and how others reach it there."""
+"""The addresses on which our processes listen, and by which others reach them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ LARGEST = 65535
 
 @dataclass(frozen=True)
 class Ports:
-    """Those from `first` to `last`, of which a process takes the first that is free; 0 to 0: any free one."""
+    """The ports from `first` to `last`, of which a process takes the first free one; 0 to 0: any free
+    port.
+    """
 
     first: int = 0
     last: int = 0
 
     @classmethod
     def parse(cls, text: str) -> Ports:
-        """From `9464-9527`, `9464`, or nothing for any. Errors: ValueError."""
+        """Parse `9464-9527`, `9464`, or nothing for any. Errors: ValueError."""
         if not text.strip():
             return cls()
         first, dash, last = (part.strip() for part in text.partition("-"))
@@ -39,7 +41,7 @@ class Ports:
 
 
 def reached_at(host: str, port: int, node_ip: str) -> str:
-    """The "ip:port" by which others reach what listens on `host` of the node with this address."""
+    """The "ip:port" by which others reach a server on `host` of the node with this address."""
     reached = node_ip if host in _ANY_INTERFACE else host
     return f"[{reached}]:{port}" if ":" in reached else f"{reached}:{port}"
 

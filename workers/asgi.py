@@ -1,7 +1,7 @@
-"""Calling an ASGI application in-process, with cancellation.
+"""Calls an ASGI application in-process, with cancellation.
 
-For those who run a worker without a cluster: benchmarks and tests. (In a cluster, requests reach the
-same application through the worker's HTTP server.) And what our own servers add to a scope: `DIRECT`.
+For code that runs a worker without a cluster: benchmarks and tests. (In a cluster, requests reach the same
+application through the worker's HTTP server.) Also the addition of our own servers to a scope: `DIRECT`.
 """
 
 from __future__ import annotations
@@ -19,25 +19,27 @@ AsgiApp = Callable[
     [Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]
 ]
 
-# The key in a scope under which our own servers have a `DirectRequest`.
+# The key in a scope with the `DirectRequest` of our own servers.
 DIRECT = "ostinato.direct"
 
 _END = object()
 _ending: set[asyncio.Task[None]] = set()  # the loop itself holds tasks weakly
-# How long an application may take to notice that its client left.
+# The time for an application to notice that its client left.
 GRACE_S = 1.0
 
 
 class DirectRequest(Protocol):
-    """A request as its server has it: what ASGI takes tasks and messages for. To be used once its body was
-    read, in the server's own loop."""
+    """A request inside its server, without the tasks and messages of ASGI.
+
+    It may be used after its body was read, in the server's own loop.
+    """
 
     def call(self, on_leaving: Callable[[], None]) -> Callable[[], None]:
-        """Call it when the client leaves before the answer is whole, until what this returns is called."""
+        """Call `on_leaving` if the client leaves before the answer is complete; the result cancels this."""
         ...
 
     def answer(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> bool:
-        """Send a whole answer, with its length among the headers; False: it must go by ASGI."""
+        """Send a whole answer, with its length among the headers; False: it must be sent by ASGI."""
         ...
 
 
@@ -65,8 +67,8 @@ def _scope(request: EngineCall) -> Message:
 async def stream(app: AsgiApp, request: EngineCall) -> AsyncGenerator[EngineHead | bytes, None]:
     """POST the request: first the head, then the body's chunks as the application sends them.
 
-    Closing the iterator (or cancelling its consumer) cancels the application's task, which is how a
-    client that went away frees its slot. An exception of the application is raised here.
+    Closing the iterator (or cancelling its consumer) cancels the application's task, which frees the slot of
+    a client that has left. An exception of the application is raised here.
     """
     queue: asyncio.Queue[Any] = asyncio.Queue(maxsize=64)
     incoming: list[Message] = [{"type": "http.request", "body": request.body, "more_body": False}]
@@ -81,7 +83,7 @@ async def stream(app: AsgiApp, request: EngineCall) -> AsyncGenerator[EngineHead
     async def send(message: Message) -> None:
         if not gone.is_set():
             await queue.put(message)
-        else:  # an application that only sends must not keep the loop to itself
+        else:  # an application that only sends must not block the loop
             await asyncio.sleep(0)
 
     async def run() -> None:
@@ -104,16 +106,16 @@ async def stream(app: AsgiApp, request: EngineCall) -> AsyncGenerator[EngineHead
             ending = asyncio.create_task(_end(task, queue))
             _ending.add(ending)
             ending.add_done_callback(_ending.discard)
-            await asyncio.shield(ending)  # a consumer may be cancelled again: anyio's scopes do
+            await asyncio.shield(ending)  # a consumer may be cancelled again: anyio's scopes do that
 
 
 async def _end(task: asyncio.Task[None], queue: asyncio.Queue[Any]) -> None:
     """End an application whose client has left.
 
-    It gets a moment to act on that: vLLM stops generating a whole answer on the disconnect message
-    only, and would go on with it as an orphan if its task were cancelled at once.
+    It gets a moment to react. vLLM stops generating a whole answer only on the disconnect message; if its
+    task were cancelled at once, it would continue generating.
     """
-    while not queue.empty():  # no put of the task's may block on a full queue
+    while not queue.empty():  # no put of the task may block on a full queue
         queue.get_nowait()
     await asyncio.wait({task}, timeout=GRACE_S)
     task.cancel()

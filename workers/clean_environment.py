@@ -1,5 +1,6 @@
-"""Environments of processes that work with what strangers wrote: what our code and its libraries need, and no
-secrets."""
+"""Environments for processes that handle untrusted files: the variables of our code and its libraries,
+without secrets.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ KEPT = (
     "TMPDIR",
     "PYTHONDONTWRITEBYTECODE",
 )
-# Of libraries: which devices there are, where compiled code is kept, how many threads there are.
+# Variables of libraries: the visible devices, the caches of compiled code, the numbers of threads.
 KEPT_PREFIXES = (
     "CUDA_",
     "CUBLAS_",
@@ -34,7 +35,7 @@ KEPT_PREFIXES = (
     "OPENBLAS_",
     "XDG_CACHE_",
 )
-# `down` ends what bears the mark; where compiled code is kept; what kernels are used.
+# The mark by which `down` finds processes; the cache of compiled code; the choice of kernels.
 OURS = (
     "OSTINATO_CLUSTER",
     "OSTINATO_COMPILED_DIR",
@@ -43,23 +44,23 @@ OURS = (
 )
 
 
-# What opens the installation, which no engine needs.
+# Secrets that open the installation; no engine needs them.
 SECRETS = ("OSTINATO_API_KEY", "OSTINATO_STORE_URL")
 
 
 def without_secrets(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """For a process of vLLM's, whose settings are many."""
+    """The environment for a process of vLLM's, which has many settings."""
     return {name: value for name, value in environment.items() if name not in SECRETS}
 
 
 def forget_secrets() -> None:
-    """In this process, and in those that it starts from now on."""
+    """Remove the secrets from this process, and from its later children."""
     for name in SECRETS:
         os.environ.pop(name, None)
 
 
 def clean_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """With our code on its path, and nothing fetched from a hub."""
+    """The environment with our code on its path, and without downloads from a hub."""
     kept = {
         name: value
         for name, value in environment.items()

@@ -1,8 +1,8 @@
-"""Importing vLLM with less work: it takes 9 s of CPU, in every process of an engine.
+"""Imports vLLM with less work: it takes 9 s of CPU, in every process of an engine.
 
-A fifth of that is the collector of cyclic garbage, which looks again and again at what has just been
-imported and will never be garbage. And a process that multiprocessing spawns imports the main module of
-its parent first: in a replica that is Ray's, of which an engine's core needs nothing.
+A fifth of that is the cyclic garbage collector, which checks newly imported objects again and again, although
+they never become garbage. And a process spawned by multiprocessing first imports the main module of its
+parent. In a replica that is Ray's, which an engine's core does not need.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CHILD_MAIN = "workers.spawned"
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Nothing is collected inside; what is there at the end is left alone for good."""
+    """Within the context, no garbage is collected; objects that exist at its end are never checked again."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -31,7 +31,7 @@ def uncollected() -> Iterator[None]:
 
 @contextmanager
 def quick_children() -> Iterator[None]:
-    """Processes spawned inside import `workers.spawned` in place of this process's main module."""
+    """Processes spawned within the context import `workers.spawned` instead of this process's main module."""
     main = sys.modules["__main__"]
     own = main.__spec__
     main.__spec__ = find_spec(CHILD_MAIN)

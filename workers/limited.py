@@ -1,4 +1,4 @@
-"""Limits on what a stranger's tokenizer or chat template may take, where it is run in a process of ours."""
+"""Limits on an untrusted tokenizer or chat template that runs in one of our processes."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from types import FrameType
 
 from profiler.errors import CheckpointError
 
-CPU_S = 600.0  # a file of 256 MiB, the largest that is read, takes a minute or two
+CPU_S = 600.0  # a file of 256 MiB, the largest allowed, takes a minute or two
 MEMORY_BYTES = 8 << 30
 
 
 class _TooLong(BaseException):
-    """Nothing that a library expects, and makes an error of its own of."""
+    """Not an Exception, so that no library turns it into another error."""
 
 
 @contextmanager
 def limited(what: str, cpu_s: float | None = None, memory_bytes: int | None = None) -> Iterator[None]:
-    """Within this block the process takes at most so much CPU time, and so much more memory than it has.
+    """Within this block the process may use at most `cpu_s` of CPU time and `memory_bytes` of additional
+    memory.
 
-    `what` is in the words of errors. Only the main thread gets the signal that ends what takes too long.
-    Errors: CheckpointError.
+    `what` appears in the errors. Only the main thread gets the signal for too long a run. Errors:
+    CheckpointError.
     """
     cpu_s, memory_bytes = cpu_s or CPU_S, memory_bytes or MEMORY_BYTES
     in_main = threading.current_thread() is threading.main_thread()
@@ -36,7 +37,8 @@ def limited(what: str, cpu_s: float | None = None, memory_bytes: int | None = No
     resource.setrlimit(resource.RLIMIT_DATA, (min(bounds), hard))
     try:
         if in_main:
-            signal.setitimer(signal.ITIMER_PROF, cpu_s, 1.0)  # again: an answer may swallow the first
+            # repeated, since a handler may swallow the first
+            signal.setitimer(signal.ITIMER_PROF, cpu_s, 1.0)
         yield
     except _TooLong:
         raise CheckpointError(
@@ -58,7 +60,7 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 def data_bytes() -> int:
-    """What counts towards RLIMIT_DATA: private memory that can be written."""
+    """The memory that counts towards RLIMIT_DATA: private writable memory."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmData:"):
             return int(line.split()[1]) << 10

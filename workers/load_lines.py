@@ -1,4 +1,6 @@
-"""How a worker's load travels to its gateways: a line of JSON for each `WorkerLoad`, on one long answer."""
+"""The format of a worker's load for its gateways: a line of JSON for each `WorkerLoad`, on one long
+answer.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from workers.tiers import Tier
 # A worker's HTTP server answers GET on this path with lines for as long as the gateway listens.
 PATH = "/ostinato/load"
 CONTENT_TYPE = "application/x-ndjson"
-# A line comes every second at least. A load that is older says nothing of what its worker has to do now.
+# At least one line comes every second. An older load does not describe the worker's current work.
 STALE_S = 3.0
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
@@ -24,9 +26,9 @@ def line_of(load: WorkerLoad) -> bytes:
 
 
 def load_of(line: bytes) -> WorkerLoad:
-    """The load that a line tells. Fields that this version does not know are left out.
+    """The load in a line. Fields that this version does not know are ignored.
 
-    Raises ValueError for what is no such line.
+    Raises ValueError for an invalid line.
     """
     told = json.loads(line)  # its errors are ValueErrors
     if not isinstance(told, dict):

@@ -1,4 +1,4 @@
-"""What the control plane and a worker say to each other. One frozen dataclass per message."""
+"""The messages between the control plane and a worker. One frozen dataclass per message."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from profiler.quantization import UNCOMPRESSED
 from profiler.types import CPU
 from workers.tiers import Tier
 
-# How an engine says in a stream that it cannot go on, and a gateway to its client; no other event begins so.
+# The error event in an engine's stream, and in a gateway's stream to its client; no other event has this
+# beginning.
 ERROR_EVENT = b'data: {"error":'
 
 
 @dataclass(frozen=True)
 class RankConfig:
-    """Where one rank of a group runs and what it may take there. `node` is empty where only one can be meant.
+    """The place of one rank of a group, and its memory there. `node` is empty if only one is possible.
 
-    Of `memory_bytes` on its device `kv_cache_bytes` are for keys and values, and `variant_memory_bytes` for
-    the variants that may run at once. It carries `layers` of the model's.
+    It takes `memory_bytes` on its device: `kv_cache_bytes` for keys and values, `variant_memory_bytes` for
+    the variants that may run at once. It holds `layers` of the model's layers.
     """
 
     layers: int
@@ -31,18 +32,18 @@ class RankConfig:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Everything a worker needs to start its engine. `name` is the base model's name.
+    """Everything that a worker needs to start its engine. `name` is the base model's name.
 
-    `ranks` are numbered stage by stage, `tensor_parallel` of them to a stage. At most `max_variants` variants
-    run at once; with 0 of them the engine serves its base alone. `variant_host_bytes` of each rank's host
-    memory keep more of them ready; only variants of `variant_kinds` are accepted. `max_active_variants` is
-    how many may run at once to begin with (DeltaZip's N); 0: as many as there are slots. A step takes at
-    most `max_batched_tokens`. `quantization` is that of the hidden layers (`profiler.quantization`). Models
-    and variants are read from folders below `roots`; none: from anywhere. A step of the echo engine takes
-    `echo_tpot_s`. With `merged_slot` each rank has room for a copy of its weights beside the variants. It was
-    launched by `installation`. `fingerprint` is the registered checkpoint's: an engine starts with no other.
-    `tool_parser` and `reasoning_parser` are vLLM's names of what reads answers; "": none is known. Without
-    the `needed_parsers` among them the engine does not start.
+    `ranks` are numbered stage by stage, with `tensor_parallel` ranks per stage. At most `max_variants`
+    variants run at once; with 0 the engine serves only its base. `variant_host_bytes` of each rank's host
+    memory keep more variants ready; only variants of `variant_kinds` are accepted. `max_active_variants` is
+    the initial number that may run at once (DeltaZip's N); 0: as many as slots. A step takes at most
+    `max_batched_tokens`. `quantization` is that of the hidden layers (`profiler.quantization`). Models and
+    variants are read from folders below `roots`; none: from anywhere. A step of the echo engine takes
+    `echo_tpot_s`. With `merged_slot` each rank has memory for a copy of its weights in addition to the
+    variants. `installation` is the one that launched it. `fingerprint` is the registered checkpoint's: an
+    engine refuses any other. `tool_parser` and `reasoning_parser` are vLLM's names of the answers' parsers;
+    "": none is known. The engine does not start without those of them in `needed_parsers`.
     """
 
     engine: str
@@ -79,7 +80,7 @@ class EngineConfig:
 
     @property
     def max_ongoing_requests(self) -> int:
-        """Requests that one worker takes at once. Those beyond its batch wait in the engine."""
+        """The requests that one worker accepts at once. Those beyond its batch wait in the engine."""
         return max(64, 4 * self.max_num_seqs)
 
     @property
@@ -93,7 +94,7 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class VariantRef:
-    """All an engine needs to serve a variant it may never have heard of. `uid` names its weights."""
+    """All that an engine needs to serve a variant that it may not know yet. `uid` identifies its weights."""
 
     name: str
     uid: int
@@ -102,11 +103,11 @@ class VariantRef:
 
 @dataclass(frozen=True)
 class EngineCall:
-    """One request for the engine's OpenAI application: a path, a JSON body, the variant it means.
+    """One request for the engine's OpenAI application: a path, a JSON body, and its variant.
 
-    `variant_limit` is how many variants the deployment wants to run at once; None: it does not say. One that
-    is not `counted` is no client's: it says nothing about how many engines there should be. `grammar` is the
-    field that says what the answer may be; "": it may be anything.
+    `variant_limit` is how many variants the deployment wants to run at once; None: unspecified. A request
+    that is not `counted` comes from no client, and does not affect the number of engines. `grammar` is the
+    field that restricts the answer; "": no restriction.
     """
 
     path: str
@@ -134,10 +135,11 @@ class EngineHead:
 
 @dataclass(frozen=True)
 class RankReport:
-    """What one rank takes of its device, measured when its engine was ready.
+    """The memory of one rank on its device, measured when its engine was ready.
 
-    `process_bytes` is all its process holds: on a GPU what the driver says, on a CPU its resident memory, in
-    which the KV cache is not yet, for nothing was written to it. `total_bytes` is with the whole KV cache.
+    `process_bytes` is all memory of its process. On a GPU the driver reports it. On a CPU it is the resident
+    memory, without the KV cache, which has not been written to yet. `total_bytes` includes the whole KV
+    cache.
     """
 
     rank: int
@@ -155,8 +157,11 @@ class RankReport:
 
 @dataclass(frozen=True)
 class WorkerReport:
-    """What a worker says of itself. The gateway reaches its HTTP server by `address` and `secret`, and knows
-    its answers by `proof` (older workers send none); the API never shows them."""
+    """A worker's report about itself.
+
+    The gateway reaches its HTTP server by `address` and `secret`, and recognises its answers by `proof`
+    (older workers send none); the API never shows these values.
+    """
 
     pid: int
     node: str
@@ -174,12 +179,12 @@ class WorkerReport:
 
 @dataclass(frozen=True)
 class WorkerLoad:
-    """What a worker has to do, and how its engine's steps went since the last such message to this gateway.
+    """A worker's work, and its engine's steps since the last such message to this gateway.
 
-    `ongoing` requests are at its HTTP server, from all gateways; the engine runs `running` and has `waiting`
-    ones, and uses `kv_usage` (0 to 1) of its KV cache. Of `steps` in which rows decoded the mean one came
-    `step_s` after the one before. Prompts of which `prefill_tokens` were computed took `prefill_s` from their
-    first step to the first token, added up; they count when their request has ended. `variants` are those in
+    `ongoing` requests are at its HTTP server, from all gateways. The engine runs `running` requests, has
+    `waiting` ones, and uses `kv_usage` (0 to 1) of its KV cache. `steps` counts steps in which rows decoded,
+    at a mean distance of `step_s`. Prompts with `prefill_tokens` computed tokens took `prefill_s` in total
+    from their first step to the first token; they count once their request has ended. `variants` are those in
     slots or in host memory, (uid, tier); all others are on disk.
     """
 
@@ -196,7 +201,7 @@ class WorkerLoad:
 
 @dataclass(frozen=True)
 class RankBytes:
-    """What one rank holds of a variant."""
+    """The bytes that one rank holds of a variant."""
 
     rank: int
     host_bytes: int
@@ -205,7 +210,9 @@ class RankBytes:
 
 @dataclass(frozen=True)
 class VariantPlace:
-    """Where a variant is; `reason` says why not on the device. It may have a `slot` before it is there."""
+    """Where a variant is; `reason` is why it is not on the device. It may have a `slot` before it has
+    arrived.
+    """
 
     uid: int
     tier: Tier
@@ -216,10 +223,10 @@ class VariantPlace:
 
 @dataclass(frozen=True)
 class EngineResidency:
-    """One engine's variants. `limit` of them run at once (DeltaZip's N), at most as many as `slots`.
+    """One engine's variants. At most `limit` of them run at once (DeltaZip's N), which is at most `slots`.
 
-    `skips` counts requests that passed others by whose variant was not running, `preemptions` those that
-    gave such places back, `blocked` the requests that wait for a running variant to end.
+    `skips` counts requests that overtook others whose variant was not running. `preemptions` counts requests
+    that returned such places. `blocked` counts the requests that wait for a running variant to end.
     """
 
     slots: int
@@ -234,7 +241,7 @@ class EngineResidency:
 
 @dataclass(frozen=True)
 class DeviceReport:
-    """What one device of a node can do, as measured there. `model` is its maker's name for it."""
+    """The rates of one device of a node, as measured there. `model` is the manufacturer's name for it."""
 
     index: int
     kind: str
@@ -245,7 +252,7 @@ class DeviceReport:
 
 @dataclass(frozen=True)
 class NodeReport:
-    """`engine_version` is that of the vLLM that is installed there; empty without one."""
+    """A node's devices. `engine_version` is the version of vLLM installed there; empty without vLLM."""
 
     node: str
     devices: tuple[DeviceReport, ...] = field(default_factory=tuple)

@@ -1,9 +1,9 @@
-"""A folder that holds what registration reads of a model's folder, and nothing else, for other libraries.
+"""A folder with exactly the files of a model's folder that registration reads, for other libraries.
 
-vLLM and transformers look for files by rules of their own: `consolidated*.safetensors`, `params.json`, every
-`*.safetensors`, an adapter's config. What lies beside a model would change what they load. So they are given
-links to the files that were read. A config or an index that they could not read is written anew, and says
-the same.
+vLLM and transformers look for files by their own rules: `consolidated*.safetensors`, `params.json`, every
+`*.safetensors`, an adapter's config. Other files next to a model would change what they load. So they get
+links to the files that registration read. A config or an index that they could not read is rewritten with the
+same content.
 """
 
 from __future__ import annotations
@@ -24,21 +24,23 @@ from profiler.files import MAX_CONFIG_BYTES, read_json
 from profiler.model_files import CONFIG, files_read, small_files
 from profiler.weight_files import INDEX
 
-LOCK = ".{}.lock"  # of a view; whoever uses the view has it, shared
+LOCK = ".{}.lock"  # of a view; each user of the view holds it, shared
 
 
 def make_view(folder: Path, parent: Path, *, weights: bool = True) -> Path:
-    """A folder in `parent` with links to the files of the model in `folder`; `weights`: with those.
+    """A folder in `parent` with links to the files of the model in `folder`, with `weights` if set.
 
-    Its name follows from what it links to, so every call for the same files returns the same path: what
-    engines compile is kept by the path of the model. Raises CheckpointError; OSError if it cannot be made.
+    Its name is a hash of its links, so every call for the same files returns the same path: engines cache
+    compiled code by the path of the model. Raises CheckpointError; OSError if it cannot be made.
     """
     contents = _contents(folder.resolve(), weights)
     return contents.made_in(parent)
 
 
 def hold_view(folder: Path, parent: Path, *, weights: bool = True) -> HeldView:
-    """As `make_view`; `sweep_views` leaves it until it is released, or this process ends however it does."""
+    """The same as `make_view`, but `sweep_views` keeps it until it is released, or this process ends for any
+    reason.
+    """
     contents = _contents(folder.resolve(), weights)
     parent.mkdir(parents=True, exist_ok=True)
     descriptor = _locked(parent / LOCK.format(contents.name), fcntl.LOCK_SH)
@@ -50,8 +52,10 @@ def hold_view(folder: Path, parent: Path, *, weights: bool = True) -> HeldView:
 
 
 def sweep_views(parent: Path) -> None:
-    """Remove the views in `parent` that no process holds. Those without a lock are of an older version, and
-    are left: nobody knows who uses them."""
+    """Remove the views in `parent` that no process holds.
+
+    Views without a lock are of an older version, and stay: their users are unknown.
+    """
     for lock in sorted(parent.glob(LOCK.format("*"))):
         with suppress(OSError):  # held, another user's, or on a file system without locks
             descriptor = _locked(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -62,7 +66,7 @@ def sweep_views(parent: Path) -> None:
 
 
 def _remove(parent: Path, lock: Path) -> None:
-    """The view, what was left of making it, and at last its lock."""
+    """Remove the view, the leftovers of its creation, and finally its lock."""
     name = lock.name.removeprefix(".").removesuffix(".lock")
     for path in parent.iterdir():
         if path != lock and (path.name == name or path.name.startswith(f".{name}.")):
@@ -82,7 +86,7 @@ class HeldView:
 
 
 def _locked(lock: Path, kind: int) -> int:
-    """The lock, open. Raises OSError: BlockingIOError where another process has it."""
+    """The lock, open. Raises OSError: BlockingIOError if another process has it."""
     while True:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -92,7 +96,7 @@ def _locked(lock: Path, kind: int) -> int:
         except BaseException:
             os.close(descriptor)
             raise
-        os.close(descriptor)  # it was removed between the two
+        os.close(descriptor)  # it was removed between the two calls
 
 
 def _is_still(descriptor: int, lock: Path) -> bool:
@@ -104,7 +108,7 @@ def _is_still(descriptor: int, lock: Path) -> bool:
 
 @dataclass(frozen=True)
 class _Contents:
-    """What a view of a folder links to, and what it holds by itself."""
+    """The links in a view of a folder, and its own files."""
 
     folder: Path
     names: tuple[str, ...]
@@ -129,14 +133,16 @@ def _contents(folder: Path, weights: bool) -> _Contents:
 
 @contextmanager
 def temporary_view(folder: Path, *, weights: bool = True) -> Iterator[Path]:
-    """A view that is removed at the end, for what reads the model at once. Raises as `make_view`."""
+    """A view that is removed at the end, for code that reads the model at once. Raises like `make_view`."""
     with tempfile.TemporaryDirectory(prefix="ostinato-model-") as parent:
         yield make_view(folder, Path(parent), weights=weights)
 
 
 def _written(folder: Path, names: Sequence[str]) -> Mapping[str, str]:
-    """The text of each file that the view holds by itself: transformers needs a type that it knows, and
-    `metadata` in an index, were it empty."""
+    """The text of each file that the view contains itself.
+
+    transformers needs a type that it knows, and `metadata` in an index, even if empty.
+    """
     config = read_json(folder / CONFIG, MAX_CONFIG_BYTES)
     index = read_json(folder / INDEX) if INDEX in names else {}
     written = {CONFIG: corrected(config)} if corrected(config) != config else {}
@@ -146,7 +152,7 @@ def _written(folder: Path, names: Sequence[str]) -> Mapping[str, str]:
 
 
 def _make(view: Path, folder: Path, names: tuple[str, ...], written: Mapping[str, str]) -> None:
-    """The view is there as a whole or not at all; another process may make the same one at the same time."""
+    """Make the view as a whole or not at all; another process may make the same view at the same time."""
     view.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{view.name}.", dir=view.parent))
     try:

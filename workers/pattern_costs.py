@@ -1,8 +1,10 @@
-"""What the regular expressions of a tokenizer.json cost: time that grows faster than its text is found out.
+"""The cost of a tokenizer.json's regular expressions: detects expressions whose time grows faster than their
+text.
 
-An engine runs them on every prompt, in a thread that nothing can end. Each expression is run on texts that
-such expressions fail on slowly: characters and words of its own, repeated, with another character behind.
-This finds what people write by mistake or out of malice; it proves nothing of an expression that passes.
+An engine runs them on every prompt, in a thread that cannot be stopped. Each expression runs on texts on
+which such expressions are slow: its own characters and words, repeated, with another character at the end.
+This finds expressions that are slow by mistake or by intent; it proves nothing about an expression that
+passes.
 """
 
 from __future__ import annotations
@@ -21,14 +23,16 @@ MAX_PATTERN_CHARACTERS = 20_000  # long ones list a script's characters
 SHORT, LONG = 2_048, 8_192  # characters of the two texts whose times are compared
 GROWTH = 8.0  # of the time from one to the other: 4 is linear, 16 quadratic
 FREE_S = 0.05  # on the longer text; a linear expression takes 1 to 6 ms
-EVERY = "aA0 \n!'é中\u0301"  # letters, a digit, a space, a line, signs, an accent, an ideograph
+EVERY = "aA0 \n!'é中\u0301"  # letters, a digit, a space, a line end, signs, an accent, an ideograph
 TAILS = ("", "\0", "!", " ", "a", "0")
 MAX_OWN = 12  # characters, and as many words, of the expression itself
 _WORD = re.compile(r"\\?[^\\()\[\]{}|?*+.^$]")
 
 
 def check_patterns(document: Any) -> None:
-    """Of a tokenizer.json, parsed. Raises CheckpointError for an expression that costs too much."""
+    """Check the expressions of a parsed tokenizer.json. Raises CheckpointError for one that costs too
+    much.
+    """
     patterns = tuple(dict.fromkeys(_patterns(document)))
     if len(patterns) > MAX_PATTERNS:
         raise CheckpointError(
@@ -40,8 +44,10 @@ def check_patterns(document: Any) -> None:
 
 
 def check_pattern(pattern: str) -> None:
-    """Raises CheckpointError. An expression may take all the time that this process has: it is run with a
-    limit."""
+    """Check one expression. Raises CheckpointError.
+
+    An expression may take all the CPU time of this process, so the process needs a limit.
+    """
     if len(pattern) > MAX_PATTERN_CHARACTERS:
         raise _refused(pattern, f"it has more than {MAX_PATTERN_CHARACTERS} characters")
     run = _splitter(pattern)
@@ -57,7 +63,8 @@ def _check_text(pattern: str, run: Any, unit: str, tail: str) -> None:
     if long < FREE_S:
         return
     short = _seconds(pattern, run, unit, tail, SHORT)
-    again = min(long, _seconds(pattern, run, unit, tail, LONG))  # the first may have met something else
+    # another process may have disturbed the first run
+    again = min(long, _seconds(pattern, run, unit, tail, LONG))
     if again >= FREE_S and again > GROWTH * short:
         raise _refused(
             pattern,
@@ -66,7 +73,7 @@ def _check_text(pattern: str, run: Any, unit: str, tail: str) -> None:
 
 
 def _seconds(pattern: str, run: Any, unit: str, tail: str, characters: int) -> float:
-    """CPU time of this thread."""
+    """CPU time of this thread for one run."""
     text = unit * (characters // len(unit)) + tail
     begun = time.thread_time()
     try:
@@ -90,7 +97,7 @@ def _splitter(pattern: str) -> Any:
 
 
 def _patterns(document: Any) -> Iterator[str]:
-    """Wherever they are: normalizer, pre-tokenizer, decoder."""
+    """All expressions in the document: normalizer, pre-tokenizer, decoder."""
     left = [document]
     while left:
         match left.pop():
@@ -108,7 +115,7 @@ def _own_characters(pattern: str) -> list[str]:
 
 
 def _own_words(pattern: str) -> list[str]:
-    """Runs of plain characters in it."""
+    """Sequences of plain characters in the expression."""
     words, at = [], 0
     while at < len(pattern):
         run = []

@@ -1,20 +1,22 @@
 """Ostinato's vLLM plug-in (entry point group `vllm.general_plugins`).
 
-vLLM calls `register` in the API process, the engine core and every worker, so it must be cheap and
-may run twice in one process.
+vLLM calls `register` in the API process, the engine core and every worker. So it must be cheap and may run
+twice in one process.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 
-ENGINE_CORE = "EngineCore"  # what vLLM calls the process that schedules
+ENGINE_CORE = "EngineCore"  # vLLM's name for the scheduling process
 
 
 def register() -> None:
-    """Give vLLM's model runners our manager of adapters (`workers.variants.manager`) for its own; have its
-    engine core and ranks end with the process that started them, and the core fork its ranks and the process
-    that compiles grammars first, and bound what grammars cost a step."""
+    """Replace the adapter manager of vLLM's model runners by ours (`workers.variants.manager`).
+
+    Also make vLLM's engine core and ranks end with the process that started them. The core forks its ranks
+    and the process that compiles grammars first, and the cost of grammars per step is bounded.
+    """
     import vllm.v1.worker.lora_model_runner_mixin as runners
 
     from workers.group import grammar_masks, grammar_process

@@ -1,8 +1,8 @@
 """The plug-in in each rank of our engines, whether or not vLLM finds it.
 
 vLLM imports this module in a rank (`--worker-extension-cls`) before it builds the rank's part of the model.
-It finds no plug-ins where VLLM_PLUGINS names others, or where Ostinato is on the path without being
-installed. It would then load adapters with a manager of its own, and our scheduler would wait for ever.
+vLLM finds no plug-ins if VLLM_PLUGINS names others, or if Ostinato is on the path without being installed. It
+would then load adapters with its own manager, and our scheduler would wait forever.
 """
 
 from __future__ import annotations
@@ -13,4 +13,4 @@ plugin.register()
 
 
 class PluggedIn:
-    """What vLLM adds to its worker's bases; it brings nothing itself."""
+    """The class that vLLM adds to its worker's bases; it adds nothing itself."""

@@ -1,4 +1,4 @@
-"""What travels beside a request from the gateway to a worker: headers, and how they are written."""
+"""The headers that a request carries from the gateway to a worker, and their format."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from workers.messages import VariantRef
 
 SECRET = "ostinato-secret"
 VARIANT = "ostinato-variant"
-# Beside a variant: how many may run at once. A worker that was restarted learns it with its first request.
+# Sent with a variant: how many may run at once. A restarted worker learns it with its first request.
 LIMIT = "ostinato-limit"
 # Set on an answer of the HTTP server itself: the engine never saw the request, so it may be sent elsewhere.
 REFUSED = "ostinato-refused"
-# On every answer of a worker's HTTP server: that it is this worker's. Its port may be somebody else's by now,
-# who was sent the prompt then, and the secret of a worker that is gone.
+# On every answer of a worker's HTTP server: it proves that the answer is this worker's. Another process may
+# have its port by now; that process then received the prompt, and the secret of a worker that is gone.
 PROOF = "ostinato-proof"
 _PROOF = PROOF.encode()
-# On an answer that is an error, where the worker knows more than its status says.
+# On an error answer, if the worker knows more than its status says.
 FAULT = "ostinato-fault"
 OF_LOADING = b"loading"  # a variant could not be loaded, and its files are not the reason
-OF_UNDERSTANDING = b"understanding"  # the engine's application broke at the request
-# A POST here says that requests for its variant wait for their turn: it is to be read ahead of them.
+OF_UNDERSTANDING = b"understanding"  # the engine's application failed at the request
+# A POST here means that requests for its variant still wait at the gateway: the worker should read it ahead.
 WANTED_PATH = "/ostinato/wanted"
 
 
@@ -36,7 +36,7 @@ def request_headers(secret: str, variant: VariantRef | None, limit: int | None =
 
 
 def variant_of(headers: Iterable[tuple[bytes, bytes]]) -> VariantRef | None:
-    """The variant an ASGI scope's headers name; None for the base."""
+    """The variant that an ASGI scope's headers name; None for the base."""
     text = _value(headers, VARIANT)
     return None if text is None else VariantRef(*json.loads(text))
 
@@ -56,5 +56,5 @@ def _value(headers: Iterable[tuple[bytes, bytes]], name: str) -> bytes | None:
 
 
 def proves(headers: Mapping[bytes, bytes], proof: str) -> bool:
-    """Whether the head of an answer is of the worker that gave this proof. Older ones gave none."""
+    """Whether the head of an answer is from the worker with this proof. Older workers have no proof."""
     return not proof or headers.get(_PROOF) == proof.encode()

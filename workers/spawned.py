@@ -1,4 +1,4 @@
-"""What stands in a spawned process for the main module of its parent (`workers.imports.quick_children`)."""
+"""Replaces the parent's main module in a spawned process (`workers.imports.quick_children`)."""
 
 from workers.imports import uncollected
 

@@ -1,4 +1,4 @@
-"""Where a variant can be."""
+"""The places where a variant can be."""
 
 from __future__ import annotations
 
@@ -10,4 +10,4 @@ class Tier(StrEnum):
 
     DEVICE = "device"  # in a slot: requests for it run
     HOST = "host"  # in host memory: a copy away from a slot
-    DISK = "disk"  # to be read again
+    DISK = "disk"  # must be read again

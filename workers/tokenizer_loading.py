@@ -1,9 +1,10 @@
-"""A model's tokenizer, with the ids that its file gives, whatever class the config and the model's type name.
+"""A model's tokenizer, with the ids of its file, whatever class the config and the model's type name.
 
-transformers 5 builds some classes' rules anew: the byte-level tokenizer.json of DeepSeek-R1-Distill-Llama is
-labelled LlamaTokenizerFast, which loses every space. So the ids of fixed texts are compared with those of the
-`tokenizers` library for tokenizer.json itself, or of `sentencepiece` for a tokenizer.model that is alone (the
-types mistral and mixtral get others). Where they differ, another class is taken that keeps them.
+transformers 5 rebuilds the rules of some classes. The byte-level tokenizer.json of DeepSeek-R1-Distill-Llama
+is labelled LlamaTokenizerFast, which loses every space. So the ids of fixed texts are compared with a
+reference: the `tokenizers` library for tokenizer.json itself, or `sentencepiece` for a tokenizer.model that
+is alone (the types mistral and mixtral get different ids). If they differ, another class that keeps the ids
+is used.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ FILE = "tokenizer.json"
 CONFIG = "tokenizer_config.json"
 SENTENCEPIECE = "tokenizer.model"
 MISTRAL = "tekken.json"
-# Beside these, what a tokenizer is made of.
+# The other files of a tokenizer.
 OTHERS = ("special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json")
-AS_IT_IS = "PreTrainedTokenizerFast"  # the class that takes tokenizer.json as it is
-# Spaces, lines, digits, code, contractions, scripts, combined characters: what rules treat in different ways.
+AS_IT_IS = "PreTrainedTokenizerFast"  # the class that uses tokenizer.json unchanged
+# Spaces, lines, digits, code, contractions, scripts, combined characters: rules treat these in different
+# ways.
 TEXTS = (
     "The quick brown fox jumps over the lazy dog.",
     " A leading space,  two spaces,   three, and one at the end ",
@@ -48,18 +50,18 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def is_corrected(folder: Path) -> bool:
-    """Whether the tokenizer in `folder` is served as its file is, and not as its config and type say.
+    """Whether the tokenizer in `folder` is served with its file's ids instead of its config's and type's.
 
-    Raises CheckpointError as `load_tokenizer`.
+    Raises CheckpointError like `load_tokenizer`.
     """
     return _load(folder)[1]
 
 
 def served_folder(folder: Path, scratch: Path) -> Path:
-    """The folder that an engine is given for the tokenizer in `folder`, for its file's ids.
+    """The tokenizer folder for an engine, such that it has the ids of the file in `folder`.
 
-    That is `folder` itself, or the new folder `scratch`. Raises CheckpointError as `load_tokenizer`. Where
-    there is Mistral's own file, vLLM reads that with Mistral's library.
+    That is `folder` itself, or the new folder `scratch`. Raises CheckpointError like `load_tokenizer`. If
+    Mistral's own file exists, vLLM reads it with Mistral's library.
     """
     if is_file(folder / MISTRAL) or not is_corrected(folder):
         return folder
@@ -67,8 +69,11 @@ def served_folder(folder: Path, scratch: Path) -> Path:
 
 
 def difference(tokenizer: Any, folder: Path) -> str | None:
-    """The first text of which `tokenizer` makes other ids than the file in `folder`, or of whose ids another
-    text; None where there is none."""
+    """The first text for which `tokenizer` makes other ids than the file in `folder`, or decodes ids to
+    another text.
+
+    None if there is none.
+    """
     if is_file(folder / FILE):
         return _difference(tokenizer, folder / FILE)
     if is_file(folder / SENTENCEPIECE):
@@ -94,13 +99,15 @@ def _difference(tokenizer: Any, file: Path) -> str | None:
 
 
 def _text(backend: Any, ids: list[int]) -> str:
-    """With special tokens: the config may make further ones special."""
+    """The text with special tokens: the config may make further tokens special."""
     return str(backend.decode(ids, skip_special_tokens=False))
 
 
 def _difference_to_pieces(tokenizer: Any, file: Path) -> str | None:
-    """To a SentencePiece model. Of several spaces, also at the start, every version of transformers has made
-    what it likes: that is left to it."""
+    """The first difference to a SentencePiece model.
+
+    Versions of transformers treat several spaces, also at the start, differently: these are not compared.
+    """
     from sentencepiece import SentencePieceProcessor
 
     truth = SentencePieceProcessor(model_file=str(file))
@@ -109,7 +116,7 @@ def _difference_to_pieces(tokenizer: Any, file: Path) -> str | None:
 
 
 def _load(folder: Path) -> tuple[Any, bool]:
-    """The tokenizer, and whether it is of another class than the one that transformers chooses."""
+    """The tokenizer, and whether its class differs from the one that transformers chooses."""
     from transformers import AutoTokenizer
 
     chosen, failure = None, None
@@ -118,8 +125,8 @@ def _load(folder: Path) -> tuple[Any, bool]:
         if difference(chosen, folder) is None:
             return chosen, False
     except MemoryError:
-        raise  # what it may take is bounded (`workers.limited`)
-    except Exception as error:  # neither library raises a narrower one
+        raise  # its memory is limited (`workers.limited`)
+    except Exception as error:  # neither library raises a narrower error
         failure = error
     try:
         with TemporaryDirectory() as scratch:
@@ -136,13 +143,13 @@ def _load(folder: Path) -> tuple[Any, bool]:
             f"{folder}: no class of transformers makes the ids of {FILE} or {SENTENCEPIECE} of {text!r:.60};"
             f" where its ids are right, save the tokenizer with save_pretrained(folder): it writes {FILE}"
         )
-    # Its settings change ids, whatever the class: transformers always took them so.
+    # Its settings change ids, whatever the class: transformers has always used them.
     log.warning("%s: its settings change what %s makes of %r", folder, FILE, text)
     return chosen, False
 
 
 def _without_a_type(folder: Path, target: Path) -> Path:
-    """The tokenizer's files in the new folder `target`, where no model type decides of its class."""
+    """Copy the tokenizer's files to the new folder `target`, where no model type chooses its class."""
     target.mkdir(parents=True)
     for name in (FILE, SENTENCEPIECE, *OTHERS):
         if is_file(folder / name):

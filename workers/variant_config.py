@@ -1,4 +1,6 @@
-"""What an engine's processes must agree on about variants; travels in vLLM's `additional_config`."""
+"""The settings about variants on which an engine's processes must agree; sent in vLLM's
+`additional_config`.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,10 @@ from typing import Any
 from profiler.variants.types import VariantKind
 
 KEY = "ostinato"
-# Where the scheduler listens for the ranks' loaders; not in `additional_config`, because that is part
-# of the key of vLLM's compilation cache and this differs from start to start.
+# The scheduler's address for the ranks' loaders. It is not in `additional_config`: that is part of the key of
+# vLLM's compilation cache, and the address differs from start to start.
 ADDRESS_VARIABLE = "OSTINATO_VARIANT_BUS"
-# What to do where an engine was started for other variants than it is asked for.
+# The remedy if an engine was started for other variants.
 REMEDY = (
     "have its base placed anew with `ostinato tune BASE --place-anew` and deploy it then, or undeploy its "
     "base and deploy it again: an engine is made for the variants that are registered when it is placed"
@@ -21,12 +23,15 @@ REMEDY = (
 
 @dataclass(frozen=True)
 class VariantConfig:
-    """`slots` variants may run in one batch (DeltaZip's N) in `arena_bytes` of each rank's memory;
+    """The settings about variants.
+
+    At most `slots` variants may run in one batch (DeltaZip's N) in `arena_bytes` of each rank's memory.
     `host_bytes` of each rank's host memory keep others ready, and embeddings of those in slots. Only `kinds`
-    can be served: a CUDA graph launches the kernels of those and no others. Scratch memory is made for LoRA
-    ranks up to `max_rank` and low-rank deltas up to `max_svd_rank`. For a request that is blocked for
-    `longest_wait_s` others are made to leave. With `merged_slot` each rank keeps a second copy of the base's
-    weights (`workers.variants.merged_slot`)."""
+    can be served: a CUDA graph launches only their kernels. Scratch memory is made for LoRA ranks up to
+    `max_rank` and low-rank deltas up to `max_svd_rank`. Once a request has been blocked for `longest_wait_s`,
+    other variants must leave for it. With `merged_slot` each rank keeps a second copy of the base's weights
+    (`workers.variants.merged_slot`).
+    """
 
     slots: int
     arena_bytes: int
@@ -42,7 +47,7 @@ class VariantConfig:
 
 
 def from_additional(additional: Mapping[str, Any], max_loras: int, max_rank: int) -> VariantConfig:
-    """The configuration in vLLM's `additional_config`; without one, what vLLM's own flags say."""
+    """The configuration in vLLM's `additional_config`; without one, that of vLLM's own flags."""
     config = additional.get(KEY)
     if config is None:
         return VariantConfig(max_loras, 256 << 20, 1 << 30, max_rank)

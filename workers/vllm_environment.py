@@ -1,4 +1,4 @@
-"""What vLLM reads from the environment and nowhere else, and what some devices need of it."""
+"""vLLM's settings that exist only as environment variables, and what some devices need of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 LOOPBACK = "127.0.0.1"
-MAX_SEQUENCES = 1024  # of one request, whatever gateways let through
+MAX_SEQUENCES = 1024  # of one request, whatever gateways allow
 V2_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 REGEX_LIMIT = "VLLM_REGEX_COMPILATION_TIMEOUT_S"
@@ -22,7 +22,9 @@ BINDING, UNBOUND = "VLLM_CPU_OMP_THREADS_BIND", "nobind"
 def environment(
     layers_per_stage: Sequence[int], host_ip: str = LOOPBACK, on_gpus: bool = False
 ) -> dict[str, str | None]:
-    """Of a process that starts an engine's ranks on the node at `host_ip`; None: not to be set."""
+    """The environment of a process that starts an engine's ranks on the node at `host_ip`; None: must not be
+    set.
+    """
     is_pipeline = len(layers_per_stage) > 1
     return {
         **(_overlapping_stages(vllm_version()) if is_pipeline and on_gpus else {}),
@@ -30,8 +32,8 @@ def environment(
         START_METHOD: "spawn",  # a process with Ray's threads must not be forked
         "VLLM_USE_FLASHINFER_SAMPLER": "0",
         "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_XGRAMMAR_CACHE_MB": "64",  # of 512: requests fill it
-        REGEX_LIMIT: "0",  # by the clock; `workers.group.grammar_process` has limited the CPU time
+        "VLLM_XGRAMMAR_CACHE_MB": "64",  # instead of 512: requests fill it
+        REGEX_LIMIT: "0",  # a wall-clock limit; `workers.group.grammar_process` has limited the CPU time
         "VLLM_MAX_N_SEQUENCES": str(MAX_SEQUENCES),
         "VLLM_HOST_IP": host_ip,
         "HF_HUB_OFFLINE": "1",
@@ -41,13 +43,16 @@ def environment(
 
 
 def _overlapping_stages(engine: str) -> dict[str, str | None]:
-    """vLLM 0.26 has mixtures of experts on its older model runner, which sends all sequences through a
-    pipeline in one batch: one stage works, the others wait. 0.32 has all models on the newer one."""
+    """The setting with which pipeline stages work at the same time.
+
+    vLLM 0.26 runs mixtures of experts on its older model runner, which sends all sequences through a pipeline
+    in one batch: one stage works, and the others wait. 0.32 runs all models on the newer one.
+    """
     return {V2_RUNNER: os.environ.get(V2_RUNNER, "1")} if engine.startswith("0.26.") else {}
 
 
 def vllm_version() -> str:
-    """Of the vLLM that is installed here, under either name; empty without one. Does not import it."""
+    """The version of the installed vLLM, under either name; empty without one. Does not import it."""
     for name in ("vllm", "vllm-cpu"):
         with suppress(PackageNotFoundError):
             return version(name)
@@ -55,8 +60,11 @@ def vllm_version() -> str:
 
 
 def triton_cache() -> str | None:
-    """One for all engines of a node; None where nothing can be written. Torch would give each the folder of
-    what was compiled for its own model; compiling vLLM's kernels anew takes 10 to 15 s on an H200's host."""
+    """One Triton cache for all engines of a node; None if it cannot be written.
+
+    torch would give each engine a folder by its model. Compiling vLLM's kernels again takes 10 to 15 s on an
+    H200's host.
+    """
     if chosen := os.environ.get("TRITON_CACHE_DIR"):
         return chosen
     folder = Path(vllm_cache()) / "triton"
@@ -68,17 +76,19 @@ def triton_cache() -> str | None:
 
 
 def vllm_cache() -> str:
-    """Where vLLM keeps what it compiled, as it finds that itself."""
+    """vLLM's cache of compiled code, found as vLLM finds it."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return os.environ.get("VLLM_CACHE_ROOT") or f"{home}/vllm"
 
 
 def cache_apart(name: str) -> str:
-    """A folder in vLLM's cache for code of its own. What vLLM knows of classes of models is one for all: it
-    finds that out in a process that imports all of torch, for 10 s."""
+    """A separate folder in vLLM's cache for compiled code, which shares the cache of model classes.
+
+    vLLM finds a model's class in a process that imports all of torch, for 10 s.
+    """
     cache, classes = Path(vllm_cache()), "modelinfos"
     folder = cache / name
-    with suppress(OSError):  # then it finds out anew
+    with suppress(OSError):  # then vLLM finds the classes again
         folder.mkdir(parents=True, exist_ok=True)
         (cache / classes).mkdir(exist_ok=True)
         (folder / classes).symlink_to(Path("..") / classes)
@@ -86,7 +96,7 @@ def cache_apart(name: str) -> str:
 
 
 def put(variables: Mapping[str, str | None]) -> None:
-    """Into this process's environment, which its children inherit."""
+    """Set the variables in this process's environment, which its children inherit."""
     for name, value in variables.items():
         if value is None:
             os.environ.pop(name, None)
@@ -95,33 +105,36 @@ def put(variables: Mapping[str, str | None]) -> None:
 
 
 def share_cores(ranks: int) -> None:
-    """Have this many ranks on a CPU share the host's cores, with other engines too.
+    """Make `ranks` ranks on a CPU share the host's cores, also with other engines.
 
-    vLLM would bind each rank to a NUMA node of its own, and refuse when there are fewer nodes; ranks of other
-    engines would be bound to the same cores. Who sets VLLM_CPU_OMP_THREADS_BIND decides otherwise.
+    vLLM would bind each rank to its own NUMA node, and refuse if there are fewer nodes; it would bind ranks
+    of other engines to the same cores. A user can set VLLM_CPU_OMP_THREADS_BIND to decide otherwise.
     """
     if os.environ.setdefault(BINDING, UNBOUND) == UNBOUND:
         os.environ["OMP_NUM_THREADS"] = str(threads(ranks, _cores()))
 
 
 def threads(ranks: int, cores: int) -> int:
-    """Threads of each rank where `ranks` share a host. One core is left for the scheduler and for HTTP, as by
-    vLLM. With more threads than cores, ranks wait for each other by spinning."""
+    """Threads of each rank if `ranks` ranks share a host. As in vLLM, one core is left for the scheduler and
+    HTTP.
+
+    With more threads than cores, ranks wait for each other by spinning.
+    """
     return max(1, (cores - 1) // ranks)
 
 
 def _cores() -> int:
-    """Those this process may use, at most as many as there are physically."""
+    """The cores that this process may use, at most the number of physical cores."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(usable, psutil.cpu_count(logical=False) or usable)
 
 
 def fork_ranks() -> None:
-    """Have vLLM fork its ranks from this process, which has imported what they need and has no thread that
-    computes. A rank that starts anew takes 10 s of CPU and a quarter of a GiB more.
+    """Make vLLM fork its ranks from this process, which has done their imports and has no computing thread.
 
-    vLLM does not fork a process that has been on a GPU. Threads are bound when a process starts, so ranks
-    with bound threads start anew.
+    A rank that starts from scratch takes 10 s of CPU and a quarter of a GiB more. vLLM does not fork a
+    process that has used a GPU. Threads are bound when a process starts, so ranks with bound threads start
+    from scratch.
     """
     if os.environ.get(BINDING, UNBOUND) == UNBOUND:
         os.environ[START_METHOD] = "fork"
@@ -130,7 +143,9 @@ def fork_ranks() -> None:
 def set_environment(
     layers_per_stage: Sequence[int], tensor_parallel: int, kv_cache_bytes: int, on_gpus: bool
 ) -> None:
-    """For an engine in this process whose ranks on a CPU have `kv_cache_bytes` each, in whole GiB."""
+    """Set the environment for an engine in this process; its ranks on a CPU get `kv_cache_bytes` each, in
+    whole GiB.
+    """
     put(environment(layers_per_stage, on_gpus=on_gpus))
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, math.ceil(kv_cache_bytes / 2**30)))
     if not on_gpus:

@@ -1,5 +1,5 @@
-"""The agent of a node: what its devices hold and how busy they are, sampled every second.
+"""The agent of a node: samples its devices' memory and utilisation every second.
 
-`gpus` and `host` read NVML and the kernel, `sampling` (pure) makes samples of what they read, `agent` keeps
+`gpus` and `host` read NVML and the kernel, `sampling` (pure) makes samples of their readings, `agent` keeps
 the samples, `reports` has the messages.
 """

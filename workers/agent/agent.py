@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class Agent:
-    """Where no sample can be taken the last one stays, and `report` says how old it is."""
+    """The agent. If sampling fails, the last sample stays, and `report` has its age."""
 
     def __init__(self, options: AgentOptions) -> None:
         self._options = options
@@ -41,7 +41,7 @@ class Agent:
         return AgentReport(os.getpid(), self._devices, age_s, self._problem, self._rates)
 
     def remember(self, rates: NodeReport) -> None:
-        """Every later report has these rates: they are measured once, and many read them."""
+        """Add these rates to every later report: they are measured once, and several components read them."""
         self._rates = rates
 
     def _run(self) -> None:
@@ -56,7 +56,7 @@ class Agent:
             time.sleep(self._options.every_s)
 
     def sample(self) -> None:
-        """Take one. Errors: pynvml.NVMLError, OSError."""
+        """Take one sample. Errors: pynvml.NVMLError, OSError."""
         table = host.processes()
         devices = self._gpus(table) or (self._cpu(table),)
         for device in devices:
@@ -66,7 +66,7 @@ class Agent:
         self._sampled_s, self._problem = time.monotonic(), ""
 
     def _worked(self, index: int, work: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
-        """By holder over the window, this sample's `work` included."""
+        """The work by holder over the window, including this sample's `work`."""
         samples = self._work.setdefault(index, deque(maxlen=self._options.window))
         samples.append(work)
         return mean_work(samples)

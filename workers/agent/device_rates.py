@@ -1,4 +1,4 @@
-"""What a node's devices can do, measured on the node. A CPU host is one device: its cores and memory."""
+"""The rates of a node's devices, measured on the node. A CPU host is one device: its cores and memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MATRIX = 1024
 
 
 def probe(node: str, gpus: Collection[int] | None = None) -> NodeReport:
-    """Measure the GPUs of these indices (None: all), or the CPU where there are none. About 1 s a kind."""
+    """Measure the GPUs of these indices (None: all), or the CPU if there are none. About 1 s per kind."""
     return NodeReport(node, _gpus(gpus) or (_cpu(),), vllm_version())
 
 
@@ -32,7 +32,7 @@ def _cpu() -> DeviceReport:
 
 
 def cpu_model() -> str:
-    """The CPU's name, and how many of its cores may be used: the speed depends on both."""
+    """The CPU's name, and its number of usable cores: the speed depends on both."""
     text = Path("/proc/cpuinfo").read_text(errors="replace") if Path("/proc/cpuinfo").exists() else ""
     named = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     name = named.group(1) if named else platform.machine()
@@ -41,7 +41,7 @@ def cpu_model() -> str:
 
 
 def _cpu_bandwidth() -> float:
-    """Bytes read per second, single pass over memory larger than the caches (decoding reads weights)."""
+    """Bytes read per second, in one pass over memory larger than the caches (decoding reads weights)."""
     data = np.ones(_COPY_BYTES // 4, dtype=np.float32)
     return _best_rate(data.sum, _COPY_BYTES)
 
@@ -61,13 +61,13 @@ def _best_rate(work: Callable[[], object], amount: float, repeats: int = 3) -> f
 
 
 def _gpus(only: Collection[int] | None) -> tuple[DeviceReport, ...]:
-    """One GPU of each kind is measured, the one with most memory free."""
+    """Reports of all GPUs; of each kind only the GPU with the most free memory is measured."""
     if not gpu_count():
         return ()
     with closing(Nvml(only)) as driver:
         readings = driver.read()
     freest = {r.name: r.index for r in sorted(readings, key=lambda r: -r.used_bytes)}
-    # CUDA is to count those as they are listed here, whatever it was to see: NVML knows nothing of that.
+    # CUDA must number these GPUs in this order, whatever it was set to see: NVML ignores that setting.
     os.environ |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", VISIBLE: ",".join(map(str, freest.values()))}
     rates = {name: _gpu_rates(number) for number, name in enumerate(freest)}
     return tuple(_report(r, *rates[r.name]) for r in readings)
@@ -79,7 +79,7 @@ def _report(gpu: GpuReading, bandwidth: float, flops: float) -> DeviceReport:
 
 
 def _gpu_rates(number: int) -> tuple[float, float]:
-    """Of CUDA's device of that number."""
+    """The memory and compute rates of CUDA's device `number`."""
     import torch
 
     device = torch.device("cuda", number)

@@ -16,11 +16,10 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class Nvml:
-    """A session with the driver. Errors of every method: pynvml.NVMLError; then open a new one.
+    """A session with the driver. All methods raise pynvml.NVMLError; then open a new session.
 
-    Reads the GPUs of `only`; if it is None, those that CUDA_VISIBLE_DEVICES leaves to this process. Raises
-    ValueError for a GPU that is not there. A lost GPU is left out until it is back; it is an error when all
-    are lost.
+    It reads the GPUs of `only`; None: those that CUDA_VISIBLE_DEVICES leaves to this process. Raises
+    ValueError for a missing GPU. A lost GPU is left out until it is back; if all are lost, that is an error.
     """
 
     def __init__(self, only: Iterable[int] | None = None) -> None:
@@ -41,7 +40,7 @@ class Nvml:
             try:
                 readings.append(self._read(index))
             except pynvml.NVMLError_GpuIsLost as e:
-                self._handles.pop(index, None)  # opened anew once it is back
+                self._handles.pop(index, None)  # opened again once it is back
                 lost = e
         if lost and not readings:
             raise lost
@@ -51,7 +50,7 @@ class Nvml:
         pynvml.nvmlShutdown()
 
     def _open(self, index: int) -> None:
-        """A lost GPU cannot be opened; the others do not wait for it."""
+        """Open a GPU. A lost GPU cannot be opened, and the others do not wait for it."""
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         self._names[index] = _text(pynvml.nvmlDeviceGetName(handle))
         self._handles[index] = handle
@@ -66,7 +65,7 @@ class Nvml:
             index,
             self._names[index],
             int(memory.total),
-            int(memory.total) - int(memory.free),  # what the driver keeps for itself is not free either
+            int(memory.total) - int(memory.free),  # memory that the driver reserves is not free either
             _answer(lambda: int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu), 0),
             tuple((p.pid, p.usedGpuMemory) for p in _processes(handle)),
         )
@@ -75,14 +74,17 @@ class Nvml:
         pair, what = (self._handles[a], self._handles[b]), pynvml.NVML_P2P_CAPS_INDEX_NVLINK
         try:
             status = _answer(lambda: pynvml.nvmlDeviceGetP2PStatus(*pair, what), None)
-        except pynvml.NVMLError_GpuIsLost:  # either: the other one is none the worse
+        except pynvml.NVMLError_GpuIsLost:  # one of the two is lost; the other one still works
             return False
         return bool(status == pynvml.NVML_P2P_STATUS_OK)
 
 
 def _visible(count: int) -> Iterator[int]:
-    """NVML's indices of the GPUs that CUDA_VISIBLE_DEVICES leaves, as CUDA reads it: nothing counts after the
-    first that is not there. Raises ValueError for a slice of a GPU."""
+    """NVML's indices of the GPUs in CUDA_VISIBLE_DEVICES. As in CUDA, the list ends before the first missing
+    GPU.
+
+    Raises ValueError for a slice of a GPU.
+    """
     if (listed := os.environ.get(VISIBLE)) is None:
         yield from range(count)
         return
@@ -96,14 +98,16 @@ def _visible(count: int) -> Iterator[int]:
 
 
 def _by_uuid(beginning: str, count: int) -> int | None:
-    """The one GPU whose UUID begins so."""
+    """The only GPU whose UUID has this beginning; None if there is none or several."""
     uuids = (_text(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(i))) for i in range(count))
     found = [index for index, uuid in enumerate(uuids) if beginning and uuid.startswith(beginning)]
     return found[0] if len(found) == 1 else None
 
 
 def gpu_count() -> int:
-    """GPUs of this host; 0 without a driver, or without its library. Errors: pynvml.NVMLError."""
+    """The number of GPUs of this host; 0 without a driver, or without its library. Errors:
+    pynvml.NVMLError.
+    """
     try:
         pynvml.nvmlInit()
     except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
@@ -122,7 +126,7 @@ def _processes(handle: Any) -> list[Any]:
 
 
 def _answer(ask: Callable[[], T], otherwise: T) -> T:
-    """What `ask` returns, or `otherwise` where a virtual GPU, a slice of one or an old driver cannot say."""
+    """The result of `ask`, or `otherwise` if a virtual GPU, a slice or an old driver does not support it."""
     try:
         return ask()
     except (

@@ -23,7 +23,7 @@ from workers.agent.sampling import (
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
-# (limit, use) by the version of cgroups, and where below _CGROUPS they are.
+# (folder, limit, use) by the version of cgroups, below _CGROUPS.
 _MEMORY = {
     "1": ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
     "2": ("", "memory.max", "memory.current"),
@@ -31,13 +31,16 @@ _MEMORY = {
 
 
 def processes() -> dict[int, ProcessRow]:
-    """Every process that can be seen from here, by pid. Only processes of this Ray node have titles."""
+    """Every visible process, by pid. Only processes of this Ray node have titles."""
     return of_ray_node(dict(_rows()), os.getpid())
 
 
 def _rows() -> Iterator[tuple[int, ProcessRow]]:
-    """Each process by its pid. From /proc where there is one: this happens every second, and psutil, which
-    opens five files of each process for it, takes three times as long."""
+    """Each process by its pid.
+
+    /proc is read directly if it exists: this runs every second, and psutil takes three times as long, since
+    it opens five files per process.
+    """
     if not Path("/proc/self/stat").exists():
         for process in psutil.process_iter(["ppid", "cmdline"]):
             yield process.pid, ProcessRow(process.info["ppid"] or 0, " ".join(process.info["cmdline"] or ()))
@@ -50,7 +53,7 @@ def _rows() -> Iterator[tuple[int, ProcessRow]]:
 
 
 def _of_process(pid: str, name: str) -> str | None:
-    """A file of /proc; None of a process that ended; "" of one that this user may not look at."""
+    """A file of /proc; None for a process that has ended; "" for one that this user may not read."""
     try:
         with open(f"/proc/{pid}/{name}", "rb", buffering=0) as file:
             return file.readall().decode(errors="replace")
@@ -61,7 +64,7 @@ def _of_process(pid: str, name: str) -> str | None:
 
 
 def memory_of(pid: int) -> int:
-    """Bytes; 0 for a process that ended meanwhile."""
+    """The memory of a process in bytes; 0 for a process that has ended."""
     status = Path(f"/proc/{pid}/status")
     if Path("/proc/self/status").exists():
         return resident_bytes(_text(status))
@@ -72,7 +75,7 @@ def memory_of(pid: int) -> int:
 
 
 def read() -> HostReading:
-    """The host now. Utilisation is the mean since the last call."""
+    """The current state of the host. Utilisation is the mean since the last call."""
     memory = psutil.virtual_memory()
     return HostReading(
         total_bytes=int(memory.total),
@@ -84,7 +87,7 @@ def read() -> HostReading:
 
 
 def _limits() -> tuple[tuple[int, int], ...]:
-    """Memory limits of this process's cgroup and those above it. A container sees its own as the root."""
+    """Memory limits of this process's cgroup and of those above it. A container sees its own as the root."""
     limits = []
     for version, path in cgroup_paths(_text(Path("/proc/self/cgroup")), "memory"):
         mount, limit, use = _MEMORY[version]
@@ -95,7 +98,7 @@ def _limits() -> tuple[tuple[int, int], ...]:
 
 
 def _cores() -> float:
-    """How many cores this process may run on, or fewer if its cgroups let it keep fewer busy."""
+    """The number of cores that this process may use, by its affinity and its cgroups' limits."""
     limits = [
         float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     ]
@@ -113,5 +116,5 @@ def _cores() -> float:
 def _text(path: Path) -> str:
     try:
         return path.read_text()
-    except OSError:  # no such file, or a process that ended
+    except OSError:  # no such file, or the process has ended
         return ""

@@ -1,4 +1,4 @@
-"""What an agent says of its node. One frozen dataclass per message, as in `workers.messages`."""
+"""An agent's reports of its node. One frozen dataclass per message, as in `workers.messages`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from workers.messages import NodeReport
 class ProcessMemory:
     """Memory of a device that one process has taken.
 
-    `holder` is the worker group that the process belongs to, or `measuring:KEY` for an engine that the
-    profile of this key is measured with; "" is no engine of ours; None: the process cannot be seen from here
-    (NVML counts processes of other PID namespaces too).
+    `holder` is the worker group of the process, or `measuring:KEY` for an engine that measures the profile of
+    this key. "": no engine of ours. None: the process is not visible from here (NVML also counts processes of
+    other PID namespaces).
     """
 
     pid: int
@@ -23,10 +23,11 @@ class ProcessMemory:
 
 @dataclass(frozen=True)
 class DeviceSample:
-    """One device now. `utilisation` is 0 to 1, one sample a second, oldest first, the last of them now's.
+    """One device now. `utilisation` is 0 to 1, one sample a second, oldest first, the newest last.
 
-    NVLink joins the GPUs with the same `nvlink_domain`. `cores` are a CPU's, 0 for a GPU. `work` is which
-    share of the samples' time each of ours kept it busy, by holder; that of others is not in it.
+    NVLink joins the GPUs with the same `nvlink_domain`. `cores` are a CPU's, 0 for a GPU. `work` has, by
+    holder, the share of the samples' time in which each of our processes kept the device busy; other
+    processes are not included.
     """
 
     index: int
@@ -42,7 +43,7 @@ class DeviceSample:
 
 @dataclass(frozen=True)
 class AgentReport:
-    """The last sample, taken `age_s` ago, and why there is no newer one if there should be.
+    """The last sample, taken `age_s` ago, and the error if there should be a newer one.
 
     `rates` are the measured rates of the devices, once the agent knows them.
     """
@@ -56,8 +57,10 @@ class AgentReport:
 
 @dataclass(frozen=True)
 class AgentOptions:
-    """`gpus` are the indices of the GPUs to report, None: those that CUDA_VISIBLE_DEVICES leaves. The agent
-    keeps the last `window` samples."""
+    """`gpus` are the indices of the GPUs to report; None: those that CUDA_VISIBLE_DEVICES leaves.
+
+    The agent keeps the last `window` samples.
+    """
 
     gpus: tuple[int, ...] | None
     window: int

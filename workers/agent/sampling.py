@@ -1,4 +1,4 @@
-"""Samples from what NVML and the kernel report: pure functions of what was read."""
+"""Samples from the readings of NVML and the kernel: pure functions."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from profiler.types import CPU
 from workers.agent.reports import DeviceSample, ProcessMemory
 
-# Ray Serve names the process of a replica after its application, that after its worker group (`app_name`);
-# the ranks of a group on other nodes descend from a process of `workers.group.follower`. The engine of a
-# profiling job descends from a process of `workers.measuring`, and what compresses a fine-tune is one of
-# `workers.compression`: their command lines name the holder.
+# Ray Serve names a replica's process after its application, and the application after its worker group
+# (`app_name`). The ranks of a group on other nodes descend from a process of `workers.group.follower`. The
+# engine of a profiling job descends from a process of `workers.measuring`, and a compression runs in one of
+# `workers.compression`: their command lines have the holder.
 _REPLICA = re.compile(
     r"^ray::ServeReplica:model-([^:]+):|.* workers\.group\.follower (\S+)$"
     r"|.* workers\.measuring .* --holder=(measuring:\S+)$"
@@ -20,15 +20,14 @@ _REPLICA = re.compile(
 )
 
 _RAYLET = re.compile(r"\S*/raylet( |$)")
-# The holder of work that is ours and no engine's: the control plane's own processes.
+# The holder of our work that belongs to no engine: the control plane's own processes.
 OWN = "control-plane:"
 BUSY_ABOVE = 0.01  # of a GPU's utilisation; less counts as idle
 
 
 @dataclass(frozen=True)
 class ProcessRow:
-    """A process of this node: its parent and its command line, or the title it gave itself; and the CPU time
-    that it has taken, 0 where that is not known."""
+    """A process of this node: its parent, its command line or own title, and its CPU time (0 if unknown)."""
 
     parent: int
     title: str
@@ -37,7 +36,9 @@ class ProcessRow:
 
 @dataclass(frozen=True)
 class GpuReading:
-    """What NVML says of a GPU. `processes` are (pid, bytes), bytes None where the driver cannot say."""
+    """NVML's reading of a GPU. `processes` are (pid, bytes); bytes are None if the driver does not report
+    them.
+    """
 
     index: int
     name: str
@@ -49,7 +50,7 @@ class GpuReading:
 
 @dataclass(frozen=True)
 class HostReading:
-    """What the kernel says of the host; `limits` are (limit, use) in bytes of each cgroup it is in."""
+    """The kernel's reading of the host; `limits` are (limit, use) in bytes of each of its cgroups."""
 
     total_bytes: int
     available_bytes: int
@@ -59,8 +60,11 @@ class HostReading:
 
 
 def holder_of(pid: int, table: Mapping[int, ProcessRow]) -> str | None:
-    """The holder of a process, by its own title or that of a process above it: a worker group, a profiling
-    job as `measuring:KEY`, or `compressing:MODEL`. "" is nobody of ours; None: it cannot be seen."""
+    """The holder of a process, by its own title or that of an ancestor.
+
+    It is a worker group, a profiling job as `measuring:KEY`, or `compressing:MODEL`. "": none of ours. None:
+    the process is not visible.
+    """
     if pid not in table:
         return None
     for ancestor in _upwards(pid, table):
@@ -70,7 +74,9 @@ def holder_of(pid: int, table: Mapping[int, ProcessRow]) -> str | None:
 
 
 def worker_of(pid: int, table: Mapping[int, ProcessRow]) -> str:
-    """Whose work a process does: as `holder_of`, OWN for other processes of this Ray node, "" for others."""
+    """The worker of a process: its holder (`holder_of`), OWN for other processes of this Ray node, "" for all
+    others.
+    """
     if holder := holder_of(pid, table):
         return holder
     return OWN if any(_RAYLET.match(table[ancestor].title) for ancestor in _upwards(pid, table)) else ""
@@ -79,8 +85,10 @@ def worker_of(pid: int, table: Mapping[int, ProcessRow]) -> str:
 def cpu_work(
     before: Mapping[int, float], table: Mapping[int, ProcessRow], seconds: float, cpus: int
 ) -> dict[str, float]:
-    """The share of the host's CPUs that each of ours kept busy in the last `seconds`, by holder
-    (`worker_of`). `before`: the CPU time of each process then."""
+    """The share of the host's CPUs that each of our workers used in the last `seconds`, by `worker_of`.
+
+    `before`: the CPU time of each process at the start.
+    """
     if not before or seconds <= 0:
         return {}
     work: dict[str, float] = {}
@@ -92,7 +100,7 @@ def cpu_work(
 
 
 def gpu_work(reading: GpuReading, table: Mapping[int, ProcessRow]) -> dict[str, float]:
-    """Whose work kept a GPU busy: one holder's where nobody else is on it."""
+    """The holder that kept a GPU busy; empty unless one holder alone uses the GPU."""
     holders = {holder_of(pid, table) for pid, _ in _known(reading.processes)}
     busy = _share(reading.utilisation_percent) > BUSY_ABOVE
     (only,) = holders if len(holders) == 1 else (None,)
@@ -100,7 +108,7 @@ def gpu_work(reading: GpuReading, table: Mapping[int, ProcessRow]) -> dict[str, 
 
 
 def mean_work(samples: Sequence[Mapping[str, float]]) -> tuple[tuple[str, float], ...]:
-    """By holder, a mean over all samples."""
+    """The mean work over all samples, by holder."""
     total: dict[str, float] = {}
     for sample in samples:
         for holder, share in sample.items():
@@ -109,8 +117,11 @@ def mean_work(samples: Sequence[Mapping[str, float]]) -> tuple[tuple[str, float]
 
 
 def of_ray_node(table: Mapping[int, ProcessRow], pid: int) -> dict[int, ProcessRow]:
-    """The table, in which only processes of `pid`'s Ray node keep their titles: another cluster on this host
-    may serve a base of the same name. If `pid` is in no Ray node, all keep theirs."""
+    """The table with titles only for processes of `pid`'s Ray node.
+
+    Another cluster on this host may serve a base of the same name. If `pid` is in no Ray node, all keep their
+    titles.
+    """
     for ancestor in _upwards(pid, table):
         if _RAYLET.match(table[ancestor].title):
             return {
@@ -121,7 +132,7 @@ def of_ray_node(table: Mapping[int, ProcessRow], pid: int) -> dict[int, ProcessR
 
 
 def _upwards(pid: int, table: Mapping[int, ProcessRow]) -> Iterator[int]:
-    """The process, its parent, and so on. Each once: a table read while processes end may hold a cycle."""
+    """The process, its parent, and so on, each once: a table read while processes end may contain a cycle."""
     seen: set[int] = set()
     while pid in table and pid not in seen:
         yield pid
@@ -135,7 +146,9 @@ def gpu_samples(
     table: Mapping[int, ProcessRow],
     history: Mapping[int, Sequence[float]],
 ) -> tuple[DeviceSample, ...]:
-    """Samples of GPUs; `linked` are pairs of indices that NVLink joins, `history` samples by index."""
+    """Samples of GPUs; `linked` are pairs of indices that NVLink joins, `history` earlier utilisation by
+    index.
+    """
     domains = nvlink_domains([r.index for r in readings], linked)
     return tuple(
         DeviceSample(
@@ -154,7 +167,7 @@ def gpu_samples(
 
 
 def gpu_kind(name: str) -> str:
-    """The kind of device, from its maker's name for it."""
+    """The kind of device, from the manufacturer's name for it."""
     return name.lower().replace(" ", "-")
 
 
@@ -173,7 +186,9 @@ def host_sample(
     memory_of: Callable[[int], int],
     history: Sequence[float],
 ) -> DeviceSample:
-    """A CPU host as one device. `memory_of` gives a process's bytes, and is called for engines only."""
+    """A CPU host as one device. `memory_of` returns a process's bytes, and is called only for our
+    processes.
+    """
     owners = {pid: holder_of(pid, table) for pid in table}
     total = min([reading.total_bytes, *(limit for limit, _ in reading.limits)])
     room = min([reading.available_bytes, *(limit - use for limit, use in reading.limits)])
@@ -191,7 +206,7 @@ def host_sample(
 
 
 def nvlink_domains(indices: Sequence[int], linked: Iterable[tuple[int, int]]) -> dict[int, int]:
-    """Each GPU's NVLink domain: the smallest index among all that it is joined to, directly or not."""
+    """Each GPU's NVLink domain: the smallest index among all GPUs that it is joined to, directly or not."""
     domain = {index: index for index in indices}
     for a, b in linked:
         if a in domain and b in domain:
@@ -201,33 +216,40 @@ def nvlink_domains(indices: Sequence[int], linked: Iterable[tuple[int, int]]) ->
 
 
 def parent_of(status: str) -> int:
-    """The parent's pid, from /proc/PID/stat: what follows the name, which may hold spaces and brackets, is a
-    letter and then that number."""
+    """The parent's pid, from /proc/PID/stat.
+
+    The process's name, which may hold spaces and brackets, is followed by a letter and then the pid.
+    """
     return int(status.rpartition(")")[2].split()[1])
 
 
 def cpu_s_of(status: str, ticks_per_s: int) -> float:
-    """The CPU time of a process, from /proc/PID/stat: `utime` and `stime`, the 14th and 15th of its
-    fields."""
+    """The CPU time of a process, from /proc/PID/stat: `utime` and `stime`, fields 14 and 15."""
     fields = status.rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / ticks_per_s
 
 
 def command_line(text: str) -> str:
-    """From /proc/PID/cmdline. A process that gave itself a title has spaces where others have zero bytes."""
+    """The command line from /proc/PID/cmdline. A process with its own title has spaces in place of zero
+    bytes.
+    """
     return text.rstrip("\0").replace("\0", " ").rstrip()
 
 
 def resident_bytes(status: str) -> int:
-    """Bytes that one process keeps in memory, from /proc/PID/status. Files that it maps do not count: the
-    kernel may drop them. 0 for a process that has ended."""
+    """The resident bytes of a process, from /proc/PID/status; 0 for a process that has ended.
+
+    Files that it maps do not count: the kernel may drop them.
+    """
     sizes = dict(re.findall(r"^(RssAnon|RssShmem):\s*(\d+) kB$", status, re.MULTILINE))
     return sum(int(kilobytes) for kilobytes in sizes.values()) << 10
 
 
 def cgroup_paths(text: str, controller: str) -> list[tuple[str, str]]:
-    """(version, path) of this process's cgroup under a controller and of each cgroup above it, from
-    /proc/self/cgroup."""
+    """(version, path) of this process's cgroup under a controller and of each cgroup above it.
+
+    They come from /proc/self/cgroup.
+    """
     paths = []
     for line in text.splitlines():
         number, controllers, path = line.split(":", 2)
@@ -239,11 +261,11 @@ def cgroup_paths(text: str, controller: str) -> list[tuple[str, str]]:
 
 
 def cgroup_limit(limit: str, use: str, statistics: str) -> tuple[int, int] | None:
-    """(limit, use) in bytes of a memory cgroup; None where it sets no limit.
+    """(limit, use) in bytes of a memory cgroup; None without a limit.
 
-    File pages not lately used count as free: the kernel drops them before it refuses memory.
+    File pages that were not used lately count as free: the kernel drops them before it refuses memory.
     """
-    if not limit.strip().isdecimal():  # "max", or the file is not there
+    if not limit.strip().isdecimal():  # "max", or the file does not exist
         return None
     match = re.search(r"^(?:total_)?inactive_file (\d+)$", statistics, re.MULTILINE)
     reclaimable = int(match[1]) if match else 0
@@ -251,7 +273,7 @@ def cgroup_limit(limit: str, use: str, statistics: str) -> tuple[int, int] | Non
 
 
 def cgroup_cores(quota: str, period: str) -> float | None:
-    """Cores a cgroup may keep busy; None where it sets no limit ("max", -1, or the files are not there)."""
+    """The cores that a cgroup may keep busy; None without a limit ("max", -1, or missing files)."""
     if not quota.strip().isdecimal() or not period.strip().isdecimal():
         return None
     return int(quota) / int(period)

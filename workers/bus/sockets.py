@@ -1,8 +1,8 @@
 """Messages between the scheduler and the loaders of all ranks, over ZeroMQ.
 
-The scheduler listens at one address, ranks connect to it; each side has one thread that owns its
-socket. A message is one JSON object. An address other hosts can reach carries a token (`with_token`), and the
-scheduler hears nobody who does not send it with each message; a socket file is its user's alone.
+The scheduler listens at one address, and ranks connect to it; each side has one thread that owns its socket.
+A message is one JSON object. An address that other hosts can reach has a token (`with_token`), and the
+scheduler ignores messages without it. Only the socket file's user can use a socket file.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ Message = dict[str, Any]
 POLL_MS = 1000
 _PIPES = itertools.count()
 TOKEN_BYTES = 16
-UNLIMITED = 0  # messages that wait for one end: a full queue would block a thread, or lose them
+UNLIMITED = 0  # messages that wait for one end: a full queue would block a thread, or lose messages
 
 
 def with_token(address: str) -> str:
-    """An address with a token: only messages that carry the token are heard."""
+    """An address with a token: messages without the token are ignored."""
     return f"{address}#{secrets.token_hex(TOKEN_BYTES)}"
 
 
 def _split(address: str) -> tuple[str, bytes]:
-    """Where it is, and its token: empty where it has none, as a socket file."""
+    """The address and its token, which is empty for a socket file."""
     if not address.startswith("tcp://"):
         return address, b""
     place, _, token = address.partition("#")
@@ -41,7 +41,9 @@ def _split(address: str) -> tuple[str, bytes]:
 
 
 class _Socket:
-    """A socket and the one thread that owns it: sends what any thread hands over, handles what comes."""
+    """A socket and the one thread that owns it: it sends messages of all threads, and handles incoming
+    ones.
+    """
 
     def __init__(self, kind: int, address: str) -> None:
         self._place, self._token = _split(address)
@@ -51,7 +53,7 @@ class _Socket:
         self._socket.set_hwm(UNLIMITED)
 
     def _start(self, name: str) -> None:
-        """Once the socket is bound or connected."""
+        """Start the thread, once the socket is bound or connected."""
         self._wake = _Pipe(self._context)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -76,12 +78,14 @@ class _Socket:
         self._wake.close()
 
     def _handle(self, *parts: bytes) -> None:
-        """One message. May not raise: all variants depend on this thread."""
+        """Handle one message. Must not raise: all variants depend on this thread."""
         raise NotImplementedError
 
 
 class SchedulerSocket(_Socket):
-    """The scheduler's end. `received(sender, message)` runs in the socket's thread; `send` from any."""
+    """The scheduler's end. `received(sender, message)` runs in the socket's thread; any thread may call
+    `send`.
+    """
 
     def __init__(self, address: str, received: Callable[[bytes, Message], None]) -> None:
         super().__init__(zmq.ROUTER, address)
@@ -105,7 +109,7 @@ class SchedulerSocket(_Socket):
 
 
 class RankSocket(_Socket):
-    """A rank's (or an onlooker's) end. `received(message)` runs in the socket's thread."""
+    """The end of a rank (or of an observer). `received(message)` runs in the socket's thread."""
 
     def __init__(self, address: str, name: str, received: Callable[[Message], None]) -> None:
         super().__init__(zmq.DEALER, address)
@@ -126,7 +130,7 @@ class RankSocket(_Socket):
 
 
 class _Pipe:
-    """Hands messages of any thread to the one that owns the socket."""
+    """Passes messages of any thread to the thread that owns the socket."""
 
     def __init__(self, context: zmq.Context[Any]) -> None:
         address = f"inproc://variant-{next(_PIPES)}"
@@ -140,13 +144,13 @@ class _Pipe:
         self._lock = threading.Lock()
 
     def put(self, parts: list[bytes]) -> None:
-        """A message, or a wake-up alone where `parts` is empty. After `close` there is nobody to wake."""
+        """Pass a message, or only a wake-up if `parts` is empty. Does nothing after `close`."""
         with self._lock:
             if not self._in.closed:
                 self._in.send_multipart(parts or [b""])
 
     def take(self) -> list[bytes]:
-        """What was put; empty for a wake-up."""
+        """The parts of one `put`; empty for a wake-up."""
         parts: list[bytes] = self.out.recv_multipart()
         return [] if parts == [b""] else parts
 

@@ -1,5 +1,5 @@
-"""Variants' weights as tensors: coding and decoding deltas, writing them, merging variants into a base.
+"""Variants' weights as tensors: coding, decoding and writing deltas, and merging variants into a base.
 
-For commands that run by themselves (`ostinato compress`, `ostinato merge`) and as the reference for the
-engine's kernels. The formats themselves are in `profiler.variants` and docs/formats.md.
+For standalone commands (`ostinato compress`, `ostinato merge`) and as the reference for the engine's kernels.
+The formats are in `profiler.variants` and docs/formats.md.
 """

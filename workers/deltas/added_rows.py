@@ -1,4 +1,4 @@
-"""The rows that a delta keeps for tokens which its base does not have (docs/formats.md, "Added rows")."""
+"""The rows of a delta for tokens that its base does not have (docs/formats.md, "Added rows")."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from workers.deltas.tensors import as_tensor
 
 
 def read_added_rows(variant: Path, base: ModelSpec) -> dict[str, torch.Tensor]:
-    """[added, hidden] for the embedding and the head, by their names; empty for a variant without any.
+    """[added, hidden] for the embedding and the head, by their names; empty for a variant without added rows.
 
-    Of a fine-tune with a tied head both are the same. Raises CheckpointError when they are missing, corrupt,
+    For a fine-tune with a tied head both are the same. Raises CheckpointError if they are missing, corrupt,
     or of another width.
     """
     raw = read_json(variant / DELTA).get(ADDED_ROWS) if is_file(variant / DELTA) else None

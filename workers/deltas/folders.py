@@ -1,4 +1,4 @@
-"""Writing a folder of files so that it is there as a whole or not at all."""
+"""Writes a folder of files such that it exists as a whole or not at all."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from profiler.errors import CheckpointError
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """A hidden folder beside `target` that takes its name at the end; on any failure it is removed.
+    """A hidden folder next to `target` that gets its name at the end; on any failure it is removed.
 
-    Raises CheckpointError when there is something at `target`, or the disk refuses.
+    Raises CheckpointError if `target` exists, or the disk fails.
     """
     target = target.absolute()
     if target.exists() or target.is_symlink():

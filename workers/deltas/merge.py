@@ -1,7 +1,7 @@
-"""A base and a variant of any kind made into one plain Hugging Face checkpoint.
+"""Merges a base and a variant of any kind into one plain Hugging Face checkpoint.
 
-File by file as the base is sharded, tensor by tensor within a file, in the base's types. In memory are one
-of the base's tensors and at most two of the variant's files.
+It works file by file as the base is sharded, tensor by tensor within a file, in the base's types. Memory
+holds one of the base's tensors and at most two of the variant's files.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ Progress = Callable[[float, str], None]
 def merge(base: Path, variant: Path, out: Path, progress: Progress | None = None) -> None:
     """Write the checkpoint in the folder `base` with the variant in `variant` merged to the new folder `out`.
 
-    Config and tokenizer files are copied, the variant's own where it brings some; a variant with its own head
-    unties it from the embedding, one with added rows has a larger vocabulary. Raises
-    CheckpointError when files cannot be read, are corrupt, or `out` exists or cannot be written, and
-    AdapterError when the variant does not fit.
+    Config and tokenizer files are copied; the variant's own files take precedence. A variant with its own
+    head unties it from the embedding, and one with added rows has a larger vocabulary. Raises CheckpointError
+    if files cannot be read, are corrupt, or `out` exists or cannot be written, and AdapterError if the
+    variant does not fit.
     """
     spec = read_model(base)
     manifest, added = read_manifest(variant, spec, ANY_RANK), read_added_rows(variant, spec)
@@ -57,7 +57,9 @@ def merge(base: Path, variant: Path, out: Path, progress: Progress | None = None
 
 
 def side_files(folder: Path) -> list[Path]:
-    """A checkpoint's tokenizer, chat template, generation defaults and such: all but weights and config."""
+    """A checkpoint's tokenizer, chat template, generation defaults and similar files: all but weights and
+    config.
+    """
     return [
         path
         for path in sorted(folder.iterdir())
@@ -89,7 +91,7 @@ class _Job:
         self.done = 0
 
     def copy_side_files(self, folder: Path) -> None:
-        """Everything that is not weights: config, tokenizer, chat template, generation defaults."""
+        """Copy everything except weights: config, tokenizer, chat template, generation defaults."""
         for path in side_files(self.base):
             shutil.copyfile(path, folder / path.name)
         write_together(self.base, self.manifest.folder, folder)
@@ -109,7 +111,7 @@ class _Job:
             (folder / INDEX).write_text(json.dumps(index, indent=2))
 
     def write_file(self, folder: Path, file: str) -> None:
-        """One shard; layer by layer, so that each file of the variant is read once."""
+        """Write one shard, layer by layer, so that each file of the variant is read once."""
         held = {name: place for name, place in self.places.items() if place.file == file}
         names = sorted(held, key=lambda name: (-1 if (layer := layer_of(name)) is None else layer, name))
         entries = {name: (held[name].dtype, self._shape(name, held[name])) for name in names}
@@ -133,7 +135,9 @@ class _Job:
             writer.write_bytes(name, read_bytes(self.base, place))
 
     def _whole(self, name: str, place: TensorRef) -> torch.Tensor:
-        """A tensor that the variant may replace, in the base's type; a head without any is the embedding."""
+        """A tensor that the variant may replace, in the base's type; a head without its own tensor is the
+        embedding.
+        """
         if name == HEAD and self.unties and HEAD not in self.replaced:
             name = EMBEDDING
         if name in self.manifest.full:
@@ -150,7 +154,7 @@ class _Job:
 
 
 def _own_rows(added: Mapping[str, torch.Tensor]) -> bool:
-    """Whether the head's rows for added tokens are not the embedding's."""
+    """Whether the head's rows for added tokens differ from the embedding's."""
     return bool(added) and not torch.equal(added[HEAD].float(), added[EMBEDDING].float())
 
 

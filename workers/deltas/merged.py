@@ -1,4 +1,4 @@
-"""One module's weight with a variant applied: the reference for what an engine computes."""
+"""One module's weight with a variant applied: the reference for an engine's computation."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Read = Callable[[TensorRef], torch.Tensor]
 
 
 def merged_weight(weight: torch.Tensor, module: Module, read: Read) -> torch.Tensor:
-    """W' [out, in] for W [out, in], in float64; `read` gives the variant's tensors."""
+    """W' [out, in] for W [out, in], in float64; `read` reads the variant's tensors."""
     if isinstance(module, BoftModule):
         return boft.rotate_weight(weight, read(module.r), read(module.s))
     return weight.double() + delta(module, (weight.shape[0], weight.shape[1]), read)
 
 
 def delta(module: LoraModule | SparseModule | SvdModule, shape: tuple[int, int], read: Read) -> torch.Tensor:
-    """What the variant adds to W [out, in]: float64 for LoRA, else float32."""
+    """The variant's addition to W [out, in]: float64 for LoRA, else float32."""
     match module:
         case LoraModule(a=a, b=b, scaling=scaling):
             return scaling * (read(b).double() @ read(a).double())

@@ -1,7 +1,7 @@
 """A coded matrix as the named tensors of docs/formats.md, and back.
 
-`facts` is what delta.json adds for one module; numbers that all modules share (`bits` of 2:4 codes) are not
-in it.
+`facts` are a module's entries in delta.json; numbers that all modules share (`bits` of 2:4 codes) are not in
+it.
 """
 
 from __future__ import annotations

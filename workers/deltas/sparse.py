@@ -1,9 +1,9 @@
 """2:4 sparse coding of a matrix with 4 or 2 bits per kept value (DeltaZip, section 4.2).
 
-Of every four columns two are kept. A kept value is a code q with value (q - 2^(bits-1)) * scale; a scale
-serves a row, or `group_size` columns of it. Here it is 2 max|d| / (2^bits - 1), rounded to float16 before
-the codes are chosen; `workers/compression` chooses both for a layer's inputs. For 2 bits the grid
-{-2, -1, 0, 1} is lopsided: +max is clamped to two thirds of itself.
+Two of every four columns are kept. A kept value is a code q with value (q - 2^(bits-1)) * scale. A scale
+serves a row, or `group_size` columns of it. Here it is 2 max|d| / (2^bits - 1), rounded to float16 before the
+codes are chosen; `workers/compression` chooses both for a layer's inputs. For 2 bits the grid {-2, -1, 0, 1}
+is lopsided: +max is clamped to two thirds of itself.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class SparseCode:
 def encode(matrix: torch.Tensor, bits: int, group_size: int | None = None) -> SparseCode:
     """Prune by magnitude, round to nearest. `group_size` None: one scale per row.
 
-    Raises ValueError when `in` does not divide by 8 and by the group size, for other bit widths, or when a
-    value is not finite or too large for a float16 scale.
+    Raises ValueError if `in` does not divide by 8 and by the group size, for other bit widths, or if a value
+    is not finite or too large for a float16 scale.
     """
     check(matrix, bits, group_size)
     matrix = matrix.float()
@@ -44,8 +44,10 @@ def encode(matrix: torch.Tensor, bits: int, group_size: int | None = None) -> Sp
 
 
 def largest_two(importance: torch.Tensor) -> torch.Tensor:
-    """uint8 [out, in/2]: of every four columns the positions (0..3, ascending) of the two largest; the
-    earlier of equals."""
+    """uint8 [out, in/2]: the positions (0..3, ascending) of the two largest of every four columns.
+
+    Between equal columns, the earlier is taken.
+    """
     a, b, c, d = _by(importance, 4).unbind(2)
     pairs = ((a, b), (a, c), (a, d), (b, c), (b, d), (c, d))
     ab, ac, ad, bc, bd, cd = ((left >= right).to(torch.uint8) for left, right in pairs)  # 1: the left wins
@@ -101,7 +103,7 @@ def _by(matrix: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def _join(small: torch.Tensor, width: int) -> torch.Tensor:
-    """Two neighbours of `width` bits into one number, the first one lowest."""
+    """Join two neighbours of `width` bits into one number, the first one lowest."""
     return small[:, ::2] | (small[:, 1::2] << width)
 
 

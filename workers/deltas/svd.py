@@ -1,8 +1,8 @@
 """Low-rank coding with mixed precision: large singular values get more bits (Delta-CoMe; DeltaMix).
 
-delta = U diag(s) V, truncated; diag(s) is folded into U. Rows of V and of (U diag(s))^T are coded in groups
-of 128 values: w = (q - z) * s, with s in float16 and z in uint8. Codes of a row are one little-endian bit
-stream; eight codes of b bits take b bytes.
+delta = U diag(s) V, truncated; diag(s) is multiplied into U. Rows of V and of (U diag(s))^T are coded in
+groups of 128 values: w = (q - z) * s, with s in float16 and z in uint8. Codes of a row are one little-endian
+bit stream; eight codes of b bits take b bytes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 GROUP = 128
 BITS = (16, 8, 4, 3, 2)
-DELTA_COME = ((8, 2), (3, 32))  # (bits, ranks); 2 bits for all ranks that the budget leaves
+DELTA_COME = ((8, 2), (3, 32))  # (bits, ranks); 2 bits for all ranks that fit the rest of the budget
 REST_BITS = 2
 
 
@@ -41,8 +41,8 @@ class GroupCode:
 def default_groups(shape: tuple[int, int], budget: float = 1 / 16) -> tuple[tuple[int, int], ...]:
     """(bits, ranks) for a matrix [out, in] whose codes take at most `budget` of its size in float16.
 
-    8 bits for 2 ranks, 3 for the next 32, 2 for the rest, as in Delta-CoMe, which counts codes alone too:
-    scales and zeros add 3/16 bit per code, about 9%. Raises ValueError when not one rank fits.
+    8 bits for 2 ranks, 3 for the next 32, 2 for the rest, as in Delta-CoMe, which also counts only codes:
+    scales and zeros add 3/16 bit per code, about 9%. Raises ValueError if not one rank fits.
     """
     out, into = shape
     bits_left = int(budget * 16 * out * into / (out + into))

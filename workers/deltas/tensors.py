@@ -25,7 +25,7 @@ def as_tensor(data: memoryview, ref: TensorRef, start: int = 0) -> torch.Tensor:
 
 
 def read_bytes(folder: Path, ref: TensorRef) -> memoryview:
-    """The bytes of one tensor. Raises CheckpointError when the file has changed meanwhile."""
+    """The bytes of one tensor. Raises CheckpointError if the file has changed meanwhile."""
     data = bytearray(ref.size_bytes)
     try:
         with (folder / ref.file).open("rb") as file:
@@ -39,5 +39,5 @@ def read_bytes(folder: Path, ref: TensorRef) -> memoryview:
 
 
 def read_tensor(folder: Path, ref: TensorRef) -> torch.Tensor:
-    """One tensor in memory of its own. Raises CheckpointError."""
+    """One tensor in its own memory. Raises CheckpointError."""
     return as_tensor(read_bytes(folder, ref), ref, ref.offset)

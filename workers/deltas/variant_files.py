@@ -1,4 +1,4 @@
-"""The tensors of a variant of any kind, read file by file and checked on the way."""
+"""The tensors of a variant of any kind, read file by file and checked at the same time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FILES_HELD = 2
 
 
 class VariantFiles:
-    """A variant's files are read as wholes; the last `FILES_HELD` of them are kept."""
+    """Reads a variant's files whole, and keeps the last `FILES_HELD` of them."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._folder = manifest.folder
@@ -22,7 +22,9 @@ class VariantFiles:
         self._held: dict[str, memoryview] = {}
 
     def read(self, ref: TensorRef) -> torch.Tensor:
-        """Raises CheckpointError for a file that is corrupt or holds values that are not finite."""
+        """Read a tensor. Raises CheckpointError for a file that is corrupt or holds values that are not
+        finite.
+        """
         data = self._held.pop(ref.file, None)
         if data is None:
             while len(self._held) >= FILES_HELD:

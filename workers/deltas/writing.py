@@ -24,7 +24,7 @@ CHUNK_BYTES = 64 << 20
 class SafetensorsWriter:
     """Announce every tensor (dtype as safetensors names it, shape), then write each in that same order.
 
-    Wide types come first, so that every tensor is aligned to its element. `order` tells the order.
+    Wide types come first, so that every tensor is aligned to its element. `order` has the order.
     """
 
     def __init__(self, path: Path, entries: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
@@ -48,11 +48,11 @@ class SafetensorsWriter:
 
     @property
     def sha256(self) -> str:
-        """Of all that was written so far, in hexadecimal."""
+        """The SHA-256 of all bytes written so far, in hexadecimal."""
         return self._digest.hexdigest()
 
     def write(self, name: str, tensor: torch.Tensor) -> None:
-        """Raises ValueError for a tensor out of turn or of another size than announced."""
+        """Write a tensor. Raises ValueError for a tensor out of order or of another size than announced."""
         flat = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
         self.write_bytes(name, flat.numpy().data)
 
@@ -78,5 +78,5 @@ def _header(order: list[str], sizes: list[int], entries: Mapping[str, tuple[str,
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, at + size]}
         at += size
     text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 64)  # the data starts at a multiple of 8, as readers that map it want
+    text += b" " * (-len(text) % 64)  # the data starts at a multiple of 8, as readers that map it require
     return struct.pack("<Q", len(text)) + text

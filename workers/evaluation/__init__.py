@@ -1,1 +1,1 @@
-"""Tasks answered by a checkpoint in this process, beside what deployed engines answer over the API."""
+"""Tasks answered by a checkpoint in this process; deployed engines answer tasks over the API."""

@@ -1,4 +1,4 @@
-"""KL between two checkpoints over the whole vocabulary: exact, where an engine's top tokens give a bound."""
+"""KL between two checkpoints over the whole vocabulary: exact; an engine's top tokens give only a bound."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from workers.evaluation.torch_answerer import TorchAnswerer
 
 
 def exact_divergence(task: Task, answerer: TorchAnswerer, reference: TorchAnswerer, name: str) -> Result:
-    """KL(reference || answerer) in nats a token, at the right answers' (or the texts') tokens.
+    """KL(reference || answerer) in nats a token, at the tokens of the right answers (or of the texts).
 
-    `name` is the reference's. Errors: ValueError when the two cut a text into other tokens.
+    `name` is the reference's. Errors: ValueError if the two split a text into different tokens.
     """
     pairs = [pair_of(item, task.settings.format) for item in task.items]
     mine, theirs = answerer.encoder.pairs(pairs), reference.encoder.pairs(pairs)
@@ -29,7 +29,7 @@ def exact_divergence(task: Task, answerer: TorchAnswerer, reference: TorchAnswer
 
 
 def _nats(p: torch.Tensor, q: torch.Tensor, name: str) -> float:
-    """Over all positions, of ln p and ln q [n, vocabulary]."""
+    """The KL over all positions, from ln p and ln q [n, vocabulary]."""
     if p.shape != q.shape:
         raise ValueError(
             f"'{name}' has a vocabulary of {p.shape[1]} tokens and the other model one of {q.shape[1]}: "

@@ -1,4 +1,4 @@
-"""From prompts and pairs to token ids, as an engine makes them, and into batches of about equal length."""
+"""From prompts and pairs to token ids, as an engine makes them, in batches of similar length."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WHAT = "the tokenizer, or its chat template,"
 
 @dataclass(frozen=True)
 class EncodedPair:
-    """`ids` of the whole text; those from `start` on are scored, each from the ones before it."""
+    """`ids` of the whole text; those from `start` on are scored, each given the ids before it."""
 
     ids: list[int]
     start: int
@@ -34,7 +34,7 @@ class Encoder:
         self._tokenizer = tokenizer
 
     def prompts(self, texts: Sequence[str], form: Form) -> list[list[int]]:
-        """Of what is to be answered."""
+        """The token ids of the prompts to answer."""
         with limited(WHAT):
             if form is Form.RAW:
                 return self._ids(texts, True)
@@ -71,7 +71,7 @@ class Encoder:
         return ids
 
     def _chat(self, prompt: str, answer: str | None = None) -> str:
-        """The template's text up to where the answer begins, or to its end if there is one."""
+        """The template's text up to the start of the answer, or to the answer's end if there is one."""
         messages = [{"role": "user", "content": prompt}]
         if answer is not None:
             messages.append({"role": "assistant", "content": answer})
@@ -95,7 +95,7 @@ def _split(whole: list[int], context: list[int]) -> EncodedPair:
 def batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
     """Indexes in batches of at most `max_tokens`, padding included; the longest come first.
 
-    One that is longer by itself gets a batch of its own.
+    A single text that is longer gets its own batch.
     """
     batch: list[int] = []
     longest = 0

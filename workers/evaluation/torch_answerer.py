@@ -1,4 +1,4 @@
-"""A checkpoint that answers tasks in this process: transformers, in batches, on a GPU where there is one."""
+"""A checkpoint that answers tasks in this process: transformers, in batches, on a GPU if there is one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workers.evaluation.encoding import EncodedPair, Encoder, batches, padded
 from workers.model_view import temporary_view
 from workers.tokenizer_loading import load_tokenizer
 
-TOP = 20  # as many as an engine tells by default
+TOP = 20  # an engine's default number of top tokens
 _LOGIT_BYTES = {"cuda": 8 << 30, "cpu": 512 << 20}  # of a batch's logits, in the model's type and in float32
 _GENERATED_TOKENS = {"cuda": 1 << 16, "cpu": 1 << 12}  # of a batch, prompts and answers
 
@@ -21,7 +21,7 @@ _GENERATED_TOKENS = {"cuda": 1 << 16, "cpu": 1 << 12}  # of a batch, prompts and
 class TorchAnswerer:
     """An `Answerer` (profiler/evaluation/types.py) around a causal model of transformers and its tokenizer.
 
-    `top` is how many tokens a distribution has. The model is used as it is: on its device, in its type.
+    `top` is the number of tokens in a distribution. The model keeps its device and its type.
     """
 
     def __init__(self, model: Any, tokenizer: Any, *, top: int = TOP) -> None:
@@ -37,8 +37,11 @@ class TorchAnswerer:
     def open(
         cls, folder: Path, device: str | None = None, dtype: torch.dtype | None = None, *, top: int = TOP
     ) -> TorchAnswerer:
-        """The checkpoint in `folder`. By default on a GPU in its own type, else in float32, which CPUs are
-        faster with. Errors: OSError or ValueError (as CheckpointError) for a folder that cannot be read."""
+        """The checkpoint in `folder`.
+
+        By default it is on a GPU in its own type, else in float32, which is faster on CPUs. Errors: OSError
+        or ValueError (as CheckpointError) for a folder that cannot be read.
+        """
         from transformers import AutoModelForCausalLM
 
         where = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -75,9 +78,12 @@ class TorchAnswerer:
     def predictions(
         self, encoded: Sequence[EncodedPair], limit: int | None = None
     ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-        """For each pair of which something is scored, in any order: its index, the scored tokens' ids int64
-        [n], and ln p of every token at their positions, float32 [n, vocabulary]. A batch has at most `limit`
-        tokens (None: `token_limit`)."""
+        """For each pair with scored tokens, in any order: its index, the ids of the scored tokens, and their
+        ln p.
+
+        Ids are int64 [n]; ln p of every token at their positions is float32 [n, vocabulary]. A batch has at
+        most `limit` tokens (None: `token_limit`).
+        """
         wanted = [i for i, pair in enumerate(encoded) if pair.scored]
         for batch in batches([len(encoded[i].ids) for i in wanted], limit or self.token_limit):
             rows = [encoded[wanted[i]] for i in batch]
@@ -90,11 +96,11 @@ class TorchAnswerer:
 
     @property
     def token_limit(self) -> int:
-        """How many tokens' logits are in memory at once."""
+        """The number of tokens whose logits fit in memory at once."""
         return max(_LOGIT_BYTES[self._kind] // (self._vocabulary * 8), 1)
 
     def _generated(self, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
-        """The greedy continuations, without what follows an end."""
+        """The greedy continuations, up to the first end token."""
         ids, mask = padded(prompts, self._filler, self._device, left=True)
         out = self.model.generate(
             input_ids=ids,
@@ -124,7 +130,7 @@ def _distributions(ids: torch.Tensor, logprobs: torch.Tensor, top: int) -> list[
 
 
 def _end_tokens(model: Any, tokenizer: Any) -> list[int]:
-    """What ends an answer: as the checkpoint's generation config says, and its tokenizer."""
+    """The tokens that end an answer: from the checkpoint's generation config and its tokenizer."""
     config = getattr(model, "generation_config", None)
     named = [getattr(config, "eos_token_id", None), tokenizer.eos_token_id]
     flat = [token for each in named for token in (each if isinstance(each, list) else [each])]

@@ -1,1 +1,1 @@
-"""Measures how a model or its fingerprint runs in the real engine, in a process of its own (`__main__`)."""
+"""Measures how a model or its fingerprint runs in the real engine, in a separate process (`__main__`)."""

@@ -1,9 +1,9 @@
 """`python -m workers.measuring JOB.json`: start the engine once and measure every point of a job.
 
-Prints a line per point; measurements go to the job's `out`. A setting that does not fit or a point that
-fails ends the process with an error after what was measured before it is safe on disk. With
-`--end-with-stdin` this process and all of its session end when its standard input does. `--holder=NAME`, the
-last, is for those who look at processes.
+It prints a line per point; measurements go to the job's `out`. If a setting does not fit or a point fails,
+the process ends with an error; earlier measurements are already on disk. With `--end-with-stdin` this process
+and its whole session end when its standard input ends. `--holder=NAME`, the last argument, is for people and
+programs that look at processes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from workers.measuring import engine, synthetic_variants
 from workers.measuring.engine_run_job import Job, tokens_of
 from workers.measuring.timing import run, timing, warm_up_tokens
 
-QUICK_S, QUICK_REPEATS = 1.5, 9  # a load that is over so soon is noisy, and cheap to repeat
+QUICK_S, QUICK_REPEATS = 1.5, 9  # such a short load is noisy, and cheap to repeat
 MIX_WARM_UP_TOKENS = 2
 MIX_REPEATS = 2  # on a GPU; on a CPU each takes long
 
@@ -66,7 +66,7 @@ def missing(job: Job, known: tuple[Measurement, ...]) -> list[Point]:
 
 
 def requested(job: Job) -> dict[SyntheticVariant, Any]:
-    """Write the job's variants into its folder; vLLM's requests for them."""
+    """Write the job's variants into its folder; returns vLLM's requests for them."""
     if not job.variants:
         return {}
     from vllm.lora.request import LoRARequest
@@ -77,7 +77,8 @@ def requested(job: Job) -> dict[SyntheticVariant, Any]:
     for number, variant in enumerate(job.variants, 1):
         folder, alike = job.folder / f"variant-{number}", replace(variant, seed=0)
         if alike in written:
-            # What a variant holds does not matter, but that it is another one: coding a delta takes seconds.
+            # The variant's values do not matter, only that it is a different variant: coding a delta takes
+            # seconds.
             shutil.copytree(written[alike], folder, copy_function=os.link)
         else:
             written[alike] = synthetic_variants.write(variant, base, layers, folder)
@@ -86,7 +87,9 @@ def requested(job: Job) -> dict[SyntheticVariant, Any]:
 
 
 def measure_point(llm: Any, job: Job, point: Point, variants: Mapping[SyntheticVariant, Any]) -> Timing:
-    """The device is watched while it warms up: events between its kernels would take the others time."""
+    """Measure one point. The device is timed during the warm-up only: events between its kernels would slow
+    the other runs.
+    """
     began = time.monotonic()
     prefill_steps, tokens = job.setting.prefill_steps(point.batch, point.input_tokens), tokens_of(job, point)
     repeats, quick_s = job.repeats, QUICK_S
@@ -105,8 +108,9 @@ def measure_point(llm: Any, job: Job, point: Point, variants: Mapping[SyntheticV
 
 
 def is_repeated(done: int, repeats: int, taken_s: float, limit_s: float, quick_s: float = QUICK_S) -> bool:
-    """Whether a load that was run `done` times is run once more. One that is over within `quick_s` is run
-    more often than `repeats`."""
+    """Whether to repeat a load that has run `done` times. A load shorter than `quick_s` runs more often than
+    `repeats`.
+    """
     if done < repeats:
         return taken_s < limit_s
     return repeats > 1 and done < QUICK_REPEATS and taken_s < min(quick_s, limit_s)

@@ -1,4 +1,4 @@
-"""vLLM as a measuring process needs it: made-up weights, one setting, a bounded share of each device."""
+"""vLLM for a measuring process: made-up weights, one setting, a limited share of each device."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KV_CACHE_BYTES = 1 << 30  # of a measured model on a CPU
 
 
 def start(job: Job, **more: Any) -> Any:
-    """A `vllm.LLM`, with `more` options, or others of them. Takes 20 to 100 s."""
+    """A `vllm.LLM`; `more` options add to or replace the job's. Takes 20 to 100 s."""
     _set_environment(job)
     with uncollected():
         from vllm import LLM
@@ -73,8 +73,7 @@ def options(job: Job) -> dict[str, Any]:
 
 
 def graph_sizes_of(job: Job) -> list[int]:
-    """Tokens of the steps whose graphs the job's loads run in: the others take 10 s to capture where there
-    are variants."""
+    """The graph sizes that the job's loads need: with variants each other graph takes 10 s to capture."""
     points, most = job.points, job.setting.batched_tokens
     sizes = graph_sizes(max(point.batch for point in points), most)
     steps = {point.batch for point in points}
@@ -85,8 +84,9 @@ def graph_sizes_of(job: Job) -> list[int]:
 
 
 def variant_options(job: Job) -> dict[str, Any]:
-    """As engines that are deployed serve them (`workers.group.vllm_arguments`): the same slots, and the
-    kernels of the same kinds in the same batch."""
+    """The options of deployed engines (`workers.group.vllm_arguments`): the same slots, and the same kinds of
+    kernels in a batch.
+    """
     layers = job.distinct_layers or max(job.setting.layers_per_stage)
     where = job.folder / "config.json"
     spec = spec_of(describe(read_json(where), where), CONFIG_DTYPES[job.dtype])
@@ -112,9 +112,9 @@ def variant_options(job: Job) -> dict[str, Any]:
 
 
 def _share(job: Job) -> float:
-    """vLLM takes this much of each device's whole memory, whatever others use.
+    """vLLM's share of each device's whole memory, whatever other processes use.
 
-    The platform asks the driver; torch would make a context on the device, in this process.
+    The platform asks the driver; torch would create a context on the device, in this process.
     """
     from vllm.platforms import current_platform
 
@@ -128,12 +128,12 @@ def _set_environment(job: Job) -> None:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(job.own_process))
     if job.distinct_layers:
         os.environ[layer_sharing.VARIABLE] = str(job.distinct_layers)
-        # Code compiled for a repeated layer must not be mistaken for a whole model's.
+        # Code compiled for a repeated layer must not be used for a whole model.
         os.environ["VLLM_CACHE_ROOT"] = cache_apart(f"repeated-{job.distinct_layers}")
     if job.variants:
         os.environ[ADDRESS_VARIABLE] = new_address()
         os.environ[VARIANTS_VARIABLE] = "1"
     if job.start_barrier is not None:
         os.environ[start_barrier.VARIABLE] = str(job.start_barrier)
-    os.environ["VLLM_PLUGINS"] = ""  # where there are variants, the probe brings ours
+    os.environ["VLLM_PLUGINS"] = ""  # with variants, the probe registers our plug-in
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")

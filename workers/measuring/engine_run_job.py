@@ -8,16 +8,16 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from profiler.measurements import Point, Setting, SyntheticVariant
 
-MIX_TOKENS = 7  # of an answer, where variants are asked of a CPU: they may take many times longer
-VARIANTS_VARIABLE = "OSTINATO_MEASURING_VARIANTS"  # tells an engine's ranks that there are some
+MIX_TOKENS = 7  # of an answer, for variants on a CPU: they may take many times longer
+VARIANTS_VARIABLE = "OSTINATO_MEASURING_VARIANTS"  # tells an engine's ranks that there are variants
 
 
 class Job(BaseModel):
     """Measure the model in `folder` (config and tokenizer; weights are made up) in one `setting`.
 
-    At most `device_bytes` of each device are used, and no point is begun after `seconds`. Measurements are
-    appended to `out`; points it already has are not measured again. A point is repeated while it took less
-    than `point_seconds`. No device is touched before the file `start_barrier` is there, if one is named.
+    At most `device_bytes` of each device are used, and no point begins after `seconds`. Measurements are
+    appended to `out`; points already in it are not measured again. A point is repeated while it has taken
+    less than `point_seconds`. If `start_barrier` is set, no device is touched before that file exists.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -35,10 +35,10 @@ class Job(BaseModel):
     point_seconds: float = Field(default=120.0, gt=0)
     start_barrier: Path | None = None
     distinct_layers: int = Field(default=0, ge=0)  # held by each stage and repeated; 0: all
-    slots: int = Field(default=0, ge=0)  # for variants, at least; where there are any, as many as they need
+    slots: int = Field(default=0, ge=0)  # the least number for variants; with variants, as many as they need
     max_model_len: int = Field(default=4096, ge=8)
     graphs: bool = True
-    own_process: bool = True  # the engine's core in a process beside its client, as in production
+    own_process: bool = True  # the engine's core in another process than its client, as in production
 
     @property
     def variants(self) -> tuple[SyntheticVariant, ...]:
@@ -47,8 +47,10 @@ class Job(BaseModel):
 
 
 def tokens_of(job: Job, point: Point) -> int:
-    """Of each answer: all decode together for about `job.output_tokens` steps, the first also while the
-    others are filled."""
+    """The tokens of each answer: all requests decode together for about `job.output_tokens` steps.
+
+    The first request also decodes during the prefill of the others.
+    """
     if point.mix and job.device_kind == "cpu":
         return min(MIX_TOKENS, job.output_tokens)
     return job.output_tokens + job.setting.prefill_steps(point.batch, point.input_tokens) - 1

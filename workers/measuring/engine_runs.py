@@ -1,7 +1,8 @@
-"""Carries out a `MeasureRequest`: each engine run in a process of its own, ended when it oversteps.
+"""Carries out a `MeasureRequest`: each engine run in its own process, which is ended if it exceeds its
+limits.
 
-If the engine crashes, only that process dies. It also ends when this process does, in whatever way: it reads
-a pipe whose other end closes then.
+If the engine crashes, only that process dies. It also ends when this process ends, for any reason: it reads a
+pipe whose other end closes then.
 """
 
 from __future__ import annotations
@@ -27,18 +28,17 @@ from workers.measuring.engine_run_job import Job
 from workers.measuring.request import MeasureRequest
 
 POLL_S = 0.2
-LEAVE_S = 3.0  # for an engine that has measured everything to end by itself
+LEAVE_S = 3.0  # the time for an engine that has measured everything to end by itself
 
 
 class MeasuringError(RuntimeError):
-    """A measurement that could not be finished; the message says why, for the user."""
+    """A measurement could not be finished; the message has the reason, for the user."""
 
 
 def carry_out(request: MeasureRequest) -> Iterator[str]:
-    """Yield the measurements that are not `known`, as lines, as soon as they are made. Raises MeasuringError;
-    lines yielded before it are valid.
+    """Yield the measurements that are not `known`, as lines, as soon as they are made.
 
-    Closing the iterator ends what runs.
+    Raises MeasuringError; lines yielded before it are valid. Closing the iterator ends the running processes.
     """
     request.scratch.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + request.seconds
@@ -56,13 +56,15 @@ def carry_out(request: MeasureRequest) -> Iterator[str]:
 
 
 def _imports_ahead(request: MeasureRequest) -> bool:
-    """Whether the next engine imports all it needs while one starts, which takes longer. On a CPU it would
-    take the cores and the memory of the one that is measured."""
+    """Whether the next engine does its imports while one starts, since they take longer.
+
+    On a CPU it would take the cores and the memory of the engine that is measured.
+    """
     return request.device_kind != CPU
 
 
 class _Measured:
-    """The file that measuring processes append to, and the lines of it that were reported."""
+    """The file that measuring processes append to, and its lines that were reported."""
 
     def __init__(self, request: MeasureRequest) -> None:
         self.path = request.scratch / "measurements.jsonl"
@@ -84,7 +86,7 @@ class _Measured:
 
 
 class _Engine:
-    """One engine run in a process, which imports what it needs and touches no device before `begin`."""
+    """One engine run in a process, which does its imports but touches no device before `begin`."""
 
     def __init__(self, request: MeasureRequest, run: EngineRun, measured: _Measured, deadline: float) -> None:
         left_s = deadline - time.monotonic()
@@ -109,7 +111,7 @@ class _Engine:
         self._barrier.touch()
 
     def measurements(self) -> Iterator[str]:
-        """Lines as they are made, until it has ended. Raises MeasuringError."""
+        """Lines as they are made, until the process has ended. Raises MeasuringError."""
         complete_s = 0.0
         while self._process.poll() is None:
             time.sleep(POLL_S)
@@ -132,7 +134,7 @@ class _Engine:
             _check_memory(self._request, self._process)
 
     def _end(self) -> None:
-        """End the process and all that it started: they are a session of their own."""
+        """End the process and all its children: they have their own session."""
         if not self._ended:
             self._ended = True
             jobs.end(self._process)
@@ -140,7 +142,7 @@ class _Engine:
 
 
 def _job(request: MeasureRequest, run: EngineRun, out: Path, left_s: float, barrier: Path) -> Job:
-    """With files of its own, named like its barrier: two engines may be there at a time."""
+    """A job with its own files, named like its barrier: two engines may exist at a time."""
     on_cpu = request.device_kind == CPU
     folder = barrier.with_name(f"{barrier.name}-fingerprint")
     shutil.rmtree(folder, ignore_errors=True)  # of another checkpoint of the same shape, or another tokenizer
@@ -206,7 +208,7 @@ def _resident_bytes(pid: int) -> int:
 
 @contextlib.contextmanager
 def _alone(scratch: Path) -> Iterator[None]:
-    """One profiling job at a time runs in a folder. Raises MeasuringError."""
+    """Allow one profiling job at a time in a folder. Raises MeasuringError."""
     with contextlib.ExitStack() as held:
         try:
             held.enter_context(jobs.alone(scratch))

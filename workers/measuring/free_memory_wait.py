@@ -1,7 +1,7 @@
-"""Waits until the free memory of GPUs is stable: until former processes have given theirs back.
+"""Waits until the free memory of GPUs is stable: until earlier processes have released theirs.
 
-A driver frees a process's memory some time after the process is gone. Inside a container it does not name
-every process, so it is not enough that none is named: free memory must stop changing, too.
+A driver frees a process's memory some time after the process has ended. Inside a container the driver does
+not list every process. So an empty list is not enough: free memory must stop changing, too.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 POLL_S = 0.1
 MAX_S = 10.0
-STABLE_SAMPLES, STABLE_SAMPLES_SHARED = 3, 20  # a process that is there may be one that is ending
+STABLE_SAMPLES, STABLE_SAMPLES_SHARED = 3, 20  # a listed process may be one that is ending
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Free bytes of each GPU, and how many processes the driver names on them."""
+    """Free bytes of each GPU, and the number of processes that the driver lists on them."""
 
     free: tuple[int, ...]
     processes: int
@@ -34,14 +34,17 @@ def stable_free_bytes(look: Callable[[], Sample], max_s: float = MAX_S) -> tuple
 
 
 def is_stable(seen: Sequence[Sample]) -> bool:
-    """Whether the last readings agree: a few readings of GPUs without processes, more of others."""
+    """Whether the last readings agree: a few readings for GPUs without processes, more for others."""
     wanted = STABLE_SAMPLES_SHARED if seen[-1].processes else STABLE_SAMPLES
     return len(seen) >= wanted and len(set(seen[-wanted:])) == 1
 
 
 def taken(before: int, now: int, gpu: int) -> int:
-    """Bytes taken between the two readings. Raises RuntimeError when more are free than before: another
-    process gave memory back meanwhile, so the difference means nothing."""
+    """Bytes taken between the two readings.
+
+    Raises RuntimeError if more are free than before: another process released memory meanwhile, so the
+    difference means nothing.
+    """
     if now > before:
         raise RuntimeError(
             f"GPU {gpu} of this engine has {(now - before) >> 20} MiB more free than before it started: "

@@ -1,7 +1,7 @@
-"""The memory that captured CUDA graphs take, which only the call that captures them returns.
+"""The memory of captured CUDA graphs, which only the call that captures them returns.
 
-vLLM's own estimate, made before, is always 0 on its V2 runner (0.26), which runs every dense model. And vLLM
-reads the runtime's memory before graphs are captured.
+vLLM's own earlier estimate is always 0 on its V2 runner (0.26), which runs every dense model. And vLLM reads
+the runtime's memory before graphs are captured.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ ATTRIBUTE = "graph_bytes"
 
 
 def install() -> None:
-    """In every rank on a GPU, before it makes its worker."""
+    """Record the memory in a rank on a GPU; must be called before it makes its worker."""
     from vllm.v1.worker.gpu_worker import Worker
 
     record(Worker)
 
 
 def record(worker: Any) -> None:
-    """Have a class of vLLM's workers keep what `capture_model` of its runner returns, whichever that is."""
+    """Make a vLLM worker class keep the result of its runner's `capture_model`, for any runner."""
     warm_up = worker.compile_or_warm_up_model
 
     @wraps(warm_up)
@@ -39,5 +39,5 @@ def record(worker: Any) -> None:
 
 
 def graph_bytes(worker: Any) -> int:
-    """0 where nothing was captured."""
+    """The bytes of a worker's graphs; 0 if nothing was captured."""
     return int(getattr(worker, ATTRIBUTE, 0))

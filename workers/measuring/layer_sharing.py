@@ -1,13 +1,13 @@
 """A model as deep as the real one that holds only a few hidden layers, each of which runs many times.
 
-MaverIQ's fingerprints (section 5.1) have one or two layers because all are alike, but so shallow a model
-does not run like the deep one: the host, not the device, sets its pace, its pipeline has nothing to overlap,
-and its graphs are small. Here layer i is layer i mod `distinct`: the engine launches, captures and
-schedules exactly what it would for the whole model, with the weights and KV cache of `distinct` layers.
-What it computes is nonsense; what it takes is not, as long as the distinct layers do not fit the device's
+MaverIQ's fingerprints (section 5.1) have one or two layers because all layers are alike. But such a shallow
+model does not run like the deep one: the host, not the device, limits its speed, its pipeline has nothing to
+overlap, and its graphs are small. Here layer i is layer i mod `distinct`. The engine launches, captures and
+schedules the same work as for the whole model, with the weights and KV cache of `distinct` layers. The
+results are meaningless, but the costs are right, as long as the distinct layers do not fit the device's
 cache.
 
-It takes the place of vLLM's offloader that does nothing, through which every architecture makes its layers.
+It replaces vLLM's offloader that does nothing, through which every architecture makes its layers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ VARIABLE = "OSTINATO_DISTINCT_LAYERS"
 
 
 def install() -> None:
-    """In every process that builds a part of the model, before it does; does nothing without VARIABLE."""
+    """Share layers in a process that will build a part of the model; does nothing without VARIABLE."""
     if VARIABLE in os.environ:
         from vllm.model_executor.offloader.base import NoopOffloader
 
@@ -48,7 +48,7 @@ def _layers_of_stage() -> int:
 
 
 def _repeat_experts(distinct: int, layers: int) -> None:
-    """vLLM counts calls of expert layers against a list of their names."""
+    """Repeat the names of expert layers, since vLLM counts calls of expert layers against their list."""
     names = getattr(_config().compilation_config, "static_all_moe_layers", None)
     if names:
         names[:] = [names[i % distinct] for i in range(layers)]

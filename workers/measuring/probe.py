@@ -17,7 +17,7 @@ from workers.measuring.engine_run_job import VARIANTS_VARIABLE
 from workers.measuring.free_memory_wait import Sample, stable_free_bytes, taken
 from workers.measuring.timing import decode_ms
 
-# vLLM imports this module in each rank before that touches its device or builds its part of the model.
+# vLLM imports this module in each rank before the rank touches its device or builds its part of the model.
 layer_sharing.install()
 if VARIANTS_VARIABLE in os.environ:
     plugin.register()
@@ -28,7 +28,7 @@ if torch.cuda.is_available():
 
 
 def _free_bytes() -> tuple[int, ...]:
-    """Of each visible GPU, without a context of our own on it; empty where there is none."""
+    """Free bytes of each visible GPU, read without our own context on it; empty if there is none."""
     if not torch.cuda.is_available():
         return ()
     from vllm.platforms import current_platform
@@ -70,16 +70,16 @@ class Probe:
     total_consumed: int
 
     def probe_waited(self) -> float:
-        """Seconds this rank was held back, by `start_barrier` and `free_memory_wait`."""
+        """The seconds that `start_barrier` and `free_memory_wait` held this rank back."""
         return WAITED_S
 
     def probe_memory(self) -> dict[str, int]:
-        """Bytes, as vLLM found them when it started (see RankMemory).
+        """The memory in bytes, as vLLM found it at its start (see RankMemory).
 
-        On a CPU `runtime` is all else that the process has touched, weights that vLLM has packed among it;
-        nothing of the KV cache is, before the first request. On a GPU vLLM counts only what came after the
-        context and the communication were there, so these are added. Raises RuntimeError where others
-        gave memory back meanwhile.
+        On a CPU `runtime` is all other memory that the process has touched, including weights packed by vLLM.
+        Before the first request it contains nothing of the KV cache. On a GPU vLLM counts only memory
+        allocated after the context and the communication, so these are added. Raises RuntimeError if other
+        processes released memory meanwhile.
         """
         kv_cache = _stored_bytes(getattr(self.model_runner, "kv_caches", []))
         blocks, block = self.cache_config.num_gpu_blocks or 0, self.cache_config.block_size
@@ -99,12 +99,14 @@ class Probe:
         }
 
     def _held_bytes(self) -> int:
-        """What this process has taken of its GPU, if no other took or gave any meanwhile."""
+        """The memory of this process on its GPU, if no other process took or released any meanwhile."""
         free, _ = torch.cuda.mem_get_info()
         return self._taken_bytes(free)
 
     def _came_bytes(self, weights: int) -> int:
-        """What a first pass left beside weights; vLLM 0.26 counts it alone, later ones with the weights."""
+        """The memory that a first pass left in addition to weights; vLLM 0.26 counts it alone, later versions
+        with the weights.
+        """
         if hasattr(self, "non_torch_memory"):
             return int(self.non_torch_memory)
         return int(self.total_consumed) - weights
@@ -113,12 +115,12 @@ class Probe:
         return taken(FREE_BYTES[self.local_rank], int(free), self.local_rank)
 
     def _parameter_bytes(self) -> int:
-        """A tied head is the embedding's memory and counts once."""
+        """The bytes of the parameters. A tied head is the embedding's memory and counts once."""
         held = {p.data_ptr(): p.nbytes for p in self.model_runner.get_model().parameters()}
         return sum(held.values())
 
     def probe_begin(self) -> None:
-        """Time every replay of a captured graph from now on; there are none on a CPU."""
+        """Time every replay of a captured graph from now on; on a CPU there are none."""
         self._timed: dict[int, list[tuple[Any, Any]]] = {}
         if torch.cuda.is_available():
             self._replay = torch.cuda.CUDAGraph.replay
@@ -151,7 +153,7 @@ def _timing(replay: Callable[[Any], None], timed: dict[int, list[tuple[Any, Any]
 
 
 def _stored_bytes(nested: Any) -> int:
-    """Of all tensors in nested lists; layers may be parts of one storage, or share one."""
+    """The bytes of all tensors in nested lists; layers may be parts of one storage, or share one."""
     storages = {
         storage.data_ptr(): storage for storage in map(torch.Tensor.untyped_storage, _tensors(nested))
     }

@@ -10,12 +10,12 @@ from profiler.profiling_plan import EngineRun
 
 @dataclass(frozen=True)
 class MeasureRequest:
-    """Measure the fingerprints of the model in `folder` as `engine_runs` say.
+    """Measure the fingerprints of the model in `folder` with the `engine_runs`.
 
     `known` are lines (profiler.measurements) that need not be measured again. Each of the node's `devices`
-    (indices; the CPU is 0) may be filled with `device_bytes`, and everything ends after `seconds`. What is
-    measured is also kept in `scratch`, on the node, where a repetition finds it. `holder` is on the command
-    line of its processes: their memory is that holder's.
+    (indices; the CPU is 0) may be filled with `device_bytes`, and everything ends after `seconds`.
+    Measurements are also kept in `scratch`, on the node, where a repetition finds them. `holder` is on the
+    command line of its processes: their memory counts as that holder's.
     """
 
     folder: Path

@@ -1,7 +1,7 @@
-"""Holds a rank back, with everything imported, until its devices are free.
+"""Holds a rank back, after all its imports, until its devices are free.
 
 Importing the engine takes longer than many measurements. So the next engine imports while another still
-measures, and touches no device before that one has ended.
+measures, and touches no device before the other engine has ended.
 """
 
 from __future__ import annotations

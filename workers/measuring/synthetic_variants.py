@@ -1,6 +1,7 @@
-"""Variants to measure with, made up for a fingerprint: their first layers, random but valid.
+"""Made-up variants for measurements, for a fingerprint: their first layers, random but valid.
 
-Files are as PEFT and `workers.deltas` write them, so that the engine reads and checks them like any other.
+Files are in the formats of PEFT and `workers.deltas`, so that the engine reads and checks them like any
+other.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ from workers.deltas.sparse import encode
 from workers.deltas.writing import NAMES, SafetensorsWriter
 
 Arrays = dict[str, npt.NDArray[np.float16]]
-SMALL = 1e-3  # as the made-up weights of the base
+SMALL = 1e-3  # as in the made-up weights of the base
 STORED = {"float32": ("F32", 4), "bfloat16": ("BF16", 2), "float16": ("F16", 2)}
 
 
 def write_weightless(folder: Path, dtype: str) -> ModelSpec:
-    """Give the config in `folder` weights that are a hole in their file: variants are checked against names
-    and shapes. Raises CheckpointError for a config that cannot be served.
+    """Give the config in `folder` weights that are a hole in their file.
+
+    Variants are checked against names and shapes. Raises CheckpointError for a config that cannot be served.
     """
     name, size = STORED[dtype]
     header, at = {}, 0
@@ -112,7 +114,7 @@ def _save(
 def _write_sparse(
     variant: SyntheticVariant, base: ModelSpec, layers: int, folder: Path, rng: np.random.Generator
 ) -> None:
-    """Coding is slow, so modules of one shape have the same code."""
+    """Write a sparse delta. Coding is slow, so modules of one shape share a code."""
     described: dict[str, dict[str, object]] = {"files": {}, "modules": {}, "full": {}}
     codes: dict[tuple[int, int], Mapping[str, torch.Tensor]] = {}
     for layer in range(layers):

@@ -1,4 +1,4 @@
-"""One load on an engine that is otherwise idle: when each token came."""
+"""One load on an engine that is otherwise idle: the arrival time of each token."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from profiler.measurements import Point, Setting, SyntheticVariant, Timing
 
 WARM_UP_STEPS = 8
 MIN_REPLAYS = 4
-VOCABULARY = 1000  # prompts use ids 10 to this; every model has more
+VOCABULARY = 1000  # prompts use ids from 10 up to this; every model has more
 
 
 @dataclass(frozen=True)
 class Arrivals:
-    """By request, the seconds after the start at which each of its tokens came."""
+    """By request, the seconds from the start to the arrival of each of its tokens."""
 
     tokens: tuple[tuple[float, ...], ...]
 
@@ -32,8 +32,11 @@ class Arrivals:
 
     @property
     def step_s(self) -> float:
-        """Mean time of a token while all requests decode: from the last one's first token to the first
-        one's last; where none overlap so long, over each request's own tokens."""
+        """The mean time of a token while all requests decode.
+
+        That is from the last request's first token to the first request's last token. If the requests do not
+        overlap enough, it is over each request's own tokens.
+        """
         begin, stop = max(self.first), min(times[-1] for times in self.tokens)
         together = [sum(begin < at <= stop for at in times) for times in self.tokens]
         if min(together) >= 2:
@@ -47,7 +50,7 @@ class Arrivals:
 def run(
     llm: Any, point: Point, tokens: int, seed: int, variants: Mapping[SyntheticVariant, Any] | None = None
 ) -> Arrivals:
-    """Have `point.batch` requests begin at once and wait for `tokens` tokens of each (at least 2).
+    """Start `point.batch` requests at once and wait for `tokens` tokens of each (at least 2).
 
     `variants` are vLLM's requests for the members of the point's mix.
     """
@@ -56,7 +59,9 @@ def run(
 
 
 def burst(llm: Any, variants: Sequence[Any], input_tokens: int, tokens: int, seed: int) -> Arrivals:
-    """As `run`, a request for each of `variants`: vLLM's request for one, or None for the base."""
+    """The same as `run`, with a request for each of `variants`: vLLM's request for one, or None for the
+    base.
+    """
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -86,10 +91,10 @@ def burst(llm: Any, variants: Sequence[Any], input_tokens: int, tokens: int, see
 
 @contextmanager
 def _held(core: Any) -> Iterator[None]:
-    """Hold back requests that are added inside, so that all begin together at the end.
+    """Hold back requests that are added within the context, so that all begin together at its end.
 
-    An engine in another process would begin before all requests have reached it: now with one prompt, now
-    with three. An engine in this process steps only when we call it.
+    An engine in another process would begin before all requests have reached it: sometimes with one prompt,
+    sometimes with three. An engine in this process steps only when we call it.
     """
     call = getattr(core, "call_utility", None)
     if call is None:
@@ -101,14 +106,21 @@ def _held(core: Any) -> Iterator[None]:
 
 
 def warm_up_tokens(prefill_steps: int, tokens: int) -> int:
-    """Tokens of each request with which all of them decode together for some steps after the `prefill_steps`
-    steps of their prefill, so that the step seen most often is that of the whole batch; at most `tokens`."""
+    """The number of tokens per request with which all requests decode together for some steps; at most
+    `tokens`.
+
+    The prefill takes `prefill_steps` steps before that, so the most frequent step is then that of the whole
+    batch.
+    """
     return min(tokens, prefill_steps - 1 + WARM_UP_STEPS)
 
 
 def decode_ms(replays: Sequence[Sequence[float]]) -> float:
-    """Milliseconds of a step in which all decode, from the replays of each captured graph: the longest median
-    of a graph that was replayed several times. (A prefill step replays a graph for each piece of a layer.)"""
+    """Milliseconds of a step in which all requests decode, from the replays of each captured graph.
+
+    It is the longest median of a graph that was replayed several times. (A prefill step replays a graph for
+    each piece of a layer.)
+    """
     often = [of_graph for of_graph in replays if len(of_graph) >= MIN_REPLAYS] or replays
     return max(statistics.median(of_graph) for of_graph in often)
 

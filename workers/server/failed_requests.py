@@ -1,9 +1,9 @@
-"""What a worker answers when its engine's application fails at a request.
+"""A worker's answers when its engine's application fails at a request.
 
-Why a variant could not be loaded, if that was it. A request that the application does not understand, and
-breaks at, while its engine goes on, is refused: vLLM's does so at some fields of a wrong type, and a 500
-would have clients try again. A header tells gateways, for an application that breaks at every request is ill.
-What the application answers by itself stays.
+If the variant could not be loaded, the answer has the reason. The application may fail at a request that it
+does not understand while its engine continues. Such a request is refused: vLLM's application fails at some
+fields of a wrong type, and after a 500 clients would retry. A header tells gateways, since an application
+that fails at every request is unhealthy. The application's own answers are unchanged.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from workers.server.load_errors import FAILED, FAULT, JSON, refusal, respond_wit
 log = logging.getLogger(__name__)
 
 REFUSED = 400
-# What code raises that did not expect such a value. Anything else may be the engine's, or the machine's.
+# Errors of code that did not expect such a value. Any other error may be the engine's, or the machine's.
 SLIPS = (
     *(ArithmeticError, AssertionError, AttributeError, LookupError, NotImplementedError, RecursionError),
     *(TypeError, ValueError),
@@ -34,14 +34,14 @@ Lives = Callable[[], bool]
 
 
 async def nothing_known() -> None:
-    """`Why` of the base's requests."""
+    """`Why` for the base's requests."""
 
 
 async def answered(answer: Callable[[Any], Awaitable[None]], send: Any, why: Why, lives: Lives) -> None:
-    """Have `answer` use an ASGI `send` whose answers of FAILED are kept back until it is known why.
+    """Run `answer` with an ASGI `send` that holds answers of FAILED back until the reason is known.
 
-    `why`: the request's variant could not be loaded, or None. `lives`: whether the engine goes on. Raises
-    what `answer` does once something of an answer went out.
+    `why`: the load error of the request's variant, or None. `lives`: whether the engine continues. Raises the
+    errors of `answer` once a part of an answer has been sent.
     """
     sending = _Sending(send, why)
     try:
@@ -69,7 +69,7 @@ async def _say_why(send: Any, kept: list[Message], why: Why) -> None:
 
 
 def _where(error: Exception) -> str:
-    """The file and line that raised it, without the text of all frames."""
+    """The file and line that raised the error, without the text of all frames."""
     at = error.__traceback__
     while at is not None and at.tb_next is not None:
         at = at.tb_next
@@ -89,7 +89,7 @@ def _error(code: int, message: str) -> bytes:
 
 
 class _Sending:
-    """ASGI's `send`: keeps back an answer of FAILED, and says in a stream's error event why it failed."""
+    """ASGI's `send`: holds an answer of FAILED back, and adds the reason to a stream's error event."""
 
     def __init__(self, send: Any, why: Why) -> None:
         self._send, self._why = send, why

@@ -1,7 +1,8 @@
-"""HTTP/1.1 by uvicorn with one write for what it would write piece by piece.
+"""HTTP/1.1 by uvicorn, with one write in place of several small ones.
 
-uvicorn writes an answer's head, each piece of its body and its end apart, and uvloop hands each to the kernel
-at once. On loopback a write takes about as long as all Python around it, and the other side wakes for each.
+uvicorn writes an answer's head, each piece of its body and its end separately, and uvloop passes each to the
+kernel at once. On loopback a write takes about as long as all the Python code around it, and each wakes the
+other side.
 """
 
 from __future__ import annotations
@@ -16,14 +17,17 @@ from workers.server.plain_requests import PlainCycle, plain_scope
 
 # Status, headers with the body's length, body.
 Answer = tuple[int, list[tuple[bytes, bytes]], bytes]
-# So much leaves at once, before the turn ends.
+# This many bytes are sent at once, before the turn ends.
 LIMIT_BYTES = 64 * 1024
-# Another uvicorn than was tested may begin a request in another way: then all are uvicorn's own.
+# A uvicorn other than the tested one may begin requests differently: then all requests use uvicorn's own
+# code.
 _FITS = hasattr(BoundedHead, "_start_asgi_task")
 
 
 class GatheredWrites:
-    """A transport whose writes within one turn of the loop leave as one; all else is the transport's own."""
+    """A transport whose writes within one turn of the loop are sent as one; the rest is the transport's
+    own.
+    """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
@@ -42,12 +46,12 @@ class GatheredWrites:
             self._loop.call_soon(self._end_turn)
 
     def write_last(self, data: bytes) -> None:
-        """Write it now, with what was gathered before."""
+        """Write the data now, after the data gathered before."""
         self._parts.append(data)
         self.flush()
 
     def flush(self) -> None:
-        """Write what was gathered, now."""
+        """Write the gathered data now."""
         if self._parts:
             whole = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
             self._parts, self._size = [], 0
@@ -68,7 +72,7 @@ class GatheredWrites:
 class GatheringProtocol(BoundedHead):
     """uvicorn's protocol over such a transport. A whole answer does not wait for the turn's end.
 
-    One timer per connection closes it when it is idle, in place of one for each request.
+    One timer per connection closes it when it is idle, instead of one timer per request.
     """
 
     _plain: PlainCycle | None = None  # the last one
@@ -79,7 +83,7 @@ class GatheringProtocol(BoundedHead):
         super().connection_made(cast(asyncio.Transport, self._gathered))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)  # which tells the request that came last
+        super().connection_lost(exc)  # this informs the last request
         super()._unset_keepalive_if_required()
         if self._plain is not None and not self._plain.response_complete and not self._plain.disconnected:
             self._plain.disconnected = True
@@ -95,7 +99,7 @@ class GatheringProtocol(BoundedHead):
             super().on_headers_complete()
 
     def _begin_plain(self) -> bool:
-        """Begin to answer, if the request is plain and those before it are answered."""
+        """Begin to answer, if the request is plain and earlier requests are answered."""
         parser, before = self.parser, self.cycle
         busy = before is not None and not before.response_complete
         if busy or self.expect_100_continue or self.limit_concurrency is not None or not _FITS:
@@ -146,7 +150,7 @@ class GatheringProtocol(BoundedHead):
         self.timeout_keep_alive_task = self.loop.call_later(after_s, self.timeout_keep_alive_handler)
 
     def _unset_keepalive_if_required(self) -> None:
-        """Nothing: `timeout_keep_alive_handler` looks whether the connection is idle."""
+        """Does nothing: `timeout_keep_alive_handler` checks whether the connection is idle."""
 
     def timeout_keep_alive_handler(self) -> None:
         self.timeout_keep_alive_task = None

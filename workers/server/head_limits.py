@@ -1,6 +1,6 @@
-"""uvicorn's protocol with bounds on what comes before a request is known: its head, in bytes and in time.
+"""uvicorn's protocol with limits on a request's head, in bytes and in time.
 
-Without them one connection keeps a server's loop busy, or its memory full, before anybody looks at a key.
+Without them one connection keeps a server's loop busy, or fills its memory, before any key is checked.
 """
 
 from __future__ import annotations
@@ -13,17 +13,19 @@ from workers.server.write_limits import BoundedWrites
 
 Headers = Iterable[tuple[bytes, bytes]]
 MAX_HEAD_BYTES = 64 << 10
-HEAD_S = 8.0  # from the first byte of a head to its last, and from a connection to its first head
+HEAD_S = 8.0  # from a head's first byte to its last, and from a connection's start to its first head
 _TOO_LARGE = b"431 Request Header Fields Too Large"
 _LATE = b"408 Request Timeout"
 
 
 class BoundedHead(BoundedWrites):
-    """A connection whose next head, or what follows a body, is larger, or whose head takes longer, is told so
-    and closed."""
+    """A connection that answers too large or too slow a head with an error, and closes.
+
+    The size limit also applies to data that follows a body.
+    """
 
     _head_since_s = math.inf  # inf: no head is under way
-    _unread_bytes = 0  # since a head, a piece of a body or a request was complete
+    _unread_bytes = 0  # since the end of a head, a piece of a body or a request
     _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -44,7 +46,7 @@ class BoundedHead(BoundedWrites):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        if self._head_since_s == math.inf:  # not the first of a connection
+        if self._head_since_s == math.inf:  # not the first head of a connection
             self._begin_head()
 
     def on_headers_complete(self) -> None:
@@ -61,7 +63,7 @@ class BoundedHead(BoundedWrites):
 
     def _begin_head(self) -> None:
         self._head_since_s = self.loop.time()
-        if self._head_timer is None:  # one in all that time, however many heads come
+        if self._head_timer is None:  # one timer for all heads in that time
             self._head_timer = self.loop.call_later(HEAD_S, self._look)
 
     def _end_head(self) -> None:
@@ -74,11 +76,11 @@ class BoundedHead(BoundedWrites):
         left_s = self._head_since_s + HEAD_S - self.loop.time()
         if left_s > 0:
             self._head_timer = self.loop.call_later(left_s, self._look)
-        elif self._is_answering():  # requests that came in a row wait for one another, and are not read on
+        elif self._is_answering():  # pipelined requests wait for one another, and are not read further
             self._head_timer = self.loop.call_later(HEAD_S, self._look)
         elif self._unread_bytes:
             self._refuse(_LATE)
-        else:  # nothing came: nobody waits for an answer
+        else:  # nothing came: no client waits for an answer
             self.transport.close()
 
     def _is_answering(self) -> bool:
@@ -87,12 +89,12 @@ class BoundedHead(BoundedWrites):
     def _refuse(self, status: bytes, json: bytes = b"", more: Headers = ()) -> None:
         if self.transport.is_closing():
             return
-        if not self._is_answering():  # else it would be read as a part of that answer
+        if not self._is_answering():  # otherwise the client would read it as a part of that answer
             self._write(status, json, (*more, (b"connection", b"close")))
         self.transport.close()
 
     def _write(self, status: bytes, json: bytes, more: Headers) -> None:
-        """A whole answer, where there is no application that gives one. That to HEAD has no body."""
+        """Write a whole answer without an application. An answer to HEAD has no body."""
         kind: Headers = ((b"content-type", b"application/json"),) if json else ()
         headers = (*self.server_state.default_headers, *kind, *more)
         lines = b"".join(b"%b: %b\r\n" % header for header in headers)

@@ -1,6 +1,6 @@
-"""A worker's HTTP server: plain HTTP/1.1 on a port of its own, opened to those who know the worker's secret.
+"""A worker's HTTP server: plain HTTP/1.1 on its own port, for clients that know the worker's secret.
 
-It hands scope, receive and send on as they are, so a client that leaves is the application's own
+It passes scope, receive and send on unchanged, so a client that leaves appears as the application's own
 disconnect message, as under any ASGI server.
 """
 
@@ -26,7 +26,7 @@ from workers.server.load_feed import LoadFeed
 
 log = logging.getLogger(__name__)
 
-# The gateway drops idle connections; a server that did so could close one just as a request is sent on it.
+# The gateway closes idle connections; if the server did, it could close one just as a request is sent on it.
 KEEP_ALIVE_S = 24 * 3600
 # Longest wait for running requests when the worker stops; within Serve's graceful_shutdown_timeout_s.
 DRAIN_S = 15.0
@@ -34,9 +34,9 @@ _SECRET = request_headers.SECRET.encode()
 
 
 class Door:
-    """The ASGI application behind the port: asks for the secret, counts, and hands on.
+    """The ASGI application behind the port: checks the secret, counts requests, and passes them on.
 
-    Gateways that listen to `feed` are no requests: they are not counted, and end when the door is closed.
+    Gateways that listen to `feed` are not requests: they are not counted, and end when the door is closed.
     """
 
     def __init__(self, app: AsgiApp, feed: LoadFeed | None = None) -> None:
@@ -78,9 +78,9 @@ class Door:
             self._feed.count(self.running)
 
     async def open(self, host: str, node_ip: str) -> None:
-        """Listen on a free port of `host`; `address` is then "ip:port" as the rest of the cluster reaches it.
+        """Listen on a free port of `host`; `address` is then "ip:port" as other nodes reach it.
 
-        Raises OSError when `host` cannot be listened on.
+        Raises OSError if the server cannot listen on `host`.
         """
         listener = socket.create_server((host, 0), family=family_of(host), backlog=2048)
         self._server = _Server(_config(self))
@@ -88,12 +88,12 @@ class Door:
         self.address = reached_at(host, listener.getsockname()[1], node_ip)
 
     def check(self) -> None:
-        """Raises RuntimeError when the server was opened but does not listen any more."""
+        """Raises RuntimeError if the server was opened but no longer listens."""
         if self._serving is not None and self._serving.done() and not self.closing:
             raise RuntimeError("the worker's HTTP server ended")
 
     async def close(self) -> None:
-        """Let running requests end (at most DRAIN_S), take no new ones, and free the port."""
+        """Let running requests end (at most DRAIN_S), accept no new ones, and free the port."""
         self.closing, self.address = True, ""
         if self._feed is not None:
             self._feed.close()
@@ -105,7 +105,9 @@ class Door:
 
 
 class _DoorProtocol(GatheringProtocol):
-    """A gateway takes as slowly as its client does, of which it knows better; this is for one that hangs."""
+    """A gateway reads as slowly as its client, whose speed it limits itself; this limit is for a gateway that
+    hangs.
+    """
 
     patience = 10
 
@@ -113,7 +115,7 @@ class _DoorProtocol(GatheringProtocol):
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """None: signals are Ray's, whose process this is."""
+        """Install no handlers: signals belong to Ray, whose process this is."""
         yield
 
 
@@ -141,7 +143,7 @@ async def refuse(send: Any, status: int, message: str) -> None:
 
 
 async def respond(send: Any, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
-    """A whole answer by ASGI."""
+    """Send a whole answer by ASGI."""
     length = (b"content-length", str(len(body)).encode())
     await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
     await send({"type": "http.response.body", "body": body})

@@ -1,8 +1,8 @@
-"""What a worker answers when a request's variant could not be loaded: the file, the tensor or the bytes.
+"""A worker's answer when a request's variant could not be loaded: the file, the tensor or the bytes.
 
-A variant is loaded before its first request goes to the engine. One that lost its place in memory since is
-read again beside the running batch; when that fails, vLLM only knows that something went wrong. Then the
-engine is asked why (`failed_requests.py`).
+A variant is loaded before its first request goes to the engine. A variant that has left memory since is read
+again while batches run. If that fails, vLLM reports only a failure; then the engine is asked for the reason
+(`failed_requests.py`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _meaning(fault: Fault) -> tuple[int, str]:
 
 
 async def respond_with(send: Any, error: Exception) -> None:
-    """The whole answer, by ASGI."""
+    """Send the whole answer, by ASGI."""
     status, body = refusal(error)
     headers = [JSON, (FAULT, request_headers.OF_LOADING)] if status >= FAILED else [JSON]
     await respond(send, status, headers, body)

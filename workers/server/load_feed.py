@@ -1,8 +1,8 @@
-"""A worker's load, pushed to each gateway that listens: a line when something changed, at most every LEAST_S,
-and at least every MOST_S.
+"""A worker's load, pushed to each listening gateway: a line after each change.
 
-Gateways decide by what they hear here, so it must be young: nobody asks, and nothing is sent that waits in a
-queue. A gateway that reads slowly gets fewer lines, each with all that happened since the last.
+Lines are at least LEAST_S apart, and at most MOST_S. Gateways decide by these lines, so they must be recent:
+gateways do not poll, and no line waits in a queue. A gateway that reads slowly gets fewer lines, each with
+all changes since the last.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ log = logging.getLogger(__name__)
 
 LEAST_S = 0.05
 MOST_S = 1.0
-# The scheduler is asked for the variants' places no more often (`workers.engine.residency_cache`).
+# The interval at which the scheduler is asked for the variants' places (`workers.engine.residency_cache`).
 VARIANTS_EVERY_S = 0.5
 
 Variants = tuple[tuple[int, str], ...]
 
 
 class LoadFeed:
-    """Of one worker. `observer` is its engine's, `residency` says where its variants are."""
+    """The load feed of one worker. `observer` is its engine's; `residency` has the places of its variants."""
 
     def __init__(self, observer: StepObserver, residency: Callable[[], Awaitable[EngineResidency]]) -> None:
         self._observer = observer
@@ -43,24 +43,26 @@ class LoadFeed:
         observer.changed = self._tell
 
     def lacks(self, uid: int) -> bool:
-        """Whether the variant was on disk when the scheduler was asked last; False where nobody listens, for
-        then it is not asked."""
+        """Whether the variant was on disk at the scheduler's last answer.
+
+        False without listeners, since the scheduler is then not asked.
+        """
         return bool(self._listeners) and uid not in self._held
 
     def count(self, ongoing: int) -> None:
-        """So many requests are at the HTTP server now."""
+        """Set the number of requests at the HTTP server."""
         self._ongoing = ongoing
         self._tell()
 
     def close(self) -> None:
-        """End every answer, at once."""
+        """End every answer at once."""
         self._closed.set()
         self._tell()
 
     def load(self, before: Sums, now: Sums) -> WorkerLoad:
-        """What there is to do, and how steps went between the two.
+        """The current load, and the steps between the two sums.
 
-        vLLM says nothing more once the last request was cancelled: without requests it has none to run.
+        After the last request was cancelled vLLM reports nothing more: without requests, it runs none.
         """
         steps, busy = now.steps - before.steps, self._ongoing > 0
         return WorkerLoad(
@@ -76,7 +78,7 @@ class LoadFeed:
         )
 
     async def answer(self, receive: Any, send: Any) -> None:
-        """One gateway's, by ASGI, until it leaves or the feed is closed."""
+        """Answer one gateway, by ASGI, until it leaves or the feed is closed."""
         head = [(b"content-type", CONTENT_TYPE.encode())]
         await send({"type": "http.response.start", "status": 200, "headers": head})
         tasks = asyncio.create_task(self._send(send)), asyncio.create_task(_left(receive))
@@ -94,7 +96,7 @@ class LoadFeed:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def lines(self) -> AsyncGenerator[bytes, None]:
-        """As they are due, until the feed is closed."""
+        """The lines as they become due, until the feed is closed."""
         changed = asyncio.Event()
         self._listeners.add(changed)
         self._watch_variants()
@@ -119,11 +121,13 @@ class LoadFeed:
             self._watching = asyncio.create_task(self._keep_variants())
 
     async def _keep_variants(self) -> None:
-        """While anybody listens. A scheduler that does not answer holds no line up: the last places stay."""
+        """Ask for the places while there are listeners. A scheduler without an answer delays no line: the
+        last places stay.
+        """
         while self._listeners and not self._closed.is_set():
             try:
                 found = _places(await self._residency())
-            except Exception as e:  # TimeoutError and what else the engine's core may raise
+            except Exception as e:  # TimeoutError and other errors of the engine's core
                 log.info("the scheduler does not say where variants are: %r", e)
             else:
                 if found != self._variants:
@@ -137,7 +141,7 @@ def _places(seen: EngineResidency) -> Variants:
 
 
 async def _within(seconds: float, event: asyncio.Event) -> None:
-    """Until the event, so many seconds at most."""
+    """Wait for the event, at most `seconds`."""
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()

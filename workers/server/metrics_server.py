@@ -1,8 +1,8 @@
-"""One Prometheus endpoint per process: what the process registered, vLLM's own metrics unchanged.
+"""One Prometheus endpoint per process: the process's own metrics, and vLLM's unchanged.
 
-Scraping each process, rather than through the gateway's load balancer, keeps counters of different
-replicas apart. The gateway lists the addresses for Prometheus (`GET /metrics/targets`). Ports are of a range
-that firewalls can know.
+Scraping each process, rather than through the gateway's load balancer, keeps counters of different replicas
+apart. The gateway lists the addresses for Prometheus (`GET /metrics/targets`). Ports come from a fixed range,
+for firewalls.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ANY = Ports()
 
 class _Quiet(WSGIRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
-        """Scrapes are not worth a line."""
+        """Do not log scrapes."""
 
 
 class _Server(ThreadingWSGIServer):
@@ -37,8 +37,8 @@ class _Server(ThreadingWSGIServer):
 def serve_metrics(host: str, ports: Ports = ANY, node_ip: str = LOOPBACK) -> str:
     """Serve this process's metrics on the first of `ports` that is free on `host`.
 
-    Returns "ip:port" as others reach it, for which `node_ip` is this node's address. Raises OSError when
-    `host` cannot be listened on, or has none of these ports free.
+    Returns "ip:port" as other nodes reach it; `node_ip` is this node's address. Raises OSError if it cannot
+    listen on `host`, or none of these ports is free.
     """
     exposition = make_wsgi_app()
 
@@ -56,7 +56,7 @@ def serve_metrics(host: str, ports: Ports = ANY, node_ip: str = LOOPBACK) -> str
 
 
 def _listen(host: str, ports: Ports) -> _Server:
-    """A port is asked for by listening on it, so that two processes never get the same."""
+    """Reserve a port by listening on it, so that two processes never get the same."""
     for port in ports.each():
         try:
             return _Server(host, port)

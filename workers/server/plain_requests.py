@@ -1,7 +1,7 @@
-"""The requests that come most, answered with less Python than uvicorn's own cycle of request and response.
+"""The most frequent requests, answered with less Python than uvicorn's own cycle of request and response.
 
-A request is plain when nothing about its connection is special; all others stay uvicorn's. An answer whose
-length is known leaves with its head in one piece. An application can do without tasks and messages of ASGI
+A request is plain if its connection has no special feature; uvicorn handles all others. An answer of known
+length is sent with its head in one piece. An application can avoid tasks and messages of ASGI
 (`workers.asgi.DirectRequest`).
 """
 
@@ -17,13 +17,13 @@ from workers.asgi import DIRECT, Message
 
 _METHODS = {b"POST": "POST", b"GET": "GET"}
 _LENGTH = b"content-length"
-# Headers by which an answer changes what becomes of its connection.
+# Headers in an answer that change what happens to its connection.
 _SPECIAL = frozenset({b"connection", b"transfer-encoding"})
 _BODILESS = frozenset({204, 304})
 
 
 class _Nobody:
-    """Who waits for news of a request that is answered."""
+    """Ignores news of a request that is already answered."""
 
     def set(self) -> None: ...
 
@@ -32,7 +32,7 @@ _NOBODY = cast(asyncio.Event, _Nobody())
 
 
 def plain_scope(scope: Message, method: bytes, url: bytes, root_path: str) -> bool:
-    """Complete the scope of a plain request; False, and no change, if this one is not plain."""
+    """Complete the scope of a plain request; False, without a change, if the request is not plain."""
     name = _METHODS.get(method)
     if name is None or not url.startswith(b"/") or b"%" in url or b"#" in url or not url.isascii():
         return False
@@ -45,19 +45,19 @@ def plain_scope(scope: Message, method: bytes, url: bytes, root_path: str) -> bo
 
 
 class PlainCycle(RequestResponseCycle):
-    """One plain request and its answer. `write_last` writes at once, after what was written before."""
+    """One plain request and its answer. `write_last` writes at once, after all earlier data."""
 
     def __init__(
         self, write_last: Callable[[bytes], None], loop: asyncio.AbstractEventLoop, **its: Any
     ) -> None:
         super().__init__(message_event=self, **its)  # type: ignore[arg-type]  # of an Event it uses `set` only
-        self.body = b""  # type: ignore[assignment]  # one piece as a rule, which is then not copied
+        self.body = b""  # type: ignore[assignment]  # usually one piece, which is not copied
         self._write_last = write_last
         self._loop = loop
         self._news = False
-        self._event: asyncio.Event | None = None  # made when somebody waits
+        self._event: asyncio.Event | None = None  # created when the application waits
         self._on_leaving: Callable[[], None] | None = None
-        self._head: Any = None  # of an answer whose body is to come with it
+        self._head: Any = None  # of an answer whose body will be sent with it
         self._length = 0
         cast(Message, self.scope)[DIRECT] = self
 
@@ -69,14 +69,14 @@ class PlainCycle(RequestResponseCycle):
                 self.let_go()
 
     def let_go(self) -> None:
-        """Of a request that is answered: free it without the garbage collector."""
+        """Free an answered request without the garbage collector."""
         self.message_event = _NOBODY
         cast(Message, self.scope).pop(DIRECT, None)
 
     # --- news of the request ---------------------------------------------------------------------
 
     def set(self) -> None:
-        """More of the request came, or its end, or its client left, or all is answered."""
+        """Signal news: more of the request, its end, a disconnected client, or a complete answer."""
         self._news = True
         if self._event is not None:
             self._event.set()
@@ -84,7 +84,7 @@ class PlainCycle(RequestResponseCycle):
             self._left()
 
     def call(self, on_leaving: Callable[[], None]) -> Callable[[], None]:
-        """Call it when the client leaves before the answer is whole, until what this returns is called."""
+        """Call `on_leaving` if the client leaves before the answer is complete; the result cancels this."""
         self._on_leaving = on_leaving
         if self.disconnected:
             self._loop.call_soon(self._left)
@@ -138,7 +138,7 @@ class PlainCycle(RequestResponseCycle):
         self._send_whole(head["status"], head["headers"], body)
 
     def answer(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> bool:
-        """As `send` of a head and a whole body. False, and nothing happened, if that has to wait."""
+        """Send a head and a whole body, like `send`. False, without any effect, if that must wait."""
         if self.flow.write_paused or self.disconnected or self.response_started or self._head is not None:
             return False
         self._send_whole(status, headers, body)
@@ -149,7 +149,7 @@ class PlainCycle(RequestResponseCycle):
         await super().send_500_response()
 
     def _waits(self, message: Message) -> bool:
-        """Whether it is the head of an answer of known length, which can leave with its body."""
+        """Whether it is the head of an answer of known length, which can be sent with its body."""
         if (
             self.response_started
             or message["type"] != "http.response.start"

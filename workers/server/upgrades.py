@@ -1,8 +1,8 @@
-"""uvicorn's protocol for clients that offer another one with their request.
+"""uvicorn's protocol for clients that offer another protocol with their request.
 
-The JDK's HTTP client, for one, asks each plain server for HTTP/2 (`Upgrade: h2c`), with a request that has a
-body. A server may ignore the offer (RFC 9110, 7.8); but httptools takes what follows the head for the other
-protocol, so the body would be lost. Only WebSockets are another protocol here.
+For example, the JDK's HTTP client asks each plain server for HTTP/2 (`Upgrade: h2c`), with a request that has
+a body. A server may ignore the offer (RFC 9110, 7.8). But httptools treats the data after the head as the
+other protocol's, so the body would be lost. The only other protocol here is WebSocket.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-# Headers that speak of the connection's other protocol.
+# Headers about the connection's other protocol.
 _OF_UPGRADES = frozenset({b"upgrade", b"http2-settings"})
 
 
 class IgnoredUpgrades(HttpToolsProtocol):
     """Answers a request as if it had offered no other protocol."""
 
-    _received = b""  # what is being parsed
+    _received = b""  # the data being parsed
 
     def __init__(self, *its: Any, **named: Any) -> None:
         super().__init__(*its, **named)
@@ -39,11 +39,13 @@ class IgnoredUpgrades(HttpToolsProtocol):
             self._received = b""
 
     def offers_another(self) -> bool:
-        """Whether the head that was just read offers a protocol that is not spoken here."""
+        """Whether the head that was just read offers a protocol that this server does not speak."""
         return self.parser.should_upgrade() and not self._should_upgrade()
 
     def _unsupported_upgrade_warning(self) -> None:
-        """uvicorn calls it where httptools has stopped, behind such a head: begin again without the offer."""
+        """Parse again without the offer. uvicorn calls this where httptools has stopped, after such a
+        head.
+        """
         stopped = sys.exc_info()[1]
         assert isinstance(stopped, httptools.HttpParserUpgrade)
         rest = self._received[stopped.args[0] :]
@@ -55,7 +57,7 @@ class IgnoredUpgrades(HttpToolsProtocol):
 
 
 class _Callbacks:
-    """What httptools calls: all of the protocol's, but nothing of a request that is to be read again."""
+    """The callbacks for httptools: all of the protocol's, except for a request that will be parsed again."""
 
     def __init__(self, protocol: IgnoredUpgrades) -> None:
         self._protocol = protocol
@@ -74,7 +76,7 @@ class _Callbacks:
 
 
 def _without_upgrade(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """A `connection` without the names of those headers; none, if it had no others."""
+    """The headers without an upgrade; `connection` is dropped if it had only upgrade tokens."""
     kept = [(name, value) for name, value in headers if name not in _OF_UPGRADES | {b"connection"}]
     named = b",".join(value for name, value in headers if name == b"connection").split(b",")
     others = [token.strip() for token in named if token.strip().lower() not in _OF_UPGRADES | {b""}]

@@ -1,4 +1,4 @@
-"""Variants that are read ahead of their requests, which wait for their turn at a gateway. One at a time."""
+"""Variants that are read before their requests, which still wait at a gateway. One at a time."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from workers.messages import VariantRef
 
 log = logging.getLogger(__name__)
 
-MOST = 8  # that wait to be read; more would drive each other from host memory before they are asked
+MOST = 8  # waiting to be read; more would evict each other from host memory before their requests come
 
 
 class WantedVariants:
-    """`read` has one in host memory, and may raise: then its requests are told."""
+    """The variants to read ahead. `read` loads a variant into host memory; if it raises, the variant's
+    requests report the error.
+    """
 
     def __init__(self, read: Callable[[VariantRef], Awaitable[None]]) -> None:
         self._read = read
@@ -22,7 +24,7 @@ class WantedVariants:
         self._reading: asyncio.Task[None] | None = None
 
     def add(self, variant: VariantRef) -> None:
-        """To be called in the loop that reads."""
+        """Add a variant; must be called in the loop that reads."""
         if len(self._waiting) < MOST:
             self._waiting.setdefault(variant.uid, variant)
         if self._reading is None or self._reading.done():
@@ -39,7 +41,7 @@ class WantedVariants:
                 self._waiting.pop(variant.uid, None)
 
     def discard(self, uid: int) -> None:
-        """It is to be forgotten: it must not be read after that."""
+        """Drop a variant that will be forgotten: it must not be read afterwards."""
         self._waiting.pop(uid, None)
 
     def close(self) -> None:

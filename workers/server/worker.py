@@ -1,4 +1,4 @@
-"""A worker: one engine, and the calls the control plane makes on it. Ray Serve runs it as a replica."""
+"""A worker: one engine, and the control plane's calls to it. Ray Serve runs it as a replica."""
 
 from __future__ import annotations
 
@@ -42,12 +42,13 @@ from workers.server.wanted_variants import WantedVariants
 
 log = logging.getLogger(__name__)
 
-SCRAPE_WAIT_S = 2.0  # a scrape waits no longer for the scheduler
+SCRAPE_WAIT_S = 2.0  # the longest wait of a scrape for the scheduler
 
 
 class Worker:
-    """Stateless towards the control plane: each call names its variant, so a replica that was
-    restarted loads what it is asked for."""
+    """A worker without state about variants: each call names its variant, so a restarted replica loads it on
+    demand.
+    """
 
     def __init__(
         self,
@@ -57,8 +58,10 @@ class Worker:
         metrics_ports: Ports = ANY,
         node_ip: str = LOOPBACK,
     ) -> None:
-        """`launch` says where the other ranks of a group on several nodes are; None: all are here. `node_ip`
-        is the address by which other nodes reach this one."""
+        """`launch` describes a group on several nodes; None: all ranks are on this node.
+
+        `node_ip` is the address by which other nodes reach this one.
+        """
         self._config = config
         self._launch = launch or Launch(config)
         self._metrics_host, self._metrics_ports, self._node_ip = metrics_host, metrics_ports, node_ip
@@ -74,7 +77,7 @@ class Worker:
 
     async def start(self) -> None:
         """Start the engine. An exception here is a failed launch."""
-        # First, as an engine takes long to start and a port may be lacking.
+        # First, as an engine takes long to start and there may be no free port.
         self._metrics_address = serve_metrics(self._metrics_host, self._metrics_ports, self._node_ip)
         self._engine = await start_engine(self._config, self._launch)
         if self._config.max_active_variants:
@@ -83,7 +86,7 @@ class Worker:
         log.info("engine of %s is ready", self._config.name)
 
     def abort(self, reason: str) -> None:
-        """The group lost a member: end the engine, or its start. From any thread."""
+        """End the engine, or its start, as the group lost a member. Thread-safe."""
         self._launch.abort(reason)
 
     @property
@@ -93,14 +96,17 @@ class Worker:
         return self._engine
 
     async def open_door(self, host: str) -> None:
-        """Serve requests over HTTP on a free port of `host`; `report` says where. Raises OSError."""
+        """Serve requests over HTTP on a free port of `host`; `report` has the address. Raises OSError."""
         self._feed = LoadFeed(self.engine.observer, self.residency)
         self._door = Door(self.answer, self._feed)
         await self._door.open(host, self._node_ip)
 
     async def answer(self, scope: Message, receive: Any, send: Any) -> None:
-        """The engine's ASGI application, with the variant that a header names loaded first. An engine that
-        failed takes no request: gateways send it elsewhere, before Ray has replaced this worker."""
+        """The engine's ASGI application; first it loads the variant that a header names.
+
+        A failed engine accepts no request: gateways send the request elsewhere, before Ray has replaced this
+        worker.
+        """
         if self.engine.failed:
             await refuse(send, 503, "this worker's engine has failed")
             return
@@ -118,7 +124,7 @@ class Worker:
             await self._follow_limit(request_headers.limit_of(scope["headers"]))
             await self.engine.ensure_variant(variant)
             if self._feed is not None and self._feed.lacks(variant.uid):
-                self._wanted.add(variant)  # it is read while vLLM makes tokens of its prompt
+                self._wanted.add(variant)  # it is read while vLLM tokenises its prompt
         except (ValueError, LoadFailed) as e:
             await respond_with(send, e)
         else:
@@ -133,15 +139,15 @@ class Worker:
         return not self.engine.failed
 
     async def call(self, call: EngineCall) -> EngineReply:
-        """`answer` in this process, without a socket: one request as a whole."""
+        """Call `answer` in this process, without a socket, with one whole request."""
         return await asgi.call(self.answer, call)
 
     def stream(self, call: EngineCall) -> AsyncGenerator[EngineHead | bytes, None]:
-        """The same piece by piece: an EngineHead, then bytes. Closing it cancels the request."""
+        """The same as `call`, piece by piece: an EngineHead, then bytes. Closing it cancels the request."""
         return asgi.stream(self.answer, call)
 
     async def load_variant(self, variant: VariantRef) -> None:
-        """Raises as `Engine.ensure_variant` does."""
+        """Load a variant. Raises like `Engine.ensure_variant`."""
         await self.engine.ensure_variant(variant)
 
     async def unload_variant(self, variant: VariantRef) -> None:
@@ -149,8 +155,10 @@ class Worker:
         await self.engine.forget_variant(variant)
 
     async def answer_at_once(self, marker: str) -> str:
-        """Requests whose id holds `marker` are to find out what the request path takes, without the engine.
-        Returns the marker until now: a worker that was restarted meanwhile has none."""
+        """Answer requests whose id contains `marker` without the engine, to measure the request path.
+
+        Returns the marker until now: a worker that was restarted meanwhile has none.
+        """
         before, self._marker = self._marker, marker
         self.engine.answer_at_once(marker)
         return before
@@ -158,12 +166,12 @@ class Worker:
     # --- residency -----------------------------------------------------------------------------
 
     async def prefetch(self, variant: VariantRef) -> None:
-        """Raises as `Engine.ensure_variant` does."""
+        """Load a variant into host memory. Raises like `Engine.ensure_variant`."""
         await self.engine.prefetch(variant)
         self._residency.forget()
 
     async def limit_variants(self, limit: int) -> int:
-        """Run at most `limit` variants at once; returns what the engine made of it."""
+        """Run at most `limit` variants at once; returns the engine's actual limit."""
         self._limit = limit
         now = await self.engine.limit_variants(limit)
         self._residency.forget()
@@ -171,7 +179,7 @@ class Worker:
         return now
 
     async def _follow_limit(self, limit: int | None) -> None:
-        """What a request says of its deployment. It is no reason to refuse the request."""
+        """Apply the deployment's limit that a request carries. A failure does not refuse the request."""
         if limit is None or limit == self._limit:
             return
         try:
@@ -181,7 +189,7 @@ class Worker:
             log.warning("the scheduler did not take the limit of %d variants in time", limit)
 
     async def residency(self) -> EngineResidency:
-        """Raises TimeoutError when the scheduler does not answer."""
+        """The engine's residency. Raises TimeoutError if the scheduler does not answer."""
         return await self._residency.get()
 
     async def _ask_residency(self) -> EngineResidency:
@@ -215,7 +223,7 @@ class Worker:
         )
 
     async def logs(self, lines: int, folder: str) -> str:
-        """The last lines this process wrote, from the cluster's log folder."""
+        """The last lines of this process in the cluster's log folder."""
         return await asyncio.to_thread(process_logs.tail, Path(folder), os.getpid(), lines)
 
     async def check_health(self) -> None:

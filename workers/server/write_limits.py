@@ -1,7 +1,7 @@
-"""uvicorn's protocol with a bound on how long a client may leave what was written to it unread.
+"""uvicorn's protocol with a limit on how long a client may leave written data unread.
 
-What is not read is held: in the server, in what feeds it, and in the engine. So a connection of which nothing
-leaves for WRITE_S is cut, with all that waits behind it.
+Unread data is held in the server, in its source, and in the engine. So if no data leaves a connection for
+WRITE_S, the connection is cut, with all data that waits for it.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ from typing import Any
 
 from workers.server.upgrades import IgnoredUpgrades
 
-# As controlplane.api.request_limits has it, whose package this one does not import.
+# The same as in controlplane.api.request_limits, which this package must not import.
 WRITE_S = 17.0
-LOOKS = 15  # in that time
-# So much of an answer waits in the server before its application does, and in the kernel, which would keep
-# megabytes of each for a client on the same network.
+LOOKS = 15  # checks in that time
+# The most bytes of an answer that wait in the server before its application does, and in the kernel. The
+# kernel would keep megabytes of each answer for a client on the same network.
 BUFFER_BYTES = 16 << 10
 KERNEL_BYTES = 64 << 10
 _NO_LINGERING = struct.pack("ii", 1, 0)
 
 
 class BoundedWrites(IgnoredUpgrades):
-    """A connection to which nothing can be written, and of which nothing leaves for `patience` times WRITE_S,
-    is reset."""
+    """A connection that is reset if no data can be written to it, and none leaves it, for `patience` times
+    WRITE_S.
+    """
 
     patience = 1
     _stall_timer: asyncio.TimerHandle | None = None
@@ -71,14 +72,16 @@ class BoundedWrites(IgnoredUpgrades):
         self._least_unsent = min(unsent, self._least_unsent)
         limit_s = self.patience * WRITE_S
         left_s = self._moved_s + limit_s - now_s
-        if left_s > 1e-9:  # as sums of fractions come out
+        if left_s > 1e-9:  # tolerance for rounding
             self._look_at_writes_later(min(left_s, limit_s / LOOKS))
         else:
             self._stall_timer = None
             self._reset()
 
     def _unsent_bytes(self) -> int:
-        """In this process, and in the kernel, which takes more only when much of what it has is gone."""
+        """Unsent bytes in this process and in the kernel, which accepts more only when much of its data has
+        left.
+        """
         held = self.transport.get_write_buffer_size()
         try:
             of_kernel = fcntl.ioctl(self._socket().fileno(), termios.TIOCOUTQ, b"\0" * 4)
@@ -87,7 +90,9 @@ class BoundedWrites(IgnoredUpgrades):
         return held + int(struct.unpack("i", of_kernel)[0])
 
     def _reset(self) -> None:
-        """Let go of what is in the kernel, too: a close would offer it to the client for minutes."""
+        """Reset the connection, so that the kernel drops its data: a close would offer it to the client for
+        minutes.
+        """
         self._socket().setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGERING)
         self.transport.abort()
 
