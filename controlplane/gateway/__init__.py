@@ -1,1 +1,1 @@
-"""Workers, connections to them, who waits, metrics: the path of a request. Asks traffic/ and routing/."""
+"""The path of a request: workers, connections, the waiting line, metrics. Uses traffic/ and routing/."""

@@ -19,7 +19,7 @@ from controlplane.traffic.member import RoutedRequest
 from controlplane.traffic.request import InferenceRequest
 from controlplane.traffic.waiting_line import LineLimits, Waiting
 
-# A line that hardly moves says nothing of when it will have moved.
+# The longest time to retry: a line that hardly moves allows no forecast.
 MAX_RETRY_S = 60.0
 
 _SAYS = {
@@ -57,7 +57,7 @@ class AdmissionQueue:
         return len(self._line) + len(self._again)
 
     def standing(self) -> dict[Priority, tuple[int, float | None]]:
-        """The number of requests in the line by priority, and since when the oldest waits."""
+        """The number of requests in the line by priority, and the arrival time of the oldest."""
         return self._line.standing()
 
     def at_once(self, request: InferenceRequest, resent: bool = False) -> RoutedRequest | None:
@@ -157,7 +157,7 @@ class AdmissionQueue:
             return
         if waiter in self._again:
             self._again.remove(waiter)
-            self.pump()  # the request may have been too wide for the free room, and those behind it are not
+            self.pump()  # the request may have been too wide for the free room, but later requests are not
         elif not waiter.resent and self._line.leave(waiter.number):
             del self._waiters[waiter.number]
 

@@ -16,16 +16,16 @@ T = TypeVar("T")
 
 _FAULT = request_headers.FAULT.encode()
 _USAGE = re.compile(rb'"completion_tokens":\s*(\d+)')
-# Events of a stream that hold no token: one at its beginning or with the reason of its end, and the last.
+# Events of a stream without a token: one at its beginning or with the reason of its end, and the last one.
 _OTHER_EVENTS = 2
 _TAIL_BYTES = 4096
 
 
 class Answer:
-    """An answer that is being read. `on_first` is called once, at the first piece of a stream or at a whole
-    answer. `tokens` is known when all was read.
+    """An answer that is being read. `on_first` is called once, at the first piece of a stream or at an answer
+    that is not streamed. `tokens` is known after everything was read.
 
-    Reading raises Late when the request is to be dropped by then: a stream's first piece after the request's
+    Reading raises Late when the request is to be dropped: a stream's first piece after the request's
     `first_by_s`, everything else after its `whole_by_s`.
     """
 

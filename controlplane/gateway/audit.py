@@ -1,7 +1,7 @@
-"""The audit log: a line of JSON for each change that was asked for, and for each operation's end.
+"""The audit log: a line of JSON for each requested change, and for each operation's end.
 
-A line is appended by one write, so several processes may share the file. It never holds a key, and control
-characters only as JSON's escapes. A file that is full is put aside.
+A line is appended by one write, so several processes may share the file. It never holds a key, and holds
+control characters only as JSON's escapes. A full file is renamed, and a new one begins.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log.addFilter(Rarely())
 STDOUT = "-"
 _MODE = 0o600
 MAX_FILE_BYTES = 64 << 20
-KEPT_FILES = 4  # beside the one that is written
+KEPT_FILES = 4  # in addition to the current file
 
 
 class Counts(Protocol):
@@ -35,7 +35,7 @@ class Counts(Protocol):
 
 
 class AuditLog:
-    """`lost` counts lines that could not be written: what was asked for is done all the same."""
+    """`lost` counts lines that could not be written; the requested changes are still made."""
 
     def __init__(self, settings: Settings, lost: Counts, max_bytes: int = MAX_FILE_BYTES) -> None:
         named = settings.audit_log
@@ -50,7 +50,7 @@ class AuditLog:
         return self._to_stdout or self._path is not None
 
     def write(self, entry: dict[str, Any]) -> None:
-        """Blocks while the disk does. Raises nothing."""
+        """Write a line; blocks while the disk does. Raises nothing."""
         if not self.on:
             return
         try:
@@ -61,13 +61,13 @@ class AuditLog:
             log.error("lines of the audit log are lost (%s): %r", self._path or "stdout", e, extra=REPEATED)
 
     def ends(self, changes: Iterable[Change]) -> None:
-        """Write down which operations end with these changes."""
+        """Log the operations that end with these changes."""
         for change in changes:
             if isinstance(change, Put) and isinstance(change.record, Operation) and change.record.done:
                 self.write(_end(change.record))
 
     def _append(self, line: bytes) -> None:
-        """Raises OSError, also when there was room for a part only; then the next line begins a new one."""
+        """Append a line. Raises OSError, also if only a part fit; the next call then begins a new line."""
         to = 1 if self._path is None else _open(self._path)
         try:
             sent = b"\n" + line if self._torn else line
@@ -83,13 +83,14 @@ class AuditLog:
 
 
 def _rotate(path: Path, full: int) -> None:
-    """Put the `full` file aside, as NAME.1, and those before it one further; the oldest goes. Of several
-    processes one does it; who has the file open still writes its line there. Raises OSError."""
+    """Rename the `full` file to NAME.1, and each older file to the next number; the oldest is removed. One of
+    several processes does this; processes that have the file open still write their lines there. Raises
+    OSError."""
     with path.with_name(f"{path.name}.lock").open("a") as lock:
         os.chmod(lock.fileno(), _MODE)
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not _is_at(path, full):
-            return  # another was faster
+            return  # another process was faster
         for number in range(KEPT_FILES - 1, 0, -1):
             with suppress(FileNotFoundError):
                 path.with_name(f"{path.name}.{number}").replace(path.with_name(f"{path.name}.{number + 1}"))
@@ -104,7 +105,7 @@ def _is_at(path: Path, file: int) -> bool:
 
 
 def _open(path: Path) -> int:
-    """Anew for each line: whoever moves the file away gets a new one."""
+    """Open the file again for each line: after it was moved away, a new file begins."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
     try:
         return os.open(path, flags, _MODE)

@@ -1,7 +1,7 @@
-"""How many requests the clients of one base have under way, as the autoscaler sees it.
+"""The number of clients' requests under way for one base, as input for the autoscaler.
 
-A refused request counts for as long as an answered one takes. Without that a base would look less busy the
-more it lacks engines.
+A refused request counts for as long as an answered one takes. Otherwise a base would look less busy the more
+engines it lacks.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class DemandMeter:
             self._demand.add(-request.terms.sequences)
 
     def answered(self, seconds: float) -> None:
-        """A request was answered after so many seconds."""
+        """A request was answered after `seconds`."""
         self._mean_s += (min(MAX_S, seconds) - self._mean_s) / 16
 
     def _count_refused(self) -> None:

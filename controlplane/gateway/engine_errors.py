@@ -1,4 +1,4 @@
-"""An engine's own error bodies, as errors of ours with documented codes."""
+"""Convert an engine's error bodies to our errors with documented codes."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from controlplane import errors
 from profiler.errors import CheckpointError
 
 _TOO_LONG = ("maximum context length", "maximum model length", "max_model_len", "longer than the maximum")
-# In vLLM's refusal to make a prompt of messages, which quotes transformers.
+# Part of vLLM's error for a model without a chat template, which quotes transformers.
 NO_TEMPLATE = "you must provide a chat template"
-GRAMMAR = "structured_outputs"  # what workers call the field of a grammar, whichever field has brought it
-# All that vLLM says of a request that it gave up while the engine goes on. Of one with a grammar it is, as a
-# rule, that it could not be compiled, or that no token follows it; workers explain what they know otherwise.
+GRAMMAR = "structured_outputs"  # workers' name for the field of a grammar, whichever field contained it
+# vLLM's only message about a request that it gave up while the engine continues. If the request has a
+# grammar, the grammar usually could not be compiled, or no token follows it; workers explain other causes.
 GIVEN_UP = "Internal server error"
 
 
 def from_engine(status: int, body: bytes, grammar: str = "") -> errors.OstinatoError:
-    """What a non-2xx reply means to a user. Client mistakes stay 400s; anything else is the engine's.
+    """The error of a reply that is not 2xx. Client mistakes stay 400s; all others are the engine's.
 
-    `grammar` is the request's field that says what its answer may be, if it has one.
+    `grammar` is the request's field that restricts its answer, if it has one.
     """
     message, param, code = _read(body)
     for refusal in (errors.AdapterMismatch, errors.SourceUnreadable):
@@ -53,21 +53,21 @@ def _not_answered(status: int, message: str, grammar: str) -> errors.OstinatoErr
 
 
 def refused(error: ValueError) -> errors.OstinatoError:
-    """What an engine's refusal to load a variant means: its files are not sound, or it does not fit."""
+    """The error of an engine's refusal to load a variant: its files are not sound, or it does not fit."""
     if isinstance(error, CheckpointError):
         return errors.SourceUnreadable(str(error), param="adapter")
     return errors.AdapterMismatch(str(error), param="adapter")
 
 
 def from_engine_event(event: bytes, grammar: str = "") -> errors.OstinatoError:
-    """The same for an error event in the middle of a stream, whose status is its `code`."""
+    """As `from_engine`, for an error event inside a stream, whose status is its `code`."""
     body = event.removeprefix(b"data: ").partition(b"\n")[0]
     code = _read(body)[2]
     return from_engine(code if isinstance(code, int) else 500, body, grammar)
 
 
 def _read(body: bytes) -> tuple[str, str | None, Any]:
-    """(message, param, code) of an OpenAI-style body, or the start of whatever came."""
+    """(message, param, code) of an OpenAI-style body, or the start of any other body."""
     try:
         error = json.loads(body)
         error = error.get("error", error)

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from controlplane import errors
 from controlplane.traffic.worker_health import HealthRules
 
-# Between two looks at the workers of a host.
+# Time between two looks at the workers of a host.
 LOOK_S = 0.5
 
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """Of a stream: `first_byte_s` from when the engine got the request, `next_byte_s` from piece to piece. An
-    engine that told its load and is silent for `silent_s` gets nothing while another does, and what it has
-    begun to answer is cut after `silent_cut_s`.
+    """Limits of a stream: `first_byte_s` from when the engine got the request, `next_byte_s` between pieces.
+    An engine that reported its load and is silent for `silent_s` gets no requests while another one does. Its
+    unfinished answers are cut after `silent_cut_s`.
     """
 
     first_byte_s: float = 300.0

@@ -1,8 +1,8 @@
 """Sends one request to a worker, and reads the answer.
 
-The request is sent again if no engine has seen it: no connection was made, the worker's server refused, or a
-stranger's process answered, which has the worker's port by now. It is sent again once if its worker fell
-silent before any part of an answer came: the client has then seen nothing of it.
+The request is sent again if no engine has seen it: no connection was made, the worker's server refused, or
+another process answered, which now has the worker's port. It is sent again once if its worker became silent
+before any part of an answer came: the client has then seen nothing of it.
 
 `Exchange` is a class because a context manager made of a generator costs several times as much per request.
 """
@@ -39,8 +39,8 @@ T = TypeVar("T")
 
 
 class Exchange:
-    """A context in which the answer is read. It counts the request, holds the request's place at a worker and
-    the connection to it, and gives both back. A connection that breaks off within it raises EngineFailed."""
+    """A context in which the answer is read. It counts the request, holds its place at a worker and its
+    connection, and releases both. A connection that breaks off within it raises EngineFailed."""
 
     def __init__(
         self, host: str, workers: HostWorkers, call: EngineCall, terms: RequestTerms, streams: bool
@@ -109,7 +109,7 @@ class Exchange:
             if routed is None:
                 entering = workers.enter(request, resent, self._call.variant)
                 routed = await in_time(self._host, request, request.first_by_s, entering)
-            worker: KnownWorker = routed.member  # type: ignore[assignment]  # all members here are
+            worker: KnownWorker = routed.member  # type: ignore[assignment]  # all members are
             self._routed, self._worker = routed, worker
             try:
                 taken = await self._taken(worker)
@@ -128,7 +128,7 @@ class Exchange:
 
     async def _taken(self, worker: KnownWorker) -> Connection | None:
         """The connection on which the worker answers. None: its server refused the request before the engine
-        saw it, or a stranger answered."""
+        saw it, or another process answered."""
         call, request = self._call, self._request
         self._connection = connection = await worker.take()
         connection.may_move = not self._was_moved
@@ -164,7 +164,7 @@ class Exchange:
         limit_s = limits.first_byte_s if is_first else limits.next_byte_s
         now_s = asyncio.get_running_loop().time()
         left_s = connection.waits_since_s(now_s) + limit_s - now_s
-        if left_s > 0:  # once the first byte has come, the other limit holds
+        if left_s > 0:  # after the first byte, the other limit applies
             self._look_later(min(left_s, limits.next_byte_s))
         else:
             self._timer = None
@@ -179,7 +179,7 @@ class Exchange:
         if routed is None:
             return
         connection, self._connection = self._connection, None
-        answer, self._answer = self._answer, None  # it refers to this object, and would keep it alive
+        answer, self._answer = self._answer, None  # breaks the reference cycle with this object
         try:
             if connection is not None:
                 self._worker.give_back(connection)

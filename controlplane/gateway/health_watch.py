@@ -24,7 +24,7 @@ log.addFilter(Rarely())
 
 
 class HealthWatch:
-    """`set_takes` is called with the workers of which it changed what they may get."""
+    """`set_takes` is called with the workers whose permission to get requests has changed."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class HealthWatch:
         task.add_done_callback(self._probing.discard)
 
     async def _probe(self, worker: KnownWorker) -> None:
-        """Whether the engine fails, or only the requests that it got."""
+        """Find out whether the engine fails, or only the requests that it got."""
         good, in_a_row = worker.good, worker.seen.errors
         try:
             found = await probes.verdict(worker, self._host, self._limits.first_byte_s)
@@ -104,7 +104,7 @@ class HealthWatch:
         )
         if found is Verdict.GONE:
             self._directory.drop(worker)
-        elif found is Verdict.WELL or worker.good == good:  # else real answers came, which say more
+        elif found is Verdict.WELL or worker.good == good:  # else real answers came, which count more
             worker.seen = worker_health.asked(worker.seen, self._limits.rules, found is Verdict.WELL)
             self._judge()
 

@@ -1,7 +1,7 @@
 """The workers of one base in one gateway: requests enter here, and leave when they are answered.
 
-`WorkerDirectory` knows the workers, `HealthWatch` which of them may get requests, `AdmissionQueue` which
-request goes next, `HostRouter` to which worker, `DemandMeter` how many there are.
+`WorkerDirectory` knows the workers, and `HealthWatch` decides which of them may get requests.
+`AdmissionQueue` chooses the next request, `HostRouter` its worker, and `DemandMeter` counts the requests.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from controlplane.traffic.worker_health import Takes
 from workers.messages import VariantRef, WorkerLoad
 
 REFRESH_S = 2.0
-# After so long without a request the workers of a base are not looked up until the next request.
+# After this time without a request the workers of a base are not looked up until the next request.
 IDLE_S = 60.0
 # Longest wait for a worker: an engine that restarts needs a minute on a CPU.
 WAIT_S = 120.0
@@ -64,8 +64,8 @@ class HostWorkers:
     async def enter(
         self, request: InferenceRequest, resent: bool, variant: VariantRef | None = None
     ) -> RoutedRequest:
-        """Wait until the request is routed to a worker. `resent`: it was sent before, to a worker that was
-        gone. Its variant is read meanwhile.
+        """Wait until the request is routed to a worker, and have its variant read meanwhile. `resent`: it was
+        sent before, to a worker that was gone.
 
         Errors: those of `AdmissionQueue.enter`; Unavailable when no worker came within WAIT_S.
         """
@@ -142,7 +142,7 @@ class HostWorkers:
         return self.demand.in_flight > 0 or time.monotonic() - self._used_s < IDLE_S
 
     async def _keep_looking(self) -> None:
-        """A loop of its own: a refresh may wait for a worker that hangs."""
+        """Look in a separate loop: a refresh may wait for a worker that hangs."""
         while self._is_used:
             await asyncio.sleep(LOOK_S)
             self.health.look()

@@ -1,7 +1,7 @@
-"""A small HTTP/1.1 client for the hop from gateway to worker: POST and GET, kept connections, answers in
-pieces.
+"""A small HTTP/1.1 client for the hop from gateway to worker: POST and GET, connections that are kept open,
+answers in pieces.
 
-Both ends of that hop are ours, and a general client (aiohttp: 0.2 ms of CPU a request against 0.04) would be
+Both ends of that hop are ours. A general client (aiohttp: 0.2 ms of CPU per request against 0.04) would be
 the largest part of a request's cost in the gateway.
 """
 
@@ -17,14 +17,14 @@ from typing import cast
 import httptools
 
 CONNECT_TIMEOUT_S = 2.0
-# Below the workers' own limit, so that it is always this side that ends an idle connection.
+# Below the workers' own limit, so that always this side ends an idle connection.
 IDLE_S = 300.0
-# Reading from a connection pauses while so much of it was not taken by a slow reader.
+# Reading from a connection pauses while this many bytes wait for a slow reader.
 BUFFER_BYTES = 16 * 1024
 READ_BYTES = 16 * 1024  # at once
-# What is larger comes in several pieces, each of which counts as buffered: without chunks, and with.
+# Larger data comes in several pieces, each of which counts as buffered: without chunks, and with chunks.
 PART_BYTES, CHUNK_BYTES = 64 * 1024, 1024 * 1024
-# A node that vanishes without a word breaks its connections after about half a minute.
+# Connections to a node that vanishes without notice break after about half a minute.
 _SOCKET_OPTIONS = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -36,19 +36,19 @@ _SOCKET_OPTIONS = (
 
 
 class NotConnected(Exception):
-    """No connection was made: nobody has seen the request."""
+    """No connection was made: no process has seen the request."""
 
 
 class Moved(Exception):
-    """The request is to go to another worker: nothing of an answer has come from this one."""
+    """The request must go to another worker: this worker has sent no part of an answer."""
 
 
 class BrokenOff(Exception):
-    """The connection ended, or spoke no HTTP, before the answer was whole."""
+    """The connection ended, or its data was not HTTP, before the answer was complete."""
 
 
 def head_of(method: str, path: str, headers: Mapping[str, str]) -> bytes:
-    """How a request begins, but for its content-length."""
+    """The head of a request, without its content-length."""
     lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
     return "\r\n".join([*lines, ""]).encode("ascii")
 
@@ -56,7 +56,7 @@ def head_of(method: str, path: str, headers: Mapping[str, str]) -> bytes:
 class Connection(asyncio.BufferedProtocol):
     """One connection, which carries one request at a time: `ask`, then `piece` until None or `read`.
 
-    `room` is where what comes is put, and parsed at once: all connections of a loop may share it.
+    Received data is put into `room` and parsed at once, so all connections of a loop may share it.
     """
 
     def __init__(self, room: memoryview) -> None:
@@ -64,8 +64,8 @@ class Connection(asyncio.BufferedProtocol):
         self.status = 0
         self.headers: dict[bytes, bytes] = {}
         self.idle_since_s = 0.0
-        self.has_begun = False  # something of its answer's body came
-        self.may_move = False  # as whoever asks by it says
+        self.has_begun = False  # a part of the answer's body came
+        self.may_move = False  # set by the caller
         self._lost = False
         self._complete = self._stays = True
         self._paused = False
@@ -85,7 +85,7 @@ class Connection(asyncio.BufferedProtocol):
         await self.ask_with(head_of(method, path, headers), body)
 
     async def ask_with(self, head: bytes, body: bytes) -> None:
-        """The same with a head that was made before (`head_of`)."""
+        """As `ask`, with a head that was made before (`head_of`)."""
         self.status, self.headers, self._complete, self.has_begun = 0, {}, False, False
         self._transport.write(b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body))
         while not self.status:
@@ -93,7 +93,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def reusable(self) -> bool:
-        """Its last answer was read to the end: nothing of it is left that the next one would begin with."""
+        """Whether the last answer was read to its end, so that nothing of it is left for the next one."""
         return self._stays and self._complete and not self._lost and not self._pieces
 
     async def piece(self) -> bytes | None:
@@ -111,7 +111,7 @@ class Connection(asyncio.BufferedProtocol):
 
     async def read(self) -> bytes:
         """The rest of the body. Raises BrokenOff."""
-        if self._complete and len(self._pieces) == 1 and not self._paused:  # as a rule
+        if self._complete and len(self._pieces) == 1 and not self._paused:  # the usual case
             self._buffered = 0
             return self._pieces.popleft()
         pieces = []
@@ -132,11 +132,11 @@ class Connection(asyncio.BufferedProtocol):
             self._waiter = None
 
     def waits_since_s(self, now_s: float) -> float:
-        """Since when somebody waits for the other side; now, if nobody does."""
+        """Since when a reader waits for the other side; now, if no reader does."""
         return now_s if self._waiter is None or self._waiter.done() else self._waits_since_s
 
     def end(self, error: Exception) -> None:
-        """End the connection; whoever waits for more of the answer gets this error."""
+        """End the connection; a reader that waits for more of the answer gets this error."""
         self._error = error
         self.abort()
         self._wake()
@@ -146,7 +146,7 @@ class Connection(asyncio.BufferedProtocol):
             self._waiter.set_result(None)
 
     def abort(self) -> None:
-        """End the connection; the other side sees its client leave."""
+        """End the connection; the other side sees that its client has left."""
         self._stays = False
         self._transport.abort()
 
@@ -225,7 +225,7 @@ class Pool:
         self._closed = False
 
     async def take(self) -> Connection:
-        """A connection that nobody uses. Raises NotConnected."""
+        """An unused connection. Raises NotConnected."""
         while self._idle:
             connection = self._idle.pop()
             if connection.reusable:
@@ -234,12 +234,12 @@ class Pool:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 loop = asyncio.get_running_loop()
                 made = await loop.create_connection(lambda: Connection(self._room), self._host, self._port)
-        except OSError as e:  # TimeoutError is one
+        except OSError as e:  # includes TimeoutError
             raise NotConnected(f"{self._host}:{self._port}: {e}") from e
         return made[1]
 
     def give_back(self, connection: Connection) -> None:
-        """Keep a connection whose answer was read to its end; end any other."""
+        """Keep a connection whose answer was read to its end; close any other."""
         if self._closed or not connection.reusable:
             connection.abort()
             return
@@ -249,7 +249,7 @@ class Pool:
             self._idle.popleft().abort()
 
     def close(self) -> None:
-        """End those that nobody uses; the others when they are given back."""
+        """Close unused connections now, and the others when they are given back."""
         self._closed = True
         while self._idle:
             self._idle.pop().abort()

@@ -80,7 +80,8 @@ class KnownWorker(Member):
                 connection.end(Moved())
 
     def give_up(self, error: errors.OstinatoError) -> None:
-        """End the requests whose answer has begun, with this error. The others may yet have an answer."""
+        """End the requests whose answer has begun, with this error. Other requests may still get an
+        answer."""
         for connection in self._used:
             if connection.has_begun:
                 connection.end(error)

@@ -1,6 +1,7 @@
-"""Who waits in a gateway, and how wrong its predictions of steps are, as metrics: read when somebody scrapes.
+"""Waiting requests of a gateway, and the errors of its step predictions, as metrics that are read at a
+scrape.
 
-Labels are bounded: bases that are deployed, three priorities.
+Labels are bounded: deployed bases, three priorities.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class LineMetrics(Collector):
         return iter(families)
 
     def _read(self) -> Mapping[str, HostView]:
-        """The event loop changes what is read meanwhile, which Python may notice."""
+        """Read the views again if the event loop changed them meanwhile, which Python may report as an
+        error."""
         for _ in range(_TRIES):
             try:
                 return self._views()

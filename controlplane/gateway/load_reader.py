@@ -1,7 +1,7 @@
-"""Listens to one worker's load: a connection that is kept open, and made again when it breaks.
+"""Listen to one worker's load over a connection that is kept open, and made again when it breaks.
 
-A worker that has no such path (an older one), or that does not answer, costs a try now and then, and is
-otherwise as good as any: whoever decides looks at how old a load is.
+A worker without such a path (an older one), or without an answer, costs a try now and then. Otherwise it is
+treated like the others: decisions use the age of a load.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from workers.messages import WorkerLoad
 
 log = logging.getLogger(__name__)
 
-# Pauses between tries double, from the first to the longest; as many gateways may have lost the same worker,
-# each makes its own somewhat shorter.
+# Pauses between tries double, from the first to the longest. Many gateways may have lost the same worker, so
+# each one shortens its pauses at random.
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 30.0
-LONGEST_OF_ONE_HEARD_S = 2.0  # it is taken for silent meanwhile
+LONGEST_OF_ONE_HEARD_S = 2.0  # meanwhile the worker counts as silent
 LONGEST_LINE_BYTES = 1 << 20
 
 
@@ -33,7 +33,7 @@ class LoadReader:
     def __init__(
         self, address: str, secret: str, on_load: Callable[[WorkerLoad], None], proof: str = ""
     ) -> None:
-        """`proof`: what the worker's answers carry; empty for older workers, whose answers carry none."""
+        """`proof`: the token in the worker's answers; empty for older workers, whose answers have none."""
         self._address = address
         self._secret = secret
         self._proof = proof
@@ -43,7 +43,7 @@ class LoadReader:
         self._task = asyncio.get_running_loop().create_task(self._keep())
 
     def close(self) -> None:
-        """End the connection. `on_load` is not called any more."""
+        """End the connection. `on_load` is no longer called."""
         self._task.cancel()
 
     async def _keep(self) -> None:
@@ -52,14 +52,14 @@ class LoadReader:
                 await self._listen()
             except (NotConnected, BrokenOff, TimeoutError, ValueError) as e:
                 log.info("the worker at %s does not tell its load: %r", self._address, e)
-            except Exception:  # of `on_load`: the next load may do
+            except Exception:  # raised by `on_load`: the next load may work
                 log.exception("a load that the worker at %s told was not taken", self._address)
             await asyncio.sleep(self._pause_s * random.uniform(0.5, 1.0))
             self._pause_s = min(2 * self._pause_s, self._longest_s)
 
     async def _listen(self) -> None:
-        """Until the worker ends it. Raises NotConnected, BrokenOff, ValueError, or TimeoutError when it is
-        silent."""
+        """Listen until the worker ends it. Raises NotConnected, BrokenOff, ValueError, or TimeoutError when
+        the worker is silent."""
         connection = await Pool(self._address).take()
         try:
             async with asyncio.timeout(STALE_S):
@@ -81,7 +81,8 @@ class LoadReader:
 
 
 async def _lines(connection: Connection) -> AsyncGenerator[bytes, None]:
-    """However they were cut on their way. Raises BrokenOff, ValueError, and TimeoutError after a silence."""
+    """Whole lines, however they were split on their way. Raises BrokenOff, ValueError, and TimeoutError after
+    a silence."""
     begun = b""
     while True:
         async with asyncio.timeout(STALE_S):

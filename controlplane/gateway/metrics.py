@@ -1,4 +1,4 @@
-"""The gateway's metrics. Labels are bounded: model names are those deployed, codes those documented."""
+"""The gateway's metrics. Labels are bounded: names of deployed models, documented codes."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ def audit_lost(registry: CollectorRegistry) -> Counter:
 
 
 class ModelMetrics:
-    """The metrics of one model: to look one up by its labels takes longer than to count."""
+    """The metrics of one model: looking up a metric by its labels takes longer than counting."""
 
     def __init__(self, metrics: Metrics, model: str) -> None:
         self._metrics = metrics
         self._model = model
         self._ended: dict[str, Counter] = {}
         self._shows = False
-        self.in_flight = 0  # read when somebody scrapes
+        self.in_flight = 0  # read at a scrape
 
     def begin(self) -> None:
-        """One is in flight."""
+        """A request is in flight."""
         if not self._shows:
             self._shows = True
             self._metrics.in_flight.labels(self._model).set_function(lambda: float(self.in_flight))
@@ -44,7 +44,7 @@ class ModelMetrics:
         return self._metrics.duration.labels(self._model)
 
     def ended(self, code: str) -> Counter:
-        """Requests that ended so."""
+        """The counter of requests that ended with this code."""
         found = self._ended.get(code)
         if found is None:
             found = self._ended[code] = self._metrics.requests.labels(self._model, code)
@@ -109,20 +109,20 @@ class Metrics:
         self._of: dict[str, ModelMetrics] = {}
 
     def of(self, model: str) -> ModelMetrics:
-        """Of a model that is deployed, or was."""
+        """The metrics of a model that is or was deployed."""
         found = self._of.get(model)
         if found is None:
             found = self._of[model] = ModelMetrics(self, model)
         return found
 
     def refused_as(self, model: str, error: errors.OstinatoError) -> None:
-        """Count it, if it is a refusal or a drop that says why."""
+        """Count the error, if it is a refusal or a drop with a reason."""
         reason = error.details.get("reason")
         if reason is not None and isinstance(error, errors.Overloaded | errors.RateLimited | errors.Late):
             counter = self.dropped if isinstance(error, errors.Late) else self.refused
             counter.labels(model, reason).inc()
 
     def is_probe(self, request_id: object) -> bool:
-        """Whether a request measures the request path, now: then it is not counted."""
+        """Whether a request measures the request path at this time: then it is not counted."""
         marker = self.probe_marker
         return bool(marker) and isinstance(request_id, str) and request_id.startswith(marker)

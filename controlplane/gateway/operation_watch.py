@@ -1,4 +1,4 @@
-"""Wakes who waits for a change of one operation, when the gateway's copy of the records has it."""
+"""Wake callers that wait for a change of one operation, when the gateway's copy of the records has it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Known = Versioned[Operation]
 
 
 class OperationWatch:
-    """Of one event loop. `look` is to be called with every new state.
+    """For one event loop. `look` must be called with every new state.
 
-    Waiting costs no reading, and a state costs only the operations that somebody waits for.
+    Waiting needs no reading. A new state only checks the operations that a caller waits for.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class OperationWatch:
         try:
             async with asyncio.timeout(limit_s):
                 while True:
-                    if self._revision >= known.version:  # not before the copy has what is known
+                    if self._revision >= known.version:  # not before the copy is as new as `known`
                         now = self._operations.get(operation_id)
                         if now is None or now.version > known.version:
                             return now

@@ -23,8 +23,8 @@ ANNOUNCE_S = 10.0  # a worker that does not answer within this time will see the
 class Verdict(Enum):
     WELL = auto()
     FAILING = auto()
-    GONE = auto()  # no process listens there, or a stranger's
-    BUSY = auto()  # no answer in time, or the answer that it takes no request now
+    GONE = auto()  # no process listens there, or another process does
+    BUSY = auto()  # no answer in time, or the answer that the worker takes no request now
 
 
 async def verdict(worker: KnownWorker, host: str, limit_s: float) -> Verdict:
@@ -57,7 +57,7 @@ async def announce(worker: KnownWorker, variant: VariantRef) -> None:
 async def _answered(
     worker: KnownWorker, path: str, body: bytes, variant: VariantRef | None, limit_s: float
 ) -> Connection:
-    """The connection, of which status and headers can be read. Raises NotConnected, BrokenOff, Cut,
+    """The connection after the answer, with its status and headers. Raises NotConnected, BrokenOff, Cut,
     TimeoutError."""
     headers = {"host": worker.address, **request_headers.request_headers(worker.secret, variant)}
     async with asyncio.timeout(limit_s):

@@ -1,4 +1,4 @@
-"""What each tenant asked in the last minute, beside what it may ask."""
+"""What each tenant used in the last minute, compared to its quota."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from controlplane.traffic.rate_limits import Bucket
 from controlplane.traffic.tenants import Tenant
 
 _USAGE = re.compile(rb'"total_tokens":\s*(\d+)')
-LARGE_BODY_BYTES = 256 << 20  # of larger bodies, what a gateway reads of one tenant in a minute
-# Of a stream's events one says that it begins or why it ends, and one that it has ended.
+LARGE_BODY_BYTES = 256 << 20  # bytes of larger bodies that a gateway reads per tenant and minute
+# Events of a stream without a token: one at its beginning or with the reason of its end, and the last one.
 _OTHER_EVENTS = 2
 _TAIL_BYTES = 4096
 REQUESTS, TOKENS, BYTES = "requests_per_minute", "tokens_per_minute", "bytes_of_large_bodies_per_minute"
@@ -27,7 +27,8 @@ REQUESTS, TOKENS, BYTES = "requests_per_minute", "tokens_per_minute", "bytes_of_
 
 @dataclass
 class Charge:
-    """Tokens that a request was charged, until it is known what it used: the first word on that counts."""
+    """Tokens that a request was charged, until its actual use is known; only the first report of that
+    counts."""
 
     book: RateBook
     tenant: Tenant
@@ -38,17 +39,17 @@ class Charge:
     end: bytes = b""
 
     def saw(self, piece: bytes) -> None:
-        """One of a stream's pieces, in their order."""
+        """Note one of a stream's pieces, in their order."""
         self.events += max(1, piece.count(b"\n\n"))
         self.end = self.end[-_TAIL_BYTES:] + piece
 
     def streamed(self, prompt_tokens: int) -> None:
-        """The stream is over, or was cut: it cost what the engine has said, else a token for each event."""
+        """The stream ended or was cut: it cost what the engine reported, else a token for each event."""
         counted = None if self.usage is None else self.usage.tokens
         self.settle(counted or _said(self.end) or prompt_tokens + max(0, self.events - _OTHER_EVENTS))
 
     def whole(self, body: bytes) -> None:
-        """The answer came whole; without a word of its cost it cost what was charged."""
+        """The answer was not streamed; without a report of its cost it cost what was charged."""
         self.settle(_said(body[-_TAIL_BYTES:]) or self.tokens)
 
     def settle(self, used: float) -> None:
@@ -58,19 +59,19 @@ class Charge:
 
 
 def _said(end: bytes) -> int | None:
-    """Tokens of the prompt and the answer, as the engine counted them; what models write is escaped."""
+    """Tokens of prompt and answer as the engine counted them; text of the model is escaped."""
     said = _USAGE.findall(end)
     return int(said[-1]) if said else None
 
 
 class RateBook:
-    """Buckets by tenant's name; a tenant without quotas has none, and costs nothing. Where there are other
-    gateways, it gives a share of what is left until it hears them (`rate_sharing`)."""
+    """Buckets by tenant's name; a tenant without quotas has none, and costs nothing. If there are other
+    gateways, this one spends only its share of the rest until it hears from them (`rate_sharing`)."""
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, large_body_bytes: float = math.inf
     ) -> None:
-        """`large_body_bytes`: of large bodies, what any tenant may send in a minute."""
+        """`large_body_bytes`: the bytes of large bodies that any tenant may send per minute."""
         self._clock = clock
         self._buckets: dict[Key, Bucket] = {}
         self._limits: dict[Key, float] = {}
@@ -81,17 +82,17 @@ class RateBook:
         self._large_body_bytes = large_body_bytes
 
     def request(self, tenant: Tenant) -> None:
-        """Count one. Errors: RateLimited."""
+        """Count a request. Errors: RateLimited."""
         if (limit := tenant.quota.requests_per_minute) is not None:
             self._take(tenant, REQUESTS, limit, 1.0)
 
     def body(self, tenant: Tenant, size_bytes: int) -> None:
-        """Count a body, if it is large: to read it keeps others waiting. Errors: RateLimited."""
+        """Count a large body, because reading it delays other requests. Errors: RateLimited."""
         if size_bytes > SMALL_BYTES and self._large_body_bytes != math.inf:
             self._take(tenant, BYTES, self._large_body_bytes, size_bytes)
 
     def charge(self, tenant: Tenant, tokens: int) -> Charge | None:
-        """Take as many as a request may use at most; None where nobody counts. Errors: RateLimited."""
+        """Take the most tokens that a request may use; None without a quota. Errors: RateLimited."""
         if (limit := tenant.quota.tokens_per_minute) is None:
             return None
         self._take(tenant, TOKENS, limit, tokens)
@@ -105,11 +106,11 @@ class RateBook:
             self._spent[key] = self._spent.get(key, 0.0) + used - taken
 
     def report(self) -> RateReport:
-        """What the other gateways are told."""
+        """The report to the other gateways."""
         return RateReport(self._name, dict(self._spent), self._levels())
 
     def hear(self, reports: Iterable[RateReport]) -> None:
-        """What all gateways tell, this one too."""
+        """Process the reports of all gateways, including this one."""
         others = [report for report in reports if report.book != self._name]
         levels, now_s = self._others.hear(others, self._levels()), self._clock()
         self._buckets = {key: Bucket(level, now_s) for key, level in levels.items()}
@@ -123,7 +124,7 @@ class RateBook:
         }
 
     def _share_of(self, bucket: Bucket) -> Share:
-        """Alone, a gateway gives all."""
+        """This gateway's share of a bucket; without other gateways, all of it."""
         return Share(bucket.level / (1 + self._others.count) if self._others.count else math.inf)
 
     def _take(self, tenant: Tenant, what: str, limit: float, amount: float) -> None:

@@ -1,9 +1,9 @@
-"""A quota over several gateways: each tells the others what it gave, and gives its share of what is left
-until it hears them again.
+"""A quota over several gateways: each reports what it has spent, and spends only its share of the rest until
+it hears the others' reports again.
 
-So two gateways that are asked at once give no more together than one would. A request that asks for more than
-a share goes if nothing else went since: together they may give too much by one request each, which is paid
-back.
+So two gateways that get requests at the same time together spend at most what one would spend. A request for
+more than a share is allowed if nothing else was spent since: together the gateways may exceed the quota by
+one request each, which is paid back.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ log = logging.getLogger(__name__)
 log.addFilter(Rarely())
 
 EXCHANGE_S = 0.5
-Key = tuple[str, str]  # a tenant's name, and what is counted
+Key = tuple[str, str]  # a tenant's name, and the counted quantity
 
 
 @dataclass(frozen=True)
 class RateReport:
-    """Of the book of one gateway: what it gave since it began, and how much it believes to be left."""
+    """The report of one gateway's book: what it has spent since it began, and what it believes to be left."""
 
     book: str
     spent: Mapping[Key, float]
@@ -33,7 +33,7 @@ class RateReport:
 
 @dataclass(frozen=True)
 class Share:
-    """What one gateway may give until it hears the others again."""
+    """What one gateway may spend until it hears the others' reports again."""
 
     left: float
     touched: bool = False
@@ -53,8 +53,8 @@ class Others:
     seen: dict[str, Mapping[Key, float]] = field(default_factory=dict)
 
     def hear(self, reports: Iterable[RateReport], levels: Mapping[Key, float]) -> dict[Key, float]:
-        """What is left by now, of all that anybody counts: ours less what they gave since they were heard
-        last. Of a book that is new to us its word on what is left counts, if that is less."""
+        """What is left now of every counted quantity: our level minus what the others spent since their last
+        reports. For a book without an earlier report, its own level counts if that is lower."""
         found, known, self.seen = dict(levels), self.seen, {}
         for report in reports:
             before = known.get(report.book)
@@ -73,11 +73,11 @@ async def keep_sharing(
     hear: Callable[[Iterable[RateReport]], None],
     wanted: Callable[[], bool],
 ) -> None:
-    """Hear the gateways again and again while quotas are `wanted`, until cancelled."""
+    """Exchange reports with the gateways periodically while quotas are `wanted`, until cancelled."""
     while True:
         if wanted():
             try:
                 hear(await ask())
-            except Exception as e:  # gateways come and go
+            except Exception as e:  # gateways start and stop
                 log.warning("the other gateways do not say what they gave: %r", e, extra=REPEATED)
         await asyncio.sleep(EXCHANGE_S)

@@ -12,7 +12,7 @@ from controlplane.gateway.known_worker import KnownWorker
 from controlplane.traffic.worker_health import Takes
 from workers.messages import VariantRef
 
-# Of several requests for one variant within this time, only the first is announced.
+# Within this time, only the first of several requests for one variant is announced.
 AGAIN_S = 2.0
 MAX_REMEMBERED = 4096  # uids
 
@@ -43,8 +43,8 @@ class ReadAhead:
         self._announcing: set[asyncio.Task[None]] = set()
 
     def announce(self, workers: Sequence[KnownWorker], variant: VariantRef) -> None:
-        """Have one worker read the variant, unless a worker has it in memory; the worker's load then says
-        that it has it."""
+        """Have one worker read the variant, unless a worker has it in memory. The worker's load shows when it
+        has it."""
         now_s = time.monotonic()
         if not self._announced.is_due(variant.uid, now_s):
             return
@@ -63,8 +63,8 @@ class ReadAhead:
 
 
 def reader(workers: Sequence[KnownWorker], uid: int) -> KnownWorker | None:
-    """The least busy worker that takes requests, and of equals the worker whose last announcement is longest
-    ago; None where a worker has the variant in memory."""
+    """The least busy worker that takes requests; among equals the worker whose last announcement was longest
+    ago. None if a worker has the variant in memory."""
     taking = [worker for worker in workers if worker.takes is Takes.ALL]
     if any(uid in worker.held for worker in taking):
         return None

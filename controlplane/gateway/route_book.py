@@ -1,4 +1,4 @@
-"""The gateway's copy of the route table, kept as new as the records."""
+"""The gateway's copy of the route table, kept current with the records."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from controlplane.traffic.route_table import Route, RouteTable, build_table
 from controlplane.traffic.tenants import DEFAULT, Tenant
 
 REFRESH_S = 0.1
-# What of a state `build_table` looks at.
+# The parts of a state that `build_table` uses.
 _OF_ROUTES = ("models", "deployments", "undecodable")
 
 
@@ -41,36 +41,38 @@ class RouteBook:
     async def refresh(self) -> RouteTable:
         state = await self._repository.read_async()
         if self._state is not None and state.revision < self._state.revision:
-            state = await self._repository.read_async()  # another was faster, or the store lost something
+            state = await self._repository.read_async()  # another was faster, or the store lost data
         if state is not self._state:
             self.operations.look(state)
             self._table, self._state = self._made_of(state), state
         return self._table
 
     def _made_of(self, state: State) -> RouteTable:
-        """Most commits are about operations: records that are the same objects make the same table."""
+        """The table of a state. Most commits change operations only: the same record objects give the same
+        table."""
         last = self._state
         if last is not None and all(getattr(last, name) is getattr(state, name) for name in _OF_ROUTES):
             return replace(self._table, revision=state.revision)
         return build_table(state, self._table)
 
     async def some(self) -> RouteTable:
-        """The table as it is, which may lag a little. Errors: Unavailable, where there is none yet."""
+        """The current table, which may lag a little. Errors: Unavailable, if there is none yet."""
         return self._table if self._state is not None else await self.refresh()
 
     async def newest(self) -> RouteTable:
-        """The table of now; while the store is away, the last one. Errors: Unavailable, without one."""
+        """The newest table; while the store is unreachable, the last one. Errors: Unavailable, without
+        one."""
         try:
             return await self.refresh()
         except errors.Unavailable:
             return await self.some()
 
     def known(self, name: str, tenant: Tenant = DEFAULT) -> Route | None:
-        """As `resolve`, of a name that is served; None: of any other."""
+        """As `resolve`, for a name that is served; None for any other."""
         return self._table.known(name, tenant)
 
     async def resolve(self, name: str, tenant: Tenant = DEFAULT) -> Route:
-        """Errors: as the table's."""
+        """The route of a name. Errors: those of the table."""
         try:
             return self._table.resolve(name, tenant)
         except errors.OstinatoError:
@@ -80,6 +82,6 @@ class RouteBook:
         while True:
             try:
                 await self.refresh()
-            except Exception as e:  # the last table stays in force while the store is away
+            except Exception as e:  # the last table stays in force while the store is unreachable
                 on_error(e)
             await asyncio.sleep(REFRESH_S)

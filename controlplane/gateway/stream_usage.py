@@ -1,8 +1,8 @@
-"""How many tokens a stream has cost so far, by the engine's own count.
+"""The tokens that a stream has cost so far, by the engine's own count.
 
-Events are no tokens: an engine joins several in one when it is asked to (`stream_interval`) or when its
-reader is slow. So each event says what was used until then, if the tenant has a quota of tokens; clients that
-did not ask for that do not see it.
+Events cannot be counted as tokens: an engine joins several tokens in one event on request (`stream_interval`)
+or for a slow reader. So if the tenant has a quota of tokens, each event reports the use so far. Clients that
+did not ask for these reports do not see them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _DATA = b"data: {"
 
 
 class StreamUsage:
-    """Of one stream, whose request had this body before `counting` changed it."""
+    """The usage of one stream; `body` is its request's body before `counting` changed it."""
 
     def __init__(self, body: Mapping[str, Any]) -> None:
         options = body.get("stream_options") or {}
@@ -31,18 +31,18 @@ class StreamUsage:
 
     @property
     def tokens(self) -> int | None:
-        """Of prompts and answers, until now; None: not said."""
+        """Tokens of prompts and answers so far; None: not reported."""
         if self._total is not None:
             return self._total
         return sum(self._prompts.values()) + sum(self._answers.values()) if self._prompts else None
 
     def passed(self, piece: bytes) -> bytes:
-        """What of the stream goes to the client, now that this came."""
+        """The part of the stream that goes to the client after this piece."""
         *events, self._rest = (self._rest + piece).split(b"\n\n")
         return b"".join(self._event(event) for event in events)
 
     def end(self) -> bytes:
-        """What came behind the last whole event."""
+        """The rest after the last whole event."""
         rest, self._rest = self._rest, b""
         return rest
 

@@ -1,4 +1,4 @@
-"""The gateway's tenants, kept as new as their file: keys come and go without a restart."""
+"""The gateway's tenants, kept current with their file: keys change without a restart."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ log = logging.getLogger(__name__)
 CHECK_S = 1.0
 REMIND_S = 60.0
 
-# Of a file, however many links lead to it: which one it is, and when it was changed.
+# The identity of a file (after following links), and the time of its last change.
 Mark = tuple[int, int, int, int, int]
 
 
 class TenantsBook:
-    """The newest tenants whose file could be read. Errors, at first only: ValueError, as `tenants_of`."""
+    """The tenants of the last readable file. Errors, only at the start: ValueError, as `tenants_of`."""
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
         self._clock = clock
-        self._mark = _mark(settings.tenants)  # before it is read: what changes meanwhile is read again
+        self._mark = _mark(settings.tenants)  # before the file is read, so that later changes are read again
         self._tenants = tenants_of(settings)
         self._problem = ""
         self._told_s = 0.0
@@ -37,7 +37,7 @@ class TenantsBook:
         return self._tenants
 
     async def keep_fresh(self) -> None:
-        """Until cancelled. Nothing to do without a file."""
+        """Refresh until cancelled. Does nothing without a file."""
         while self._settings.tenants:
             await asyncio.sleep(CHECK_S)
             try:
@@ -46,7 +46,7 @@ class TenantsBook:
                 log.exception("the tenants could not be looked at; those known stay")
 
     def refresh(self) -> None:
-        """Read the file, if it is another one than was read last. One that is wrong changes nothing."""
+        """Read the file if it has changed. An invalid file changes nothing."""
         mark = _mark(self._settings.tenants)
         if mark == self._mark and not self._problem:
             return
@@ -60,7 +60,7 @@ class TenantsBook:
         log.warning("the tenants were read anew: %d keys", len(self._tenants.by_key))
 
     def _complain(self, problem: str) -> None:
-        """At once, and as long as it lasts."""
+        """Log a problem at once, and repeatedly while it lasts."""
         if problem != self._problem or self._clock() - self._told_s >= REMIND_S:
             self._problem, self._told_s = problem, self._clock()
             log.error(
@@ -71,7 +71,8 @@ class TenantsBook:
 
 
 def _mark(path: str) -> Mark | None:
-    """None where there is no such file. Links are followed: a kubelet exchanges the folder behind one."""
+    """The file's mark; None if it does not exist. Links are followed: a kubelet replaces the folder behind
+    one."""
     try:
         found = os.stat(path)
     except OSError:

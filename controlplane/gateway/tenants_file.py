@@ -29,17 +29,17 @@ _QUOTAS = (
     "maxBases",
     "maxEngines",
 )
-MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000.0  # sums of tokens by weight stay exact enough to compare
+MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000.0  # sums of tokens by weight stay exact enough for comparisons
 _FIELDS = ("name", "keys", "role", "weight", "maxWaiting", "maxPriority", *_QUOTAS)
 _NAME = re.compile(TENANT_NAME)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def tenants_of(settings: Settings) -> Tenants:
-    """Those of OSTINATO_TENANTS.
+    """The tenants of OSTINATO_TENANTS.
 
-    Errors: ValueError, saying what was expected where, for a file that cannot be read; and without a key of
-    the installation, as then anybody might ask without one.
+    Errors: ValueError, naming what was expected and where, for an unreadable file; also if the installation
+    has no key, because then any client might send requests without one.
     """
     if not settings.tenants:
         return ONE_TENANT
@@ -57,7 +57,8 @@ def tenants_of(settings: Settings) -> Tenants:
 
 
 def tenants_from(document: Any, secret: bytes = b"") -> Tenants:
-    """Pure. Salts are made of the `secret`, which all gateways have. Errors: ValueError."""
+    """The tenants of a parsed file. Salts are derived from the `secret` of all gateways. Errors:
+    ValueError."""
     listed = document.get("tenants") if isinstance(document, dict) else None
     if not isinstance(listed, list) or len(document) != 1:
         raise ValueError("expected one field, `tenants`, with a list")

@@ -1,4 +1,4 @@
-"""A number that goes up and down, averaged over time."""
+"""The average over time of a number that rises and falls."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from workers.messages import WorkerLoad
 
 log = logging.getLogger(__name__)
 
-LONGEST_WAIT_S = 300.0  # for another process that compiles; several times what a compilation takes
+LONGEST_WAIT_S = 300.0  # for another process that compiles; several times the duration of a compilation
 
 _ready = threading.Event()
 
@@ -57,7 +57,7 @@ def _warm() -> None:
     try:
         with one_at_a_time():
             run_through()
-    except Exception:  # without it requests still go where the fewest are
+    except Exception:  # without the policies, requests go to the worker with the fewest requests
         log.exception("the routing policies could not be compiled; requests go where the fewest are")
         return
     log.info("the routing policies were ready after %.1f s", time.perf_counter() - begun_s)
@@ -66,8 +66,8 @@ def _warm() -> None:
 
 @contextlib.contextmanager
 def one_at_a_time() -> Iterator[None]:
-    """Let one process of a node compile: gateways that start together would compile the same code. The others
-    then read what it stored. Each process compiles by itself where the lock cannot be had."""
+    """Let one process of a node compile: gateways that start together would compile the same code. The other
+    processes then read the stored code. If the lock is unavailable, each process compiles by itself."""
     with contextlib.ExitStack() as held:
         with contextlib.suppress(OSError, jobs.FolderBusy):
             folder = compiled.folder()

@@ -1,7 +1,7 @@
-"""The workers of one base that a gateway knows: who they are, and which have left.
+"""The workers of one base that a gateway knows: current workers, and workers that have left.
 
 Workers come and go (restarts, replicas). `refresh` looks them up; while requests wait and no worker is known,
-`seek` looks every RETRY_S. Requests that need them at the same time share one look-up.
+`seek` looks every RETRY_S. Requests that need workers at the same time share one look-up.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ log = logging.getLogger(__name__)
 Find = Callable[[str], Awaitable[list[WorkerReport]]]
 Alive = Callable[[str], bool]
 
-# Between two looks for a worker while there is none.
+# Time between two look-ups while there is no worker.
 RETRY_S = 0.2
 
 
 class Listener(Protocol):
-    """Who hears of the workers."""
+    """The receiver of news about workers."""
 
     def workers_changed(self, were_known: bool) -> None:
         """`known` is another list; `were_known`: it was not empty before."""
@@ -41,8 +41,8 @@ class Listener(Protocol):
 
 
 class WorkerDirectory:
-    """`find` asks the workers of `host` for their reports. Requests in groups that are not `alive` any more
-    are cut off: their node may have vanished without a word."""
+    """`find` asks the workers of `host` for their reports. Requests in groups that are no longer `alive` are
+    cut off: their node may have vanished without notice."""
 
     def __init__(self, host: str, find: Find, alive: Alive, rules: HealthRules, listener: Listener) -> None:
         self._host = host
@@ -57,7 +57,7 @@ class WorkerDirectory:
         self._seeking: asyncio.Task[None] | None = None
 
     def watched(self) -> list[KnownWorker]:
-        """The workers whose silence means something. A worker that was told to stop may be silent."""
+        """The workers whose silence has a meaning. A worker that was told to stop may be silent."""
         return [*self.known, *(worker for worker in self._left if worker.listens)]
 
     def drop(self, worker: KnownWorker) -> None:
@@ -92,14 +92,14 @@ class WorkerDirectory:
         self._cut_dead()
         try:
             reports = await self._find(self._host)
-        except Exception as e:  # the known workers stay: a request to a worker that is gone shows it
+        except Exception as e:  # the known workers stay: a request shows whether its worker is gone
             log.info("the workers of %s could not be asked: %s", self._host, e)
             return
         old = {(w.address, w.secret): w for w in self.known}
         known = [
             old.get((r.address, r.secret)) or self._met(r)
             for r in reports
-            if r.address  # a worker that is stopping has none any more
+            if r.address  # a stopping worker no longer has an address
         ]
         for gone in set(old.values()).difference(known):
             gone.forget(listen_on=worker_health.is_silent(gone.seen, self._rules))
@@ -123,7 +123,7 @@ class WorkerDirectory:
         return worker
 
     def _cut_dead(self) -> None:
-        """End requests in groups that are given up, not in groups that are drained."""
+        """End requests in groups that were given up, but not in groups that are drained."""
         for worker in self._left:
             if not worker.outstanding:
                 worker.forget()

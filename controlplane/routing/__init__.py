@@ -1,4 +1,4 @@
-"""Which worker group gets a request, which variants it keeps at hand: pure functions of a snapshot, compiled.
+"""Choose the worker group of a request, and the variants that each group keeps ready. Compiled.
 
-The gateway and the simulator run the same code.
+These are pure functions of a snapshot. The gateway and the simulator run the same code.
 """

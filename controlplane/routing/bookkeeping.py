@@ -1,7 +1,7 @@
-"""A snapshot kept up to date: a request is sent to a group, its prompt is filled, it ends. Compiled.
+"""Keep a snapshot current: a request is sent to a group, its prompt is filled, it ends. Compiled.
 
-A few additions each, however many requests a group has; and the group moves to where it belongs in the
-orders (`controlplane.routing.orders`), if there are any.
+Each event costs a few additions, however many requests a group has. It also moves the group to its new place
+in the orders (`controlplane.routing.orders`), if there are any.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ STRETCH_WEIGHT = 0.02
 
 @compiled
 def sent(snapshot: Snapshot, g: int, request: Records) -> None:
-    """`request` goes to group `g`."""
+    """The request is sent to group `g`."""
     group = snapshot.groups[g]
     held = snapshot.held[request.variant, g]
     is_first = held.rows == 0
@@ -39,7 +39,7 @@ def sent(snapshot: Snapshot, g: int, request: Records) -> None:
 
 @compiled
 def filled(snapshot: Snapshot, g: int, request: Records) -> None:
-    """Its first token has come."""
+    """The request's first token has come."""
     group = snapshot.groups[g]
     group.unfilled = max(0.0, group.unfilled - request.prompt)
     put(snapshot, g)
@@ -47,7 +47,7 @@ def filled(snapshot: Snapshot, g: int, request: Records) -> None:
 
 @compiled
 def ended(snapshot: Snapshot, g: int, request: Records, was_filled: bool) -> None:
-    """It has ended, or was cancelled."""
+    """The request has ended, or was cancelled."""
     group = snapshot.groups[g]
     held = snapshot.held[request.variant, g]
     held.rows -= 1
@@ -61,7 +61,7 @@ def ended(snapshot: Snapshot, g: int, request: Records, was_filled: bool) -> Non
     group.starts -= 1.0 / output
     group.start_tokens -= request.prompt / output
     group.start_s -= prompt_s(snapshot, g, request) / output
-    if group.batch.rows == 0:  # what is left of sums is rounding
+    if group.batch.rows == 0:  # the remaining sums are rounding errors
         group.unfilled = group.starts = group.start_tokens = group.start_s = 0.0
     group.promises[request.promise] -= 1
     tightest = group.tightest
@@ -73,8 +73,8 @@ def ended(snapshot: Snapshot, g: int, request: Records, was_filled: bool) -> Non
 
 @compiled
 def cached(snapshot: Snapshot, g: int, tokens: float) -> None:
-    """A group's engine has so many tokens in its KV cache, or waiting to be filled. What is no number, and a
-    batch of few, changes nothing; only what else was noted of the group then counts in the orders."""
+    """A group's engine has `tokens` tokens in its KV cache, or waiting to be filled. An invalid number, or a
+    small batch, does not change the stretch. In every case the group's place in the orders is updated."""
     group = snapshot.groups[g]
     if group.batch.rows >= FEW and group.batch.context > 0.0 and tokens > 0.0:
         seen = min(MOST_STRETCH, max(1.0 / MOST_STRETCH, tokens / group.batch.context))
@@ -84,14 +84,14 @@ def cached(snapshot: Snapshot, g: int, tokens: float) -> None:
 
 @compiled
 def set_usable(snapshot: Snapshot, g: int, usable: bool) -> None:
-    """Whether the group serves, and has room for one request more."""
+    """Note whether the group serves and has room for one more request."""
     snapshot.groups[g].usable = 1 if usable else 0
     put(snapshot, g)
 
 
 @compiled
 def renew(snapshot: Snapshot, g: int) -> None:
-    """The cached times of a group, from its batch and its correction."""
+    """Compute the cached times of a group again, from its batch and its correction."""
     group = snapshot.groups[g]
     model = snapshot.models[group.model]
     group.step_s = group.correction * decode_step_s(model, group.batch)

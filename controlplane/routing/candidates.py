@@ -1,19 +1,18 @@
-"""Which groups a pick looks at: all of up to LOOK_AT_ALL, and of more those that may cost least. Compiled.
+"""The groups that a pick considers: all of up to LOOK_AT_ALL, otherwise those that may cost least. Compiled.
 
-From the whole cost follows who these are. A group is cheap because it has little to do, or because it has
-something of this request:
+The cost function determines these groups. A group is cheap because it has little work, or because it has
+something that the request needs:
 
-- the group that has the beginning of its prompt cached;
-- groups that have its variant in a slot, or on its way there, or among their rows: no load, no slot more;
-- groups that have it in the host's memory, for reading it from elsewhere may take seconds;
-- of each shelf (`controlplane.routing.orders`) the first ones of every order.
+- the group that has the beginning of the request's prompt cached - groups that have its variant in a slot, or
+on its way there, or among their rows: no load, no additional slot - groups that have the variant in the
+host's memory, because reading it from elsewhere may take seconds - of each shelf
+(`controlplane.routing.orders`) the first groups of every order
 
-If more than NEAR have the variant, or more than HOST in memory, those that stand first in order are taken.
-Of equals the request's key says which are taken, so that requests, and gateways, do not all look at the same
-idle groups. However many groups there are, the cost
-is worked out for no more than NEAR + HOST + sum(FIRST) + 1 of a pool, and of all others; where those are on
-several shelves, for no more than 5 FEWEST of each shelf, if that is more. Besides, 8 bytes of each group are
-read.
+If more than NEAR groups have the variant, or more than HOST have it in memory, the first ones in order are
+taken. Among equals the request's key chooses, so that requests and gateways do not all consider the same idle
+groups. However many groups there are, the cost is computed for at most NEAR + HOST + sum(FIRST) + 1 groups of
+a pool, and the same number of all others. If these are on several shelves, it is at most 5 FEWEST of each
+shelf, if that is more. In addition, 8 bytes of each group are read.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ from profiler.compiled import Records, compiled
 
 NEAR, HOST = 24, 12
 FIRST = (16, 8, 8)  # of a shelf, in each order
-FEWEST = 4  # of each shelf, however many shelves there are
+FEWEST = 4  # of each shelf, for any number of shelves
 _ELSEWHERE, _HOST, _NEAR = range(3)
 
 
 @compiled
 def gather(snapshot: Snapshot, request: Records, ceiling: int, in_pool: bool) -> int:
-    """How many candidates there are: at least those of the pool with that ceiling, or of all others, that may
-    cost least. `candidate` tells which. They may be of other pools, too, and not be usable."""
+    """The number of candidates: at least the groups that may cost least, of the pool with that ceiling, or of
+    all other pools. `candidate` returns them. Some may be of other pools, or unusable."""
     orders = snapshot.orders
     if not keeps_orders(snapshot):
         return len(snapshot.groups)
@@ -73,7 +72,7 @@ def _is_asked(orders: Records, place: int, ceiling: int, in_pool: bool) -> bool:
 
 @compiled
 def _size(orders: Records, ceiling: int, in_pool: bool) -> tuple[int, int]:
-    """The shelves of the pool, or of all others, and the groups there."""
+    """The number of shelves of the pool, or of all others, and the number of their groups."""
     shelves, groups, place = 0, 0, 0
     while shelf_at(orders, place) != UNUSABLE:
         end = shelf_end(orders, place)
@@ -85,7 +84,7 @@ def _size(orders: Records, ceiling: int, in_pool: bool) -> tuple[int, int]:
 
 @compiled
 def _having(snapshot: Snapshot, variant: int) -> tuple[int, int]:
-    """How many groups have a variant near, and how many in the host's memory. The base is everywhere."""
+    """The number of groups that have a variant near, and in the host's memory. The base is everywhere."""
     near = host = 0
     if variant:
         for g in range(len(snapshot.groups)):
@@ -97,7 +96,7 @@ def _having(snapshot: Snapshot, variant: int) -> tuple[int, int]:
 
 @compiled
 def candidate(snapshot: Snapshot, number: int) -> int:
-    """The group, of the last call of `gather`."""
+    """A group by its number among the candidates of the last call of `gather`."""
     return snapshot.orders[0, number].candidate if keeps_orders(snapshot) else number
 
 
@@ -116,7 +115,7 @@ def _part(most: int, shelves: int) -> int:
 
 @compiled
 def _add(orders: Records, g: int, count: int) -> int:
-    """One candidate more, unless it is one. Their number then."""
+    """Add a candidate, unless it is one already. Returns the new number of candidates."""
     if orders[0, g].picks_seen == orders[0, 0].picks:
         return count
     orders[0, g].picks_seen = orders[0, 0].picks
@@ -133,7 +132,7 @@ def _add_all(orders: Records, begin: int, end: int, count: int) -> int:
 
 @compiled
 def _add_few(snapshot: Snapshot, request: Records, near: int, host: int, count: int) -> int:
-    """The group that may have the prompt's beginning, and all that have the variant, if they are few."""
+    """Add the group that may have the prompt's beginning, and all that have the variant if these are few."""
     if 0 <= request.home < len(snapshot.groups) and request.cached > 0.0:
         count = _add(snapshot.orders, request.home, count)
     if 0 < near <= NEAR or 0 < host <= HOST:
@@ -148,8 +147,8 @@ def _add_few(snapshot: Snapshot, request: Records, near: int, host: int, count: 
 def _add_some(
     snapshot: Snapshot, request: Records, begin: int, end: int, distance: int, most: int, count: int
 ) -> int:
-    """The first `most` of a shelf that are at a distance of the variant. Where many equals are at the very
-    front, for they are all idle, the request's key says where to begin."""
+    """Add the first `most` groups of a shelf at this distance of the variant. If many groups at the front are
+    equal, because all are idle, the request's key determines where to begin."""
     orders, order, found = snapshot.orders, BASE if distance == _NEAR else FRESH, 0
     if most == 0:
         return count
@@ -181,8 +180,8 @@ def _add_first(orders: Records, begin: int, end: int, shelves: int, key: np.uint
 
 @compiled
 def _equals(orders: Records, order: int, begin: int, last: int, end: int) -> tuple[int, int]:
-    """The places of all that are equal to the group at the place before `last`: the first, and the one
-    after."""
+    """The places of all groups equal to the group before `last`: the first place, and the place after the
+    last."""
     key, first = orders[order, orders[order, last - 1].group].key, last - 1
     while first > begin and orders[order, orders[order, first - 1].group].key == key:
         first -= 1
@@ -198,5 +197,5 @@ def _equals(orders: Records, order: int, begin: int, last: int, end: int) -> tup
 
 @compiled
 def _drawn(key: np.uint64, what: int, count: int) -> int:
-    """0 to `count` - 1, by the request's key; another for every `what`."""
+    """A number from 0 to `count` - 1, by the request's key; a different one for every `what`."""
     return int(pair(key, np.uint64(what)) % np.uint64(count))

@@ -1,6 +1,6 @@
 """Random numbers and hashes for routers: the same seed gives the same choices. Compiled.
 
-`splitmix64` (Steele, Lea and Flood, 2014) serves as both.
+`splitmix64` (Steele, Lea and Flood, 2014) is used for both.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _30, _27, _31, _11 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(11)
 
 
 def new_chance(seed: int) -> Records:
-    """[1], a generator of its own."""
+    """[1], a new generator."""
     made = records(CHANCE, 1)
     made.state = np.uint64(seed)
     return made
@@ -33,7 +33,7 @@ def mixed(number: np.uint64) -> np.uint64:
 
 @compiled
 def pair(one: np.uint64, other: np.uint64) -> np.uint64:
-    """A hash of two numbers, in which their order counts."""
+    """A hash of two numbers that depends on their order."""
     return mixed(mixed(one + _STEP) + other)
 
 
@@ -46,5 +46,5 @@ def uniform(chance: Records) -> float:
 
 @compiled
 def below(chance: Records, count: int) -> int:
-    """The next number of 0 to `count` - 1."""
+    """The next number from 0 to `count` - 1."""
     return min(count - 1, int(uniform(chance) * count))

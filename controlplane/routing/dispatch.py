@@ -1,5 +1,5 @@
-"""The calls that a gateway makes for each request: one each, for a call of compiled code from Python costs
-more than what it does. Compiled.
+"""The calls that a gateway makes for each request. There is one call per event, because a call of compiled
+code from Python costs more than its work. Compiled.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def dispatch(snapshot: Snapshot, request: Records, state: RouterState, is_new: b
 
 @compiled
 def adjust(snapshot: Snapshot, g: int, request: Records, rows: int) -> None:
-    """`rows` requests more, all alike and with their prompts filled; fewer, if it is negative."""
+    """Add `rows` equal requests whose prompts are filled; remove them if it is negative."""
     for _ in range(rows):
         _sent(snapshot, g, request)
         _filled(snapshot, g, request)
@@ -45,7 +45,7 @@ def adjust(snapshot: Snapshot, g: int, request: Records, rows: int) -> None:
 
 @compiled
 def resend(snapshot: Snapshot, requests: Records, groups: Records, is_filled: Records) -> None:
-    """Note anew that each request [N] was sent to its group [N], and which had its first token [N]."""
+    """Note again that each request [N] was sent to its group [N], and which had its first token [N]."""
     for i in range(len(requests)):
         _sent(snapshot, groups[i], requests[i])
         if is_filled[i]:

@@ -1,13 +1,13 @@
-"""Ours: where a request costs least, counting what it costs those who run there.
+"""Our policy: the group where a request costs least, including its cost for the requests there.
 
-CaraServe's Algorithm 1 (section 5) adds up what a request adds to the steps of others and a penalty for
-broken promises. Here that goes for every kind of variant, through what its rows and its weights add to a
-step; for the wait until a variant is loaded, until a row and KV cache are free; and for the request's own
-promises of TTFT and TPOT. Where kernels pad, groups have ceilings
-(`controlplane.routing.placements.rank_pools`): a request leaves the groups of its pool only if each of those
-would break a promise and another one would not.
+CaraServe's Algorithm 1 (section 5) sums what a request adds to the steps of others, and a penalty for broken
+promises. Here this sum covers every kind of variant, through what its rows and weights add to a step. It also
+includes the wait until a variant is loaded and until a row and KV cache are free, and the request's own
+promises of TTFT and TPOT. If kernels pad, groups have ceilings
+(`controlplane.routing.placements.rank_pools`). A request leaves the groups of its pool only if each of them
+would break a promise and another group would not.
 
-It looks at all of up to LOOK_AT_ALL groups, and of more at some (`controlplane.routing.candidates`).
+The policy considers all of up to LOOK_AT_ALL groups, and some of more (`controlplane.routing.candidates`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def pick(snapshot: Snapshot, request: Records, state: RouterState) -> int:
     if snapshot.orders[0, 0].shelf == NOT_ORDERED:
         order_all(snapshot)
     g = _pick(snapshot, request)
-    if g < 0:  # none is usable; or groups changed and nobody said so
+    if g < 0:  # no group is usable, or groups changed without notice
         order_all(snapshot)
         g = _pick(snapshot, request)
     return g
@@ -51,7 +51,7 @@ def pick(snapshot: Snapshot, request: Records, state: RouterState) -> int:
 
 @compiled
 def _pick(snapshot: Snapshot, request: Records) -> int:
-    """Of the candidates the one with the least `predicted_s`."""
+    """The candidate with the least `predicted_s`."""
     wanted = pool_of(snapshot, request)
     own, own_s = _cheapest(snapshot, request, wanted, True)
     if own >= 0 and own_s < PENALTY_S:
@@ -62,8 +62,8 @@ def _pick(snapshot: Snapshot, request: Records) -> int:
 
 @compiled
 def predicted_s(snapshot: Snapshot, g: int, request: Records, ceiling: int) -> float:
-    """What a request of the pool with that ceiling costs in a group: in another pool's at least as much as a
-    broken promise."""
+    """The cost of a request of the pool with that ceiling in a group; in another pool's group at least that
+    of a broken promise."""
     is_other = snapshot.groups[g].ceiling != ceiling
     seconds = cost_s(snapshot, g, request, prospect(snapshot, g, request), is_other)
     return max(seconds, PENALTY_S) if is_other else seconds
@@ -71,8 +71,8 @@ def predicted_s(snapshot: Snapshot, g: int, request: Records, ceiling: int) -> f
 
 @compiled
 def _cheapest(snapshot: Snapshot, request: Records, ceiling: int, in_pool: bool) -> tuple[int, float]:
-    """The group where the request costs least, of the candidates in the pool with that ceiling, or in all
-    others; and the cost. Of equals the one with the lowest hash, so the order of groups does not matter."""
+    """The group where the request costs least, and the cost: among the candidates in the pool with that
+    ceiling, or in all others. Among equals the lowest hash wins, so the order of groups does not matter."""
     best, least_s, tie = -1, math.inf, pair(request.key, request.key)
     for number in range(gather(snapshot, request, ceiling, in_pool)):
         g = candidate(snapshot, number)
@@ -88,7 +88,7 @@ def _cheapest(snapshot: Snapshot, request: Records, ceiling: int, in_pool: bool)
 
 @compiled
 def pool_of(snapshot: Snapshot, request: Records) -> int:
-    """The lowest ceiling that has room for the request's rank; of the highest there is, if none has."""
+    """The lowest ceiling that has room for the request's rank; the highest ceiling if none has room."""
     wanted, highest = _NO_CEILING, -1
     if keeps_orders(snapshot):
         place, shelf = 0, shelf_at(snapshot.orders, 0)

@@ -1,20 +1,20 @@
-"""Many groups in order of what a request would cost there, so that a pick looks at few of them. Compiled.
+"""Many groups in order of a request's cost there, so that a pick considers few of them. Compiled.
 
 A snapshot of more than LOOK_AT_ALL groups keeps them in ORDERS orders, by
 
-- FRESH: the cost of a typical request whose variant is not there, so that it takes a slot;
-- BASE: the cost of a typical request of the base;
-- FAST: the time per token.
+- FRESH: the cost of a typical request whose variant is not there, so that it takes a slot
+- BASE: the cost of a typical request of the base
+- FAST: the time per token
 
-In each they stand by shelf first. A shelf has the groups of one step model and one ceiling that have made
-alike promises (the tightest is within a factor of two), and whose largest rank is of one class, if kernels
-pad; those that are not usable are on the last one. Of equals the lower `key` stands first, so the order in
-which a snapshot has its groups does not matter.
+Each order is sorted by shelf first. A shelf has the groups of one step model and one ceiling with similar
+promises (the tightest is within a factor of two) and, if kernels pad, with their largest rank in one class.
+Groups that are not usable are on the last shelf. Among equals the lower `key` comes first, so the order of
+the groups in a snapshot does not matter.
 
-`put` moves one group to where it belongs: a binary search, and a step for every group that it passes. All of
-`controlplane.routing.bookkeeping` does that. Whoever changes a group in another way calls `put`, or
-`invalidate` after many changes: then the next pick orders all anew. Where a variant is (`Snapshot.held`) is
-not part of any order.
+`put` moves one group to its place: a binary search, and a step for every group that it passes. All of
+`controlplane.routing.bookkeeping` does that. Code that changes a group in another way calls `put`, or
+`invalidate` after many changes: then the next pick sorts all groups again. The place of a variant
+(`Snapshot.held`) is not part of any order.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from profiler.step_time.records import CLASSES
 from profiler.step_time.steps import largest_class
 
 FRESH, BASE, FAST = range(ORDERS)
-NOT_ORDERED, UNUSABLE = 0, 1 << 30  # shelves; those of usable groups lie between
+NOT_ORDERED, UNUSABLE = 0, 1 << 30  # shelves; the shelves of usable groups lie between
 TYPICAL_TOKENS = 200.0
 _CEILINGS = 100
 _ALIKE = 35  # classes of promises; PROMISE_RATIO ** 35 is 2
@@ -39,7 +39,7 @@ _TIGHTNESS = PROMISES // _ALIKE + 1
 
 
 class Typical(NamedTuple):
-    """A request by the names of a REQUEST's fields."""
+    """A request with the field names of REQUEST."""
 
     variant: int
     prompt: float
@@ -59,7 +59,7 @@ def keeps_orders(snapshot: Snapshot) -> bool:
 
 @compiled
 def put(snapshot: Snapshot, g: int) -> None:
-    """Something of the group has changed."""
+    """The group has changed: move it to its place."""
     if keeps_orders(snapshot) and snapshot.orders[0, 0].shelf != NOT_ORDERED:
         _note_keys(snapshot, g)
         for order in range(ORDERS):
@@ -73,17 +73,17 @@ def put_all(snapshot: Snapshot) -> None:
 
 
 def invalidate(snapshot: Snapshot) -> None:
-    """Anything of any group may have changed."""
+    """Any group may have changed: the next pick sorts all groups again."""
     if snapshot.orders.size:
         snapshot.orders[0, 0].shelf = NOT_ORDERED
 
 
 @compiled
 def order_all(snapshot: Snapshot) -> None:
-    """From nothing, or from any order. Fast where that is nearly right."""
+    """Sort all groups, from nothing or from any order. Fast if the order is nearly right."""
     orders = snapshot.orders
     for order in range(ORDERS):
-        if orders[order, 0].group == orders[order, 1].group:  # it was never ordered
+        if orders[order, 0].group == orders[order, 1].group:  # it was never sorted
             for g in range(orders.shape[1]):
                 orders[order, g].group = orders[order, g].place = g
     for g in range(orders.shape[1]):
@@ -95,7 +95,7 @@ def order_all(snapshot: Snapshot) -> None:
 
 @compiled
 def _note_keys(snapshot: Snapshot, g: int) -> None:
-    """What a group is ordered by, now."""
+    """Note the current sort keys of a group."""
     group, orders, shelf = snapshot.groups[g], snapshot.orders, shelf_of(snapshot, g)
     model = snapshot.models[group.model]
     typical = Typical(0, TYPICAL_TOKENS, TYPICAL_TOKENS, math.inf, math.inf, 0.0, 0.0, -1, NO_PROMISE)
@@ -144,7 +144,7 @@ def shelf_at(orders: Records, place: int) -> int:
 
 @compiled
 def shelf_end(orders: Records, place: int) -> int:
-    """The first place after `place` that is on another shelf."""
+    """The first place after `place` on another shelf."""
     shelf, low, high = shelf_at(orders, place), place + 1, orders.shape[1]
     while low < high:
         middle = (low + high) // 2
@@ -176,7 +176,7 @@ def _move(orders: Records, order: int, g: int) -> None:
 
 @compiled
 def _move_up(orders: Records, order: int, g: int) -> None:
-    """To the first place whose group it is before; those before it are in order."""
+    """Move to the first place whose group it precedes; the groups before it are in order."""
     low, high = 0, orders[order, g].place
     since = high
     while low < high:
@@ -192,7 +192,7 @@ def _move_up(orders: Records, order: int, g: int) -> None:
 
 @compiled
 def _move_down(orders: Records, order: int, g: int) -> None:
-    """To the last place whose group is before it; those after it are in order."""
+    """Move to the last place whose group precedes it; the groups after it are in order."""
     since, high = orders[order, g].place, orders.shape[1] - 1
     low = since
     while low < high:

@@ -1,4 +1,4 @@
-"""What would come of sending a request to a group. Compiled."""
+"""The predicted effects of sending a request to a group. Compiled."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from controlplane.routing.starts import context_of, prompt_s, spread_s, starts_s
 from profiler.compiled import Records, compiled
 from profiler.step_time.steps import prefill_curve_s, step_with_one_more_s
 
-FAR = 10.0  # widths, and deviations: nothing of a spread is further away
+FAR = 10.0  # widths or deviations; a spread is cut off there
 LEAST_SPREAD = 0.05  # of a promise: predictions err
 LOGISTIC = 1.7  # a logistic curve of width 1 / 1.7 is near a normal one of deviation 1
-LEAST_TTFT_S = 1e-3  # a promise of less counts as this
-MARGIN = 0.93  # a promise counts as kept up to this share of it: predictions err by a few percent
+LEAST_TTFT_S = 1e-3  # shorter promises count as this
+MARGIN = 0.93  # a promise counts as kept up to this share of it: predictions have errors of a few percent
 
 
 class Prospect(NamedTuple):
-    """Seconds. `ttft_s`: from now to the request's first token; `step_s` a step with it, `added_s` how much
-    longer that is than without. `tpot_s` and `added_tpot_s` are the same with what prefills take between
-    steps. `excess`: by how much more the rows of the batch would exceed their promised TPOT with it than
-    without, as shares of these promises, summed; `own_excess`: the same of its own TPOT and TTFT. `rows` are
-    those it would share steps with."""
+    """Seconds. `ttft_s`: from now to the request's first token. `step_s`: a step with the request. `added_s`:
+    how much longer that is than without it. `tpot_s` and `added_tpot_s`: the same including prefills between
+    steps. `excess`: how much more the rows of the batch would exceed their promised TPOT with the request
+    than without it, as shares of these promises, summed. `own_excess`: the excess of its own TPOT and TTFT.
+    `rows`: the rows with which it would share steps."""
 
     ttft_s: float
     step_s: float
@@ -56,7 +56,7 @@ def prospect(snapshot: Snapshot, g: int, request: Records) -> Prospect:
     rows, output = group.batch.rows + 1, max(1.0, request.output)
     own_s = step_s + group.correction * starts_s(
         model, rows, group.starts, group.start_tokens, group.start_s
-    )  # its own prefill comes before it decodes, so that is in the others' TPOT alone
+    )  # its own prefill comes before it decodes, so only the others' TPOT includes it
     others_s = step_s + group.correction * starts_s(
         model,
         rows,
@@ -83,7 +83,8 @@ def prospect(snapshot: Snapshot, g: int, request: Records) -> Prospect:
 
 @compiled
 def first_token_s(snapshot: Snapshot, g: int, request: Records, step_s: float) -> float:
-    """Prompts before it are filled first; then its own, once it has room and its variant is there."""
+    """The time to the first token. Earlier prompts are filled first; then its own, when it has room and its
+    variant is loaded."""
     group = snapshot.groups[g]
     model = snapshot.models[group.model]
     variant = snapshot.variants[group.model, request.variant]
@@ -95,7 +96,7 @@ def first_token_s(snapshot: Snapshot, g: int, request: Records, step_s: float) -
     if request.variant and held.where <= LOADING:
         wait_s = max(wait_s, load_s(variant, held.where))
         if held.rows == 0 and group.distinct >= model.slots:
-            wait_s += request.output * step_s / 2  # until a variant in a slot has no more requests
+            wait_s += request.output * step_s / 2  # until a variant in a slot has no requests left
     return wait_s + group.correction * prefill_s + model.path_s  # type: ignore[no-any-return]
 
 
@@ -108,7 +109,7 @@ def load_s(variant: Records, where: int) -> float:
 
 @compiled
 def places_s(group: Records, model: Records, request: Records, step_s: float) -> float:
-    """How long it waits for a row, or for KV cache, that others have: they end one after the other."""
+    """The wait for a row, or for KV cache, that other requests hold: these end one after the other."""
     rows = max(0.0, group.batch.rows + 1.0 - model.max_rows)
     context = group.stretch * group.batch.context
     tokens = max(0.0, context + request.prompt + request.output - model.kv_tokens)
@@ -119,7 +120,7 @@ def places_s(group: Records, model: Records, request: Records, step_s: float) ->
 
 @compiled
 def added_excess(model: Records, group: Records, request: Records, after_s: float) -> float:
-    """How much further the rows' promises are exceeded with the request than without, in all."""
+    """How much further all rows' promises are exceeded with the request than without it."""
     rows, output = group.batch.rows, max(1.0, request.output)
     if rows == 0:
         return 0.0
@@ -140,8 +141,8 @@ def added_excess(model: Records, group: Records, request: Records, after_s: floa
 
 @compiled
 def excess_of(tpot_s: float, spread_s: float, promise_s: float) -> float:
-    """By which share of a promise a TPOT with this mean and spread is expected to exceed it: about 0 where
-    the mean is well below, and the difference where it is well above."""
+    """The share of a promise by which a TPOT with this mean and spread is expected to exceed it: about 0 if
+    the mean is well below the promise, and the difference if it is well above."""
     if promise_s == math.inf:
         return 0.0
     width_s = max(spread_s, LEAST_SPREAD * promise_s) / LOGISTIC

@@ -1,4 +1,4 @@
-"""What a router sees: the worker groups of one base, and of each request what matters for its way.
+"""A router's input: the worker groups of one base, and the properties of each request that affect routing.
 
 All of it lies in arrays of records. A gateway keeps one `Snapshot` for each base and changes it in place
 (`controlplane.routing.bookkeeping`); a policy reads it.
@@ -21,20 +21,19 @@ PROMISE_RATIO = 1.02
 NO_PROMISE = PROMISES - 1
 _PROMISED_S = SHORTEST_PROMISE_S * PROMISE_RATIO ** np.arange(PROMISES)
 
-# Where a variant is, seen from a group.
+# Where a variant is, from the point of view of a group.
 ELSEWHERE, IN_HOST_MEMORY, LOADING, IN_SLOT = range(4)
 
 # A worker group. `batch` sums over all requests that were sent there and have not ended, with each request's
 # prompt and half of its expected output as context; `unfilled` are those of their prompt tokens that no step
 # has filled yet. `distinct`: variants in the batch. `promises` counts rows by class of promised TPOT, and
-# `tightest` is the first class with any. Cached: `step_s`, what a step takes in which all of the batch
-# decodes, and `tpot_s`, the same with what prompts of others take between two steps. For that, `starts` sums
-# 1 / output over the rows, `start_tokens` prompt / output, and `start_s` what their variants add to the
-# prompts / output. `correction`: observed steps over predicted ones. `stretch`: tokens seen in the KV cache
-# over the batch's context: of long outputs more are there at any time than was expected. `ceiling`: the
-# largest class of ranks that belongs here, where kernels pad. `healthy`: it serves; `usable`: it serves, and
-# has room for one request more. `key` stands for the group's name wherever chance or ties decide, so the
-# order of groups does not.
+# `tightest` is the first class that occurs. Cached: `step_s`, a step in which the whole batch decodes, and
+# `tpot_s`, the same plus the prompts of others between two steps. For that, `starts` sums 1 / output over the
+# rows, `start_tokens` prompt / output, and `start_s` what their variants add to the prompts / output.
+# `correction`: observed steps over predicted ones. `stretch`: tokens seen in the KV cache over the batch's
+# context: long outputs keep more tokens there than expected. `ceiling`: the largest class of ranks that
+# belongs here, if kernels pad. `healthy`: it serves; `usable`: it serves, and has room for one more request.
+# `key` stands for the group's name wherever chance or ties decide, so the order of groups does not.
 GROUP = np.dtype(
     [
         ("batch", BATCH),
@@ -58,12 +57,12 @@ GROUP = np.dtype(
     align=True,
 )
 
-# A variant in a group: rows of the group's batch that ask it, and where it is.
+# A variant in a group: the group's rows that use it, and where it is.
 HELD = np.dtype([("rows", "i4"), ("where", "i4")], align=True)
 
 # A request. Lengths in tokens (`output` is expected), promises in seconds (infinite: none); `waited_s` since
-# it came. `session` and `prefix` are hashes, 0 for none; `key` is a random number of its own. The group
-# `home` may have the first `cached` tokens of its prompt in its KV cache; 0 of them: no group has.
+# its arrival. `session` and `prefix` are hashes, 0 for none; `key` is the request's own random number. The
+# group `home` may have the first `cached` tokens of its prompt in its KV cache; 0: no group has any.
 REQUEST = np.dtype(
     [
         ("variant", "i8"),
@@ -84,7 +83,7 @@ REQUEST = np.dtype(
 
 
 class RequestRow(NamedTuple):
-    """The fields of `REQUEST`, in its order and units, as Python has them."""
+    """The fields of `REQUEST` as Python values, in the same order and units."""
 
     variant: int
     prompt: float
@@ -100,13 +99,13 @@ class RequestRow(NamedTuple):
     promise: int
 
 
-# Up to so many groups a policy looks at all.
+# Up to this number of groups, a policy considers all.
 LOOK_AT_ALL = 64
 ORDERS = 3
-# Of [order, n], two things (`controlplane.routing.orders`). Which `group` stands at place n. And of group n:
-# its `place`, and what it is ordered by: `shelf`, `key`, `tie`. In the first order, too: the n-th `candidate`
-# of a pick, and the last pick, by number, that had group n for one (`picks_seen`); the first record counts
-# `picks`.
+# Records [order, n] hold two things (`controlplane.routing.orders`). The first is the `group` at place n. The
+# second is about group n: its `place`, and its sort keys `shelf`, `key`, `tie`. The first order also has the
+# n-th `candidate` of a pick, and the number of the last pick that had group n as a candidate (`picks_seen`).
+# Its first record counts `picks`.
 ORDER = np.dtype(
     [
         ("key", "f8"),
@@ -134,7 +133,8 @@ class Snapshot(NamedTuple):
 
 
 def new_snapshot(groups: int, variants: int, models: Records) -> Snapshot:
-    """Of idle groups, all of the first model, and variants that cost nothing: to be filled in."""
+    """A snapshot of idle groups, all of the first model, and of variants that cost nothing; to be filled
+    in."""
     made = records(GROUP, groups)
     made.correction = made.stretch = 1.0
     made.usable = made.healthy = 1
@@ -149,7 +149,7 @@ def new_snapshot(groups: int, variants: int, models: Records) -> Snapshot:
 
 @compiled
 def promise_class(tpot_s: float) -> int:
-    """The class of a promised TPOT; NO_PROMISE for one that is infinite, or longer than any class."""
+    """The class of a promised TPOT; NO_PROMISE if it is infinite, or longer than any class."""
     if not tpot_s < SHORTEST_PROMISE_S * PROMISE_RATIO ** (NO_PROMISE - 1):
         return NO_PROMISE
     if tpot_s <= SHORTEST_PROMISE_S:
@@ -159,7 +159,7 @@ def promise_class(tpot_s: float) -> int:
 
 @compiled
 def promised_s(number: int) -> float:
-    """The TPOT that a class stands for."""
+    """The TPOT of a class."""
     if number >= NO_PROMISE:
         return math.inf
     return _PROMISED_S[max(0, number)]  # type: ignore[no-any-return]

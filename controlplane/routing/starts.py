@@ -1,9 +1,10 @@
-"""What a request that starts means for the steps of others. Compiled.
+"""How a request that starts delays the steps of others. Compiled.
 
-Between two steps in which all rows decode, prompts are filled. With n rows that each make L tokens, one every
-`tpot`, n / (L tpot) requests start each second (Little's law), and each makes one step longer, by p seconds.
-So `tpot = step + n p / L`: every row adds 1 / L starts for every token of the others. Where that is more than
-one start a token, every step fills prompts, and several share one: `tpot` is the time of such a step.
+Between two steps in which all rows decode, prompts are filled. With n rows that each generate L tokens, one
+every `tpot`, n / (L tpot) requests start each second (Little's law). Each makes one step longer, by p
+seconds. So `tpot = step + n p / L`: every row adds 1 / L starts for every token of the others. With more than
+one start per token, every step fills prompts, and several prompts share a step: then `tpot` is the time of
+such a step.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from controlplane.routing.snapshot import Snapshot
 from profiler.compiled import Records, compiled
 from profiler.step_time.steps import decode_curve_s, prefill_curve_s
 
-# Over the variance of a Poisson process: prompts differ in length, and outputs too.
+# The variance relative to a Poisson process: the lengths of prompts and outputs vary, too.
 CHANCE = 6.0
 
 
@@ -26,19 +27,19 @@ def context_of(request: Records) -> float:
 
 @compiled
 def starts_s(model: Records, rows: int, starts: float, tokens: float, added_s: float) -> float:
-    """What requests that start add to the TPOT of others: for `starts` (a token), with `tokens` of prompts (a
-    token) in all, beside `rows` that decode."""
+    """What requests that start add to the TPOT of others: for `starts` (per token), with `tokens` of prompts
+    (per token) together, while `rows` decode."""
     if starts <= 0.0:
         return 0.0
-    steps = min(1.0, starts)  # of those a token takes, the share that fills prompts
+    steps = min(1.0, starts)  # the share of a token's steps that fill prompts
     longer_s = prefill_curve_s(model, tokens / steps + rows) - decode_curve_s(model, rows)
     return steps * max(0.0, longer_s) + added_s
 
 
 @compiled
 def spread_s(model: Records, rows: int, starts: float, tokens: float, output: float) -> float:
-    """The standard deviation of the TPOT of a row that makes `output` tokens: which prompts are filled
-    meanwhile is chance, and the fewer its tokens are the more one prompt weighs."""
+    """The standard deviation of the TPOT of a row that makes `output` tokens: chance decides which prompts
+    are filled meanwhile, and with fewer tokens each prompt weighs more."""
     if starts <= 0.0:
         return 0.0
     each_s = prefill_curve_s(model, tokens / starts + rows) - decode_curve_s(model, rows)

@@ -1,4 +1,4 @@
-"""What a router keeps beside the snapshot: chance, where each variant belongs, what is asked how often."""
+"""A router's state in addition to the snapshot: chance, places of variants, rates of requests."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from profiler.step_time.records import CLASSES
 
 MAX_HOMES = 16
 
-# The groups where a variant belongs, `count` of them; a policy that has none for it chooses among all.
+# The groups where a variant belongs, `count` of them; without any, a policy chooses among all groups.
 HOME = np.dtype([("count", "i4"), ("groups", "i4", (MAX_HOMES,))], align=True)
 
-# Of a variant: requests since the last tick, and requests a second
+# The demand of a variant: requests since the last tick, and requests per second
 # (`controlplane.routing.placements.demand`).
 DEMAND = np.dtype([("recent", "f8"), ("rate", "f8")], align=True)
 
-# Of a class of ranks: since the last tick, and a second: requests, their prompt tokens, what their variants
-# add to those; expected output tokens, the same times the context, and times the promised TPOT of each
-# request.
+# The demand of a class of ranks, since the last tick, and per second. `starts`: requests. `prompts`: their
+# prompt tokens. `start_s`: what their variants add to the prompts. `tokens`: expected output tokens.
+# `context` and `promise`: output tokens times the context, and times the promised TPOT of each request.
 CLASS_DEMAND = np.dtype(
     [
         (f"{when}_{what}", "f8")
@@ -31,16 +31,16 @@ CLASS_DEMAND = np.dtype(
     align=True,
 )
 
-# A pool of groups with one ceiling: the rows it needs at once, how many a group holds, and its groups.
+# A pool of groups with one ceiling: the rows that it needs at once, the rows of one group, and its groups.
 POOL = np.dtype([("rows", "f8"), ("each", "f8"), ("groups", "i4"), ("kept", "i4")], align=True)
 
-# One record: `ticks` so far, `next_s` when the next is due, and what the placement moved.
+# One record: `ticks` so far, `next_s`: when the next tick is due, and how many groups the placement moved.
 CLOCK = np.dtype([("ticks", "i8"), ("last_s", "f8"), ("next_s", "f8"), ("moves", "i8")], align=True)
 
 
 class RouterState(NamedTuple):
-    """`chance` [1], `homes` [V], `demand` [V], `classes` [CLASSES], `pools` [2, CLASSES] (chosen, and on
-    trial), `clock` [1]."""
+    """`chance` [1], `homes` [V], `demand` [V], `classes` [CLASSES], `pools` [2, CLASSES] (the chosen pools,
+    and the pools on trial), `clock` [1]."""
 
     chance: Records
     homes: Records

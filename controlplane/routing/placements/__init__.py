@@ -1,1 +1,1 @@
-"""Where variants belong over time: recomputed every few seconds from what is asked how often."""
+"""Where variants belong over time: recomputed every few seconds from the rates of requests."""

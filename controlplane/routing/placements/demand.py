@@ -1,4 +1,4 @@
-"""How much is asked of each variant and of each class of ranks: means that forget. Compiled."""
+"""The demand for each variant and each class of ranks, as means that fade. Compiled."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from controlplane.routing.state import RouterState
 from profiler.compiled import Records, compiled
 from profiler.step_time.records import CLASSES
 
-# A tick weighs as much as all before it that are younger than this.
+# A tick weighs as much as all earlier ticks that are younger than this.
 MEMORY_S = 60.0
-LONGEST_PROMISE_S = 1.0  # a request without a promise of TPOT counts as one that may be as slow as this
+LONGEST_PROMISE_S = 1.0  # a request without a promised TPOT counts as one with this promise
 
 
 @compiled
 def count(snapshot: Snapshot, state: RouterState, request: Records) -> None:
-    """A request has come."""
+    """Count a new request."""
     state.demand[request.variant].recent += 1.0
     of_class = state.classes[snapshot.variants[0, request.variant].rank_class]
     of_class.recent_tokens += request.output
@@ -30,12 +30,12 @@ def count(snapshot: Snapshot, state: RouterState, request: Records) -> None:
 
 @compiled
 def tick(state: RouterState, now_s: float) -> None:
-    """Fold what came since the last tick into the rates. Linear in the variants."""
+    """Add the requests since the last tick to the rates. Linear in the variants."""
     clock = state.clock[0]
     elapsed_s = now_s - clock.last_s
     if elapsed_s <= 0.0:
         return
-    # The first ticks average over what there is, so that a start from nothing does not look like little
+    # The first ticks average over the time so far, so that a start from nothing does not look like little
     # demand.
     kept = math.exp(-elapsed_s / min(MEMORY_S, max(now_s, elapsed_s)))
     if clock.ticks == 0:

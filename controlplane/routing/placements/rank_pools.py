@@ -1,11 +1,11 @@
-"""Groups get ceilings of rank where kernels pad, so that a rank of 64 does not slow a rank of 8. Compiled.
+"""Give groups ceilings of rank if kernels pad, so that a rank of 64 does not slow a rank of 8. Compiled.
 
-With a padding kernel every row of a batch costs as much as its largest rank, so a group whose ranks are alike
-holds more rows within the same TPOT. The classes of ranks that are asked are cut into pools of neighbours,
-and the groups are shared out so that the busiest pool is as little busy as can be. Every cut is tried: there
-are at most 64. A pool is busy in the ratio of the rows that it needs at once, with room for chance (two
-standard deviations of a Poisson count), to those its groups hold within the promise. What is there stays
-unless the busiest pool would be a good deal less busy.
+With a padding kernel every row of a batch costs as much as its largest rank, so a group with similar ranks
+holds more rows within the same TPOT. The requested classes of ranks are cut into pools of neighbours, and the
+groups are divided so that the busiest pool is as little busy as possible. Every cut is tried: there are at
+most 64. How busy a pool is: the rows that it needs at once, with room for chance (two standard deviations of
+a Poisson count), over the rows that its groups hold within the promise. The current pools stay unless the
+busiest pool would be much less busy.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from profiler.compiled import Records, compiled
 from profiler.step_time.records import CLASSES, RANK_CLASSES
 from profiler.step_time.steps import decode_curve_s
 
-GAIN = 1.2  # the busiest pool now, over the busiest of the best cut, from which on groups change pools
+GAIN = 1.2  # groups change pools if the busiest pool is now this much busier than that of the best cut
 DEVIATIONS = 2.0
-TARGET = 0.9  # of the promise: what a step of a full group may take
+TARGET = 0.9  # of the promise: the time of a step of a full group
 NO_CEILING = 99
-FULL = 0.9  # of the KV cache and of the slots: what chance leaves to use
-LEAST_SHARED = 1.25  # rows of a variant in a group: once slots are scarce requests go where their variant is
+FULL = 0.9  # of the KV cache and of the slots: the part that is usable despite chance
+LEAST_SHARED = 1.25  # rows of a variant in a group: if slots are scarce, requests go where their variant is
 
 
 @compiled
 def place(snapshot: Snapshot, state: RouterState) -> None:
-    """Sets the ceilings of groups that serve. Without padding, or demand, there are none."""
+    """Set the ceilings of groups that serve. Without padding, or without demand, there are none."""
     serving = 0
     for g in range(len(snapshot.groups)):
         serving += 1 if snapshot.groups[g].healthy else 0
@@ -53,7 +53,7 @@ def _best_cut(snapshot: Snapshot, state: RouterState, serving: int) -> int:
             asked |= 1 << c
     best, least = -1, math.inf
     for cut in range(1, 1 << CLASSES):
-        # Pools end at classes that are asked, the last one included.
+        # Pools end at requested classes, including the last one.
         if cut & ~asked == 0 and cut > asked >> 1:
             busiest = _try_cut(snapshot, state, cut, serving, 1)
             if busiest < least:
@@ -63,7 +63,7 @@ def _best_cut(snapshot: Snapshot, state: RouterState, serving: int) -> int:
 
 @compiled
 def _try_cut(snapshot: Snapshot, state: RouterState, cut: int, serving: int, place_at: int) -> float:
-    """Share the groups out for a cut, into `state.pools[place_at]`. How busy its busiest pool is."""
+    """Divide the groups for a cut, into `state.pools[place_at]`. Returns how busy its busiest pool is."""
     pools = state.pools[place_at]
     count, since = 0, 0
     for c in range(CLASSES):
@@ -108,7 +108,7 @@ def mean_stretch(snapshot: Snapshot) -> float:
 
 @compiled
 def rows_a_variant(snapshot: Snapshot) -> float:
-    """Rows for each variant in a group, now."""
+    """The current number of rows for each variant in a group."""
     rows, distinct = 0.0, 0.0
     for g in range(len(snapshot.groups)):
         if snapshot.groups[g].healthy:
@@ -119,7 +119,7 @@ def rows_a_variant(snapshot: Snapshot) -> float:
 
 @compiled
 def rows_at_once(of_class: Records) -> float:
-    """Little's law: tokens a second, each there for a promised TPOT."""
+    """Little's law: tokens per second, each present for a promised TPOT."""
     return TARGET * of_class.rate_promise  # type: ignore[no-any-return]
 
 
@@ -137,8 +137,8 @@ def correction_of(snapshot: Snapshot, ceiling: int) -> float:
 
 @compiled
 def rows_within(snapshot: Snapshot, classes: Records, since: int, last: int, correction: float) -> float:
-    """How many rows of the classes `since` to `last` a group holds with a TPOT within TARGET of the promise.
-    One at least."""
+    """How many rows of the classes `since` to `last` a group holds with a TPOT within TARGET of the promise;
+    at least one."""
     starts = prompts = start_s = tokens = contexts = promises = 0.0
     for c in range(since, last + 1):
         starts += classes[c].rate_starts
@@ -168,7 +168,7 @@ def rows_within(snapshot: Snapshot, classes: Records, since: int, last: int, cor
 
 @compiled
 def _busiest_now(snapshot: Snapshot, state: RouterState) -> float:
-    """How busy the busiest pool would be with the ceilings that there are; infinite if one class has none."""
+    """How busy the busiest pool would be with the current ceilings; infinite if a class has none."""
     now, chosen = state.pools[1], state.pools[0]
     for c in range(CLASSES):
         now[c].groups, now[c].rows, now[c].each = 0, chosen[c].rows, chosen[c].each
@@ -185,7 +185,7 @@ def _busiest_now(snapshot: Snapshot, state: RouterState) -> float:
 
 @compiled
 def _assign(snapshot: Snapshot, state: RouterState) -> None:
-    """As few groups as possible change; those that change are the ones with the fewest rows."""
+    """Assign ceilings. As few groups as possible change, and these are the groups with the fewest rows."""
     pools = state.pools[0]
     for c in range(CLASSES):
         pools[c].kept = 0

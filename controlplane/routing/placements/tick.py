@@ -1,4 +1,4 @@
-"""What happens every few seconds: rates are renewed, and pools of groups are made again. Compiled."""
+"""The work of every few seconds: rates are updated, and pools of groups are formed again. Compiled."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What counts when a group is chosen, one a file; `total` adds them up. A new scorer is a file and its line
-there.
+"""The costs that decide the choice of a group, one per file; `total` sums them. A new scorer needs a file and
+a line there.
 
 Every scorer is in seconds, summed over requests, so they can be added without weights.
 """

@@ -1,7 +1,7 @@
-"""How much longer all others there take for it: each has half of an output to come, on average.
+"""How much longer all other requests of the group take: on average each still has half of its output to come.
 
-CaraServe, Algorithm 1: the added decode time of every running request. The prefill counts too, for it stops
-the others for as long as it takes.
+CaraServe, Algorithm 1: the added decode time of every running request. The prefill is included, because it
+stops the others.
 """
 
 from __future__ import annotations

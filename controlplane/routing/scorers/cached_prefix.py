@@ -1,7 +1,7 @@
-"""What is saved where the beginning of the prompt is cached already: the prefill of those tokens.
+"""The time saved if the beginning of the prompt is already cached: the prefill of those tokens.
 
-At most the request's own prefill. `REQUEST.home` names the group that had the last request of the same
-session, or with the same beginning; what it still has cached is not known, so this is a hint.
+It is at most the request's own prefill. `REQUEST.home` names the group that had the last request of the same
+session, or with the same beginning. It is not known what is still cached there, so this is a hint.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def cached_prefix_s(snapshot: Snapshot, g: int, request: Records) -> float:
 
 @compiled
 def prompts_s(model: Records, tokens: float) -> float:
-    """Steps that fill so many tokens, in as few steps as possible."""
+    """Time to fill `tokens` tokens, in as few steps as possible."""
     full = int(tokens / model.batched_tokens)
     rest = tokens - full * model.batched_tokens
     return full * prefill_curve_s(model, float(model.batched_tokens)) + prefill_curve_s(model, rest)

@@ -1,4 +1,4 @@
-"""How long the request itself takes there: to its first token, and for the rest of its output."""
+"""The request's own time in the group: to its first token, and for the rest of its output."""
 
 from __future__ import annotations
 

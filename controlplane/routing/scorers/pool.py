@@ -1,4 +1,4 @@
-"""What another pool than the request's own costs. `least_harm` goes there only to spare a broken promise."""
+"""The cost of another pool than the request's own. `least_harm` uses one only to avoid a broken promise."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""What a request takes of a group for those that come later: the fuller a group is, the more its last rows,
-KV cache, slots and time between tokens are worth.
+"""What a request takes of a group from later requests: the fuller a group is, the more its last rows, KV
+cache, slots and time between tokens are worth.
 
-Every resource of a group has a potential that grows exponentially with the share that is taken, and a request
-costs what it adds to their sum. Routing by such costs keeps the fullest resource within a logarithmic factor
-of the best that could be done knowing the future (Aspnes, Azar, Fiat, Plotkin and Waarts, JACM 1997),
-whatever the requests need.
+Every resource of a group has a potential that grows exponentially with its used share, and a request costs
+what it adds to their sum. Routing by such costs keeps the fullest resource within a logarithmic factor of the
+best possible with knowledge of the future, whatever the requests need (Aspnes, Azar, Fiat, Plotkin and
+Waarts, JACM 1997).
 
-A slot is held as long as any row asks its variant, so a request beside n others of its variant lengthens that
-by one part in n + 1. So variants gather in few groups where slots are scarce, and spread where they are not.
+A slot is held while any row uses its variant. So a request next to n others of its variant extends that time
+by one part in n + 1. So variants gather in few groups if slots are scarce, and spread if they are not.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from controlplane.routing.snapshot import Snapshot, promised_s
 from profiler.compiled import Records, compiled
 from profiler.step_time.steps import decode_curve_s
 
-# The potential of a resource that is all taken, in seconds; it falls by a factor of e for each sixth that is
-# free. Found by simulation (benchmarks/routing). Of more than all it goes on in a straight line: a group that
-# has too much already must never be the one where more costs least.
+# The potential of a fully used resource, in seconds; it falls by a factor of e for each sixth that is free.
+# Found by simulation (benchmarks/routing). Beyond full use it continues in a straight line: a group that
+# already has too much must never be the group where more costs least.
 FULL_S = 300.0
 STEEPNESS = 6.0
-LEAST_LEFT = 0.1  # of one row's time: so much of a promise counts as left where none is
+LEAST_LEFT = 0.1  # of one row's time: counts as left of a promise if nothing is
 
 
 @compiled
@@ -46,20 +46,20 @@ def pressure_s(snapshot: Snapshot, g: int, request: Records, of_group: Prospect)
 
 @compiled
 def slot_rise(model: Records, distinct: int, rows: int) -> float:
-    """Where so many distinct variants are, and `rows` of the request's own."""
+    """The rise for a request in a group with `distinct` variants, and `rows` of the request's own variant."""
     after = distinct + (1 if rows == 0 else 0)
     return rise((after - 1) / model.slots, after / model.slots) / (rows + 1)
 
 
 @compiled
 def slot_s(model: Records, distinct: int, rows: int) -> float:
-    """The same in seconds."""
+    """`slot_rise` in seconds."""
     return FULL_S * slot_rise(model, distinct, rows)
 
 
 @compiled
 def share(tpot_s: float, promise_s: float, least_s: float) -> float:
-    """Of the time between tokens that a promise leaves beside one row alone."""
+    """The used share of the time between tokens that a promise leaves in addition to a single row's time."""
     if tpot_s <= least_s:
         return 0.0
     left_s = max(MARGIN * promise_s - least_s, LEAST_LEFT * least_s)
@@ -68,7 +68,7 @@ def share(tpot_s: float, promise_s: float, least_s: float) -> float:
 
 @compiled
 def rise(before: float, after: float) -> float:
-    """Of the potential of one resource, of which these shares are taken."""
+    """The rise of the potential of one resource between two used shares."""
     return potential(after) - potential(before)
 
 

@@ -1,10 +1,10 @@
-"""A penalty for promises that would be broken, the request's own and those of others, by how far.
+"""A penalty for promises that would be broken, the request's own and other requests', by how far.
 
-A promise that is exceeded by a quarter weighs as much as PENALTY_S seconds: more than any other cost among
-groups that work, so broken promises decide first. (CaraServe's penalty is a constant. With one the group
-where all is broken already is the cheapest: nothing can be lost there any more. All that comes would be sent
-to it, though predictions err, what is late only a little may still be in time, and requests that are sent
-there wait without end.)
+A promise that is exceeded by a quarter weighs PENALTY_S seconds: more than any other cost among working
+groups, so broken promises decide first. (CaraServe's penalty is a constant. Then a group that breaks every
+promise is the cheapest, because nothing more can be lost there, and all new requests would be sent to it. But
+predictions have errors, requests that are predicted slightly late may still be in time, and requests in such
+a group wait without end.)
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The cost of sending a request to a group: the sum of all scorers, in seconds; NOT_KNOWN_S where it cannot
-be worked out. Savings are taken off."""
+"""The cost of sending a request to a group: the sum of all scorers minus savings, in seconds; NOT_KNOWN_S if
+it cannot be computed."""
 
 from __future__ import annotations
 
