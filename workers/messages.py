@@ -159,8 +159,8 @@ class RankReport:
 class WorkerReport:
     """A worker's report about itself.
 
-    The gateway reaches its HTTP server by `address` and `secret`, and recognises its answers by `proof`
-    (older workers send none); the API never shows these values.
+    The gateway reaches its HTTP server by `address` and `secret`. It recognises the worker's answers by
+    `proof` (older workers send none). The API never shows these values.
     """
 
     pid: int

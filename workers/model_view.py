@@ -30,7 +30,7 @@ LOCK = ".{}.lock"  # of a view; each user of the view holds it, shared
 def make_view(folder: Path, parent: Path, *, weights: bool = True) -> Path:
     """A folder in `parent` with links to the files of the model in `folder`, with `weights` if set.
 
-    Its name is a hash of its links, so every call for the same files returns the same path: engines cache
+    Its name is a hash of its links, so every call for the same files returns the same path. Engines cache
     compiled code by the path of the model. Raises CheckpointError; OSError if it cannot be made.
     """
     contents = _contents(folder.resolve(), weights)

@@ -2,9 +2,9 @@
 
 transformers 5 rebuilds the rules of some classes. The byte-level tokenizer.json of DeepSeek-R1-Distill-Llama
 is labelled LlamaTokenizerFast, which loses every space. So the ids of fixed texts are compared with a
-reference: the `tokenizers` library for tokenizer.json itself, or `sentencepiece` for a tokenizer.model that
-is alone (the types mistral and mixtral get different ids). If they differ, another class that keeps the ids
-is used.
+reference. It is the `tokenizers` library for tokenizer.json itself, or `sentencepiece` for a tokenizer.model
+that is alone (the types mistral and mixtral get different ids). If they differ, another class that keeps the
+ids is used.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def _overlapping_stages(engine: str) -> dict[str, str | None]:
     """The setting with which pipeline stages work at the same time.
 
     vLLM 0.26 runs mixtures of experts on its older model runner, which sends all sequences through a pipeline
-    in one batch: one stage works, and the others wait. 0.32 runs all models on the newer one.
+    in one batch. So one stage works, and the others wait. 0.32 runs all models on the newer one.
     """
     return {V2_RUNNER: os.environ.get(V2_RUNNER, "1")} if engine.startswith("0.26.") else {}
 
@@ -107,8 +107,8 @@ def put(variables: Mapping[str, str | None]) -> None:
 def share_cores(ranks: int) -> None:
     """Make `ranks` ranks on a CPU share the host's cores, also with other engines.
 
-    vLLM would bind each rank to its own NUMA node, and refuse if there are fewer nodes; it would bind ranks
-    of other engines to the same cores. A user can set VLLM_CPU_OMP_THREADS_BIND to decide otherwise.
+    vLLM would bind each rank to its own NUMA node, and refuse if there are fewer nodes. It would also bind
+    ranks of other engines to the same cores. A user can set VLLM_CPU_OMP_THREADS_BIND to decide otherwise.
     """
     if os.environ.setdefault(BINDING, UNBOUND) == UNBOUND:
         os.environ["OMP_NUM_THREADS"] = str(threads(ranks, _cores()))

@@ -11,8 +11,8 @@ from workers.agent.reports import DeviceSample, ProcessMemory
 
 # Ray Serve names a replica's process after its application, and the application after its worker group
 # (`app_name`). The ranks of a group on other nodes descend from a process of `workers.group.follower`. The
-# engine of a profiling job descends from a process of `workers.measuring`, and a compression runs in one of
-# `workers.compression`: their command lines have the holder.
+# engine of a profiling job descends from a process of `workers.measuring`. A compression runs in a process of
+# `workers.compression`. The command lines of the last two have the holder.
 _REPLICA = re.compile(
     r"^ray::ServeReplica:model-([^:]+):|.* workers\.group\.follower (\S+)$"
     r"|.* workers\.measuring .* --holder=(measuring:\S+)$"

@@ -1,7 +1,7 @@
 """The smallest artefact within a measured loss.
 
 Methods and budgets are tried in order of their expected size. The loss of a budget is known only once it is
-measured: quality need not rise with size, so no candidate is skipped on the way up.
+measured. Quality need not rise with size, so no candidate is skipped on the way up.
 """
 
 from __future__ import annotations

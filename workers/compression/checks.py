@@ -1,7 +1,7 @@
 """Whether a fine-tune can be compressed against a base, checked with figures before the work starts.
 
-First the headers (`check_alike`), then one pass over all values (`scan`): values that are not finite, the
-distance of the fine-tune from its base, and whether it differs at all.
+First the headers are compared (`check_alike`). Then one pass reads all values (`scan`). It finds values that
+are not finite, the distance of the fine-tune from its base, and whether it differs at all.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The two factors of a delta in codes; columns not yet rounded compensate each rounding error (GPTQ).
 
 GPTQ (Frantar et al., 2023) rounds column after column of a matrix and changes the remaining columns so that
-the outputs stay. With the Hessian H of their inputs and H^-1 = T^T T, T upper triangular, row j of T spreads
-column j's error divided by T[j, j]. V's rows share H = X X^T (DeltaMix, equation 4). U's rows share V^ X X^T
-V^^T (equation 6), and U's columns are the ranks.
+the outputs stay. H is the Hessian of their inputs, and H^-1 = T^T T with T upper triangular. Row j of T
+spreads column j's error divided by T[j, j]. V's rows share H = X X^T (DeltaMix, equation 4). U's rows share
+V^ X X^T V^^T (equation 6), and U's columns are the ranks.
 """
 
 from __future__ import annotations

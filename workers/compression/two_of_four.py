@@ -31,10 +31,10 @@ def encode(
 ) -> sparse.SparseCode:
     """Code [out, in] such that its product with inputs of this `gram` [in, in] changes little.
 
-    A scale is 2 max|d| / (2^bits - 1) over a row, or over `group_size` columns of it at the time when the
-    loop reaches them. With `refit` the loop runs with each of `SHARES` of that. The scales are fitted to the
-    chosen codes, and each row keeps the version with the least loss; it takes four times the memory. Raises
-    ValueError like `sparse.encode` and `eliminate`.
+    A scale is 2 max|d| / (2^bits - 1) over a row, or over `group_size` columns of it when the loop reaches
+    them. With `refit` the loop runs with each of `SHARES` of that. The scales are fitted to the chosen codes,
+    and each row keeps the version with the least loss; it takes four times the memory. Raises ValueError like
+    `sparse.encode` and `eliminate`.
     """
     sparse.check(matrix, bits, group_size)
     shares = SHARES if refit else (1.0,)

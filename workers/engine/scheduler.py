@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 # early. Without it the loop would retry at once, and the threads that read reports would hardly run. vLLM's
 # own loop pauses, too, but not the loop of an engine in its own process, as in measurements.
 IDLE_S = 0.001
-# How long a step waits for a variant that only has to be copied from host memory: ranks report as soon as the
+# How long a step waits for a variant that only has to be copied from host memory. Ranks report as soon as the
 # copy has begun. Otherwise the variant would run one whole step later. Meanwhile the device computes the step
 # before.
 PLACING_S = 0.003

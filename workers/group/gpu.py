@@ -23,9 +23,9 @@ class PlannedGpuRank(PlannedRank, Worker):  # type: ignore[misc]  # vLLM is unty
     def keep_to(self, kv_cache_bytes: int, sample: DeviceSample) -> None:
         """Set vLLM's share of the GPU so that its check asks only for the KV cache.
 
-        vLLM requires its share of the whole GPU to be free, even with a fixed KV cache, and checks only after
-        its context and NCCL exist. The plan was checked before that; only the KV cache must still be free
-        then.
+        vLLM requires its share of the whole GPU to be free, even with a fixed KV cache. It checks this only
+        after its context and NCCL exist. The plan was checked before that; only the KV cache must still be
+        free then.
         """
         self.cache_config.gpu_memory_utilization = kv_cache_bytes / sample.total_bytes
 

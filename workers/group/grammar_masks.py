@@ -1,8 +1,8 @@
 """Bounds the cost of a grammar for the step that all requests share.
 
 Before each step vLLM asks each request's grammar which tokens may follow, one after the other, in the
-scheduling loop. With nested repetitions this takes seconds, in which every stream stops. So a request whose
-grammar takes longer than MASK_LIMIT_S for one token ends in an error with its next token, and its grammar is
+scheduling loop. With nested repetitions this takes seconds, in which every stream stops. So if a grammar
+takes longer than MASK_LIMIT_S for one token, its request ends in an error with the next token. The grammar is
 not compiled again.
 
 vLLM chooses a backend for each request, but then compiles with the backend of the engine's first request. A

@@ -1,7 +1,7 @@
 """A model as deep as the real one that holds only a few hidden layers, each of which runs many times.
 
 MaverIQ's fingerprints (section 5.1) have one or two layers because all layers are alike. But such a shallow
-model does not run like the deep one: the host, not the device, limits its speed, its pipeline has nothing to
+model does not run like the deep one. The host, not the device, limits its speed; its pipeline has nothing to
 overlap, and its graphs are small. Here layer i is layer i mod `distinct`. The engine launches, captures and
 schedules the same work as for the whole model, with the weights and KV cache of `distinct` layers. The
 results are meaningless, but the costs are right, as long as the distinct layers do not fit the device's

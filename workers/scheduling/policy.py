@@ -30,8 +30,8 @@ from profiler.compiled import Records, compiled
 BASE = 0
 NOBODY = -1
 
-# The state of a variant for admission: in a slot on every rank; on its way there; in no slot; or without room
-# in some rank's memory until others leave.
+# The state of a variant for admission. READY: in a slot on every rank. LOADING: on its way there. ABSENT: in
+# no slot. NO_MEMORY: some rank has no room for it until others leave.
 READY, LOADING, ABSENT, NO_MEMORY = range(4)
 
 # `key` is the request's own, above the keys of all earlier requests; requests come in order of arrival, then

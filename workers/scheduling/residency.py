@@ -1,7 +1,7 @@
 """The slots of variants on each rank, as the scheduler knows them. Pure: no I/O, no clock.
 
 The scheduler chooses the same slots for all ranks; ranks report when they are done. A variant may run once
-every rank has it in its slot, or on its way there such that steps wait for it on the device. Such a rank may
+every rank has it in its slot. Being on its way is enough if steps wait for it on the device; such a rank may
 still report a failure. Without a free slot, or with too little memory, variants that no batch in flight uses
 leave their slots: `eviction` chooses them. A variant fits on a rank's device if the free bytes are enough in
 total, since the rank moves variants. Every order to the ranks has a number, which their reports repeat. Only

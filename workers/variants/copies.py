@@ -1,6 +1,6 @@
 """Copies of a variant's matrices whose file layout needs no other preparation: threads read, verify and copy.
 
-Each thread reads its share of the file in a few long stretches and then copies all of it in one compiled
+Each thread reads its share of the file in a few long stretches. Then it copies all of it in one compiled
 call, so that threads seldom wait for the GIL. A kind whose weights need more than copies fills them itself
 (`LayerWeights.fill`).
 """

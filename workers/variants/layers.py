@@ -1,9 +1,9 @@
 """Hooks in vLLM's modules: they add a variant's part around the base's own computation.
 
-No module is replaced. A linear layer, the embedding and the head get a `quant_method` around their own (vLLM
-itself uses it to change the arithmetic); a norm gets a subclass of its class. Inside torch.compile the hooks
+No module is replaced. A linear layer, the embedding and the head get a `quant_method` around their own, which
+vLLM itself uses to change the arithmetic. A norm gets a subclass of its class. Inside torch.compile the hooks
 are opaque operators. A tensor of the layer, its tag, identifies the layer to them. A name would be a constant
-of the graph, so each layer's graph would be compiled instead of one (44 s instead of 7 for 32 layers on an
+of the graph. Then each layer's graph would be compiled instead of one (44 s instead of 7 for 32 layers on an
 H200's host).
 """
 

@@ -2,8 +2,8 @@
 time.
 
 DeltaZip, section 4.2, and DeltaMix, section 3: a layer is compressed for the inputs that the compressed
-layers before it give. So within a block the layers that share inputs are compressed together, in the order in
-which they run, each after the layers before it have been replaced.
+layers before it give. So the layers of a block that share inputs are compressed together, in the order in
+which they run. Each group follows the replacement of the layers before it.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ def magnitude(bits: int = 4, group_size: int | None = None) -> Method:
     """Keep the two largest of every four columns of the delta, in 4 or 2 bits.
 
     `group_size` is the number of columns that share a scale; None: one scale per row. The step raises
-    ValueError for a layer whose inputs do not divide by 8 and by the group size, or a delta that float16
-    scales cannot hold.
+    ValueError for a layer whose inputs do not divide by 8 and by the group size. It also raises it for a
+    delta that float16 scales cannot hold.
     """
 
     def step(problem: Problem) -> Compressed:

@@ -29,7 +29,7 @@ def _bias(out, base_bias, arena, table, slots, out_stride, width,
     change = bias
     if BIASED:
         change -= tl.load(base_bias + columns, mask=mask, other=0).to(tl.float32)
-    change = tl.where(bias == bias, change, 0.0)  # noqa: PLR0124  # NaN: what is there is kept
+    change = tl.where(bias == bias, change, 0.0)  # noqa: PLR0124  # NaN: the base's bias stays
     here = out + row * out_stride + columns
     result = tl.load(here, mask=mask, other=0).to(tl.float32) + change
     tl.store(here, result.to(out.dtype.element_ty), mask=mask)

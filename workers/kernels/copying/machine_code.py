@@ -131,8 +131,10 @@ def _pairs_turned_over(
     into_words: Array,
     own: tuple[Array, Array, Array],
 ) -> None:
-    """Do the same as `_turned_over`, but faster: transpose squares of two by two halves first, then convert
-    them to floats, BLOCK values of a column at a time.
+    """Do the same as `_turned_over`, but faster.
+
+    First transpose squares of two by two halves, then convert them to floats, BLOCK values of a column at a
+    time.
     """
     floats, bits, bit_halves = own
     value, pairs, lines = 4 if job.into_type == F32 else 2, job.columns // 2, BLOCK // 2

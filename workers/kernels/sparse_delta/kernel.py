@@ -420,8 +420,8 @@ class Config:
 def config_for(num_rows: int, num_groups: int, slices: Sequence[int], block: int) -> Config:
     """The division, from sweeps on an H200.
 
-    Decoding sums in one order for every batch size, so a row's result does not depend on the rest of the
-    batch: groups and splits depend on the layer alone.
+    Decoding sums in one order for every batch size: groups and splits depend on the layer alone. So a row's
+    result does not depend on the rest of the batch.
     """
     if block == LARGE_BLOCK:
         return Config(pairs=64, groups=32, rows=64, splits=1, warps=4, stages=3)

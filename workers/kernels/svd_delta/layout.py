@@ -42,7 +42,7 @@ LINE = 16  # lines of scales and of zero points are padded to a multiple of this
 # A slice's inner products begin at a multiple of this; so do those of its ranks of 16 bits.
 PLACES = 128
 # The table's columns, per slice: digits, the end of the digits of ranks with four, the end of the digits of
-# ranks with two, byte of V, byte of U; ranks of 16 bits, byte of their V, byte of their U.
+# ranks with two, byte of V, byte of U. Then: ranks of 16 bits, byte of their V, byte of their U.
 PER_SLICE = 8
 
 _LOWEST = 0x0303030303030303  # the lowest digit of eight bytes at once
