@@ -358,7 +358,7 @@ class Memory:
     """Of this process and of those that it started."""
 
     def __init__(self) -> None:
-        self._before = _resident_bytes()
+        self._before = _own_bytes()
         self.growth_bytes = 0
 
     async def watched(self, during: Coroutine[Any, Any, T]) -> T:
@@ -372,17 +372,19 @@ class Memory:
     async def _watch(self) -> None:
         while True:
             self._look()
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(5)  # reading the shares of all pages takes a while
 
     def _look(self) -> None:
-        self.growth_bytes = max(self.growth_bytes, _resident_bytes() - self._before)
+        self.growth_bytes = max(self.growth_bytes, _own_bytes() - self._before)
 
 
-def _resident_bytes() -> int:
+def _own_bytes() -> int:
+    """Memory of this process and its children. Each has its proportional share of shared pages: a forked
+    process shares nearly all pages of its parent."""
     total = 0
     for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
         with contextlib.suppress(psutil.NoSuchProcess):
-            total += process.memory_info().rss
+            total += process.memory_full_info().pss
     return total
 
 
