@@ -40,8 +40,8 @@ def count_operations() -> None:
 
         return measured
 
-    operators.add, operators.rotate = counted_add, counted_rotate
-    measuring.measure_point = told(measure_point)
+    vars(operators).update(add=counted_add, rotate=counted_rotate)
+    vars(measuring)["measure_point"] = told(measure_point)
 
 
 if __name__ == "__main__":
