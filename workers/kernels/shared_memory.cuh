@@ -1,4 +1,4 @@
-// Shared memory, and what is copied there beside the threads: for kernels of every folder here.
+// Shared memory, and asynchronous copies to it, for kernels of all folders here.
 
 #pragma once
 
@@ -7,8 +7,7 @@ typedef unsigned short u16;
 typedef unsigned char u8;
 typedef long long i64;
 
-// Barriers in shared memory, each for what is copied to one stage or for who has read it. Nothing else may be made of
-// their memory.
+// Barriers in shared memory, one for the copies to a stage or for its readers. Their memory must have no other use.
 __device__ __forceinline__ void make_barrier(u32 at, u32 arrivals) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(at), "r"(arrivals) : "memory");
 }
@@ -33,7 +32,7 @@ __device__ __forceinline__ void wait_for(u32 barrier, u32 parity) {
       : "memory");
 }
 
-// By one thread: a multiple of 16 bytes.
+// Called by one thread; `bytes` is a multiple of 16.
 __device__ __forceinline__ void copy(u32 to, const void *from, u32 bytes, u32 barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
                "l"(from), "r"(bytes), "r"(barrier)

@@ -1,11 +1,11 @@
-// How kernels on squares bring them to shared memory, and make numbers of their codes. Compiled with BF16.
+// Copies of squares to shared memory, and decoding of their codes. Compiled with BF16.
 
 #pragma once
 
 #include "squares.cuh"
 
 #if BF16
-#define MAGIC 0x43004300u  // 128, where 1 is the last bit
+#define MAGIC 0x43004300u  // 128: its last bit is worth 1
 #define ONE 0x3f803f80u
 #define QUARTER 0x3e803e80u
 #define SIXTEENTH 0x3d803d80u

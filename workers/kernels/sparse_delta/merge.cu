@@ -1,7 +1,7 @@
 // A variant's merged weights, some strips of 64 outputs at a time: into[outputs][inputs] = base + D.
 //
-// A warp merges one square; each lane the groups of four columns whose codes it holds. Compiled with BF16, WARPS,
-// FIELDS and MAX_SLICES.
+// A warp merges one square; each lane merges the groups of four columns whose codes it holds. Compiled with BF16,
+// WARPS, FIELDS and MAX_SLICES.
 
 #include "squares.cuh"
 
@@ -55,7 +55,7 @@ __device__ __forceinline__ void copy_square(u16 *into, const u16 *base, i64 base
   }
 }
 
-// Grid: squares of a strip by WARPS, strips. `fields`: the slot's row of the table.
+// Grid: (squares of a strip) / WARPS, strips. `fields`: the slot's row of the table.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 merge(u16 *into, const u16 *base, const u8 *arena, const i64 *fields, i64 base_stride, int inputs, int first_strip,
       Slices slices) {

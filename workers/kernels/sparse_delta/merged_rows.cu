@@ -1,13 +1,13 @@
-// Products with merged weights, which nobody keeps: out[rows] = x[rows] (W + D)^T + bias, for rows that follow one another
-// and are of one slot's delta D, or of none.
+// Products with merged weights that are not stored: out[rows] = x[rows] (W + D)^T + bias, for consecutive rows of one
+// slot's delta D, or of no delta.
 //
-// A block of threads has two strips of 64 outputs for at most 256 rows, and computes 32, 64, 128, 192 or 256, as it has:
-// each of two warpgroups one strip. A thread of a
-// third group copies for them, and that group leaves them its registers. W, squares and x of 64 columns at a time come to
-// shared memory. There a warp takes 16 outputs' weights of W into its registers and adds D to them, rounded once; then
-// four warps multiply together, while they decode for the next product.
+// A block of threads has two strips of 64 outputs for at most 256 rows; each of two warpgroups computes one strip. It
+// computes 32, 64, 128, 192 or 256 rows, as needed. A thread of a third group copies data for them, and that group
+// gives its registers to them. W, squares and x are copied to shared memory, 64 columns at a time. There a warp loads
+// the weights of W for 16 outputs into its registers and adds D to them, rounded once. Then four warps multiply
+// together, while they decode for the next product.
 //
-// A code by its scale and the addition to W are one operation, in which the scale has as many bits as an activation.
+// Scaling a code and adding it to W are one operation, in which the scale has the precision of an activation.
 //
 // Compiled with BF16, X_STAGES and W_STAGES (of inputs and of weights), FIELDS and MAX_SLICES.
 
@@ -30,7 +30,7 @@
 #define LEFT_ROW (ROW_BYTES + 16)  // of a strip's results, on their way to the outputs
 #define LEFT (ROWS * LEFT_ROW)
 #define NOTHING -2  // in place of a slot: no tile
-#define NOBODY -3   // no row from the tile's first one on is anybody's
+#define NOBODY -3   // the rows from the tile's first row on are unused
 #define SELECTORS 32
 
 static_assert(WEIGHTS_BYTES % 1024 == 0, "a swizzled tile begins at a multiple of 1024");
@@ -52,8 +52,8 @@ __device__ __forceinline__ void meet() {
   asm volatile("bar.sync %0, %1;" ::"n"(BARRIER), "n"(THREADS) : "memory");
 }
 
-// Of two columns of a group, the first of which is 2 * (number / 16): which of both kept values each is, or zero, as
-// prmt wants it. `number % 16`: the group's i0 | i1 << 2.
+// For two columns of a group, the first of which is 2 * (number / 16): which kept value each column has, or zero, in
+// the format of prmt. `number % 16`: the group's i0 | i1 << 2.
 __device__ __forceinline__ u32 selector(int number) {
   const int column = number >> 4 << 1, i0 = number & 3, i1 = number >> 2 & 3;
   const u32 low = column == i0 ? 0x10 : column == i1 ? 0x32 : 0x44;
@@ -67,7 +67,7 @@ __device__ __forceinline__ u32 selected(u32 pair, u32 how) {
   return d;
 }
 
-// Two codes, one of each half of `word`: those at 4 * place or, with 2 bits, at 2 * place.
+// Two codes, one from each half of `word`: at bits 4 * place or, with 2 bits, at bits 2 * place.
 template <int BITS>
 __device__ __forceinline__ u32 two_codes(u32 word, int place) {
   if (BITS == 4) return times_plus(with_magic(word >> (4 * place), 0x000f000fu), ONE, LESS_4);
@@ -77,7 +77,7 @@ __device__ __forceinline__ u32 two_codes(u32 word, int place) {
                         : times_plus(made, SIXTEENTH, LESS_2C);
 }
 
-// A strip's weights: where in the layer it is, and its delta, if `bits` is not 0.
+// A strip's weights: its place in the layer, and its delta, if `bits` is not 0.
 struct Strip {
   const u8 *squares, *scales;
   i64 scale_stride;
@@ -101,7 +101,7 @@ __device__ __forceinline__ Strip strip_of(int number, int slot, const u8 *arena,
   return strip;
 }
 
-// By one thread. The strips' weights of W follow one another.
+// Called by one thread. The strips' weights of W are consecutive.
 __device__ __forceinline__ void fetch(const Map &x, const Map &w, const Strip (&strips)[GROUPS], int first_row,
                                       int boxes, int squares, Inputs inputs, Weights weights) {
   u32 bytes = GROUPS * W_BYTES;
@@ -125,14 +125,14 @@ __device__ __forceinline__ void fetch(const Map &x, const Map &w, const Strip (&
   }
 }
 
-// What a thread needs of a square's delta for its part of four products of 16 columns. Of such a product it has columns 2t
-// and 2t + 1, and 8 more than these: two of group t / 2 and of group 2 + t / 2, whose codes lanes of those numbers hold
-// (squares.py), for outputs g and g + 8.
+// A thread's part of a square's delta for four products of 16 columns. In such a product the thread has columns 2t and
+// 2t + 1, and the same plus 8: two columns of group t / 2 and two of group 2 + t / 2. The lanes with those numbers hold
+// their codes (squares.py), for outputs g and g + 8.
 template <int BITS>
 struct Codes {
-  u32 words[2][2], kept[4];  // [group][half]; the indices of a product's groups, from the thread's first one on
+  u32 words[2][2], kept[4];  // [group][half]; the indices of a product's groups, from the thread's first group on
 
-  // `at`: where the square lies.
+  // `at`: the square's address.
   __device__ __forceinline__ Codes(u32 at) {
     const int warp = threadIdx.x >> 5 & 3, g = threadIdx.x >> 2 & 7, t = threadIdx.x & 3;
 #pragma unroll
@@ -149,7 +149,8 @@ struct Codes {
     for (int s = 0; s < 4; s++) kept[s] = shared_4(at + BITS * 256 + (4 * g + s) * 16 + 4 * warp) >> (4 * (t >> 1));
   }
 
-  // Adds them, by their scales of outputs g and g + 8, to the weights of product `s`. `selectors`: of the thread's columns.
+  // Add the codes, times their scales of outputs g and g + 8, to the weights of product `s`. `selectors`: of the
+  // thread's columns.
   __device__ __forceinline__ void add(u32 (&a)[4], int s, const u32 (&scale)[2], u32 selectors) const {
 #pragma unroll
     for (int group = 0; group < 2; group++)
@@ -194,7 +195,7 @@ __device__ __forceinline__ void sums(float (&total)[SUMS], const Strip &strip, i
     const Codes<BITS> codes(weights.at() + D_AT + group * D_BYTES);
 #pragma unroll
     for (int s = 0; s < 4; s++) {
-      wait_for_products<3>();  // this one's of the square before, which read these registers
+      wait_for_products<3>();  // the same product of the last square, which read these registers
       load_matrices(a[s], weights.at() + row + ((2 * s + chunk) ^ turned) * 16);
       if (BITS) codes.add(a[s], s, scale, selectors);
       begin_product();
@@ -202,14 +203,14 @@ __device__ __forceinline__ void sums(float (&total)[SUMS], const Strip &strip, i
       end_group();
     }
     if (lane == 0) arrive(weights.free());
-    if (square && lane == 0) arrive(inputs.free_before());  // all products are done but the four of this square
+    if (square && lane == 0) arrive(inputs.free_before());  // all products have ended except the four of this square
     weights.next();
     inputs.next();
   }
   wait_for_products<0>();
 }
 
-// A warpgroup's sums and its strip's bias to `left` [rows][outputs].
+// Write a warpgroup's sums and its strip's bias to `left` [rows][outputs].
 template <int SUMS>
 __device__ __forceinline__ void leave(u32 left, const float (&total)[SUMS], const u16 *bias) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5 & 3;
@@ -227,7 +228,7 @@ __device__ __forceinline__ void leave(u32 left, const float (&total)[SUMS], cons
   }
 }
 
-// A warpgroup's results, left in shared memory.
+// Compute a warpgroup's results into shared memory.
 template <int SUMS>
 __device__ __forceinline__ void products(u32 left, const Strip &strip, int squares, const Inputs &inputs,
                                          const Weights &weights, u32 selectors, const u16 *bias) {
@@ -238,18 +239,18 @@ __device__ __forceinline__ void products(u32 left, const Strip &strip, int squar
     sums<2>(total, strip, squares, inputs, weights, selectors);
   else
     sums<0>(total, strip, squares, inputs, weights, selectors);
-  meet<1, GROUPS * WARPGROUP>();  // nobody reads inputs any more
+  meet<1, GROUPS * WARPGROUP>();  // no thread reads inputs any longer
   leave(left, total, bias ? bias + strip.column : 0);
 }
 
-// A warpgroup's results to the outputs of `count` rows.
+// Copy a warpgroup's results to the outputs of `count` rows.
 __device__ __forceinline__ void put(u16 *out, i64 out_stride, int count, u32 left) {
   const int thread = threadIdx.x % WARPGROUP, part = thread & 7;
   for (int row = thread >> 3; row < count; row += WARPGROUP / 8)
     *(uint4 *)(out + row * out_stride + part * 8) = shared_16(left + row * LEFT_ROW + part * 16);
 }
 
-// Zeros to the outputs of rows that are nobody's, of two strips or the last one.
+// Write zeros to the outputs of unused rows, of two strips or the last one.
 __device__ __forceinline__ void clear(u16 *out, i64 out_stride, int rows, int parts) {
   const int part = threadIdx.x & 15;
   if (part < parts)
@@ -298,7 +299,7 @@ merged_rows(const __grid_constant__ Map x, const __grid_constant__ Map w, u16 *o
     return;
   }
   asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-  const int own = first + group;  // one past the last computes something, for nobody
+  const int own = first + group;  // beyond the last strip the result is not stored
   const Strip strip = strip_of(min(own, strips - 1), tile.slot, arena, table, table_width, squares, slices);
   const u32 left = memory + group * LEFT;
   if (count > 192)

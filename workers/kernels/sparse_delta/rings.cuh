@@ -7,7 +7,7 @@
 // How to copy boxes of a matrix (CUtensorMap).
 struct alignas(64) Map { unsigned long long words[16]; };
 
-// By one thread: a box that begins at this column and row; zeros beyond the matrix.
+// Called by one thread: copy a box that begins at this column and row; zeros beyond the matrix.
 __device__ __forceinline__ void copy_box(u32 to, const Map &map, int column, int row, u32 barrier) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
@@ -16,8 +16,8 @@ __device__ __forceinline__ void copy_box(u32 to, const Map &map, int column, int
       : "memory");
 }
 
-// Who fills stages and who reads them each have one of their own, and take the same steps. A stage is full when what was
-// copied to it is there, and free when all warps that read it have said so.
+// A ring. Its writer and its readers each have an own copy of this object, and take the same steps. A stage is full
+// when its copies have arrived, and free when all warps that read it have reported that.
 template <int STAGES, int BYTES>
 struct Ring {
   u32 memory, barriers;

@@ -1,15 +1,16 @@
 // Sparse deltas on sparse tensor cores: out[rows of a slot] += x[rows] D^T for 2:4 deltas of 4 or 2 bits.
 //
 // A block of threads has a strip of 64 outputs of a slice, for at most 8 * TILES rows of one slot. Each of its warps
-// computes a part of the inputs, 64 columns at a time (a square); the parts' sums are added in their order, so that a
-// row's result follows from the number of columns alone. Where rows are many, sbmm_many.cu does it.
+// computes a part of the inputs, 64 columns at a time (a square). The parts' sums are added in their order, so that a
+// row's result depends on the number of columns alone. For many rows sbmm_many.cu does this.
 //
-// Weights are the product's first operand, packed by squares.py as each lane wants them; the batch's rows are
-// the second. Both come through rings in shared memory, of which each warp has its own.
+// Weights are the product's first operand, packed by squares.py in each lane's order; the batch's rows are the second.
+// Both come through rings in shared memory; each warp has its own rings.
 //
-// Compiled with TILES (of 8 rows), STAGES (squares in a ring), BLOCKS (at least, of a multiprocessor), BF16 (1: bfloat16, 0: float16); and with what tensor_cores.py counts memory and table by:
-// WARPS of a block, WEIGHTS (bytes of a square of 4 bits), PADDED (floats of a row of sums, more than a strip's so
-// that no two lanes meet in a bank), FIELDS of a slice in a table row, MAX_SLICES.
+// Compiled with TILES (of 8 rows), STAGES (squares in a ring), BLOCKS (the least per multiprocessor) and BF16 (1:
+// bfloat16, 0: float16). Also with the constants by which tensor_cores.py computes memory and table: WARPS of a block,
+// WEIGHTS (bytes of a square of 4 bits), PADDED (floats of a row of sums, more than a strip's so that no two lanes use
+// the same bank), FIELDS of a slice in a table row, MAX_SLICES.
 
 #include "decoding.cuh"
 
@@ -35,19 +36,19 @@ __device__ __forceinline__ uint4 columns_of_rows(u32 x, int lane, int half, int 
   return b;
 }
 
-// Where a warp's weights and the inputs of its rows come from, and where its rings are.
+// The sources of a warp's weights and of its rows' inputs, and its rings.
 struct Source {
   const u8 *weights, *scales;
   i64 scale_stride;
   int squares_per_scale;
   const u16 *x[COPIES];
-  u32 given;  // bit i: row of copy i is one of the batch's
+  u32 given;  // bit i: the row of copy i is in the batch
   u32 weight_ring, x_ring;
   int first, last;  // squares
 };
 
-// A warp's sums over its squares, into `total` [tiles of 16 outputs][tiles of 8 rows][4]. ONE_SCALE: a row of D has
-// one for all its columns, and one sum is kept in place of two.
+// A warp's sums over its squares, written to `total` [tiles of 16 outputs][tiles of 8 rows][4]. ONE_SCALE: a row of D
+// has one scale for all its columns, so one sum is kept instead of two.
 template <int BITS, bool ONE_SCALE>
 __device__ __forceinline__ void sums(float (&total)[4][TILES][4], const Source &from) {
   const int weight_bytes = BITS * 256 + INDICES, lane = threadIdx.x & 31;

@@ -1,31 +1,31 @@
-// Sparse deltas for many rows of a variant, as a prefill has: out[rows of a slot] += x[rows] D^T, as sbmm.cu does,
-// with the products of whole warpgroups, which run beside the threads that decode for them.
+// Sparse deltas for many rows of a variant, as in a prefill: out[rows of a slot] += x[rows] D^T, like sbmm.cu. Whole
+// warpgroups compute the products, at the same time as threads decode for them.
 //
 // A block of threads has WARPS strips of 64 outputs of a slice, for at most 64 rows of one slot. A warp decodes its own
-// strip, 64 columns at a time (a square). A product of four warps has a tile of 16 outputs of each of their strips, for
-// what is a product's output 16w + i is up to us: so each warp loads its squares as they lie. The weights come
-// from registers, and the rows' inputs from shared memory, swizzled as the product wants them (PTX ISA, "Shared Memory
-// Matrix Layout", 128 bytes).
+// strip, 64 columns at a time (a square). A product of four warps has a tile of 16 outputs of each of their strips. The
+// kernel is free to choose the meaning of a product's output 16w + i, so each warp loads its squares as they lie. The
+// weights come from registers, and the rows' inputs from shared memory, swizzled as the product requires (PTX ISA,
+// "Shared Memory Matrix Layout", 128 bytes).
 //
-// A cluster of PARTS blocks shares the inputs out, where strips and rows alone would leave most of a GPU idle. Their sums
-// are added in their order, each block's share of the rows by that block.
+// A cluster of PARTS blocks divides the inputs if strips and rows alone would leave most of a GPU idle. Their sums are
+// added in their order; each block adds its share of the rows.
 //
-// Compiled with ROWS (64), PARTS (1, 2 or 4), STAGES (squares in a ring), BF16, and WARPS (a multiple of 4), WEIGHTS, PADDED, FIELDS and
-// MAX_SLICES as sbmm.cu is.
+// Compiled with ROWS (64), PARTS (1, 2 or 4), STAGES (squares in a ring), BF16, and with WARPS (a multiple of 4),
+// WEIGHTS, PADDED, FIELDS and MAX_SLICES like sbmm.cu.
 
 #include "decoding.cuh"
 #include "warpgroups.cuh"
 
 #define X_BYTES (ROWS * SQUARE * 2)
 #define COPIES (X_BYTES / 16 / (32 * WARPS))  // of 16 bytes of inputs, by each thread for a square
-#define AHEAD (STAGES - 2)  // squares that are under way: one more is multiplied, and one may still be
+#define AHEAD (STAGES - 2)  // squares in flight: one more is being multiplied, and another may still be
 #define AT_ONCE 16          // rows of outputs whose old values a warp loads before it writes one
 #define SUMS 32             // of a thread, in a tile of 16 outputs
 
 static_assert(ROWS % (PARTS * AT_ONCE) == 0, "a block's share of the rows is added AT_ONCE at a time");
 
-// c += a x for a tile of 16 outputs of each of four warps' strips and one half of a square's columns; `x`: where the
-// half lies, `kept`: the indices of the square's both halves.
+// c += a x for a tile of 16 outputs of each of four warps' strips and one half of a square's columns. `x`: the half's
+// address, `kept`: the indices of both halves of the square.
 template <int HALF>
 __device__ __forceinline__ void multiply(float (&c)[SUMS], const u32 *a, u64 x, u32 kept) {
   asm volatile(
@@ -44,7 +44,7 @@ __device__ __forceinline__ void multiply(float (&c)[SUMS], const u32 *a, u64 x, 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(x + 4 * HALF), "r"(kept), "n"(HALF));
 }
 
-// Two weights of one output by its scale, rounded once.
+// Two weights of one output times its scale, rounded once.
 __device__ __forceinline__ u32 scaled(u32 pair, float scale) {
   float low = widened((u16)pair) * scale, high = widened((u16)(pair >> 16)) * scale;
   u32 both;
@@ -52,18 +52,18 @@ __device__ __forceinline__ u32 scaled(u32 pair, float scale) {
   return both;
 }
 
-// Where a thread's part of the weights and of the rows' inputs comes from.
+// The sources of a thread's part of the weights and of the rows' inputs.
 struct Source {
   const u8 *weights, *scales;
   i64 scale_stride;
   int first, last, squares_per_scale;  // squares
-  u32 nothing;  // 0, which the compiler does not know
+  u32 nothing;  // 0, but unknown to the compiler
   const u16 *x[COPIES];
-  u32 given;  // bit i: row of copy i is one of the batch's
+  u32 given;  // bit i: the row of copy i is in the batch
 };
 
-// A warp's sums, into `total` [tiles of 16 outputs][SUMS]. ONE_SCALE: a row of D has one for all its columns, by which
-// its sums are multiplied; else the weights are, before they are rounded.
+// A warp's sums, written to `total` [tiles of 16 outputs][SUMS]. ONE_SCALE: a row of D has one scale for all its
+// columns, which multiplies its sums; otherwise scales multiply the weights, before they are rounded.
 template <int BITS, bool ONE_SCALE>
 __device__ __forceinline__ void sums(float (&total)[4][SUMS], const Source &from, u32 x_ring, u32 weight_ring) {
   const int weight_bytes = BITS * 256 + INDICES, lane = threadIdx.x & 31;
@@ -99,7 +99,7 @@ __device__ __forceinline__ void sums(float (&total)[4][SUMS], const Source &from
 
   for (int square = from.first; square < from.last; square++) {
     asm volatile("cp.async.wait_group %0;" ::"n"(AHEAD - 1) : "memory");
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // products see what was copied
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // products see the copied data
     __syncthreads();
     fetch(square + AHEAD, free);
     free = free + 1 == STAGES ? 0 : free + 1;
@@ -117,9 +117,9 @@ __device__ __forceinline__ void sums(float (&total)[4][SUMS], const Source &from
     const u32 codes[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
     for (int m = 0; m < 4; m++) {
-      wait_for_products<3>();  // the tile's of the square before, which read these registers
-      // The assembler knows that products read weights later on, but not that they read indices: it would give
-      // those registers to the next load. So these are read again after each wait.
+      wait_for_products<3>();  // the tile's product of the last square, which read these registers
+      // The assembler knows that products read weights later, but not that they read indices: it would give those
+      // registers to the next load. So the indices are read again after each wait.
       keep[m] = (keep[m] & from.nothing) ^ kept_of[m];
       if (BITS == 4) {
         four_bits(codes[2 * m], a[m]);
@@ -153,7 +153,7 @@ __device__ __forceinline__ void sums_of(float (&total)[4][SUMS], const Source &f
     sums<BITS, false>(total, from, x_ring, weight_ring);
 }
 
-// All blocks of the cluster, or all threads of the block, have written what they share.
+// All blocks of the cluster, or all threads of the block, have written their shared data.
 __device__ __forceinline__ void meet() {
   if (PARTS == 1)
     __syncthreads();
@@ -161,7 +161,7 @@ __device__ __forceinline__ void meet() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// Two of the sums that block `part` has at this place.
+// Two of the sums of block `part` at this place.
 __device__ __forceinline__ float2 sums_at(u32 at, int part) {
   float2 two;
   if (PARTS > 1) asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(at) : "r"(part));
@@ -169,7 +169,7 @@ __device__ __forceinline__ float2 sums_at(u32 at, int part) {
   return two;
 }
 
-// A warp's sums to `left` [ROWS][PADDED].
+// Write a warp's sums to `left` [ROWS][PADDED].
 __device__ __forceinline__ void leave(float *left, const float (&total)[4][SUMS]) {
   const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
 #pragma unroll
@@ -179,11 +179,11 @@ __device__ __forceinline__ void leave(float *left, const float (&total)[4][SUMS]
       left[((i >> 2) * 8 + 2 * t + (i & 1)) * PADDED + m * 16 + g + 8 * (i >> 1 & 1)] = total[m][i];
 }
 
-// A warp adds its strip's sums, those in `left` of each block, to the outputs of `rows` rows from `first` on.
+// Add a warp's strip of sums, from `left` of each block, to the outputs of `rows` rows from `first` on.
 __device__ __forceinline__ void add(u16 *out, i64 out_stride, const int *numbers, int first, int rows, u32 left) {
   const int lane = threadIdx.x & 31;
   for (; rows > 0; first += AT_ONCE, rows -= AT_ONCE) {
-    u32 before[AT_ONCE], *at[AT_ONCE];  // waiting for one after the other took 178 of 419 us
+    u32 before[AT_ONCE], *at[AT_ONCE];  // waiting for each in turn took 178 of 419 us
 #pragma unroll
     for (int i = 0; i < AT_ONCE; i++) {
       at[i] = (u32 *)(out + numbers[first + min(i, rows - 1)] * out_stride) + lane;
@@ -223,7 +223,7 @@ sbmm_many(u16 *out, const u16 *x, const u8 *arena, const i64 *table, const int *
   if (bits == 0) return;
 
   const int warp = threadIdx.x >> 5, squares = inputs / SQUARE, strips = at.outputs / STRIP;
-  const int own = at.group * WARPS + warp, strip = min(own, strips - 1);  // a last one may be computed twice
+  const int own = at.group * WARPS + warp, strip = min(own, strips - 1);  // the last one may be computed twice
   const int *numbers = order + tile[1] + skipped;
   Source from;
   from.given = 0;
@@ -248,7 +248,7 @@ sbmm_many(u16 *out, const u16 *x, const u8 *arena, const i64 *table, const int *
     sums_of<2>(total, from, x_ring, weight_ring, fields[4] == 1);
 
   asm volatile("cp.async.wait_all;" ::: "memory");
-  __syncthreads();  // all warps are done with the rings
+  __syncthreads();  // all warps have finished with the rings
   float *left = (float *)shared + warp * ROWS * PADDED;
   leave(left, total);
   meet();
@@ -256,5 +256,5 @@ sbmm_many(u16 *out, const u16 *x, const u8 *arena, const i64 *table, const int *
   if (own == strip)
     add(out + at.column + strip * STRIP, out_stride, numbers, first, min(count - first, each),
         (u32)__cvta_generic_to_shared(left));
-  if (PARTS > 1) meet();  // others read what this block left
+  if (PARTS > 1) meet();  // other blocks read this block's sums
 }

@@ -1,5 +1,5 @@
-// What the kernels on squares share (squares.py says how a square is laid out). Compiled with BF16 (1: bfloat16,
-// 0: float16) and MAX_SLICES.
+// The common parts of the kernels on squares (for the layout of a square see squares.py). Compiled with BF16 (1:
+// bfloat16, 0: float16) and MAX_SLICES.
 
 #pragma once
 
@@ -17,7 +17,7 @@
 
 struct Slices { int count; int outputs[MAX_SLICES]; };
 
-// Which slice of a layer a group of `wide` outputs is in, and which of its groups; groups do not cross slices.
+// The slice of a layer's group of `wide` outputs, and the group's number within it; groups do not cross slices.
 struct Place { int slice, group, column, outputs; };
 
 __device__ __forceinline__ Place place_of(int group, int wide, const Slices &slices) {

@@ -31,7 +31,7 @@ typedef unsigned long long u64;
   "}, {" a "}, " x ", add, 1, 1, 0;\n}"
 #define INPUTS "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(x)
 
-// c += a x: 64 outputs of four warps, of 16 columns, and twice as many rows as there are sums; `x`: where the columns lie.
+// c += a x: 64 outputs of four warps, 16 columns, and twice as many rows as sums. `x`: the columns' address.
 __device__ __forceinline__ void multiply(float (&c)[16], const u32 (&a)[4], u64 x) {
   asm volatile(MULTIPLY("32", SUMS_16, "%16, %17, %18, %19", "%20") : C8(0), C8(8) : INPUTS);
 }
@@ -52,7 +52,7 @@ __device__ __forceinline__ void multiply(float (&c)[128], const u32 (&a)[4], u64
   asm volatile(MULTIPLY("256", SUMS_128, "%128, %129, %130, %131", "%132") : C32(0), C32(32), C32(64), C32(96) : INPUTS);
 }
 
-// Until all groups of products are done but the UNDER_WAY that were begun last.
+// Wait until all groups of products have ended except the last UNDER_WAY.
 template <int UNDER_WAY>
 __device__ __forceinline__ void wait_for_products() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(UNDER_WAY) : "memory");
@@ -62,20 +62,20 @@ __device__ __forceinline__ void begin_product() { asm volatile("wgmma.fence.sync
 
 __device__ __forceinline__ void end_group() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-// How a product finds rows of 128 bytes, swizzled: where they lie and how far eight rows are from the next eight (PTX ISA,
-// "Shared Memory Matrix Layout").
+// How a product finds rows of 128 bytes, swizzled: their address, and the distance from eight rows to the next eight
+// (PTX ISA, "Shared Memory Matrix Layout").
 __device__ __forceinline__ u64 described(u32 at) {
   return (u64)(at >> 4) | (u64)1 << 16 | (u64)(8 * 128 >> 4) << 32 | (u64)1 << 62;
 }
 
-// Four matrices of 8 x 8, whose rows lie where the lanes say.
+// Load four matrices of 8 x 8, whose rows are at the lanes' addresses.
 __device__ __forceinline__ void load_matrices(u32 (&a)[4], u32 at) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
                : "r"(at));
 }
 
-// The same from registers, each with rows and columns exchanged.
+// Store the same from registers, each with rows and columns exchanged.
 __device__ __forceinline__ void store_turned(u32 at, const u32 (&a)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(a[0]), "r"(a[1]),
                "r"(a[2]), "r"(a[3])

@@ -1,5 +1,5 @@
-// What the kernels on digits of two bits share (layout.py says how they lie). Compiled with BF16 (1: bfloat16, 0:
-// float16), WARPS, ROWS (8 or 16, of a block of threads), STAGES, FIELDS, PLACES, MAX_SLICES.
+// The common parts of the kernels on digits of two bits (for their layout see layout.py). Compiled with BF16 (1:
+// bfloat16, 0: float16), WARPS, ROWS (8 or 16, of a block of threads), STAGES, FIELDS, PLACES, MAX_SLICES.
 
 #pragma once
 
@@ -11,7 +11,7 @@
 #define PLANES 8
 #define THREADS (32 * WARPS)
 
-// Codes stay in excess by a number of their plane.
+// Codes keep an excess that depends on their plane.
 #if BF16
 #define KIND "bf16"
 #define ONES 0x3f803f80u
@@ -34,13 +34,13 @@
 
 struct Slices { int count; int outputs[MAX_SLICES]; };
 
-// Up to a multiple of `of`.
+// Round up to a multiple of `of`.
 __device__ __forceinline__ int filled(int count, int of) { return (count + of - 1) / of * of; }
 
-// Until all launches before this one are done, and what they wrote is seen.
+// Wait until all earlier launches have ended, and their writes are visible.
 __device__ __forceinline__ void wait_for_others() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
-// The next launch may begin where there is room.
+// Allow the next launch to begin as soon as there is room.
 __device__ __forceinline__ void let_next_begin() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 __device__ __forceinline__ u32 shared_2(u32 from) {
@@ -57,7 +57,7 @@ __device__ __forceinline__ void multiply(float (&c)[4], u32 a0, u32 a1, u32 a2, 
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// Two codes of plane `place` (0, 1 or 2), more by its excess than they are.
+// Two codes of plane `place` (0, 1 or 2), plus its excess.
 __device__ __forceinline__ u32 picked(u32 words, int place) {
   u32 d;
   const u32 mask = 0x00030003u << (2 * place);
@@ -78,7 +78,7 @@ __device__ __forceinline__ float half_value(u32 half) {
   return f;
 }
 
-// Of float16 to what is multiplied.
+// Convert float16 to the type of the products.
 __device__ __forceinline__ u32 converted(u32 low, u32 high) {
 #if BF16
   return rounded(half_value(low), half_value(high));

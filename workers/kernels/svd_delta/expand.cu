@@ -1,24 +1,24 @@
-// What singular-value deltas add: out[rows of a slot] += t[rows] U^T, for all variants and slices. Of few rows, and of many:
-// expand_many.cu serves those between.
+// The second half of singular-value deltas: out[rows of a slot] += t[rows] U^T, for all variants and slices. It serves
+// batches of few rows, and of many; expand_many.cu serves those between.
 //
-// A block of threads has PANELS panels of 128 outputs of a slice, for at most ROWS rows of one slot. Its warps share the
-// slice's digits out, 16 at a time; their sums are added in their order, which follows from the digits alone: a row's
-// result does not depend on who else is in the batch, nor on PANELS.
+// A block of threads has PANELS panels of 128 outputs of a slice, for at most ROWS rows of one slot. Its warps divide
+// the slice's digits, 16 at a time. Their sums are added in their order, which depends on the digits alone. So a row's
+// result depends neither on the rest of the batch, nor on PANELS.
 //
-// Outputs are the rows of a product: 16 for each plane of the words. The inner
-// products times the digits' scales are rounded; the excess of codes, and zero points, are subtracted from the sums.
+// Outputs are the rows of a product: 16 for each plane of the words. The inner products times the digits' scales are
+// rounded; the excess of codes, and zero points, are subtracted from the sums.
 //
-// Compiled as digits.cuh says.
+// Compiled with the constants in digits.cuh.
 
 #include "digits.cuh"
 
 #define GROUPS (WARPS * AT_ONCE)              // of digits, in a stage
-#define SCALES (GROUPS * GROUP * WORD_BYTES)  // where they lie in it
+#define SCALES (GROUPS * GROUP * WORD_BYTES)  // the scales' offset in a stage
 #define ZEROS (SCALES + GROUPS * 32)
 #define INNER (ZEROS + GROUPS * 32)
 #define INNER_PITCH (GROUPS * GROUP * 4 + 32)
 #define STAGE (INNER + ROWS * INNER_PITCH)
-#define LEFT 128  // where sums are left, after the barriers
+#define LEFT 128  // the offset of the sums, after the barriers
 #define FIRST_STAGE (LEFT + WARPS * 8 * PITCH * 4)
 #define PITCH (PANEL + 4)
 #define EACH (8 * PANEL / THREADS)  // outputs of a thread, of eight rows
@@ -32,9 +32,9 @@ struct Work {
   int digits, halves, outputs, panels;
 };
 
-// A block's stages: each has GROUPS groups of digits of a panel, in order, or the panel's last.
+// A block's stages. Each has GROUPS groups of a panel's digits, in order, or the panel's last groups.
 struct Ring {
-  u32 base, stage, parity;  // the stage that comes next
+  u32 base, stage, parity;  // the next stage
 
   __device__ __forceinline__ Ring(u32 base) : base(base), stage(0), parity(0) {}
   __device__ __forceinline__ u32 filled_barrier() const { return base + 8 * stage; }
@@ -103,7 +103,7 @@ struct Filling {
   }
 };
 
-// A warp's share of the ranks of 16 bits, as they lie in global memory, is added to what it left of eight rows.
+// Add a warp's share of the ranks of 16 bits, read from global memory, to its sums of eight rows.
 __device__ __forceinline__ void add_halves(float *left, const Work &work, i64 row_at, int panel) {
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
   const int groups = (work.halves + GROUP - 1) / GROUP;
@@ -133,7 +133,7 @@ __device__ __forceinline__ void add_halves(float *left, const Work &work, i64 ro
 
 extern __shared__ __align__(128) u8 shared[];
 
-// All warps but the one that fills stages.
+// All warps except the one that fills stages.
 __device__ __forceinline__ void meet() { asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory"); }
 
 template <int TO>
@@ -245,7 +245,7 @@ expand(u16 *out, const u8 *arena, const i64 *table, const int *tiles, const int 
     work.panels = (outputs + PANEL - 1) / PANEL;
   }
   if (work.digits + work.halves == 0) {
-    wait_for_others();  // who waits for this launch waits for those before, too
+    wait_for_others();  // a later launch that waits for this launch also waits for those before it
     return;
   }
   const int *numbers = order + tile[1] + skipped, panel = block * panels_each;

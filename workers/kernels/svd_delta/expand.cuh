@@ -1,5 +1,5 @@
-// The products that both ways of expanding have in common. SCALES and ZEROS are where a stage has them; digits.cuh says the
-// rest.
+// The common products of both expand kernels. SCALES and ZEROS are the offsets in a stage; for the other constants see
+// digits.cuh.
 
 #pragma once
 
@@ -17,11 +17,11 @@ __device__ __forceinline__ float2 shared_floats(u32 from) {
   return v;
 }
 
-// What a thread multiplies of 16 inner products of a row.
+// A thread's 16 inner products of a row.
 struct Inner { float2 low, high; };
 
 // Add the products of 16 digits, whose words are at `words`, and their scales and zero points at `lines` and ZEROS -
-// SCALES further. `more`: the sums of what is multiplied, and of that times its zero points.
+// SCALES further. `more`: the sums of the right operand, and of that times its zero points.
 template <int TO>
 __device__ __forceinline__ void add(float (&sums)[PLANES][TO][4], float (&more)[TO][4], const Inner (&t)[TO], u32 words,
                                     u32 lines, int shift) {

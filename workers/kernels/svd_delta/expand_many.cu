@@ -1,20 +1,20 @@
-// What singular-value deltas add, as expand.cu does it, for batches of some rows.
+// The second half of singular-value deltas, like expand.cu, for batches of some rows.
 //
-// Blocks of threads stay: each has an even share of all that is to be done, panels of 128 outputs in the order of
-// tiles and slices, so that little is lost where one ends and the next begins. A warp takes every WARPS-th 16 digits of
+// Blocks of threads are persistent: each has an equal share of all the work, panels of 128 outputs in the order of
+// tiles and slices. So little time is lost where one ends and the next begins. A warp takes every WARPS-th 16 digits of
 // a panel, as in expand.cu, and the warps' sums are added in the same order: a row's result is the same to the bit. One
-// more warp does nothing but copy weights, and inner products: those of up to ROWS rows stay for all panels.
+// more warp only copies weights, and inner products: those of up to ROWS rows stay for all panels.
 //
-// Compiled with AT_ONCE (16s of digits of a warp, in a stage), INNER_BYTES, and as digits.cuh says.
+// Compiled with AT_ONCE (groups of 16 digits of a warp, in a stage), INNER_BYTES, and the constants in digits.cuh.
 
 #include "digits.cuh"
 
 #define GROUPS (WARPS * AT_ONCE)              // of digits, in a stage
-#define SCALES (GROUPS * GROUP * WORD_BYTES)  // where they lie in it
+#define SCALES (GROUPS * GROUP * WORD_BYTES)  // the scales' offset in a stage
 #define ZEROS (SCALES + GROUPS * 32)
 #define STAGE (ZEROS + GROUPS * 32)
-#define PASS 128  // after the barriers: what is to be done
-#define LEFT 256  // where sums are left
+#define PASS 128  // after the barriers: the current pass
+#define LEFT 256  // the offset of the sums
 #define INNER (LEFT + WARPS * PLANES * 32 * 16)
 #define FIRST_STAGE (INNER + INNER_BYTES)
 
@@ -30,13 +30,13 @@ struct Run {
   int rows, digits, halves, outputs, column, panels, panel, until;
 
   __device__ __forceinline__ int groups() const { return (digits + GROUP - 1) / GROUP; }
-  // Bytes from a row's inner products to the next one's: four rows' lie in different banks.
+  // Bytes from a row's inner products to the next row's: those of four rows use different banks.
   __device__ __forceinline__ int pitch() const { return filled(groups(), 2) * 64 + 32; }
-  // Rows whose inner products there is room for at once.
+  // The number of rows whose inner products fit at once.
   __device__ __forceinline__ int at_once() const { return min(ROWS, INNER_BYTES / pitch()); }
 };
 
-// What the warps that multiply are told in shared memory: some rows of a run. No rows: that was all.
+// The message to the multiplying warps in shared memory: some rows of a run. No rows: the end.
 struct Pass {
   const u8 *halves_of;
   const float *inner_halves;
@@ -53,7 +53,7 @@ struct Runs {
   const Slices &slices;
   int units, at, until;  // `units`: panels of a tile
 
-  // False: there are no more.
+  // False: there are no more runs.
   __device__ __forceinline__ bool next(Run &run) {
     while (at < until) {
       const int *tile = tiles + 3 * (at / units);
@@ -88,9 +88,9 @@ struct Runs {
   }
 };
 
-// Stages: each has GROUPS groups of digits of a panel, in order, or the panel's last.
+// Stages: each has GROUPS groups of a panel's digits, in order, or the panel's last groups.
 struct Ring {
-  u32 base, stage, parity;  // the stage that comes next
+  u32 base, stage, parity;  // the next stage
 
   __device__ __forceinline__ Ring(u32 base) : base(base), stage(0), parity(0) {}
   __device__ __forceinline__ u32 filled_barrier() const { return base + 8 * stage; }
@@ -106,14 +106,15 @@ __device__ __forceinline__ u32 pass_barrier(u32 base) { return base + 8 * (2 * S
 __device__ __forceinline__ u32 done_barrier(u32 base) { return base + 8 * (2 * STAGES + 1); }
 __device__ __forceinline__ u32 left_barrier(u32 base) { return base + 8 * (2 * STAGES + 2); }
 
-// Pass after pass of all of a block's runs, and stage after stage of each.
+// Walks through all passes of a block's runs, and the stages of each.
 struct Cursor {
   Runs runs;
   Run run;
   bool more;
   int skipped, panel, group, groups;
   const u8 *lane_from;  // of the first panel: words (lane 0), scales (1) and zero points (2)
-  int lane_panel, lane_group;  // bytes from a panel to the next (of zero points, to that after eight), and of a group
+  // bytes from a panel to the next (for zero points, to the panel after eight), and from a group to the next
+  int lane_panel, lane_group;
   int lane_shift, lane_to;
 
   __device__ __forceinline__ Cursor(const Runs &runs) : runs(runs) { open(); }
@@ -132,14 +133,14 @@ struct Cursor {
     lane_to = lane > 1 ? ZEROS : lane > 0 ? SCALES : 0;
   }
 
-  // To the next pass, whose stages begin with the first.
+  // Move to the next pass; its stages begin with the first.
   __device__ __forceinline__ void next_pass() {
     panel = run.panel;
     skipped += run.at_once();
     if (skipped >= run.rows) open();
   }
 
-  // Past passes that have no stages, for ranks of 16 bits are not copied.
+  // Skip passes without stages: ranks of 16 bits are not copied.
   __device__ __forceinline__ void to_stage() {
     while (more && run.digits == 0) open();
   }
@@ -153,7 +154,7 @@ struct Cursor {
     to_stage();
   }
 
-  // Words, scales and zero points are copied by a lane each.
+  // Copy words, scales and zero points, each by one lane.
   __device__ __forceinline__ void weights(const Ring &ring) const {
     const int lane = threadIdx.x & 31, taken = min(GROUPS, groups - group);
     const u32 barrier = ring.filled_barrier(), word_bytes = min(taken * GROUP, run.digits - group * GROUP) * WORD_BYTES;
@@ -167,7 +168,7 @@ struct Cursor {
 
   __device__ __forceinline__ int rows() const { return more ? min(run.at_once(), run.rows - skipped) : 0; }
 
-  // Write down what the next pass is.
+  // Write the next pass to shared memory.
   __device__ __forceinline__ void write() const {
     Pass &pass = *(Pass *)(shared + PASS);
     const int lane = threadIdx.x & 31;
@@ -180,7 +181,7 @@ struct Cursor {
     __syncwarp();
   }
 
-  // Let it begin, and copy its inner products.
+  // Start the pass, and copy its inner products.
   __device__ __forceinline__ void begin(u32 base, i64 places) const {
     const int lane = threadIdx.x & 31, bytes = groups * 64, number = ((const Pass *)(shared + PASS))->numbers[lane % ROWS];
     if (lane == 0) expect(pass_barrier(base), rows() * bytes);
@@ -190,7 +191,7 @@ struct Cursor {
   }
 };
 
-// The warp that copies. Weights are not what the launches before wrote.
+// The warp that copies. Earlier launches do not write the weights, so it need not wait for them first.
 __device__ __forceinline__ void fill(const Runs &runs, u32 base, i64 places) {
   Cursor ahead(runs), now = ahead;
   Ring first(base), ring(base);
@@ -212,7 +213,7 @@ __device__ __forceinline__ void fill(const Runs &runs, u32 base, i64 places) {
   }
 }
 
-// A warp's share of the ranks of 16 bits, as they lie in global memory, is added to what it left of eight rows.
+// Add a warp's share of the ranks of 16 bits, read from global memory, to its sums of eight rows.
 __device__ __forceinline__ void add_halves(float4 *left, const Pass &run, i64 row_at, int panel, int warp) {
   const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
   const int groups = (run.halves + GROUP - 1) / GROUP;
@@ -240,12 +241,12 @@ __device__ __forceinline__ void add_halves(float4 *left, const Pass &run, i64 ro
   }
 }
 
-// All warps but the one that copies.
+// All warps except the one that copies.
 __device__ __forceinline__ void meet() { asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory"); }
 
-// What a thread writes: of rows 2t and 2t + 1, outputs g and g + 8 of the warp's plane.
+// A thread's outputs: of rows 2t and 2t + 1, outputs g and g + 8 of the warp's plane.
 struct Outputs {
-  u32 row[2];  // where they begin
+  u32 row[2];  // the rows' offsets
   bool given[2];
 
   __device__ __forceinline__ Outputs(const Pass &pass, i64 stride) {
@@ -258,7 +259,7 @@ struct Outputs {
     }
   }
 
-  // Of the i-th of four values: whether there is one. `left`: outputs from the panel's first to the slice's end.
+  // Whether the i-th of four values exists. `left`: outputs from the panel's first to the slice's end.
   __device__ __forceinline__ bool is(int i, int left) const {
     return given[i & 1] && 16 * (int)(threadIdx.x >> 5) + ((int)(threadIdx.x & 31) >> 2) + 8 * (i >> 1) < left;
   }
@@ -332,7 +333,7 @@ expand_many(u16 *out, const u8 *arena, const i64 *table, const int *tiles, const
     make_barrier(pass_barrier(base), 1), make_barrier(done_barrier(base), WARPS), make_barrier(left_barrier(base), WARPS);
     barriers_are_made();
   }
-  int total = 0;  // tiles that there are: they come first
+  int total = 0;  // existing tiles, which come first
   for (int i = 0; i < most_tiles; i += THREADS + 32) {
     const int tile = i + threadIdx.x;
     total += __syncthreads_count(tile < most_tiles && tiles[3 * tile] >= 0);

@@ -1,20 +1,20 @@
 // The inner products of singular-value deltas: t[rows of a slot] = V x[rows], for all variants and slices.
 //
-// A block of threads has 16 TILES digits of a slice (or ranks of 16 bits), for at most ROWS rows of one slot. Its warps, and
-// those of the blocks of its cluster, share the panels of columns out. Their sums are added in their order, which
-// follows from the inputs alone: a row's result does not depend on who else is in the batch, nor on TILES.
+// A block of threads has 16 TILES digits of a slice (or ranks of 16 bits), for at most ROWS rows of one slot. Its
+// warps, and those of its cluster's other blocks, divide the panels of columns. Their sums are added in their order,
+// which depends on the inputs alone. So a row's result depends neither on the rest of the batch, nor on TILES.
 //
-// Digits are the rows of a product. Columns 16j + 4t to 16j + 4t + 3 of a panel are a thread's, of plane j: where
-// they are in the product is up to us, and so what it has of words and of inputs lies together.
+// Digits are the rows of a product. Columns 16j + 4t to 16j + 4t + 3 of a panel belong to a thread, for plane j. The
+// kernel is free to choose their places in the product, so a thread's words and inputs are contiguous.
 //
-// Compiled with TILES, and as digits.cuh says.
+// Compiled with TILES, and the constants in digits.cuh.
 
 #include "digits.cuh"
 
 #define ROW_BYTES 256
 #define ROW_PITCH (ROW_BYTES + 32)
 #define DIGITS (GROUP * TILES)
-#define SCALES (TILES * GROUP * WORD_BYTES)  // where they lie in a stage
+#define SCALES (TILES * GROUP * WORD_BYTES)  // the scales' offset in a stage
 #define ZEROS (SCALES + TILES * 32)
 #define INPUTS (ZEROS + TILES * 32)
 #define STAGE (INPUTS + ROWS * ROW_PITCH)
@@ -23,12 +23,12 @@
 // A block's part of one slice.
 struct Work {
   const u8 *values;  // of V
-  int first, count;  // digits, or ranks of 16 bits: which is the block's first, and how many the slice has
-  int four, two;     // where the digits of ranks with four end, and with two
+  int first, count;  // digits, or ranks of 16 bits: the block's first, and the slice's number
+  int four, two;     // the end of the digits of ranks with four, and with two
   bool coded;
 };
 
-// count == 0: nothing is to be done.
+// count == 0: there is no work.
 __device__ __forceinline__ Work work_of(const i64 *fields, int slices, int place, const u8 *arena) {
   Work work = {arena, 0, 0, 0, 0, false};
   bool found = false;
@@ -53,12 +53,12 @@ __device__ __forceinline__ Work work_of(const i64 *fields, int slices, int place
   return work;
 }
 
-// The bytes of all barriers, up to where stages begin.
+// The bytes of all barriers, up to the first stage.
 #define FIRST_STAGE ((WARPS * STAGES * 8 + 127) / 128 * 128)
 
-// A warp's stages, which one of its lanes has filled.
+// A warp's stages, which one of its lanes fills.
 struct Ring {
-  u32 barriers, stages, stage, parity;  // the stage that is taken next
+  u32 barriers, stages, stage, parity;  // the next stage to read
 
   __device__ __forceinline__ Ring(u32 base) : stage(0), parity(0) {
     const int warp = threadIdx.x >> 5;
@@ -81,12 +81,12 @@ struct Ring {
   }
 };
 
-// Inputs of the rows beside what a stage has of weights, 256 bytes of each: without conflicts of banks when eight are
-// read at once. Lane `l` copies the l-th of 16 bytes of two rows at a time.
+// Inputs of the rows, in a stage next to its weights, 256 bytes of each: without bank conflicts when eight rows are
+// read at once. Lane `l` copies the l-th 16 bytes of two rows at a time.
 template <int TO>
 struct Rows {
   u32 from[4 * TO];  // bytes from the first row of all to a lane's rows
-  u32 given;         // bit i: there is such a row
+  u32 given;         // bit i: the row exists
 
   // `stride`: bytes from a row to the next one.
   __device__ __forceinline__ Rows(const int *numbers, int rows, i64 stride) : given(0) {
@@ -98,7 +98,7 @@ struct Rows {
     }
   }
 
-  // Of each row the bytes at `at`, as many as a row has up to `limit`; then zeros.
+  // Copy the bytes at `at` of each row, up to `limit`; then zeros.
   __device__ __forceinline__ void fetch(u32 to, const u8 *at, int limit) const {
     const int bytes = max(0, min(16, limit - (int)(threadIdx.x & 15) * 16));
     to += ((threadIdx.x & 31) >> 4) * ROW_PITCH + (threadIdx.x & 15) * 16;
@@ -130,13 +130,13 @@ __device__ __forceinline__ uint2 four_of(const u16 *row, int column, int inputs,
   return make_uint2(v[0] | v[1] << 16, v[2] | v[3] << 16);
 }
 
-// A panel's inputs, from where a stage has them.
+// Load a panel's inputs from a stage.
 template <int TO>
 __device__ __forceinline__ void load(Inputs<TO> &into, u32 stage, int rows) {
   const int lane = threadIdx.x & 31;
 #pragma unroll
   for (int n = 0; n < TO; n++) {
-    const int row = n * 8 + (lane >> 2);  // the products of rows that are not there go nowhere
+    const int row = n * 8 + (lane >> 2);  // products of missing rows are not stored
     const u32 at = stage + INPUTS + (row < rows ? row : 0) * ROW_PITCH + (lane & 3) * 8;
 #pragma unroll
     for (int j = 0; j < PLANES; j++) {
@@ -147,7 +147,7 @@ __device__ __forceinline__ void load(Inputs<TO> &into, u32 stage, int rows) {
   }
 }
 
-// The same from global memory, where copies of 16 bytes cannot take them.
+// The same from global memory, if copies of 16 bytes are not possible.
 template <int TO>
 __device__ __forceinline__ void load(Inputs<TO> &into, const u16 *const (&rows)[TO], int panel, int inputs) {
 #pragma unroll
@@ -160,10 +160,10 @@ __device__ __forceinline__ void load(Inputs<TO> &into, const u16 *const (&rows)[
     }
 }
 
-// Where a block's digits come from, panel after panel.
+// The source of a block's digits, panel after panel.
 struct Digits {
   const u8 *words, *scales, *zeros;
-  i64 panel_words;  // bytes from a panel's words to the next one's
+  i64 panel_words;  // bytes from a panel's words to the next panel's
   int line;         // bytes of a line of scales or of zero points
   u32 word_bytes, line_bytes;
 
@@ -209,7 +209,7 @@ __device__ __forceinline__ void add(float (&sums)[TILES][TO][4], const Inputs<TO
     if (m * GROUP >= count) break;
     const u32 at = stage + m * GROUP * WORD_BYTES + g * WORD_BYTES + t * 8;
     uint2 first = shared_8(at), second = shared_8(at + 8 * WORD_BYTES);
-    float products[2][TO][4] = {};  // two, for one waits for the product before
+    float products[2][TO][4] = {};  // two, since a product waits for the one before
 #pragma unroll
     for (int j = 0; j < PLANES; j++) {
       if (j == 3 || j == 6) first.x >>= 6, first.y >>= 6, second.x >>= 6, second.y >>= 6;
@@ -224,7 +224,7 @@ __device__ __forceinline__ void add(float (&sums)[TILES][TO][4], const Inputs<TO
       const u32 line = stage + m * 32 + g * 2 + i * 16;
       const u32 more = shared_2(line + ZEROS) >> (2 * (panel & 7)) & 3;
       scale[i] = half_value(shared_2(line + SCALES));
-      zero[i] = __uint_as_float(more | 0x4b000000u) - (8388608.f - EXCESS_0);  // of zero points as of codes
+      zero[i] = __uint_as_float(more | 0x4b000000u) - (8388608.f - EXCESS_0);  // the excess of zero points and of codes
     }
 #pragma unroll
     for (int n = 0; n < TO; n++)
@@ -236,7 +236,7 @@ __device__ __forceinline__ void add(float (&sums)[TILES][TO][4], const Inputs<TO
   }
 }
 
-// Add a panel's products of ranks of 16 bits, as they lie in global memory.
+// Add a panel's products of ranks of 16 bits, read from global memory.
 template <int TO>
 __device__ __forceinline__ void add_halves(float (&sums)[TILES][TO][4], const u16 *const (&rows)[TO], const Work &work,
                                            int panel, int inputs, bool aligned) {
@@ -264,7 +264,7 @@ __device__ __forceinline__ void add_halves(float (&sums)[TILES][TO][4], const u1
   }
 }
 
-// Of a block's totals at `at`, those of block `part` of the cluster.
+// The totals at `at` of block `part` of the cluster.
 __device__ __forceinline__ float total_at(u32 at, int part, int parts) {
   float v;
   if (parts > 1) asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(at) : "r"(part));
@@ -281,13 +281,14 @@ __device__ __forceinline__ void meet(int parts) {
 
 extern __shared__ __align__(128) u8 shared[];
 
-// Sum over warps, then over the cluster's blocks, and write: zeros past the last digit, for expand takes whole groups.
+// Sum over warps, then over the cluster's blocks, and write the sums. Past the last digit write zeros, since expand
+// reads whole groups.
 template <int TO>
 __device__ __forceinline__ void finish(const float (&sums)[TILES][TO][4], const Work &work, float *to, i64 places,
                                        const int *numbers, int rows, int part, int parts) {
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, all = 8 * TO;
   float *left = (float *)(shared + FIRST_STAGE), *totals = left + WARPS * all * PITCH;
-  __syncthreads();  // all warps are done with their stages
+  __syncthreads();  // all warps have finished with their stages
 #pragma unroll
   for (int m = 0; m < TILES; m++)
 #pragma unroll
@@ -317,7 +318,7 @@ __device__ __forceinline__ void finish(const float (&sums)[TILES][TO][4], const 
         for (int p = 0; p < parts; p++) value += total_at(base + 4 * (row * PITCH + k), p, parts);
     to[numbers[row] * places + digit] = value;
   }
-  if (parts > 1) meet(parts);  // others read what this block left
+  if (parts > 1) meet(parts);  // other blocks read this block's totals
 }
 
 template <int TO>
@@ -382,7 +383,7 @@ shrink(float *shrunk, const u16 *x, const u8 *arena, const i64 *table, const int
   Work work = {};
   if (slot >= 0 && rows > 0) work = work_of(table + (i64)slot * slices * FIELDS, slices, place, arena);
   if (work.count == 0) {
-    wait_for_others();  // who waits for this launch waits for those before, too
+    wait_for_others();  // a later launch that waits for this launch also waits for those before it
     return;
   }
   const int *numbers = order + tile[1] + skipped;
