@@ -72,7 +72,7 @@ def difference(tokenizer: Any, folder: Path) -> str | None:
     """The first text for which `tokenizer` makes other ids than the file in `folder`, or decodes ids to
     another text.
 
-    None if there is none.
+    Returns None if no text differs.
     """
     if is_file(folder / FILE):
         return _difference(tokenizer, folder / FILE)

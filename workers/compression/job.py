@@ -258,7 +258,7 @@ def _write(work: WorkFolder, name: str, contents: LayerContents, started: float)
 
 
 def computed_by(device: str) -> str:
-    """What rounding depends on: the kind of device, and the type of calibration's activations there."""
+    """The conditions of rounding: the kind of device, and the type of calibration's activations there."""
     return f"{torch.device(device).type}, {str(_activations(device)).removeprefix('torch.')}"
 
 

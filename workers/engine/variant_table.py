@@ -1,4 +1,5 @@
-"""Variants for an application that resolves `model` by name: it finds the uid that the request brought.
+"""Variants for an application that resolves `model` by name: it finds the variant whose uid the request
+brought.
 
 A name may be registered again while requests of its predecessor are under way, or while a gateway still sends
 them. So two variants of one name can be loaded, and each request knows which of them it means.

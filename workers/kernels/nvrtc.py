@@ -109,7 +109,7 @@ def kernel(
 class Dependent:
     """A launch that may begin before earlier launches have ended, in clusters of `cluster` blocks.
 
-    The kernel itself waits for them where it must (`griddepcontrol`).
+    The kernel itself waits for earlier launches if it depends on them (`griddepcontrol`).
     """
 
     cluster: int = 1

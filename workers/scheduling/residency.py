@@ -129,8 +129,8 @@ class Residency:
         return errors
 
     def touch(self, uids: Collection[int]) -> None:
-        """Record that these variants are used now. Between two, the one with the older slot counts as used
-        earlier.
+        """Record that these variants are used now. Between two, the variant with the older slot counts as
+        used earlier.
         """
         for slot, uid in self._in_slot.items():
             if uid in uids:

@@ -130,7 +130,7 @@ class GatheringProtocol(BoundedHead):
         return True
 
     def refusal(self, scope: Message) -> Answer | None:
-        """What to answer in the application's place; None: the application answers."""
+        """The answer in place of the application's; None: the application answers."""
         return None
 
     def on_response_complete(self) -> None:
