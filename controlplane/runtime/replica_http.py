@@ -16,6 +16,7 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from controlplane.api.early_refusal import EarlyRefusal, EarlyRefusals, Refusal
 from controlplane.api.inference.fast_path import InferenceFirst
+from controlplane.runtime.front_door.sign_of_life import OFFSET, SignOfLife
 from controlplane.runtime.loopback import LOOPBACK
 from workers.server.gathered_writes import GatheringProtocol
 
@@ -40,7 +41,12 @@ def answer_first(inference: ASGIApp, early: EarlyRefusal) -> None:
         if ray.util.get_node_ip_address() == LOOPBACK:  # HAProxy, which alone asks, is on this machine
             options.host = LOOPBACK
         counted = Counted(inference, cast(Any, app).__self__._metrics_manager)
-        task, server = await start(app, options, **more)
+        life = _begin_life(options.host, options.port)
+        try:
+            task, server = await start(app, options, **more)
+        except BaseException:
+            life.close()
+            raise
         config = server.config  # read when the task first runs
         make = config.app
 
@@ -55,6 +61,14 @@ def answer_first(inference: ASGIApp, early: EarlyRefusal) -> None:
         return task, server
 
     replica.start_asgi_http_server = start_ours
+
+
+def _begin_life(host: str, port: int) -> SignOfLife:
+    """Raises RuntimeError where another process has the port, as Serve does: it then tries the next one."""
+    try:
+        return SignOfLife(host, port)
+    except OSError as e:
+        raise RuntimeError(f"the port {port + OFFSET}, of the gateway's sign of life, is in use") from e
 
 
 def protocol_of(early: EarlyRefusal) -> type[GatheringProtocol]:

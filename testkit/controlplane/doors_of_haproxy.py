@@ -17,6 +17,7 @@ from pathlib import Path
 from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig, ServerConfig
 from ray.serve.config import HTTPOptions
 
+from controlplane.runtime.front_door.sign_of_life import SignOfLife
 from testkit.redis_server import free_port
 
 GIVE_UP_S = 60.0
@@ -99,8 +100,8 @@ Gateway = Callable[[str, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[
 
 @contextlib.asynccontextmanager
 async def gateway(answer: Gateway) -> AsyncIterator[int]:
-    """A server that answers HAProxy's checks, /head with the request's head, and other requests by `answer`
-    of their first line, once their head was read. Its port."""
+    """A server that gives HAProxy its sign of life. It answers /head with the request's head, and others
+    by `answer` of their first line, once their head was read. Its port."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
@@ -109,15 +110,15 @@ async def gateway(answer: Gateway) -> AsyncIterator[int]:
                 first = head.split(b"\r\n")[0].decode()
                 if first.startswith("GET /head "):
                     writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(head), head))
-                elif "/-/healthz" in first:
-                    writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 7\r\n\r\nsuccess")
                 else:
                     await answer(first, reader, writer)
                 await writer.drain()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
     try:
-        yield server.sockets[0].getsockname()[1]
+        with contextlib.closing(SignOfLife("127.0.0.1", port)):
+            yield port
     finally:
         server.close()
 

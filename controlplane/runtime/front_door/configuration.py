@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from controlplane.runtime.front_door.sign_of_life import OFFSET
+
 # From the first byte of a request's head to its last.
 HEAD_S = 8
 # Between two checks of a gateway.
@@ -96,6 +98,18 @@ def _edits(limits: Limits, folder: str, listens_on_all: bool, backends: int) -> 
             " fall 1 rise 1 check on-marked-down shutdown-sessions",
             backends,
         ),
+        Edit(
+            "the gateways",
+            r"^(    server SERVE_REPLICA\S* \S+:(\d+)) check\b",
+            lambda found: f"{found[1]} check port {int(found[2]) + OFFSET}",
+            backends,
+        ),
+        # The kernel ends a connection on which a client takes nothing, also one that HAProxy has done with.
+        Edit(
+            "the port of the API",
+            r"^(frontend http_frontend\n    bind \S+)$",
+            rf"\1 tcp-ut {limits.client_s}s",
+        ),
         Edit("which failures are retried", r"^    retry-on conn-failure$", _RETRIES),
         Edit("which requests are logged for Serve's metrics", r"^    log-format-sd .*$", _repeatable),
         # Serve's Python proxy on the head, which answers nobody (`fallback`).
@@ -104,7 +118,7 @@ def _edits(limits: Limits, folder: str, listens_on_all: bool, backends: int) -> 
         ),
     ]
     if listens_on_all:
-        edits.append(Edit("the port of the API", r"^    bind \*:(\d+)$", r"    bind :::\1 v4v6"))
+        edits.append(Edit("the port of the API", r"^    bind \*:(\d+)", r"    bind :::\1 v4v6"))
     return edits
 
 

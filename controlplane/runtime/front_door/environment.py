@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from controlplane.runtime.front_door.sign_of_life import OFFSET
+
 PROGRAM = "ostinato-haproxy"
 BINARY = "RAY_SERVE_HAPROXY_BINARY_PATH"
 CALLBACK = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 # Ports of gateways on one machine. Each home has a window of its own: HAProxy must not find another
 # installation's gateway at the port of one of its own that ended.
-FIRST_PORT, PORTS_OF_A_HOME, WINDOWS = 20_000, 100, 110
+FIRST_PORT, PORTS_OF_A_HOME, WINDOWS = 20_000, 2 * OFFSET, 110
 
 EVERYWHERE: Mapping[str, str] = {
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
@@ -21,6 +23,9 @@ EVERYWHERE: Mapping[str, str] = {
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
     CALLBACK: "controlplane.runtime.front_door.fallback:prepare",
     "RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH": "controlplane.runtime.front_door.manager:prepare",
+    # Fewer ports than lie between a gateway's and that of its sign of life.
+    "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": "30000",
+    "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(30_000 + OFFSET - 1),
     # A proxy that died is missed after three looks, ten seconds apart by Serve's own choice.
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
     # A proxy that was asked three times and is not ready is killed, and another started. Where much else
@@ -42,7 +47,7 @@ def of_one_machine(folder: Path, mark: str) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(first),
         "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(first + 1),
-        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(first + PORTS_OF_A_HOME),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(first + OFFSET - 1),
     }
 
 

@@ -274,6 +274,11 @@ applications:
   value: "5"
 - name: LISTEN_FOR_CHANGE_REQUEST_TIMEOUT_S_UPPER_BOUND
   value: "10"
+# Ports of gateways; HAProxy asks for their sign of life 50 above.
+- name: RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT
+  value: "30000"
+- name: RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT
+  value: "30049"
 # A proxy that died is missed after three looks, ten seconds apart by Serve's own choice.
 - name: RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S
   value: "1"

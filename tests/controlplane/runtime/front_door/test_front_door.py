@@ -22,6 +22,7 @@ import pytest
 from controlplane.runtime.front_door import answers, configuration
 from controlplane.runtime.front_door.configuration import Limits, UnknownTemplate, edited
 from controlplane.runtime.front_door.haproxy import limits_of
+from controlplane.runtime.front_door.sign_of_life import OFFSET
 from controlplane.settings import Settings
 from testkit.controlplane.doors_of_haproxy import GIVE_UP_S, asked, front_door, gateway, written_by_ray
 from testkit.redis_server import free_port
@@ -54,6 +55,8 @@ def test_each_edit_finds_what_the_installed_ray_writes(tmp_path: Path, gateways:
     found = edited(text, limits(), str(tmp_path))
     assert found.count("on-marked-down shutdown-sessions") == bool(gateways)
     assert found.count("disabled backup") == bool(gateways)
+    for port in gateways:
+        assert f"127.0.0.1:{port} check port {port + OFFSET} observe" in found
     assert "    timeout http-request 8s\n" in found
     assert "    timeout client 17s\n" in found
     assert "local0" not in found
@@ -250,6 +253,18 @@ async def test_a_change_without_a_key_is_not_carried_out_twice() -> None:
             answer = await asked(door.port, CHANGE + b"\r\n{}")
             assert len(seen) == 1
             assert answer == b"" or error_of(answer)[1]["code"] == "unavailable"
+
+
+async def test_a_gateway_that_is_busy_is_not_taken_for_one_that_hangs() -> None:
+    """Its loop stands still for longer than a sign of life may take; a thread gives it."""
+
+    async def busy(_: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        time.sleep(4.0)  # noqa: ASYNC251
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+
+    async with gateway(busy) as port:
+        with front_door([port], OSTINATO_SILENT_S="1.5") as door:
+            assert (await asked(door.port, CHANGE + b"\r\n{}")).endswith(b"\r\n\r\nok")
 
 
 async def test_what_a_gateway_that_hangs_has_in_hand_goes_to_another() -> None:
