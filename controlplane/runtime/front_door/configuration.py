@@ -15,6 +15,9 @@ from controlplane.runtime.front_door.sign_of_life import OFFSET
 
 # From the first byte of a request's head to its last.
 HEAD_S = 8
+KERNEL_BYTES = 64 << 10
+# How Ray calls our gateways' servers.
+GATEWAY = "SERVE_REPLICA_ostinato-Gateway-"
 # Between two checks of a gateway.
 CHECK_MS = 500
 
@@ -48,8 +51,8 @@ class Edit:
 def edited(text: str, limits: Limits, folder: str, listens_on_all: bool = False) -> str:
     """Ray's configuration with our edits. `folder` holds the files of `answers`; `listens_on_all`: also on
     IPv6, where Ray binds IPv4 alone. Raises UnknownTemplate."""
-    backends = text.count("\n    option httpchk ")
-    for edit in _edits(limits, folder, listens_on_all, backends):
+    backends, gateways = text.count("\n    option httpchk "), text.count(f"\n    server {GATEWAY}")
+    for edit in _edits(limits, folder, listens_on_all, backends, gateways):
         text, found = re.subn(edit.pattern, edit.replacement, text, flags=re.MULTILINE)
         if found < edit.least:
             raise UnknownTemplate(
@@ -59,7 +62,7 @@ def edited(text: str, limits: Limits, folder: str, listens_on_all: bool = False)
     return text
 
 
-def _edits(limits: Limits, folder: str, listens_on_all: bool, backends: int) -> list[Edit]:
+def _edits(limits: Limits, folder: str, listens_on_all: bool, backends: int, gateways: int) -> list[Edit]:
     edits = [
         Edit("a log of each request, by UDP to whoever listens there", r"^    log \S+ local0 info\n", ""),
         Edit(
@@ -68,6 +71,12 @@ def _edits(limits: Limits, folder: str, listens_on_all: bool, backends: int) -> 
             r"\1 mode 600 ",
         ),
         Edit("a limit of connections", r"^    maxconn \d+$", f"    maxconn {limits.connections}"),
+        # The kernel would keep megabytes of an answer that a client does not read, on both sides of HAProxy.
+        Edit(
+            "a size of buffers",
+            r"^(    tune.bufsize \d+)$",
+            rf"\1\n    tune.sndbuf.client {KERNEL_BYTES}\n    tune.rcvbuf.server {KERNEL_BYTES}",
+        ),
         # A reload cuts what its predecessor still has in hand after so long.
         Edit(
             "the end of HAProxy's predecessor",
@@ -99,10 +108,10 @@ def _edits(limits: Limits, folder: str, listens_on_all: bool, backends: int) -> 
             backends,
         ),
         Edit(
-            "the gateways",
-            r"^(    server SERVE_REPLICA\S* \S+:(\d+)) check\b",
+            "the gateways",  # and no other application's replicas
+            rf"^(    server {GATEWAY}\S+ \S+:(\d+)) check\b",
             lambda found: f"{found[1]} check port {int(found[2]) + OFFSET}",
-            backends,
+            gateways,
         ),
         # The kernel ends a connection on which a client takes nothing, also one that HAProxy has done with.
         Edit(

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -60,6 +61,13 @@ def test_each_edit_finds_what_the_installed_ray_writes(tmp_path: Path, gateways:
     assert "    timeout http-request 8s\n" in found
     assert "    timeout client 17s\n" in found
     assert "local0" not in found
+
+
+def test_another_applications_replicas_are_checked_as_ray_has_it(tmp_path: Path) -> None:
+    """They give no sign of life at a port of its own."""
+    text = written_by_ray(tmp_path, 8000, [31001]).read_text()
+    found = edited(text.replace("ostinato-Gateway", "bare-Bare"), limits(), str(tmp_path))
+    assert "127.0.0.1:31001 check observe" in found
 
 
 def test_another_template_is_refused(tmp_path: Path) -> None:
@@ -186,25 +194,30 @@ async def test_what_runs_behind_it_is_told_to_nobody() -> None:
 
 @pytest.mark.parametrize("answers_bytes", [64 << 20])
 async def test_a_client_that_reads_nothing_is_cut(answers_bytes: int) -> None:
-    """And the gateway sees that it left."""
+    """The gateway sees that it left. What HAProxy and the kernel keep of its answer is small."""
     left = asyncio.Event()
+    sent_bytes = 0
 
     async def stream(_: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % answers_bytes)
         try:
             for _number in range(answers_bytes >> 16):
                 writer.write(b"a" * (1 << 16))
                 await writer.drain()
+                nonlocal sent_bytes
+                sent_bytes += 1 << 16
         except ConnectionError:
             left.set()
             raise
 
     async with gateway(stream) as port:
-        with front_door([port], OSTINATO_WRITE_TIMEOUT_S="1") as door:
-            _, writer = await asyncio.open_connection("127.0.0.1", door.port, limit=1024)
-            writer.write(GET + b"\r\n")
+        with front_door([port], OSTINATO_WRITE_TIMEOUT_S="1") as door, socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+            client.connect(("127.0.0.1", door.port))
+            client.sendall(GET + b"\r\n")
             await asyncio.wait_for(left.wait(), GIVE_UP_S)
-            writer.close()
+    assert sent_bytes < 2 << 20
 
 
 async def until_answered(port: int, by: bytes) -> None:
