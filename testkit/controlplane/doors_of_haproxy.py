@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -60,17 +59,16 @@ class Door:
 
 
 @contextlib.contextmanager
-def front_door(gateways: Sequence[int], **settings: str) -> Iterator[Door]:
-    """`settings`: variables of the environment."""
+def front_door(gateways: Sequence[int]) -> Iterator[Door]:
     with tempfile.TemporaryDirectory(prefix="door-") as name:
         folder, port = Path(name), free_port()
         config = written_by_ray(folder, port, gateways)
-        with started(config, **settings) as process:
+        with started(config) as process:
             yield Door(port, folder, process)
 
 
 @contextlib.contextmanager
-def started(config: Path, **settings: str) -> Iterator[subprocess.Popen[bytes]]:
+def started(config: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Our program, as Ray starts it, once it is HAProxy and listens to its administrator."""
     command = [
         sys.executable,
@@ -82,7 +80,7 @@ def started(config: Path, **settings: str) -> Iterator[subprocess.Popen[bytes]]:
         "-dR",
     ]
     with (config.parent / "stderr.log").open("wb") as log:
-        process = subprocess.Popen(command, stderr=log, env={**os.environ, **settings})
+        process = subprocess.Popen(command, stderr=log)
     try:
         until_s = time.monotonic() + GIVE_UP_S
         while not (config.parent / "admin.sock").exists():

@@ -212,7 +212,7 @@ async def test_a_client_that_reads_nothing_is_cut(answers_bytes: int) -> None:
             raise
 
     async with gateway(stream) as port:
-        with front_door([port], OSTINATO_WRITE_TIMEOUT_S="1") as door, socket.socket() as client:
+        with front_door([port]) as door, socket.socket() as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
             client.connect(("127.0.0.1", door.port))
             client.sendall(GET + b"\r\n")
@@ -276,7 +276,7 @@ async def test_a_gateway_that_is_busy_is_not_taken_for_one_that_hangs() -> None:
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
 
     async with gateway(busy) as port:
-        with front_door([port], OSTINATO_SILENT_S="1.5") as door:
+        with front_door([port]) as door:
             assert (await asked(door.port, CHANGE + b"\r\n{}")).endswith(b"\r\n\r\nok")
 
 
@@ -303,7 +303,7 @@ async def test_what_a_gateway_that_hangs_has_in_hand_goes_to_another() -> None:
         port = int(hanging.stdout.readline())
         try:
             async with gateway(say_ok) as other:
-                with front_door([port, other], OSTINATO_SILENT_S="1.5") as door:
+                with front_door([port, other]) as door:
                     await until_answered(door.port, b"hangs")
                     hanging.send_signal(signal.SIGSTOP)
                     found = await asyncio.gather(
