@@ -1,1 +1,1 @@
-"""Requests, gateways and engines on virtual time, over the router's and the engine's own policies."""
+"""Requests, gateways and engines on virtual time, with the real policies of the router and the engine."""

@@ -1,7 +1,7 @@
-"""Who waits, goes next, is refused or dropped: production's admission, on virtual time.
+"""Which requests wait, go next, are refused or dropped: production's admission, on virtual time.
 
-A request joins when no group has room. From then on there is none until an engine's answer makes some, so the
-line is asked only then, and what came or grew late meanwhile is told to it in the order of time.
+A request joins the line when no group has room. From then on only an engine's answer makes room, so the line
+is asked only then. It then gets all arrivals and late requests since, in the order of time.
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ _PRIORITIES = list(Priority)
 
 
 class Admitting:
-    """`terms` of a request by its number. `refuses`: newcomers whose promise of TTFT the line would break."""
+    """`terms` gives a request's terms by its number. `refuses`: whether new requests are refused if the line
+    would break their promise of TTFT."""
 
     def __init__(self, world: World, terms: Terms, limits: LineLimits, refuses: bool = True) -> None:
         self._terms, self._refuses = terms, refuses
-        # Plain arrays: a field of a record takes several times as long to reach.
+        # Plain arrays: accessing a field of a record takes several times as long.
         self._arrival_s = world.asked["arrival_s"]
         self._sent_s, self._first_s = world.outcomes["sent_s"], world.outcomes["first_s"]
         self._state, self._reason = world.outcomes["state"], world.outcomes["reason"]
@@ -54,11 +55,12 @@ class Admitting:
             world.gateway[name] for name in ("now_s", "coming", "unseen", "length", "longest", "room")
         )
         self._line = Admission(limits)
-        self._without_first: deque[int] = deque()  # that had their turn and no first token yet
-        self._numbers: dict[int, int] = {}  # of requests, by their numbers in the line
+        self._without_first: deque[int] = deque()  # requests after their turn, without a first token yet
+        self._numbers: dict[int, int] = {}  # request numbers by the numbers in the line
 
     def catch_up(self, passing: npt.NDArray[np.int32]) -> int:
-        """What has happened until now; then those that may go are put into `passing`. How many."""
+        """Process all events until now, then put the requests that may go into `passing`. Returns their
+        number."""
         now_s, end = float(self._now_s[0]), int(self._coming[0])
         for i in range(int(self._unseen[0]), end):
             self._see_first_tokens(float(self._arrival_s[i]), False)
@@ -97,7 +99,8 @@ class Admitting:
         return i
 
     def _see_first_tokens(self, until_s: float, included: bool) -> None:
-        """Of those that had their turn, in that order: one without a first token hides those after it."""
+        """Note first tokens of requests after their turn, in that order: a request without one hides later
+        ones."""
         while self._without_first:
             i = self._without_first[0]
             first_s = float(self._first_s[i])
@@ -112,7 +115,7 @@ class Admitting:
 
 
 def admit_all(world: World) -> Admitting:
-    """Nobody is refused. Terms are those of the records, without a deadline."""
+    """Admission that refuses no request. Terms come from the records, without a deadline."""
     tenants = {int(number): Tenant(str(number)) for number in np.unique(world.asked["tenant"])}
 
     def terms(i: int) -> RequestTerms:
@@ -129,7 +132,7 @@ def admit_all(world: World) -> Admitting:
 
 
 def expected_tokens(prompt: float, output: float) -> int:
-    """What the gateway takes a request to cost."""
+    """The tokens that the gateway assumes as a request's cost."""
     return max(1, round(float(prompt) + float(output)))
 
 

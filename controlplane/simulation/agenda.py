@@ -1,4 +1,4 @@
-"""Which engine's steps end next: a tournament, so no look at all of them is needed. Compiled."""
+"""The engine whose steps end next, found by a tournament, without looking at all engines. Compiled."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def new_agenda(engines: int) -> tuple[Records, Records]:
 
 @compiled
 def schedule(next_s: Records, winners: Records, g: int, at_s: float) -> None:
-    """The steps of engine `g` end then. Of equal times the engine with the lowest number is first."""
+    """The steps of engine `g` end at `at_s`. Among equal times the engine with the lowest number is first."""
     next_s[g] = at_s
     node = (len(next_s) + g) // 2
     while node >= 1:

@@ -1,10 +1,10 @@
 """An engine on virtual time: vLLM's steps around our scheduling policy. Compiled.
 
-What is modelled: continuous batching, prompts filled in chunks beside decoding rows, first come first served
-for rows and KV cache, preemption of the youngest when KV cache runs out, one step scheduled ahead, slots of
-variants and their loading one after the other, the host's memory of variants. Steps in which nothing changes
-but the tokens cached are made at once ("a jump"): with n rows each takes n tokens' reading longer than the
-one before, so their sum is known.
+The model has continuous batching, and prompts filled in chunks together with decoding rows. Rows and KV cache
+are given first come, first served, and the youngest row is preempted when KV cache runs out. One step is
+scheduled ahead. Variants are loaded into slots one after the other, and lie in the host's memory. Steps in
+which only the number of cached tokens changes are made at once ("a jump"): with n rows each step takes longer
+than the previous one by the time of reading n tokens, so their sum is known.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def enqueue(world: World, rules: Rules, g: int, request: int, now_s: float) -> N
 
 @compiled
 def _due(engine: Records, rules: Rules, now_s: float) -> int:
-    """The tick at whose end a newcomer may be admitted: that of the step under way, and of those scheduled
+    """The tick after which a new request may be admitted: after the current step, and the steps scheduled
     ahead."""
     if engine.running == 0:
         return engine.ticks  # type: ignore[no-any-return]
@@ -53,7 +53,7 @@ def _due(engine: Records, rules: Rules, now_s: float) -> int:
 
 @compiled
 def _interrupt(world: World, rules: Rules, g: int, now_s: float) -> None:
-    """A jump ends with the step under way and those scheduled ahead; an idle engine begins at once."""
+    """End a jump after the current step and those scheduled ahead; an idle engine begins at once."""
     engine = world.engines[g]
     if engine.steps == 0:
         _schedule(world.next_s, world.winners, g, now_s)
@@ -66,13 +66,14 @@ def _interrupt(world: World, rules: Rules, g: int, now_s: float) -> None:
 
 @compiled
 def steps_s(engine: Records, count: int) -> float:
-    """The first so many of an engine's steps."""
+    """The total time of an engine's first `count` steps."""
     return count * (engine.step_s + engine.growth_s * (count - 1) / 2)  # type: ignore[no-any-return]
 
 
 @compiled
 def steps_within(engine: Records, seconds: float) -> int:
-    """How many of an engine's steps have begun after so long; one that ends just then is the last."""
+    """The number of an engine's steps that have begun after `seconds`; a step that ends just then is the
+    last."""
     if seconds <= 0.0:
         return 0
     if engine.step_s <= 0.0:
@@ -80,7 +81,7 @@ def steps_within(engine: Records, seconds: float) -> int:
     half_s = engine.step_s - engine.growth_s / 2
     root_s = math.sqrt(half_s * half_s + 2 * engine.growth_s * seconds)
     count = math.ceil(2 * seconds / (half_s + root_s))
-    while count > 0 and steps_s(engine, count - 1) >= seconds:  # roundings
+    while count > 0 and steps_s(engine, count - 1) >= seconds:  # correct rounding
         count -= 1
     while steps_s(engine, count) < seconds:
         count += 1
@@ -89,7 +90,8 @@ def steps_within(engine: Records, seconds: float) -> int:
 
 @compiled
 def _occur(world: World, g: int, variant: int) -> int:
-    """The place of a variant among those that occur in the engine, one request more. The base's is 0."""
+    """The place of a variant among those that occur in the engine, after adding a request. The base's is
+    0."""
     if variant == 0:
         world.occurring[g, 0].readiness = READY
         world.engines[g].occurring = max(1, world.engines[g].occurring)
@@ -124,8 +126,8 @@ def _leave(world: World, g: int, place: int) -> None:
 
 @compiled
 def finish_steps(world: World, g: int, now_s: float, ended: Records) -> int:
-    """The step, or the jump, has ended: tokens come out. Requests that ended are put into `ended`; how
-    many."""
+    """The step, or the jump, has ended: tokens are generated. Ended requests are put into `ended`; returns
+    their number."""
     engine = world.engines[g]
     count = 0
     if engine.steps > 0:
@@ -154,7 +156,7 @@ def finish_steps(world: World, g: int, now_s: float, ended: Records) -> int:
 
 @compiled
 def _fill(world: World, g: int, now_s: float) -> None:
-    """Chunks of prompts are filled; a prompt's last one gives its first token."""
+    """Chunks of prompts are filled; a prompt's last chunk generates the first token."""
     engine = world.engines[g]
     engine.fills = 0
     for i in range(engine.running):
@@ -173,7 +175,7 @@ def _fill(world: World, g: int, now_s: float) -> None:
 
 @compiled
 def _put_in(world: World, g: int, i: int) -> None:
-    """A row begins to decode."""
+    """Let a row begin to decode."""
     row = world.rows[g, i]
     asked = world.asked[row.request]
     where = world.where[g, asked.variant]
@@ -201,14 +203,14 @@ def next_steps(world: World, rules: Rules, g: int, now_s: float) -> None:
     if tokens_held(engine) > world.truth.models[engine.model].kv_tokens:
         _preempt_youngest(world, g)
     while _known(world, g) > 0 and _admit(world, rules, g, now_s):
-        pass  # whoever waited for a row that stepped back
+        pass  # requests that waited for a row that was preempted
     _begin(world, rules, g, now_s)
 
 
 @compiled
 def _known(world: World, g: int) -> int:
-    """How many of those that wait, the first ones, had come when the next step was scheduled. Where no row is
-    left none was scheduled, so all had."""
+    """The number of waiting requests, from the first on, that had arrived when the next step was scheduled.
+    If no row is left, no step was scheduled, so all had arrived."""
     engine = world.engines[g]
     known = 0
     while known < engine.waiting and (engine.running == 0 or world.queue[g, known].due <= engine.ticks):
@@ -219,13 +221,14 @@ def _known(world: World, g: int) -> int:
 
 @compiled
 def tokens_held(engine: Records) -> float:
-    """Of KV cache, at the end of a step that begins now."""
+    """Tokens in the KV cache at the end of a step that begins now."""
     return engine.batch.context + engine.reserved + engine.running  # type: ignore[no-any-return]
 
 
 @compiled
 def _admit(world: World, rules: Rules, g: int, now_s: float) -> bool:
-    """Whether a row stepped back, so that others may be admitted now."""
+    """Apply the policy's decisions. Returns whether a row was preempted, so that others may be admitted
+    now."""
     engine = world.engines[g]
     rows, queue = world.rows[g, : engine.running], world.queue[g, : _known(world, g)]
     for i in range(engine.running):
@@ -236,7 +239,7 @@ def _admit(world: World, rules: Rules, g: int, now_s: float) -> bool:
     admission = policy.Rules(limit, rules.longest_wait_s, rules.almost_done_tokens)
     _decide(now_s, rows, queue, occurring, admission)
     _load(world, g, now_s)
-    if _end_loads(world, g, now_s):  # variants that take no time to load may run in this step
+    if _end_loads(world, g, now_s):  # variants that load in no time may run in this step
         _decide(now_s, rows, queue, occurring, admission)
     _read_ahead(world, g, len(queue), now_s)
     before = engine.running
@@ -259,7 +262,7 @@ def _start(world: World, g: int) -> None:
         asked = world.asked[queued.request]
         tokens = asked.prompt + queued.generated
         room = tokens_held(engine) + tokens + 1 <= model.kv_tokens
-        alone = engine.running == 0  # the only one runs, however long it is
+        alone = engine.running == 0  # a single request runs, however long it is
         fits = (room or alone) and engine.running < model.max_rows
         admitted = queued.admitted != 0
         blocked = blocked or (admitted and not fits)
@@ -284,7 +287,8 @@ def _start(world: World, g: int) -> None:
 
 @compiled
 def _preempt(world: World, g: int, i: int) -> None:
-    """A row gives its KV cache back and waits again; what it has generated is filled anew with its prompt."""
+    """A row gives its KV cache back and waits again; its generated tokens are filled again with its
+    prompt."""
     engine = world.engines[g]
     row = world.rows[g, i]
     asked = world.asked[row.request]
@@ -301,7 +305,7 @@ def _preempt(world: World, g: int, i: int) -> None:
     world.rows[g, i] = world.rows[g, engine.running]
     engine.waiting += 1
     engine.preemptions += 1
-    j = engine.waiting - 1  # in the order they came
+    j = engine.waiting - 1  # in the order of arrival
     while j > 0 and world.queue[g, j - 1].key > world.queue[g, j].key:
         _swap(world, g, j)
         j -= 1
@@ -335,7 +339,7 @@ def _preempt_youngest(world: World, g: int) -> None:
 
 @compiled
 def _load(world: World, g: int, now_s: float) -> None:
-    """Slots for the variants that the policy wants loaded, in its order."""
+    """Find slots for the variants that the policy wants to load, in its order."""
     engine = world.engines[g]
     most = 0
     for place in range(1, engine.occurring):
@@ -348,7 +352,7 @@ def _load(world: World, g: int, now_s: float) -> None:
 
 @compiled
 def _read_ahead(world: World, g: int, known: int, now_s: float) -> None:
-    """The first blocked request's variant is read into the host's memory, one at a time."""
+    """Read the first blocked request's variant into the host's memory, one variant at a time."""
     engine = world.engines[g]
     if engine.ahead != NOBODY and engine.ahead_s <= now_s:
         _keep(world, g, engine.ahead)
@@ -403,7 +407,7 @@ def _place(world: World, g: int, place: int, now_s: float) -> None:
 
 @compiled
 def _end_loads(world: World, g: int, now_s: float) -> bool:
-    """Whether any load had ended by now."""
+    """End the loads that are complete. Returns whether there were any."""
     if world.engines[g].loading == 0:
         return False
     any_ended = False
@@ -431,7 +435,7 @@ def _next_load_s(world: World, g: int) -> float:
 
 @compiled
 def _begin(world: World, rules: Rules, g: int, now_s: float) -> None:
-    """The next step, or as many as change nothing."""
+    """Begin the next step, or as many steps as change nothing else."""
     engine = world.engines[g]
     model = world.truth.models[engine.model]
     engine.start_s, engine.fills, engine.growth_s = now_s, 0, 0.0
@@ -456,7 +460,7 @@ def _begin(world: World, rules: Rules, g: int, now_s: float) -> None:
 
 @compiled
 def _prompts_s(world: World, g: int) -> float:
-    """What the variants of prompts add to a step."""
+    """The time that the variants of prompts add to a step."""
     engine, added_s = world.engines[g], 0.0
     for i in range(engine.running):
         row = world.rows[g, i]
@@ -467,7 +471,8 @@ def _prompts_s(world: World, g: int) -> float:
 
 @compiled
 def _wide_prompts_s(world: World, g: int) -> float:
-    """What they add to a wide step: once, too, for each variant and each kind that no other row has."""
+    """The time that the variants of prompts add to a wide step, including the part that each variant and kind
+    without another row adds once."""
     engine, added_s = world.engines[g], 0.0
     model = world.truth.models[engine.model]
     for i in range(engine.running):
@@ -492,7 +497,7 @@ def _wide_prompts_s(world: World, g: int) -> float:
 
 @compiled
 def _give_chunks(world: World, g: int, left: int) -> int:
-    """At most `left` tokens of prompts for the next step, of those first that came first. How many."""
+    """Divide at most `left` prompt tokens of the next step, in the order of arrival. Returns their number."""
     engine = world.engines[g]
     wanted = 0
     for i in range(engine.running):
@@ -519,8 +524,8 @@ def _give_chunks(world: World, g: int, left: int) -> int:
 
 @compiled
 def _steps_alike(world: World, rules: Rules, g: int, now_s: float) -> int:
-    """Until a row ends, KV cache runs out, a variant has been loaded, somebody may be admitted who came too
-    late for the first of them, or who is blocked is out of patience."""
+    """The number of steps until something else changes: a row ends, KV cache runs out, a variant is loaded, a
+    request that came too late for the first of them may be admitted, or a blocked request loses patience."""
     engine = world.engines[g]
     steps = MANY_STEPS
     for i in range(engine.running):

@@ -47,7 +47,7 @@ def model_of(groups: GroupsForm, folder: Path) -> Any:
 
 
 def read_bytes_per_s(form: EstimateForm) -> float:
-    """At which a group reads a variant's weights: all ranks read their part at once."""
+    """The rate at which a group reads a variant's weights: all ranks read their parts at the same time."""
     return _gpu(form).rates(form.tensor_parallel).memory_bytes_per_s * form.tensor_parallel
 
 

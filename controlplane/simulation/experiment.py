@@ -25,7 +25,7 @@ GIB = 2**30
 
 
 class Prepared(NamedTuple):
-    """All that `controlplane.simulation.run.run` takes."""
+    """All arguments of `controlplane.simulation.run.run`."""
 
     world: World
     rules: Rules
@@ -38,7 +38,8 @@ class Prepared(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """`rate_per_s` None: as the trace was recorded. `groups`: of each entry of the cluster."""
+    """`rate_per_s` None: the trace's own rate. `groups`: the number of groups of each entry of the
+    cluster."""
 
     policy: str
     rate_per_s: float | None
@@ -47,7 +48,7 @@ class Case:
 
 
 class Experiment:
-    """A scenario, of which cases are run. Paths in it are relative to `folder`. Raises ScenarioError."""
+    """A scenario whose cases can be run. Paths in it are relative to `folder`. Raises ScenarioError."""
 
     def __init__(self, form: ScenarioForm, folder: Path) -> None:
         self.form, self._folder = form, folder
@@ -67,11 +68,11 @@ class Experiment:
         return self.form.traffic.rates or (self.form.traffic.rate_per_s,)
 
     def run(self, case: Case) -> dict[str, Any]:
-        """What came of the requests after the warm-up (`measures.measure`)."""
+        """The measures of the requests after the warm-up (`measures.measure`)."""
         return self.watched(case)[1]
 
     def watched(self, case: Case) -> tuple[World, dict[str, Any]]:
-        """The same, with the world as it was at the end."""
+        """As `run`, with the world at the end."""
         prepared, at = self.prepare(case), []
         for until_s in (self.form.warm_up_s, self.form.horizon_s):
             prepared.run(until_s)
@@ -81,7 +82,7 @@ class Experiment:
         return world, measure(self.form, world, prepared.traffic, at[0], at[1], self._gpus(case))
 
     def prepare(self, case: Case) -> Prepared:
-        """Its world before the first request comes."""
+        """A case's world before the first request comes."""
         gateway = self.form.gateway
         asked = traffic.requests(self.form, self._trace, case.rate_per_s, case.seed)
         world = self._world(case, asked)

@@ -1,7 +1,7 @@
 """A scenario's worker groups and variants as records: step models, what variants add, where they are.
 
-Like all of this package that is not compiled, it does not import `profiler.compiled`: what does is compiled
-anew when it changes.
+Like all modules of this package that are not compiled, it does not import `profiler.compiled`: modules that
+do are compiled again when they change.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def snapshot(form: ScenarioForm, folder: Path, ranks: npt.NDArray[np.int64], cou
 
 
 def draw_ranks(forms: tuple[VariantsForm, ...], rng: np.random.Generator) -> npt.NDArray[np.int64]:
-    """[V]: 0 for the base, then each variant's, 0 for none."""
+    """[V]: 0 for the base, then each variant's rank; 0 for a variant without a rank."""
     drawn = [np.zeros(1, np.int64)]
     for form in forms:
         weights = np.array([*form.ranks.values()] or [1.0])
@@ -80,7 +80,7 @@ def _explicit(steps: StepsForm, batched_tokens: int) -> Any:
 
 
 def variants_of(forms: tuple[VariantsForm, ...], groups: GroupsForm, ranks: npt.NDArray[np.int64]) -> Any:
-    """[V], each variant's part in the steps of such groups; the first is the base."""
+    """[V], each variant's part in the steps of such groups; the first entry is the base."""
     made = _records(VARIANT, len(ranks))
     made.kind, made.weight, made.rank = BASE_KIND, 1.0, ranks
     made.rank_class = np.array([rank_class(rank) for rank in range(ranks.max() + 1)])[ranks]

@@ -1,4 +1,4 @@
-"""The form of a scenario file (docs/simulation.md): what may be said, and within which bounds."""
+"""The schema of a scenario file (docs/simulation.md): its fields and their bounds."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ Name = Annotated[str, Field(min_length=1, max_length=100)]
 
 
 class Form(BaseModel):
-    """Names may be written likeThis or like_this; messages say them likeThis."""
+    """A form; names may be written likeThis or like_this. Messages use likeThis."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, alias_generator=to_camel, populate_by_name=True)
 
 
 class StepsForm(Form):
-    """A decode step of n rows takes `base_ms + n row_ms`, `kv_token_us` for each cached token, and what
+    """A decode step of n rows takes `base_ms + n row_ms`, plus `kv_token_us` for each cached token, plus what
     variants add. A step that fills n prompt tokens takes
     `max(base_ms, prompt_base_ms + n prompt_token_ms)`."""
 
@@ -63,7 +63,7 @@ class EstimateForm(Form):
 
 
 class GroupsForm(Form):
-    """`count` worker groups alike."""
+    """`count` equal worker groups."""
 
     count: Annotated[Integer, Field(ge=1, le=MAX_GROUPS)]
     gpus: Annotated[Integer, Field(ge=1, le=10_000)] = 1
@@ -92,10 +92,10 @@ class ClusterForm(Form):
 
 
 class EngineForm(Form):
-    """`variant_limit`: variants that run at once; if left out, as many as there are slots.
-    `almost_done_tokens`: with more to go, who skipped the line steps back once its parent has ended.
-    `host_gib`: memory for variants in each group's host; none: without bound. `warm`: variants are there at
-    first, as far as they fit."""
+    """`variant_limit`: variants that run at once; by default as many as there are slots.
+    `almost_done_tokens`: a request that skipped the line and has more tokens left is preempted when its
+    parent has ended. `host_gib`: memory for variants in each group's host; none: unbounded. `warm`: variants
+    are there at the start, as far as they fit."""
 
     variant_limit: Annotated[Integer, Field(ge=1, le=10_000)] | None = None
     longest_wait_s: Positive = 30.0
@@ -106,7 +106,7 @@ class EngineForm(Form):
 
 
 class GatewayForm(Form):
-    """`max_ongoing` requests are with a group at once; `places` others wait (controlplane/gateway)."""
+    """At most `max_ongoing` requests are at a group at once; `places` others wait (controlplane/gateway)."""
 
     max_ongoing: Annotated[Integer, Field(ge=1, le=10_000)] = 256
     places: Annotated[Integer, Field(ge=1, le=10_000_000)] = 1_000
@@ -117,8 +117,8 @@ class GatewayForm(Form):
 
 
 class VariantsForm(Form):
-    """`count` variants alike, but for their ranks, which are drawn by weight. What each adds to a step:
-    `row_us` for each of its rows, `variant_ms` once; and `prompt_token_us` to the filling of each token."""
+    """`count` variants that differ only in their ranks, which are drawn by weight. What each adds to a step:
+    `row_us` for each of its rows, `variant_ms` once; and `prompt_token_us` for each filled token."""
 
     kind: VariantKind
     count: Annotated[Integer, Field(ge=1, le=MAX_VARIANTS)]
@@ -132,7 +132,7 @@ class VariantsForm(Form):
     @model_validator(mode="before")
     @classmethod
     def _list_of_ranks(cls, value: object) -> object:
-        """`[8, 64]` for `{8: 1, 64: 1}`."""
+        """Accept `[8, 64]` for `{8: 1, 64: 1}`."""
         if isinstance(value, dict) and isinstance(value.get("ranks"), list):
             _check_names("ranks", value["ranks"])
             return {**value, "ranks": dict.fromkeys(value["ranks"], 1)}
@@ -141,12 +141,12 @@ class VariantsForm(Form):
     @field_validator("ranks")
     @classmethod
     def _in_order(cls, ranks: dict[int, float]) -> dict[int, float]:
-        """Draws are the same in whatever order the file has them."""
+        """Sort the ranks, so that draws do not depend on their order in the file."""
         return dict(sorted(ranks.items()))
 
 
 class DriftForm(Form):
-    """Every `period_s` a `share` of the variants, drawn anew, trade their popularity."""
+    """Every `period_s` a `share` of the variants, drawn again each time, exchange their popularity."""
 
     period_s: Positive
     share: Share = 0.5
@@ -160,8 +160,8 @@ class PopularityForm(Form):
 
 
 class LengthsForm(Form):
-    """In tokens. `fixed`: the mean; `uniform`: from least to most; `lognormal`: mean and cv, and `geometric`:
-    the mean, before what is out of bounds is moved to the bound."""
+    """Lengths in tokens. `fixed`: the mean; `uniform`: from least to most; `lognormal`: mean and cv, and
+    `geometric`: the mean, each before values out of bounds are moved to the bound."""
 
     kind: Literal["fixed", "uniform", "lognormal", "geometric"] = "fixed"
     mean: Annotated[Number, Field(ge=1, le=10_000_000)] | None = None
@@ -187,8 +187,8 @@ class Arrivals(StrEnum):
 
 
 class TrafficForm(Form):
-    """`rate_per_s` requests come each second, or each of `rates` is tried. A trace without either comes as it
-    was recorded; with `repeat` it begins again until the horizon."""
+    """`rate_per_s` requests come each second, or each of `rates` is tried. A trace without either comes as
+    recorded; with `repeat` it begins again until the horizon."""
 
     arrivals: Arrivals = Arrivals.POISSON
     rate_per_s: Positive | None = None
@@ -222,8 +222,8 @@ class TenantForm(Form):
 
 
 class ClassForm(Form):
-    """A `share` of all requests (in proportion to the others'), with its promises, and lengths of its own
-    if it has them."""
+    """A `share` of all requests (in proportion to the other shares), with its promises, and its own lengths
+    if they are given."""
 
     name: Name = "all"
     share: Positive = 1.0
@@ -238,7 +238,7 @@ class ClassForm(Form):
 
 
 class ScenarioForm(Form):
-    """Requests that come in the first `warm_up_s` are served and not counted."""
+    """Requests that come in the first `warm_up_s` are served but not counted."""
 
     name: Name = "scenario"
     cluster: ClusterForm

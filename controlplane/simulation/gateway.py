@@ -1,6 +1,7 @@
-"""The gateway on virtual time: it counts demand and asks the routing policy. Compiled.
+"""The gateway on virtual time: it counts demand and calls the routing policy. Compiled.
 
-Who finds no room, or others before it, is left to production's line (`controlplane.simulation.admitting`).
+Production's line (`controlplane.simulation.admitting`) decides about a request that finds no room, or earlier
+requests in line.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _set_usable = bookkeeping.set_usable
 
 @compiled
 def describe(world: World, rules: Rules, i: int, now_s: float) -> None:
-    """Request i as the router sees it, into `world.request`."""
+    """Write request i, as the router sees it, into `world.request`."""
     asked, request = world.asked[i], world.request[0]
     request.variant, request.prompt, request.output = asked.variant, asked.prompt, asked.expected
     request.ttft_s, request.tpot_s = asked.ttft_s, asked.tpot_s
@@ -34,7 +35,7 @@ def describe(world: World, rules: Rules, i: int, now_s: float) -> None:
 
 @compiled
 def arrive(world: World, rules: Rules, now_s: float) -> None:
-    """The next request goes at once, or stays among those nobody has decided about yet."""
+    """The next request goes at once, or stays among those that the line has not decided about yet."""
     gateway = world.gateway[0]
     i = gateway.coming
     gateway.coming += 1
@@ -69,7 +70,7 @@ def dispatch(world: World, rules: Rules, i: int, now_s: float) -> bool:
 
 @compiled
 def end(world: World, rules: Rules, i: int, now_s: float) -> None:
-    """A request has its answer; who waits may be sent."""
+    """A request has its answer; waiting requests may be sent."""
     gateway = world.gateway[0]
     describe(world, rules, i, now_s)
     g = world.outcomes[i].group
@@ -84,7 +85,7 @@ def end(world: World, rules: Rules, i: int, now_s: float) -> None:
 
 @compiled
 def count_room(world: World, rules: Rules) -> None:
-    """How many more requests can be sent."""
+    """Count how many more requests can be sent."""
     gateway = world.gateway[0]
     gateway.room = 0
     for g in range(len(world.seen.groups)):

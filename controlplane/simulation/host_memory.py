@@ -1,7 +1,7 @@
-"""Variants in a host's memory: those used longest ago leave when it is full. Compiled.
+"""Variants in a host's memory: the least recently used ones leave when it is full. Compiled.
 
 They are linked in the order of their use (`older`, `newer` of `controlplane.simulation.world.WHERE`), but
-only where memory is bounded. What is in a slot, or on its way there, stays in the host's memory, too.
+only if memory is bounded. A variant in a slot, or on its way there, stays in the host's memory, too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from profiler.compiled import compiled
 
 
 def fill(world: World, limit_bytes: float) -> None:
-    """Every host has `limit_bytes`; of the variants that lie in it, the first stay that fit."""
+    """Give every host `limit_bytes`; the first variants in its memory that fit stay."""
     world.engines.host_limit = limit_bytes
     if limit_bytes == math.inf:
         return
@@ -37,7 +37,7 @@ def fill(world: World, limit_bytes: float) -> None:
 
 @compiled
 def keep(world: World, g: int, variant: int) -> None:
-    """A variant is read into the host's memory, or used there."""
+    """Note that a variant is read into the host's memory, or used there."""
     engine, where = world.engines[g], world.where[g, variant]
     if engine.host_limit == math.inf:
         where.in_host = 1

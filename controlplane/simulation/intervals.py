@@ -1,4 +1,4 @@
-"""Means over seeds, with intervals that hold the expected value 95 times of 100 (Student's t)."""
+"""Means over seeds, with intervals that hold the expected value 95 times out of 100 (Student's t)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CONFIDENCE = 0.95
 
 
 def mean_of(values: Sequence[float]) -> dict[str, float | None]:
-    """Of values that are normally distributed; a single one has no interval."""
+    """The mean of normally distributed values; a single value has no interval."""
     count, mean = len(values), math.fsum(values) / len(values)
     if count == 1:
         return {"mean": mean, "low": None, "high": None}
@@ -20,7 +20,7 @@ def mean_of(values: Sequence[float]) -> dict[str, float | None]:
 
 
 def over_seeds(runs: Sequence[Any]) -> Any:
-    """Documents of the same form: each number becomes its mean and interval, over those that have it."""
+    """Merge documents of one form: each number becomes its mean and interval over the runs that have it."""
     first = runs[0]
     if isinstance(first, dict):
         names = [name for name in first if any(name in run for run in runs)]

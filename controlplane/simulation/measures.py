@@ -1,4 +1,4 @@
-"""What came of a run's requests, and what the engines did, between the warm-up and the horizon."""
+"""Results of a run's requests, and the engines' work, between the warm-up and the horizon."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 
 
 class Counters(NamedTuple):
-    """Of all engines together, since the beginning."""
+    """Totals of all engines since the beginning."""
 
     busy_s: float
     loads: int
@@ -44,11 +44,11 @@ class Counters(NamedTuple):
 
 
 def counted(world: World, now_s: float) -> Counters:
-    """`now_s`: nothing has happened since."""
+    """The totals at `now_s`, after the last event."""
     engines = world.engines
     busy_s = float(engines.busy_s.sum())
     for engine in engines:
-        if engine.steps > 0:  # the part of the steps under way
+        if engine.steps > 0:  # the part of the current steps
             busy_s += min(max(0.0, now_s - engine.start_s), float(_steps_s(engine, engine.steps)))
     return Counters(busy_s, *(int(engines[name].sum()) for name in ("loads", "preemptions", "skips")))
 
@@ -67,8 +67,8 @@ class _Times(NamedTuple):
 def measure(
     form: ScenarioForm, world: World, traffic: Traffic, start: Counters, end: Counters, gpus: int
 ) -> dict[str, Any]:
-    """Attainment: the share of requests whose promises were all kept; one that was refused or dropped was not
-    served as promised. Times in seconds."""
+    """Attainment is the share of requests whose promises were all kept; refused and dropped requests count as
+    broken promises. Times in seconds."""
     asked, outcomes = world.asked, world.outcomes
     measured = asked.arrival_s >= form.warm_up_s
     window_s = form.horizon_s - form.warm_up_s

@@ -1,4 +1,4 @@
-"""Reads a scenario file, with the bounded loader that files of `ostinato plan` are read with."""
+"""Read a scenario file, with the same bounded loader as files of `ostinato plan`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from placement.solver.schema import ScenarioError, problems
 
 
 def read(path: Path, policies: Sequence[str] = (), seeds: int | None = None) -> ScenarioForm:
-    """The scenario of a YAML or JSON file; `policies` and `seeds`, where given, instead of the file's.
+    """The scenario of a YAML or JSON file; `policies` and `seeds`, if given, replace the file's.
 
     Raises ScenarioError, naming the field.
     """

@@ -1,7 +1,7 @@
 """The simulation: events in the order of virtual time, deterministic.
 
-What happens for each request and step is compiled. Only where requests wait, because no group has room, it
-returns to Python, for production's line decides about those (`controlplane.simulation.admitting`).
+The work for each request and step is compiled. Only while requests wait, because no group has room, control
+returns to Python, because production's line decides about them (`controlplane.simulation.admitting`).
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from profiler.step_time.correction import corrected
 
 _tick, _cached = placements.tick, bookkeeping.cached
 
-# Why the compiled part returns: nothing happens before `until_s` any more; there is room for who waits; a
-# policy found no group for a request though there was room.
+# Why the compiled part returns. PAUSED: there is no event left before `until_s`. ROOM: there is room for
+# waiting requests. ASTRAY: a policy found no group for a request although there was room.
 PAUSED, ROOM, ASTRAY = range(3)
 
 
 class NoGroup(RuntimeError):
-    """A policy chose no group though one has room."""
+    """A policy chose no group although one has room."""
 
 
 def run(
     world: World, rules: Rules, until_s: float, ended: Records, admitting: Admitting | None = None
 ) -> float:
-    """All that happens until `until_s`, or to the last answer. The virtual time at the end.
+    """Run all events until `until_s`, or to the last answer. Returns the virtual time at the end.
 
-    `ended` is room for as many records as an engine has rows. Without `admitting` nobody is refused, and all
-    wait in one line. A later call with the same world and the same `admitting` goes on. Raises NoGroup.
+    `ended` has room for as many records as an engine has rows. Without `admitting` no request is refused, and
+    all wait in one line. A later call with the same world and the same `admitting` continues. Raises NoGroup.
     """
     admitting = admitting or admit_all(world)
     passing = np.zeros(len(ended), np.int32)
@@ -60,7 +60,7 @@ def next_events_s(world: World) -> tuple[float, float]:
 
 @compiled
 def advance(world: World, rules: Rules, until_s: float, ended: Records, passing: Records, count: int) -> int:
-    """Send the first `count` of `passing`, then go on. Why it returned."""
+    """Send the first `count` of `passing`, then continue. Returns the reason why it stopped."""
     gateway = world.gateway[0]
     for k in range(count):
         describe(world, rules, passing[k], gateway.now_s)
@@ -97,9 +97,9 @@ def _tick_until(world: World, rules: Rules, event_s: float) -> None:
 
 @compiled
 def _end_steps(world: World, rules: Rules, g: int, ended: Records) -> int:
-    """An engine's steps have ended, and answers go out: how many."""
+    """Process the end of an engine's steps, and send its answers. Returns their number."""
     engine, group, now_s = world.engines[g], world.seen.groups[g], world.gateway[0].now_s
-    if engine.steps > 0:  # what the worker observed of its steps
+    if engine.steps > 0:  # the worker's observation of its steps
         seconds = steps_s(engine, engine.steps)
         group.correction = corrected(group.correction, seconds, group.tpot_s, engine.steps)
     done = finish_steps(world, g, now_s, ended)
@@ -116,7 +116,7 @@ def _begin_steps(world: World, rules: Rules, g: int) -> None:
 
 @compiled
 def report(world: World, g: int) -> None:
-    """What the router learns of a group: prompts to fill, and where its variants are."""
+    """What the router learns about a group: prompts to fill, and where its variants are."""
     engine, group = world.engines[g], world.seen.groups[g]
     unfilled = 0.0
     for i in range(engine.running):

@@ -1,4 +1,4 @@
-"""A whole scenario: every policy at every rate over all seeds, and how many groups would do."""
+"""A whole scenario: every policy at every rate over all seeds, and how many groups suffice."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from placement.solver.schema import ScenarioError
 
 
 def simulate(form: ScenarioForm, folder: Path, for_slo: float | None = None) -> dict[str, Any]:
-    """The document that `ostinato simulate --json` prints; the same for the same scenario. Raises
+    """The document that `ostinato simulate --json` prints; deterministic for a scenario. Raises
     ScenarioError."""
     experiment = Experiment(form, folder)
     document: dict[str, Any] = {"name": form.name, "seeds": form.seeds, "horizonS": form.horizon_s}

@@ -1,27 +1,27 @@
-"""How many groups a scenario needs for an attainment: the smallest number, by bisection."""
+"""The smallest number of groups that a scenario needs for an attainment, by bisection."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-# With groups below the answer that are tried, too: attainment is measured, so it need not grow with each.
+# Numbers of groups below the answer that are also tried: measured attainment need not grow with each group.
 AROUND = 2
 
 
 @dataclass(frozen=True)
 class Sized:
-    """`groups` is None where `most` are not enough. `tried`: attainment by number of groups."""
+    """`groups` is None if `most` are not enough. `tried`: attainment by number of groups."""
 
     groups: int | None
     tried: dict[int, float] = field(default_factory=dict)
 
 
 def smallest(attainment: Callable[[int], float], wanted: float, start: int, most: int) -> Sized:
-    """The least number of groups, of at most `most`, from which `wanted` is kept.
+    """The least number of groups, of at most `most`, with at least the `wanted` attainment.
 
-    Attainment is taken to grow with groups; the `AROUND` numbers next below the answer are tried as well, and
-    the answer moves down while one of them is enough.
+    Attainment is assumed to grow with groups. The `AROUND` numbers just below the answer are tried as well,
+    and the answer moves down while one of them is enough.
     """
     tried: dict[int, float] = {}
 

@@ -1,8 +1,8 @@
 """Recorded traffic: the CSVs of Azure's LLM inference traces, and DeltaZip's JSON lines.
 
-- Azure (2023): `TIMESTAMP,ContextTokens,GeneratedTokens`. It knows no variants: those are drawn.
-- DeltaZip: objects with `timestamp` (seconds), `model`, `prompt` and `max_tokens`. A prompt counts a token
-  for every four bytes, as in the gateway.
+- Azure (2023): `TIMESTAMP,ContextTokens,GeneratedTokens`. It has no variants, so these are drawn. - DeltaZip:
+objects with `timestamp` (seconds), `model`, `prompt` and `max_tokens`. A prompt counts one token for every
+four bytes, as in the gateway.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
 class Trace(NamedTuple):
-    """In the order of time. `arrival_s` from the first one; lengths in tokens, at least 1; `models` [N] are
-    numbers from 0 in the order of the names' numbers, or None where no model is named."""
+    """Requests in the order of time. `arrival_s` from the first one; lengths in tokens, at least 1; `models`
+    [N] are numbers from 0 in the order of the names' numbers, or None if no models are named."""
 
     arrival_s: npt.NDArray[np.float64]
     prompt: npt.NDArray[np.int64]
@@ -35,7 +35,7 @@ class Trace(NamedTuple):
 
     @property
     def rate_per_s(self) -> float:
-        """Mean; of a single request 1."""
+        """The mean rate; 1 for a single request."""
         span_s = float(self.arrival_s[-1])
         return (len(self.arrival_s) - 1) / span_s if span_s > 0 else 1.0
 
@@ -100,6 +100,6 @@ def _json_lines(file: Any) -> Iterator[Row]:
 
 
 def _by_number(name: str) -> tuple[str, int]:
-    """`delta-2` before `delta-10`."""
+    """A sort key that puts `delta-2` before `delta-10`."""
     found = re.fullmatch(r"(.*?)(\d{1,18})", name)
     return (found[1], int(found[2])) if found else (name, -1)

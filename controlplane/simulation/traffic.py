@@ -1,6 +1,6 @@
-"""The requests of a scenario: when they come, how long they are, which variant they ask, what they promise.
+"""The requests of a scenario: their arrivals, lengths, variants and promises.
 
-For one seed, requests are the same whatever the policy and the cluster.
+For one seed, requests are the same for every policy and cluster.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ MS = 1e-3
 
 @dataclass(frozen=True)
 class Traffic:
-    """`asked` [N] in the order of arrival; `classes` [N]: each request's, by its place in the scenario."""
+    """`asked` [N] in the order of arrival; `classes` [N]: each request's class, by its place in the
+    scenario."""
 
     asked: Any
     classes: Ints
@@ -49,7 +50,7 @@ class Traffic:
 
 
 class _Came(NamedTuple):
-    """Requests of a trace carry lengths and models of their own."""
+    """Arrivals; requests of a trace have their own lengths and models."""
 
     arrival_s: Floats
     prompt: Ints | None = None
@@ -58,7 +59,7 @@ class _Came(NamedTuple):
 
 
 def requests(form: ScenarioForm, trace: Trace | None, rate_per_s: float | None, seed: int) -> Traffic:
-    """Those that come before the horizon. Raises ScenarioError."""
+    """The requests that come before the horizon. Raises ScenarioError."""
     rng = np.random.default_rng((seed, 2))
     came = _arrivals(form, trace, rate_per_s, rng)
     count = len(came.arrival_s)
@@ -99,8 +100,8 @@ def _arrivals(
 
 
 def _of_trace(form: ScenarioForm, trace: Trace, rate_per_s: float) -> _Came:
-    """Its gaps are stretched to the rate; it ends with the horizon, and begins again if it should."""
-    gap_s = 1.0 / trace.rate_per_s  # between its end and its next beginning
+    """The trace's arrivals, stretched to the rate, up to the horizon, and repeated if requested."""
+    gap_s = 1.0 / trace.rate_per_s  # between its end and its next start
     stretch = trace.rate_per_s / rate_per_s
     length_s = (float(trace.arrival_s[-1]) + gap_s) * stretch
     times = math.ceil(form.horizon_s / length_s) if form.traffic.repeat else 1
@@ -122,7 +123,7 @@ def _of_trace(form: ScenarioForm, trace: Trace, rate_per_s: float) -> _Came:
 def _lengths(
     form: ScenarioForm, field: str, classes: Ints, recorded: Ints | None, rng: np.random.Generator
 ) -> Ints:
-    """A class's own lengths go before the traffic's, and those before a trace's."""
+    """Lengths: a class's own take precedence over the traffic's, and these over a trace's."""
     of_all: LengthsForm | None = getattr(form.traffic, field)
     drawn = np.ones(len(classes), np.int64) if recorded is None else recorded.copy()
     if of_all is not None:
@@ -150,7 +151,7 @@ def draw(form: LengthsForm, count: int, rng: np.random.Generator) -> Ints:
 
 
 def _variants(form: ScenarioForm, came: _Came, rng: np.random.Generator) -> Ints:
-    """Which variant each request asks; 0: the base."""
+    """The variant of each request; 0: the base."""
     if came.models is not None:
         named = int(came.models.max()) + 1
         if named > form.variant_count:
@@ -165,7 +166,7 @@ def _variants(form: ScenarioForm, came: _Came, rng: np.random.Generator) -> Ints
 
 
 def popular(form: ScenarioForm, arrival_s: Floats, rng: np.random.Generator) -> Ints:
-    """The variant, from 0, that each request asks: drawn by its place in an order that drifts."""
+    """The variant of each request, from 0: drawn by its place in an order that drifts."""
     count, popularity = form.variant_count, form.popularity
     exponent = popularity.exponent if popularity.kind == "zipf" else 0.0
     weights = np.cumsum(np.arange(1, count + 1) ** -float(exponent))

@@ -1,4 +1,4 @@
-"""All that is simulated: requests, what became of them, and engines. Arrays of records; seconds and
+"""The state of a simulation: requests, their outcomes, and engines. Arrays of records; seconds and
 tokens."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from workers.scheduling.slots import EMPTY, SLOT
 
 NOBODY = -1
 
-# What is asked. `output` tokens come out, `expected` is what the gateway takes for it.
+# A request. It generates `output` tokens; `expected` is the gateway's expectation of that.
 ASKED = np.dtype(
     [
         ("arrival_s", "f8"),
@@ -34,13 +34,14 @@ ASKED = np.dtype(
     align=True,
 )
 
-# States of a request. REFUSED: before it was sent, by one of the reasons; DROPPED: it was late, and was to be
-# dropped then.
+# States of a request. REFUSED: before it was sent, for one of the reasons; DROPPED: it was late, and was to
+# be dropped then.
 TO_COME, IN_LINE, SENT, DONE, REFUSED, DROPPED = range(6)
-# Why: it would be late; the line, or its tenant's places in it, are full; another took its place; it is late.
+# Reasons: it would be late; the line, or its tenant's places, are full; another request displaced it; it is
+# late.
 NO_REASON, WOULD_BE_LATE, LINE_FULL, TENANT_FULL, DISPLACED, LATE = range(6)
 
-# What became of it. `cold`: its variant was not in a slot when it was sent.
+# The outcome of a request. `cold`: its variant was not in a slot when it was sent.
 OUTCOME = np.dtype(
     [
         ("sent_s", "f8"),
@@ -54,7 +55,8 @@ OUTCOME = np.dtype(
     align=True,
 )
 
-# A running row: the policy's fields; the tick at which it ends; prompt tokens to fill, and those of the step.
+# A running row: the policy's fields; the tick at which it ends; prompt tokens to fill in all, and in this
+# step.
 ROW = np.dtype(
     [
         *((name, RUNNING[name]) for name in RUNNING.names or ()),
@@ -66,8 +68,8 @@ ROW = np.dtype(
     ],
     align=True,
 )
-# Waiting in an engine; `generated` tokens were made before it was preempted. Steps begin that were scheduled
-# before it came until `due` of the engine's `ticks` are done.
+# A request that waits in an engine; `generated` tokens were made before it was preempted. Steps that were
+# scheduled before its arrival run until `due` of the engine's `ticks` are done.
 QUEUED = np.dtype(
     [
         *((name, WAITING[name]) for name in WAITING.names or ()),
@@ -77,22 +79,22 @@ QUEUED = np.dtype(
     ],
     align=True,
 )
-# A variant that occurs in an engine: the policy's fields, its number, and how many requests ask it.
+# A variant that occurs in an engine: the policy's fields, its number, and the number of its requests.
 OCCURRING = np.dtype(
     [*((name, VARIANTS[name]) for name in VARIANTS.names or ()), ("variant", "i4"), ("requests", "i4")],
     align=True,
 )
-# Of (engine, variant): its place among those that occur, and its slot; whether it is in the host's memory,
-# and between which others in the order of use.
+# For (engine, variant): its place among those that occur, its slot, whether it is in the host's memory, and
+# its neighbours in the order of use.
 WHERE = np.dtype(
     [(name, "i4") for name in ("local", "slot", "rows", "in_host", "older", "newer")], align=True
 )
 LOADED = np.dtype([*((name, SLOT[name]) for name in SLOT.names or ()), ("ready_s", "f8")], align=True)
 
-# An engine. It makes `steps` steps from `start_s` on, the first of `step_s` and each of the others by
-# `growth_s` longer than the one before; `ticks` counts all steps. `reserved`: tokens of KV cache of prompts
-# that are being filled. `batch`: the rows that decode. `ahead`: a variant that is read into the host's memory
-# before it has a slot, and is there at `ahead_s`.
+# An engine. From `start_s` on it makes `steps` steps. The first takes `step_s`, and each later one `growth_s`
+# longer than the previous one; `ticks` counts all steps. `reserved`: tokens of KV cache of prompts that are
+# being filled. `batch`: the rows that decode. `ahead`: a variant that is read into the host's memory before
+# it has a slot, and is there at `ahead_s`.
 ENGINE = np.dtype(
     [
         ("batch", BATCH),
@@ -126,10 +128,10 @@ ENGINE = np.dtype(
     align=True,
 )
 
-# How far the simulation is, and what the gateway counts. `coming`: the next request to arrive; those from
-# `unseen` on, before that, found no room, and who decides about them has not been asked. `length` requests
-# wait, or may have to; `room` is for how many more usable groups have room; `full` groups have none.
-# `stepping`: an engine whose steps have ended, and whose next ones wait until the line has moved.
+# The simulation's progress, and the gateway's counts. `coming`: the next request to arrive. Requests from
+# `unseen` up to it found no room, and the line has not decided about them yet. `length` requests wait, or may
+# have to; `room`: how many more requests usable groups can take; `full` groups have no room. `stepping`: an
+# engine whose steps have ended, and whose next steps wait until the line has moved.
 GATEWAY = np.dtype(
     [
         ("now_s", "f8"),
@@ -149,7 +151,8 @@ GATEWAY = np.dtype(
 
 class Rules(NamedTuple):
     """`policy` is a number in `controlplane.baselines.routing.choose.POLICIES`; `look_ahead`: steps that an
-    engine has scheduled when a request comes (vLLM: 1). `max_ongoing` requests are sent to a group at once.
+    engine has scheduled when a request arrives (vLLM: 1). At most `max_ongoing` requests are at a group at
+    once.
     """
 
     policy: int
@@ -165,7 +168,7 @@ class Rules(NamedTuple):
 class World(NamedTuple):
     """N requests, G engines, V variants; `rows` [G, R], `queue` [G, Q], `occurring` [G, R + Q], `where`
     [G, V], `slots` [G, S]. `truth` has the engines' real step times, `seen` what the router knows. `next_s`
-    and `winners` say whose steps end when (`controlplane.simulation.agenda`).
+    and `winners` are the agenda of the engines' steps (`controlplane.simulation.agenda`).
     """
 
     asked: Records
@@ -186,7 +189,7 @@ class World(NamedTuple):
 
 
 def new_world(asked: Records, truth: Snapshot, seen: Snapshot, state: RouterState, max_ongoing: int) -> World:
-    """Idle engines; every variant is in the host's memory where `truth.held.where` says so."""
+    """Idle engines; a variant is in the host's memory if `truth.held.where` says so."""
     variants, groups = truth.held.shape
     rows = int(truth.models.max_rows.max())
     slots = max(1, int(truth.models.slots.max()))
@@ -200,7 +203,7 @@ def new_world(asked: Records, truth: Snapshot, seen: Snapshot, state: RouterStat
     loaded = records(LOADED, (groups, slots))
     loaded.variant = EMPTY
     loaded.ready_s = np.inf
-    # Slots that a group does not have are busy for ever.
+    # Slots that a group does not have are always busy.
     beyond = np.arange(slots)[None, :] >= truth.models.slots[truth.groups.model][:, None]
     loaded.variant[beyond] = 0
     loaded.busy[beyond] = 1
@@ -232,5 +235,5 @@ def new_asked(count: int) -> Records:
 
 
 def room_for_ended(world: World) -> Records:
-    """For as many requests as can end in one step (`controlplane.simulation.run.run`)."""
+    """Records for as many requests as can end in one step (`controlplane.simulation.run.run`)."""
     return records(ROW, world.rows.shape[1])

@@ -1,10 +1,11 @@
 """The state store's contract: a few kinds of keyed JSON records, changed by atomic compare-and-set.
 
-A store has one revision, raised by every commit; an entry's version is the revision that wrote it.
-Readers poll `revision()` (cheap), and take the `changes()` since the one they know when it moved.
+A store has one revision, raised by every commit; an entry's version is the revision that wrote it. Readers
+poll `revision()` (cheap). When it has changed, they read the `changes()` since the last revision that they
+know.
 
-One of several processes may hold a lease, a right of which there is one. Its epoch grows with each new
-holder, and a commit that carries the lease is refused once somebody else has it (a fencing token).
+A lease is a right that only one process can hold. Its epoch grows with each new holder. A commit that carries
+the lease is refused when another process has it by now (a fencing token).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Changes:
-    """What was written after an earlier revision, as it is at `revision`; None: deleted."""
+    """Entries written after an earlier revision, as of `revision`; None: deleted."""
 
     revision: int
     entries: Mapping[str, Mapping[str, Entry | None]]
@@ -42,7 +43,7 @@ class Changes:
 class Write:
     """Set (or, with value None, delete) one entry.
 
-    `expected_version` is the version the writer saw: 0 means "must not exist"; None means "whatever".
+    `expected_version` is the version that the writer saw; 0: the entry must not exist; None: any version.
     """
 
     kind: str
@@ -53,7 +54,7 @@ class Write:
 
 @dataclass(frozen=True)
 class Require:
-    """Part of a commit: an entry has this value, and stays as it is. Else nothing is written."""
+    """Part of a commit: an entry must have this value, and stays unchanged. Otherwise nothing is written."""
 
     kind: str
     key: str
@@ -62,7 +63,7 @@ class Require:
 
 @dataclass(frozen=True)
 class Lease:
-    """Who holds the right called `name`. No two holders of it ever had the same epoch."""
+    """The holder of the right called `name`. Every holder has a different epoch."""
 
     name: str
     holder: str
@@ -70,7 +71,7 @@ class Lease:
 
 
 class Fenced(Exception):
-    """A commit carried a lease that is another's by now. Nothing was written, nor will be with this lease."""
+    """Another process has the commit's lease by now. Nothing was written, nor will be with this lease."""
 
     def __init__(self, lease: Lease) -> None:
         super().__init__(f"the lease '{lease.name}' is not {lease.holder}'s any more (epoch {lease.epoch})")
@@ -95,32 +96,33 @@ class StateStore(Protocol):
     def snapshot(self, kinds: Sequence[str]) -> Snapshot: ...
 
     def changes(self, kinds: Sequence[str], since: int) -> Changes | None:
-        """What was written to entries of `kinds` after the revision `since`. None: not known (any more)."""
+        """Entries of `kinds` written after the revision `since`. None: unknown, or no longer known."""
         ...
 
     def get(self, kind: str, key: str) -> Entry | None: ...
 
     def pages(self, kind: str) -> Iterator[Mapping[str, Entry]]:
-        """The entries of a kind, some at a time, so that nobody waits for long. They are of no one revision:
-        what is written meanwhile may be in none, one or several of them."""
+        """The entries of a kind, a few at a time, so that other work need not wait long. They are of no
+        single revision: an entry written meanwhile may be in none, one or several pages."""
         ...
 
     def commit(self, writes: Sequence[Write | Require], lease: Lease | None = None) -> int:
         """Apply all writes or none; returns the new revision. An empty sequence changes nothing.
 
-        Errors: `Fenced` when `lease` is another's by now (nothing is written).
+        Errors: `Fenced` when another process has the `lease` by now (nothing is written).
         """
         ...
 
     def take_lease(self, name: str, holder: str, seconds: float, gone: str | None = None) -> Lease:
-        """Take or prolong a lease, for so long from now by the store's own clock; returns whose it is.
+        """Take or prolong a lease for `seconds` from now by the store's own clock; returns the current lease.
 
-        It stays another's who still has it, unless that is `gone`. It raises no revision.
+        A current holder keeps the lease, unless that is the process named `gone`. The revision does not
+        change.
         """
         ...
 
     def release_lease(self, lease: Lease) -> None:
-        """Let others have it at once; does nothing when they already do."""
+        """Let other processes take the lease at once; does nothing if another one has it already."""
         ...
 
     def close(self) -> None: ...

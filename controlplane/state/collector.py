@@ -1,5 +1,5 @@
-"""Python's collector of cyclic garbage, kept from many records: there are no cycles in them, and it takes
-half a second for 100,000, in which nobody else in the process runs."""
+"""Keep Python's collector of cyclic garbage from scanning many records: they contain no cycles, and scanning
+100,000 takes half a second, in which nothing else in the process runs."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ paused = Paused()
 
 
 class LeftAlone:
-    """Has the collector leave records alone for good when there are MANY more than there were. They go by
-    their count of references. What was garbage just then stays, which is so seldom that it is not much."""
+    """Exclude records from collection permanently when there are MANY more than before. Reference counts
+    still free them. Objects that were garbage at that moment stay, which happens too seldom to matter."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._known = 0
 
     def see(self, records: int, just_read: int) -> None:
-        """There are so many records now, of which so many were read since the last time."""
+        """Note the current number of records, and how many of them were read since the last call."""
         with self._lock:
             due = records >= self._known + MANY
             self._known = records if due else min(self._known, records)
-        if due and just_read < MANY:  # else it would take that half second
+        if due and just_read < MANY:  # otherwise the collection would take that half second
             gc.collect()
         if due:
             gc.freeze()

@@ -1,4 +1,4 @@
-"""A variant that is made of a fine-tune here: how, how far that is, and what came out."""
+"""A variant made here from a fine-tune: its recipe, its progress, and its result."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["Artifact", "Delta", "Quality", "Recipe", "at", "placed", "queued"]
 
 @dataclass(frozen=True)
 class Delta:
-    """A fine-tune and its way to a delta. `tuned` is its folder, known once it was looked at.
+    """A fine-tune on its way to a delta. `tuned` is its folder, known after it was inspected.
 
-    It is compressed on `node` (empty: it waits, for `doing`). `share` of the work (0..1) is done,
-    `left_s` seconds are left, as far as can be said. `attempts` were cut off in a row without getting any
-    further. Once there is an `artifact`, that is what the model's `adapter` names. Its calibration is of
-    `text_bytes`; None: a record of before does not say.
+    It is compressed on `node` (empty: it waits, for `doing`). `share` of the work (0..1) is done, `left_s`
+    seconds are left, if known. `attempts` in a row were cut off without progress. The model's `adapter` names
+    the `artifact` once there is one. Its calibration uses `text_bytes` of text; None: an older record does
+    not have it.
     """
 
     recipe: Recipe
@@ -32,17 +32,17 @@ class Delta:
 
 
 def placed(delta: Delta, node: str) -> Delta:
-    """The delta, begun on a node: that is an attempt until it gets further."""
+    """The delta, started on a node: this counts as an attempt until it makes progress."""
     return replace(delta, node=node, attempts=delta.attempts + 1, doing="starting", left_s=None)
 
 
 def queued(delta: Delta, reason: str) -> Delta:
-    """The delta, waiting for its turn, or to be begun again after it was cut off."""
+    """The delta, waiting for its turn, or for a restart after it was cut off."""
     return replace(delta, node="", doing=reason, left_s=None)
 
 
 def at(delta: Delta, progress: Progress) -> Delta:
-    """The delta that far. Only what goes beyond the farthest so far makes earlier attempts count no more."""
+    """The delta with this progress. Only progress beyond the farthest point so far resets the attempts."""
     further = progress.share > delta.share
     return replace(
         delta,

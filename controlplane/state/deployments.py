@@ -1,4 +1,4 @@
-"""A deployment with other worker groups, and the phase and reason that follow from them."""
+"""A deployment with changed worker groups, and the phase and reason that follow from them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from controlplane.state.worker_groups import GroupPhase, WorkerGroup, group_id_o
 
 
 def with_group(deployment: Deployment, group: WorkerGroup) -> Deployment:
-    """The deployment with this group instead of the one of the same number."""
+    """The deployment with this group replacing the group of the same number."""
     groups = tuple(group if existing.number == group.number else existing for existing in deployment.groups)
     return with_derived_phase(replace(deployment, groups=groups))
 
@@ -20,7 +20,7 @@ def without_group(deployment: Deployment, number: int) -> Deployment:
 
 
 def with_spare(deployment: Deployment, spare: WorkerGroup) -> Deployment:
-    """The deployment with a group that is to take another's place, the one that it `replaces`."""
+    """The deployment with a group that is to replace the one in its `replaces`."""
     groups = (
         replace(group, reason="") if group.number == spare.replaces and group.placement else group
         for group in deployment.groups
@@ -29,7 +29,7 @@ def with_spare(deployment: Deployment, spare: WorkerGroup) -> Deployment:
 
 
 def without_spare(deployment: Deployment, spare: WorkerGroup, reason: str) -> Deployment:
-    """The deployment once `spare` does not come to take another group's place; that one says why."""
+    """The deployment after `spare` failed to replace another group; that group's reason explains it."""
     spare_id = group_id_of(deployment.host, spare.number)
     staying = deployment.group(spare.replaces) if spare.replaces is not None else None
     if staying is not None and staying.phase is GroupPhase.SERVING:
@@ -41,7 +41,8 @@ def without_spare(deployment: Deployment, spare: WorkerGroup, reason: str) -> De
 def with_derived_phase(deployment: Deployment) -> Deployment:
     """A base's deployment with the phase and the reason that follow from its groups.
 
-    It is Deployed while one of them serves; so is one that may have none: requests for it wait until it has.
+    It is Deployed while a group serves. A deployment that may have no group is Deployed, too: its requests
+    wait until it has one.
     """
     if deployment.phase is Phase.DELETING:
         return deployment

@@ -1,6 +1,6 @@
-"""Whose turn it is where several tenants wait for the same: one of each before a second of any. Pure.
+"""Turns among tenants that wait for the same resource: one thing of each tenant before a second of any. Pure.
 
-So a tenant that asks for much waits for itself, and others wait for one of its things at most.
+So a tenant that asks for much delays itself, and delays others by at most one of its things.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Turn = tuple[int, float, str]
 
 
 def turns(asked: Iterable[Asked]) -> dict[str, Turn]:
-    """By what was asked for: how many things of the same tenant go before it, then since when it is waited
-    for. The lowest is next. Of what several tenants ask for the best place counts."""
+    """The turn of each thing: how many things of the same tenant go before it, then since when it was
+    requested. The lowest is next. If several tenants ask for a thing, its best place counts."""
     by_tenant: dict[str, list[Asked]] = {}
     for one in asked:
         by_tenant.setdefault(one.tenant, []).append(one)
@@ -43,8 +43,8 @@ def turns(asked: Iterable[Asked]) -> dict[str, Turn]:
 
 
 def shares(counts: Mapping[K, int], room: int) -> dict[K, int]:
-    """How much of `room` each gets of what it has: the same for all, and what one does not need goes to the
-    others."""
+    """The part of `room` for each key: the same for all, up to its count; what a key does not need goes to
+    the others."""
     got: dict[K, int] = {}
     for number, (key, count) in enumerate(sorted(counts.items(), key=lambda item: item[1])):
         got[key] = min(count, max(0, room) // (len(counts) - number))

@@ -1,9 +1,9 @@
-"""Which installation a store is of, and the store as a process of that installation uses it.
+"""The installation that a store belongs to, and the store as used by that installation's processes.
 
-A store has an identity: an entry that is written once, in an empty store or in one of before there were
-identities. Engines are told it when they are launched. A store that is empty while engines run, or that has
-another identity than they, is not theirs: its file or its server's data were lost or replaced, or settings
-name another one. Then nothing is read from it or written to it: nothing is stopped, nothing acknowledged.
+A store has an identity: an entry that is written once, in an empty store or in a store without an identity
+(from an earlier version). Engines get it when they are launched. A store is not theirs if it is empty while
+engines run, or has another identity: its data were lost or replaced, or settings name another store. Then
+nothing is read from it or written to it: nothing is stopped, nothing acknowledged.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _WHAT_TO_DO = (
 
 
 class NotOwn(Unavailable):
-    """The store is another installation's than the engines that run."""
+    """The store belongs to another installation than the running engines."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"{what}. {_WHAT_TO_DO}", retry_after_s=TRY_AGAIN_S)
@@ -41,14 +41,14 @@ class Missing(Unavailable):
 
 
 def identity_of(store: StateStore) -> str:
-    """Empty: it has none."""
+    """The store's identity; empty: it has none."""
     entry = store.get(KIND, KEY)
     return entry.value if entry else ""
 
 
 def require_theirs(identity: str, is_empty: bool, running: Collection[str]) -> None:
-    """Whether a store with this identity ("": none yet) may be that of engines that were launched by
-    installations `running`. Engines of before there were identities have "".
+    """Check that a store with this identity ("": none yet) may belong to engines that the installations
+    `running` launched. Engines of earlier versions, without identities, have "".
 
     Errors: NotOwn.
     """
@@ -61,10 +61,10 @@ def require_theirs(identity: str, is_empty: bool, running: Collection[str]) -> N
 
 
 class OwnStore:
-    """The store that `opened` gives, once it is known to be that of the engines that run.
+    """The store that `opened` gives, after a check that it belongs to the running engines.
 
     `opened(must_exist)` opens it, `running` gives the identities of the engines' installations; both block.
-    Until the store is known to be theirs, each call tries again.
+    Until the check has succeeded, each call tries again.
 
     Errors of all methods: `NotOwn`, and those of `StateStore`.
     """
@@ -77,7 +77,7 @@ class OwnStore:
         self._identity = ""
 
     def claim(self) -> StateStore:
-        """The store, which has its identity then."""
+        """The store, checked and with an identity."""
         if (own := self._own) is not None:
             return own
         with self._lock:
@@ -156,7 +156,7 @@ class OwnStore:
 
 
 def _identified(store: StateStore, running: Collection[str]) -> str:
-    """The identity of a store, which gets one if it has none. Errors: NotOwn."""
+    """The identity of a store, which is created if it has none. Errors: NotOwn."""
     while True:
         identity, is_empty = identity_of(store), store.revision() == 0
         require_theirs(identity, is_empty, running)

@@ -1,4 +1,4 @@
-"""How an operation goes on: pure functions from one operation to the next."""
+"""The progress of an operation: pure functions from one operation to the next."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from controlplane.state.transactions import Context
 
 @dataclass(frozen=True)
 class End:
-    """How an operation ends."""
+    """The end of an operation."""
 
     phase: Phase
     message: str
@@ -28,7 +28,7 @@ class End:
 def advance(
     op: Operation, phase: Phase, message: str, now_s: float, progress: float | None = None
 ) -> Operation:
-    """The operation one event later; a message repeated adds no event."""
+    """The operation with one more event; a repeated message adds no event."""
     repeated = op.events and op.events[-1].message == message and op.events[-1].phase == phase
     events = op.events if repeated else (*op.events[-63:], OperationEvent(now_s, phase, message))
     return dataclasses.replace(
@@ -44,7 +44,7 @@ def advance(
 def begun(
     ctx: Context, kind: OperationKind, target: str, phase: Phase, message: str, tenant: str = ""
 ) -> Operation:
-    """`tenant`: whose the target is."""
+    """A new operation. `tenant`: the owner of the target."""
     return Operation(
         id=ctx.operation_id,
         kind=kind,
@@ -69,7 +69,7 @@ def last_failure(state: State, kind: OperationKind, target: str) -> Operation | 
 
 
 def open_operation(state: State, kind: OperationKind, target: str) -> Operation | None:
-    """The operation a phase change of `target` belongs to; the oldest, should there be several."""
+    """The open operation that a phase change of `target` belongs to; the oldest if there are several."""
     matching = [
         o.record
         for o in state.operations.values()

@@ -1,4 +1,4 @@
-"""Looking records up in a state, with the errors that users get."""
+"""Look records up in a state, with the errors that users get."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from workers.messages import VariantRef
 
 
 def find_model(state: State, name: str, param: str = "model") -> Model:
-    """`param` is the field that names it. Errors: ModelNotFound."""
+    """A model. `param` is the field that names it. Errors: ModelNotFound."""
     model = state.models.get(name)
     if model is None:
         raise errors.ModelNotFound(
@@ -26,7 +26,8 @@ def find_operation(state: State, operation_id: str) -> Versioned[Operation]:
 
 
 def host_bytes(state: State, tenant: str, but_for: str = "") -> int:
-    """Of the tenant's registered variants, as their files hold them; those not read yet have none."""
+    """Bytes of the tenant's registered variants, as stored in files; variants that were not read yet count
+    0."""
     models = (versioned.record for versioned in state.models.values())
     return sum(
         m.variant_spec.weight_bytes
@@ -36,7 +37,8 @@ def host_bytes(state: State, tenant: str, but_for: str = "") -> int:
 
 
 def require_host_bytes(state: State, model: Model) -> None:
-    """That the variants of a model's tenant hold no more with it than they may. Errors: QuotaExceeded."""
+    """Check that the variants of a model's tenant, including it, are within the quota. Errors:
+    QuotaExceeded."""
     if model.max_host_bytes is None or model.variant_spec is None:
         return
     others, own = host_bytes(state, model.tenant, model.name), model.variant_spec.weight_bytes

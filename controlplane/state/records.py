@@ -1,6 +1,6 @@
-"""What the state store remembers: models, profiles, deployments, reservations, operations, keys.
+"""The records in the state store: models, profiles, deployments, reservations, operations, keys.
 
-A field with an alias is stored under that name: it is the one of an earlier version, whose stores must open.
+A field with an alias is stored under that name, which is that of an earlier version: old stores must open.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A figure of one task, as `profiler.evaluation.results.Result` has it. An end of None is unbounded."""
+    """A figure of one task, as in `profiler.evaluation.results.Result`. A bound of None is infinite."""
 
     task: str
     metric: str
@@ -70,7 +70,7 @@ class Evaluation:
 
     @property
     def subject(self) -> tuple[str, str, str]:
-        """What it is the figure of: a newer one takes its place."""
+        """The subject of the figure: a newer figure of the same subject replaces it."""
         return self.task, self.metric, self.reference
 
 
@@ -78,14 +78,14 @@ class Evaluation:
 class Model:
     """A registered base (`source`) or variant (`base` + `adapter`); `path` is its folder once Ready.
 
-    A variant with a `delta` is made here, of the fine-tune `source`; its `adapter` is what came out.
-    `uid` is unique for ever, so that a name registered again never meets its predecessor's caches.
+    A variant with a `delta` is made here from the fine-tune `source`; its `adapter` is the result. `uid` is
+    never used again, so that a name that is registered again never meets its predecessor's caches.
     `compression` maps each allowed technique to its accuracy (MaverIQ Table 1). `profile` is the key of the
-    ModelProfile that its plans are estimated from. `evaluations` has one of each subject, the newest last.
-    `tenant` is whose it is, "" the installation's: then all may use it. `max_host_bytes` is what the variants
-    of its tenant may hold in all, as it was when this one was registered; None: any.
-    `reads`: how often its files were begun to be read without an end. `chat` is how it writes tool
-    calls and reasoning; None: it was read before that was looked at.
+    ModelProfile for estimates of its plans. `evaluations` has one figure of each subject, the newest last.
+    `tenant` owns it; "": the installation, whose models all may use. `max_host_bytes` is the quota for all
+    variants of its tenant, at the time of registration; None: any. `reads`: how many readings of its files
+    began and did not end. `chat` is its format of tool calls and reasoning; None: it was read by an earlier
+    version without that.
     """
 
     name: str
@@ -114,12 +114,12 @@ class Model:
 
 
 def _known_intent(value: Any) -> Any:
-    """Older records say "slo" where only limits were given: least cost within them."""
+    """Older records have "slo" if only limits were given: the least cost within them."""
     return Intent.MIN_COST if value == "slo" else value
 
 
 def _renamed_cost(value: Any) -> Any:
-    """Older records name the unit of the one cost there was."""
+    """Older records name the unit of the only cost that existed."""
     if isinstance(value, dict) and "cost_gib_s" in value:
         kept = {name: amount for name, amount in value.items() if name != "cost_gib_s"}
         return {"cost": value["cost_gib_s"]} | kept
@@ -128,7 +128,7 @@ def _renamed_cost(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class ExpectedLoad:
-    """Requests that come each second, and their lengths; None: what the installation assumes."""
+    """Requests that come each second, and their lengths; None: the installation's defaults."""
 
     rate_per_s: float = 0.0
     input_tokens: int | None = None
@@ -137,7 +137,7 @@ class ExpectedLoad:
 
 @dataclass(frozen=True)
 class PlanConstraints:
-    """What a plan must keep beside SLOs. Empty: any degree of parallelism, any split of layers.
+    """Constraints of a plan in addition to SLOs. Empty: any degree of parallelism, any split of layers.
 
     Deployments of one anti-affinity `group` share no GPU or no node, as `scope` says.
     """
@@ -151,7 +151,7 @@ class PlanConstraints:
 
 @dataclass(frozen=True)
 class AutoRelax:
-    """Whether the nearest relaxation may be applied when nothing fits, and up to which factor."""
+    """Whether the nearest relaxation may be applied if nothing fits, and up to which factor."""
 
     allowed: bool = False
     max_factor: Annotated[float | None, Field(alias="most_factor")] = None
@@ -159,10 +159,11 @@ class AutoRelax:
 
 @dataclass(frozen=True)
 class Scaling:
-    """How many groups a base's deployment has: from `min_groups` to `max_groups`, as the load asks.
+    """The number of groups of a base's deployment: from `min_groups` to `max_groups`, depending on load.
 
-    One is added while more than `target_in_flight` requests are under way for each (None: as many as an
-    engine takes at once). With `min_groups` 0 the last one goes after `idle_s` without a request.
+    A group is added while more than `target_in_flight` requests are under way for each group (None: as many
+    as an engine takes at once). With `min_groups` 0 the last group is removed after `idle_s` without a
+    request.
     """
 
     min_groups: Annotated[int, Field(alias="least")] = 1
@@ -173,9 +174,9 @@ class Scaling:
 
 @dataclass(frozen=True)
 class ServingTargets:
-    """What requests are served by, unless they say otherwise themselves. None: no target of its own.
+    """Targets of requests that do not set their own. None: no target.
 
-    `ttft_s` to the first token, `tpot_s` for each further one, `deadline_s` for the whole answer, all from
+    `ttft_s` to the first token, `tpot_s` for each further token, `deadline_s` for the whole answer, all from
     the request's arrival at a gateway.
     """
 
@@ -188,8 +189,8 @@ class ServingTargets:
 
 @dataclass(frozen=True)
 class Attempts:
-    """Attempts that failed in a row, the first one at `since_s` and the last one for `reason`. The next one
-    begins at `retry_at_s`."""
+    """Attempts that failed in a row, the first at `since_s`, the last for `reason`. The next attempt begins
+    at `retry_at_s`."""
 
     failures: int = 0
     since_s: float = 0.0
@@ -199,18 +200,17 @@ class Attempts:
 
 @dataclass(frozen=True)
 class Deployment:
-    """A desired deployment and what became of it. `host` is the base whose engines serve it.
+    """A desired deployment and its state. `host` is the base whose engines serve it.
 
-    Those of a base are its `groups`; a variant has none of its own. Once `established` (it was Deployed),
-    only its user ends it: a group that is lost is placed anew.
-    `max_active_variants` of a base is how many of its variants may run at once; None: as many as have slots.
-    `kind` is that of the devices its first group was placed on, which those added later are for.
-    `loading` of a variant is how bringing it into its base's engines went so far.
-    An answer has at most `max_output_tokens`; None: as many as the context has room for.
-    `slos` are limits that a plan is chosen by, `targets` what its requests are served by. `tool_parser` and
-    `reasoning_parser` of a base read its answers; None: as its `chat` says, "": none does. `engine` is how
-    large a base's engines were asked to be, `chosen` how large they were made when the first was placed;
-    engines that are placed later are the same.
+    A base has its `groups`; a variant has none of its own. Once `established` (it was Deployed), only its
+    user ends it: a lost group is placed again. At most `max_active_variants` of a base's variants run at
+    once; None: as many as it has slots. `kind` is the kind of the devices of its first group; groups that are
+    added later use the same kind. `loading` of a variant is the state of loading it into its base's engines.
+    An answer has at most `max_output_tokens`; None: as many as the context has room for. `slos` are limits
+    for the choice of a plan, `targets` the targets of its requests. `tool_parser` and `reasoning_parser` of a
+    base parse its answers; None: the parsers of its `chat`, "": no parser. `engine` are the requested sizes
+    of a base's engines, `chosen` the sizes chosen when the first engine was placed; later engines have the
+    same sizes.
     """
 
     model: str
@@ -240,7 +240,7 @@ class Deployment:
     @model_validator(mode="before")
     @classmethod
     def _of_older(cls, value: Any) -> Any:
-        """Older records have one placement, that of the one engine there was; or no sizes of engines."""
+        """Older records have one placement, that of their only engine; or no sizes of engines."""
         if not isinstance(value, dict):
             return value
         grouped = value if "groups" in value else _with_one_group(value)
@@ -248,7 +248,7 @@ class Deployment:
 
     @property
     def leading(self) -> WorkerGroup | None:
-        """The group that stands for all where one is shown: the first that serves, or is placed."""
+        """The group that represents all groups: the first that serves, or else the first that is placed."""
         placed = [group for group in self.groups if group.placement is not None]
         serving = [group for group in placed if group.phase is GroupPhase.SERVING]
         return next(iter([*serving, *placed]), None)
@@ -259,7 +259,8 @@ class Deployment:
 
     @property
     def device_kind(self) -> str:
-        """Empty when none of its groups was placed yet. Older records have it in their groups only."""
+        """The kind of its devices; empty if no group was placed yet. Older records have it only in their
+        groups."""
         return self.kind or next((group.device_kind for group in self.groups if group.device_kind), "")
 
     def group(self, number: int) -> WorkerGroup | None:
@@ -286,14 +287,14 @@ def _with_one_group(old: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sizes_before(old: dict[str, Any]) -> dict[str, Any] | None:
-    """Of the engines that an older record has placed; None where it has none."""
+    """The sizes of the engines that an older record has placed; None if there are none."""
     try:
         plan = next(group["placement"]["plan"] for group in old["groups"] if group.get("placement"))
         context, cached = plan["max_model_len"], plan["kv_cache_tokens"]
         requests = max(1, cached // context)
         slots, rank = plan["max_variants"], plan["max_lora_rank"]
     except (StopIteration, LookupError, TypeError, AttributeError, ZeroDivisionError):
-        return None  # none is placed, or the record cannot be read, which its validation says
+        return None  # no engine is placed, or the record is unreadable, which its validation reports
     return {
         "context_tokens": context,
         "requests_at_once": requests,
@@ -306,14 +307,15 @@ def _sizes_before(old: dict[str, Any]) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class ModelProfile:
-    """What was measured of an architecture on a kind of device; shared by all models of its shape.
+    """Measurements of an architecture on a kind of device; shared by all models of its shape.
 
-    `measurements` are lines as of `profiler.measurements`, each kept as soon as it was made. `points` of
-    the plan's `all_points` loads are among them. `phase` is Pending, Profiling, or final: Ready (perhaps
-    with less than was planned, which `reason` says), Failed, Cancelled. `attempts` that brought nothing new;
-    `rounds`: how often it was begun afresh. `memory_excess` is what ranks of a shape ("2x1": TP x PP) were
-    found to take beyond their estimate. `forms` are those to be measured beside the uncompressed one.
-    `busy` is the share of the device's time that other work took meanwhile, as a mean; None: not known.
+    `measurements` are lines as in `profiler.measurements`, each kept as soon as it was made. They include
+    `points` of the plan's `all_points` loads. `phase` is Pending, Profiling, or final: Ready (perhaps with
+    less than was planned; see `reason`), Failed, Cancelled. `attempts`: those without new measurements;
+    `rounds`: how often profiling began from the start. `memory_excess` is what ranks of a shape ("2x1": TP x
+    PP) took beyond their estimate. `forms` are the quantizations to be measured in addition to the
+    uncompressed one. `busy` is the mean share of the device's time that other work took meanwhile; None:
+    unknown.
     """
 
     key: str
@@ -342,9 +344,9 @@ class ModelProfile:
 
 @dataclass(frozen=True)
 class PathProfile:
-    """What the request path was found to take in a cluster that is set up as `key` says.
+    """The measured request path of a cluster with the setup in `key`.
 
-    Without a `path` it was not measured yet: `failed` says how often that was tried, and why it failed.
+    Without a `path` it was not measured yet: `failed` counts the failed attempts, with their reason.
     """
 
     key: str
@@ -355,9 +357,9 @@ class PathProfile:
 
 @dataclass(frozen=True)
 class Reservation:
-    """Bytes of a device for one rank of `holder`: a worker group of the deployment with this `uid`; as
-    `measuring:KEY`, what is measured for the profile of this key in the round `uid`; or, as
-    `compressing:NAME`, what makes the delta of the model with this `uid`."""
+    """Bytes of a device for one rank of `holder`. It is a worker group of the deployment with this `uid`. Or
+    it is `measuring:KEY`, a measurement for the profile of this key in the round `uid`. Or it is
+    `compressing:NAME`, which makes the delta of the model with this `uid`."""
 
     holder: str
     uid: int
@@ -370,7 +372,7 @@ class Reservation:
 
 @dataclass(frozen=True)
 class NodeLedger:
-    """What is promised of a node's devices; without promises there is no such record."""
+    """Reservations of a node's devices; a node without reservations has no such record."""
 
     node: str
     reservations: tuple[Reservation, ...]
@@ -393,7 +395,7 @@ class OperationEvent:
 
 @dataclass(frozen=True)
 class Asker:
-    """Who asked for something: a tenant, and the first 8 hexadecimal digits of its key's SHA-256."""
+    """The client that asked for something: a tenant, and the first 8 hex digits of its key's SHA-256."""
 
     tenant: str
     role: Role
@@ -404,7 +406,7 @@ class Asker:
 class Operation:
     """A long-running request. `progress` is 0..1; `error` is an OpenAI error object when it failed.
 
-    `tenant` is that of the model that it is about. `asked_by` is None in older records.
+    `tenant` is the owner of the model in `target`. `asked_by` is None in older records.
     """
 
     id: str
@@ -432,12 +434,12 @@ class IdempotencyKey:
     request_sha256: str
     operation_id: str
     created_at_s: float
-    answer: Operation | None = None  # an earlier version's, of a `PastOperation`
+    answer: Operation | None = None  # of an earlier version, instead of a `PastOperation`
 
 
 @dataclass(frozen=True)
 class PastOperation:
-    """An operation as it ended, without its events: what is kept of it for who repeats its request."""
+    """An operation after its end, without its events, kept for clients that repeat its request."""
 
     id: str
     operation: Operation
@@ -445,8 +447,8 @@ class PastOperation:
 
 @dataclass(frozen=True)
 class TenantChanges:
-    """How often a tenant with quotas registered or deployed something. Each such commit raises it, so that of
-    two at once one decides anew, by what the other made."""
+    """How often a tenant with quotas registered or deployed something. Each such commit raises the number. So
+    of two at the same time one decides again, with the result of the other."""
 
     tenant: str
     number: int = 0
@@ -476,7 +478,7 @@ R = TypeVar(
     TenantChanges,
 )
 
-# To be raised with a change that older software would misread. It ignores fields that it does not know.
+# To be raised with a change that older software would misread. Older software ignores unknown fields.
 SCHEMA = 1
 _SCHEMA = re.compile(r'\{"schema":(\d{1,9}),')
 
@@ -497,7 +499,7 @@ _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
 
 
 def _adapter(cls: type[Any]) -> TypeAdapter[Any]:
-    """Made at first use: a client has the records' types, but reads and writes none."""
+    """The adapter of a class, made at first use: clients have the types, but read and write no records."""
     if cls not in _ADAPTERS:
         _ADAPTERS[cls] = TypeAdapter(cls)
     return _ADAPTERS[cls]
@@ -518,14 +520,14 @@ def key_of(record: Record) -> str:
 
 
 def dump(record: Record) -> str:
-    """JSON, whose first field says what must be understood to read it."""
+    """The record as JSON; its first field is the schema that a reader must support."""
     fields = _adapter(type(record)).dump_json(record, by_alias=True).decode()
     return f'{{"schema":{SCHEMA},{fields[1:]}'
 
 
 def load(cls: type[R], text: str) -> R:
-    """Errors: ValueError, for what is no such record, and for one that newer software wrote for itself."""
-    schema = _SCHEMA.match(text)  # none: of before there were any
+    """Parse a record. Errors: ValueError if the text is no such record, or if newer software wrote it."""
+    schema = _SCHEMA.match(text)  # None: from before there were schemas
     if schema is not None and int(schema[1]) > SCHEMA:
         raise ValueError(f"its schema is {schema[1]}, and this version reads up to {SCHEMA}")
     record: R = _adapter(cls).validate_json(text)

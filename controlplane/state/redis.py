@@ -1,16 +1,16 @@
 """The state store on Redis: for a control plane whose processes are on several hosts.
 
-A commit is one script (redis_scripts.py), and so is a reading. Keys:
+A commit is one script (redis_scripts.py), and so is a read. Keys:
 - `{prefix}:revision`, and per kind the hash `{prefix}:entries:KIND` of key -> "VERSION:VALUE";
 - `{prefix}:changes`, a sorted set of "KIND:KEY" by the revision that wrote it last, deletions included, and
-  the hash `{prefix}:log`: up to which revision that set is complete, from which on, and by which server;
+  the hash `{prefix}:log`: the revisions that this set covers (from, complete), and the server that wrote it;
 - `{prefix}:lease:NAME`, a hash: holder, epoch, until (milliseconds of the server's clock).
 "{prefix}" is literal: the braces make it the hash tag that keeps all keys in one slot of a cluster.
 
 A failover. A replica that becomes the primary may lack the last commits. With `?replicas=N` a commit is
-acknowledged when N replicas have it (WAIT). Whatever was lost, no revision is used twice: the first commit on
-a server with another history skips to the next multiple of 2^32 (an epoch in the high bits). Who sees the
-revision fall says so.
+acknowledged when N replicas have it (WAIT). Even if commits were lost, no revision is used twice: the first
+commit on a server with another history skips to the next multiple of 2^32 (an epoch in the high bits). A
+process that sees the revision fall logs an error.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ DEFAULT_PREFIX = "ostinato"
 log = logging.getLogger(__name__)
 
 EPOCH = 1 << 32  # revisions
-PAGE = 500  # entries, about
-KEPT_CHANGES = 20_000  # who is further behind reads everything
+PAGE = 500  # entries, approximately
+KEPT_CHANGES = 20_000  # readers that are further behind read everything
 WAIT_MS = 1_000
 _PERHAPS = " (a commit without an answer may have been applied: read again first)"
 
@@ -49,8 +49,8 @@ _PERHAPS = " (a commit without an answer may have been applied: read again first
 class RedisStore:
     """A `StateStore` under `{prefix}` on the Redis server or cluster at `url`.
 
-    Safe to share between threads. A command is never sent twice: a commit whose answer was lost may
-    have been applied, and only its caller can tell, by reading again. The same goes for one that fewer than
+    Safe to share between threads. A command is never sent twice: a commit whose answer was lost may have been
+    applied, and its caller must read again to find out. The same holds for a commit that fewer than
     `replicas` replicas of the server have after WAIT_MS.
 
     Errors: `InvalidRequest` for a malformed url, prefix or number of replicas; `Unavailable` when Redis does
@@ -68,7 +68,7 @@ class RedisStore:
             )
         self._prefix = f"{{{prefix}}}"
         self._replicas = replicas
-        self._seen = 0  # the highest revision
+        self._seen = 0  # the highest revision so far
         self._client = self._connect(url, timeout_s)
         register = self._client.register_script
         self._commit, self._snapshot = register(COMMIT), register(SNAPSHOT)
@@ -85,7 +85,7 @@ class RedisStore:
         with _answering(), self._moving() as moved:
             revision, *hashes = cast(list[Any], self._snapshot(keys=keys))
             moved(int(revision))
-        # A script answers with a hash as a flat list: key, value, key, value ...
+        # A script returns a hash as a flat list: key, value, key, value ...
         entries = {
             kind: {key: _entry(stored) for key, stored in zip(flat[::2], flat[1::2], strict=True)}
             for kind, flat in zip(kinds, hashes, strict=True)
@@ -93,7 +93,7 @@ class RedisStore:
         return Snapshot(int(revision), entries)
 
     def changes(self, kinds: Sequence[str], since: int) -> Changes | None:
-        """Read by one script. None: of a revision that is too old, or not of this server's history."""
+        """Read by one script. None: the revision is too old, or not of this server's history."""
         keys = [self._revision_key, self._log_key, self._changes_key, *map(self._hash_key, kinds)]
         with _answering(), self._moving() as moved:
             found = cast("list[Any] | None", self._changes(keys=keys, args=[since, *kinds]))
@@ -124,10 +124,10 @@ class RedisStore:
     def commit(self, writes: Sequence[Write | Require], lease: Lease | None = None) -> int:
         """Apply all writes or none; returns the new revision.
 
-        Expectations are about the state before the commit, also where two writes name one entry.
+        Expectations are about the state before the commit, even if two writes name one entry.
 
-        Errors: `StaleWrite` when one does not hold; `Fenced`; `Unavailable` when there was no answer, or too
-        few replicas have it, and then the commit may or may not have been applied.
+        Errors: `StaleWrite` when an expectation does not hold; `Fenced`; `Unavailable` when there was no
+        answer, or too few replicas have the commit, which then may or may not have been applied.
         """
         if not writes:
             return self.revision()
@@ -157,7 +157,7 @@ class RedisStore:
         return int(version)
 
     def _run(self, keys: list[str], arguments: list[int | str]) -> tuple[tuple[int, int, str], int]:
-        """What the commit's script answers, and how many replicas have what it did."""
+        """The answer of the commit's script, and the number of replicas that have the commit."""
         if not self._replicas:
             return cast(Any, self._commit(keys=keys, args=arguments)), 0
         client = self._client
@@ -171,7 +171,7 @@ class RedisStore:
         return outcome, int(there)
 
     def take_lease(self, name: str, holder: str, seconds: float, gone: str | None = None) -> Lease:
-        """By the server's clock."""
+        """Take or prolong a lease by the server's clock."""
         arguments: list[int | str] = [holder, max(1, round(seconds * 1000)), gone or ""]
         with _answering():
             taken, epoch = cast("list[Any]", self._take(keys=[self._lease_key(name)], args=arguments))
@@ -204,8 +204,8 @@ class RedisStore:
 
     @contextmanager
     def _moving(self) -> Iterator[Callable[[int], int]]:
-        """A context of one command, in which the revision that it answers is told. Says so when history was
-        lost: nobody who asks later may see less."""
+        """A context for one command; call the result with the revision in the command's answer. Logs an error
+        when history was lost, because later readers must never see an older revision."""
         before = self._seen
 
         def moved(revision: int) -> int:
@@ -263,7 +263,7 @@ def _answering(note: str = "") -> Iterator[None]:
 
 
 def _warn_if_not_durable(client: redis.Redis) -> None:
-    """Say what an acknowledged commit would not survive. Managed servers often forbid CONFIG."""
+    """Warn about what an acknowledged commit would not survive. Managed servers often forbid CONFIG."""
     try:
         # One by one: Redis 6 takes one name only, and "*" would fetch passwords too.
         settings: dict[str, str] = {}
@@ -286,7 +286,7 @@ def _warn_if_not_durable(client: redis.Redis) -> None:
 
 
 def _warn_of_failovers(client: redis.Redis, replicas: int) -> None:
-    """Say so when a replica may become the primary without the last acknowledged commits."""
+    """Warn if a replica may become the primary without the last acknowledged commits."""
     try:
         there = int(client.info("replication").get("connected_slaves", 0))
     except ResponseError as error:  # INFO is not allowed

@@ -1,7 +1,7 @@
-"""What the state store has Redis do as one step each, in Lua. `redis.py` says what the keys are.
+"""Lua scripts of the state store; Redis runs each as one atomic step. `redis.py` describes the keys.
 
-Scripts are not rolled back, so everything that can fail (a stale or mistyped key, a revision that is no
-number) comes before the first write.
+Scripts are not rolled back. So everything that can fail (a stale key or one of the wrong type, an invalid
+revision) comes before the first write.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 # KEYS: the revision, the log, the changes, the lease, then one hash per kind. ARGV: holder ("" for no lease)
 # and epoch, the size of an epoch of revisions, how many changes are kept; then five per write: the hash's
 # place in KEYS, the key, the expected version ("" for any), "1" to set, "0" to delete or "2" to require the
-# value, the value.
+# value, and the value.
 # Answers {1, 0, revision}, {0, number of the stale write, its version} or {-1, 0, 0} when fenced.
 COMMIT = """
 if ARGV[1] ~= '' then
@@ -77,8 +77,8 @@ end
 return found
 """
 
-# KEYS: the revision, the log, the changes, then one hash per kind. ARGV: since, the kinds. Answers nil when
-# they are not known, else the revision, and of each change "KIND:KEY" and what is stored ("" for nothing).
+# KEYS: the revision, the log, the changes, then one hash per kind. ARGV: since, the kinds. Answers nil if the
+# changes are unknown, else the revision, and for each change "KIND:KEY" and the stored text ("" for nothing).
 CHANGES = """
 local revision = redis.call('GET', KEYS[1]) or '0'
 if revision == ARGV[1] then
@@ -104,8 +104,8 @@ end
 return found
 """
 
-# KEYS: the lease. ARGV: holder, milliseconds, who is known to be gone. Answers holder and epoch, which grows
-# with the clock as well: a failover may have lost the last holder.
+# KEYS: the lease. ARGV: holder, milliseconds, the holder known to be gone. Answers holder and epoch. The
+# epoch also grows with the clock, because a failover may have lost the last holder.
 TAKE_LEASE = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

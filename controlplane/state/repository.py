@@ -1,4 +1,4 @@
-"""The state as records instead of JSON: what the rest of the control plane reads and commits."""
+"""The state as records instead of JSON, for the rest of the control plane."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Entries that are decoded before the process's other threads have their turn, for so long: without it these
-# wait for Python's lock several milliseconds each time that they need it, while many entries are read.
+# Entries that are decoded before the process pauses for PAUSE_S to let other threads run. Without the pause,
+# other threads wait for Python's lock several milliseconds at a time while many entries are read.
 AT_ONCE, PAUSE_S = 100, 5e-5
 
 
@@ -49,11 +49,11 @@ class Versioned(Generic[T]):
 
 @dataclass(frozen=True)
 class State:
-    """All records at one revision, by their key, but for those of which there are a day's: who needs one of
-    these gets it (`Repository.get`).
+    """All records at one revision, by their key. Kinds with a day's worth of records are not included
+    (`Repository.get`).
 
     `undecodable` names, as "kind/key", entries that this software cannot read. They still exist: writing them
-    with `expected_version` 0 fails, and what they may be about is left as it is.
+    with `expected_version` 0 fails, and everything that they may concern stays unchanged.
     """
 
     revision: int
@@ -66,7 +66,7 @@ class State:
     undecodable: tuple[str, ...] = ()
 
     def unreadable(self, cls: type[Any], key: str) -> bool:
-        """Whether there is such a record, of which nothing else is known."""
+        """Whether there is such a record, which cannot be read."""
         return f"{KINDS[cls]}/{key}" in self.undecodable
 
     def any_unreadable(self, cls: type[Any]) -> bool:
@@ -78,7 +78,7 @@ class State:
 
 @dataclass(frozen=True)
 class Put:
-    """Write a record. `expected_version`: the one that was read, 0 for a new record, None for any."""
+    """Write a record. `expected_version`: the version that was read, 0 for a new record, None for any."""
 
     record: Record
     expected_version: int | None
@@ -97,9 +97,9 @@ Change = Put | Delete
 
 
 class Repository:
-    """Typed access to a `StateStore`, which stays its owner's to close. Safe between threads.
+    """Typed access to a `StateStore`, which the caller closes. Safe between threads.
 
-    It keeps the state that it read last, and reads what changed since. Whatever did not is the same object.
+    It keeps the last state, and reads only the changes since. Unchanged records are the same objects.
 
     Errors of every method: `Unavailable` when the store does not answer.
     """
@@ -107,7 +107,7 @@ class Repository:
     def __init__(self, store: StateStore) -> None:
         self._store = store
         self._reported: set[str] = set()
-        self._lock = threading.Lock()  # of what follows; never held while the store is asked
+        self._lock = threading.Lock()  # for the fields below; never held during a call of the store
         self._last: _Read | None = None
         self._left_alone = LeftAlone()
 
@@ -119,7 +119,7 @@ class Repository:
         return identity_of(self._store)
 
     def read(self) -> State:
-        """What a `State` has, consistently. Entries that do not decode are left out and reported once."""
+        """A consistent `State`. Entries that cannot be decoded are left out and reported once."""
         last = self._last
         changes = None if last is None else self._store.changes(_KINDS, last.state.revision)
         if last is None or changes is None:
@@ -135,7 +135,7 @@ class Repository:
         return now.state
 
     def _keep(self, last: _Read | None, now: _Read) -> None:
-        """Unless another thread has read meanwhile."""
+        """Keep the new state, unless another thread has read one meanwhile."""
         with self._lock:
             if self._last is not last or now is last:
                 return
@@ -144,7 +144,7 @@ class Repository:
         self._left_alone.see(records, records - (0 if last is None else _records(last.state)))
 
     async def read_async(self) -> State:
-        """`read`, in a thread."""
+        """`read` in a thread."""
         return await asyncio.to_thread(self.read)
 
     def get(self, cls: type[R], key: str) -> Versioned[R] | None:
@@ -167,8 +167,8 @@ class Repository:
             ) from error
 
     def each(self, cls: type[R]) -> Iterator[Versioned[R]]:
-        """All of a kind that no `State` has, one after the other, as `StateStore.pages` has them. Those that
-        do not decode are left out, and reported once."""
+        """All records of a kind that is not in a `State`, in the pages of `StateStore.pages`. Records that
+        cannot be decoded are left out, and reported once."""
         kind, number = KINDS[cls], 0
         for page in self._store.pages(kind):
             for key, entry in page.items():
@@ -188,8 +188,8 @@ class Repository:
         return self._store.commit([_write(change) for change in changes])
 
     def _report(self, broken: Mapping[str, str], *, forget: bool = True) -> None:
-        """Log what was not logged before; with `forget`, `broken` is all there is in a
-        state, and the rest of that was mended."""
+        """Log the entries that were not logged before. With `forget`, `broken` is complete for a state, so
+        entries that are no longer in it were repaired."""
         if not broken and not self._reported:
             return
         with self._lock:
@@ -203,13 +203,13 @@ class Repository:
 
 @dataclass(frozen=True)
 class _Read:
-    """A state, and why entries do not decode, by "kind/key"."""
+    """A state, and the reasons why entries cannot be decoded, by "kind/key"."""
 
     state: State
     broken: Mapping[str, str]
 
 
-# Where a State has the records of each class.
+# The field of a State for the records of each class.
 _FIELDS: Mapping[type[Any], str] = {
     Model: "models",
     Deployment: "deployments",
@@ -219,11 +219,11 @@ _FIELDS: Mapping[type[Any], str] = {
     PathProfile: "paths",
 }
 _KINDS = tuple(KINDS[cls] for cls in _FIELDS)
-_READ = tuple(f"{kind}/" for kind in _KINDS)  # how the names of a state's entries begin
+_READ = tuple(f"{kind}/" for kind in _KINDS)  # prefixes of the names of a state's entries
 
 
 def _records(state: State) -> int:
-    """How many there are."""
+    """The number of records."""
     return sum(len(getattr(state, name)) for name in _FIELDS.values())
 
 
@@ -250,7 +250,7 @@ def _updated(
     entries: Mapping[str, Entry | None],
     broken: dict[str, str],
 ) -> dict[str, Versioned[R]]:
-    """Why an entry does not decode goes to `broken`."""
+    """The records after the changes; reasons why entries cannot be decoded go to `broken`."""
     updated = dict(records)
     for number, (key, entry) in enumerate(entries.items(), start=1):
         if number % AT_ONCE == 0:
@@ -261,7 +261,7 @@ def _updated(
             continue
         try:
             updated[key] = Versioned(load(cls, entry.value), entry.version)
-        except ValueError as error:  # pydantic's ValidationError is one
+        except ValueError as error:  # includes pydantic's ValidationError
             broken[name] = str(error)
             updated.pop(key, None)
     return updated

@@ -20,7 +20,7 @@ from controlplane.errors import StaleWrite, Unavailable
 from controlplane.state.base import Changes, Entry, Fenced, Lease, Require, Snapshot, Write, not_as_required
 
 SCHEMA_VERSION = 1
-# Deletions are known for so many revisions; who is further behind reads everything.
+# Deletions of this many revisions are known; readers that are further behind read everything.
 PAGE = 500  # entries
 KEPT_DELETIONS = 10_000
 
@@ -33,7 +33,8 @@ _SCHEMA = (
     "CREATE INDEX IF NOT EXISTS entries_by_version ON entries (version)",
     "CREATE TABLE IF NOT EXISTS deletions (kind TEXT NOT NULL, key TEXT NOT NULL, version INTEGER NOT NULL)",
     "CREATE INDEX IF NOT EXISTS deletions_by_version ON deletions (version)",
-    # A trigger, as older software that shares the file writes none. A commit raises the revision first.
+    # A trigger, because older software that shares the file does not note deletions. A commit raises the
+    # revision first.
     """CREATE TRIGGER IF NOT EXISTS note_deletion AFTER DELETE ON entries BEGIN
         INSERT INTO deletions SELECT OLD.kind, OLD.key, value FROM revision;
         END""",
@@ -48,25 +49,25 @@ FileId = tuple[int, int]  # device and inode
 
 
 class _Connection(sqlite3.Connection):
-    """`beside`: the -wal and -shm that it uses; None: it has used none yet."""
+    """A connection, with the ids of the -wal and -shm files that it uses; None: it has used none yet."""
 
     beside: tuple[FileId, ...] | None = None
 
 
-# Held until a new file's descriptor is closed, so that no other thread has locks on it by then.
+# Held until a new file's descriptor is closed, so that no other thread has locks on the file then.
 _CREATING = threading.Lock()
 
 
 class SqliteStore:
-    """A `StateStore` in the file at `path`, which is made when it is missing.
+    """A `StateStore` in the file at `path`, which is created if it is missing.
 
-    A file that was removed or replaced since it was opened is used no more: others do not see what is written
-    to it, and it is gone with the last process that has it open.
+    A file that was removed or replaced since it was opened is not used any further: other processes do not
+    see what is written to it, and it is lost with the last process that has it open.
 
-    Safe to share between threads: each call borrows a connection of its own. Not across fork().
+    Safe to share between threads: each call borrows a separate connection. Not safe across fork().
 
-    Errors: `Unavailable` when the file cannot be opened, is damaged or no database, was written by
-    newer software, stays locked for longer than `busy_timeout_s`, was removed or replaced.
+    Errors: `Unavailable` when the file cannot be opened, is damaged or no database, was written by newer
+    software, stays locked for longer than `busy_timeout_s`, or was removed or replaced.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, busy_timeout_s: float = 10.0) -> None:
@@ -76,7 +77,7 @@ class SqliteStore:
         self._idle: list[_Connection] = []
         self._closed = False
         self._pool_lock = threading.Lock()
-        # SQLite's own wait is a poll without an order; a lock is fair enough and wakes at once.
+        # SQLite's own wait polls without an order; a lock is fair enough and wakes at once.
         self._commit_lock = threading.Lock()
         self._create_file()
         try:
@@ -96,7 +97,7 @@ class SqliteStore:
             return Snapshot(_revision(db), {kind: _entries(db, kind) for kind in kinds})
 
     def changes(self, kinds: Sequence[str], since: int) -> Changes | None:
-        """Read in one transaction. None: of a revision that is too old, or not of this file."""
+        """Read in one transaction. None: the revision is too old, or not of this file."""
         with self._transaction("BEGIN") as db:
             revision = _revision(db)
             if not max(0, revision - KEPT_DELETIONS) <= since <= revision:
@@ -127,14 +128,14 @@ class SqliteStore:
     def commit(self, writes: Sequence[Write | Require], lease: Lease | None = None) -> int:
         """Apply all writes or none; returns the new revision, after it is on disk.
 
-        Expectations are about the state before the commit, also where two writes name one entry.
+        Expectations are about the state before the commit, even if two writes name one entry.
 
-        Errors: `StaleWrite` when one does not hold; `Fenced`; `Unavailable` when locked for too long or the
-        disk fails.
+        Errors: `StaleWrite` when an expectation does not hold; `Fenced`; `Unavailable` when locked for too
+        long or the disk fails.
         """
         if not writes:
             return self.revision()
-        # IMMEDIATE: a read lock that is raised later could meet another writer and fail half-way.
+        # IMMEDIATE: a read lock that is upgraded later could meet another writer and fail half-way.
         with self._commit_lock, self._transaction("BEGIN IMMEDIATE") as db:
             if lease is not None:
                 _check_lease(db, lease)
@@ -149,7 +150,8 @@ class SqliteStore:
         return revision
 
     def take_lease(self, name: str, holder: str, seconds: float, gone: str | None = None) -> Lease:
-        """By the clock that the host's processes share since it started; a restart ends every lease."""
+        """Take or prolong a lease by the clock of the host since its start; a restart of the host ends all
+        leases."""
         boot, now_s = _boot(), time.clock_gettime(time.CLOCK_BOOTTIME)
         with self._commit_lock, self._transaction("BEGIN IMMEDIATE") as db:
             known = _lease(db, name)
@@ -167,7 +169,7 @@ class SqliteStore:
             db.execute("UPDATE leases SET holder = '' WHERE name = ? AND holder = ? AND epoch = ?", where)
 
     def close(self) -> None:
-        """Release all connections; those in use are closed by their call's end."""
+        """Close all connections; those in use are closed at the end of their call."""
         with self._pool_lock:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -213,7 +215,8 @@ class SqliteStore:
                 )
 
     def _enter_wal(self, db: sqlite3.Connection) -> None:
-        """The change of mode does not wait for the busy timeout when several processes make it at once."""
+        """Enter WAL mode. This change does not wait for the busy timeout when several processes make it at
+        once."""
         deadline = time.monotonic() + self._busy_timeout_s
         while True:
             try:
@@ -231,7 +234,7 @@ class SqliteStore:
 
     @contextmanager
     def _transaction(self, begin: str) -> Iterator[_Connection]:
-        """What it did or read counts if the file is still the one under its name afterwards."""
+        """A transaction, which is valid only if the file is still the one under its name afterwards."""
         with self._connection() as db:
             db.execute(begin)
             try:
@@ -263,13 +266,14 @@ class SqliteStore:
             self._give_back(db)
 
     def _require_unmoved(self, db: _Connection) -> None:
-        """While a connection is open, no other process of SQLite's removes any of the three files."""
+        """Check that the files were not replaced. While a connection is open, no other SQLite process removes
+        any of the three files."""
         beside = self._beside()
         if self._is_moved() or (db.beside is not None and db.beside != beside):
             raise self._moved()
 
     def _note_files(self, db: _Connection) -> None:
-        """After a use, which made the two if they were missing."""
+        """Note the -wal and -shm files after a use, which creates them if they were missing."""
         self._require_unmoved(db)
         if db.beside is None and len(beside := self._beside()) == len(BESIDE):
             db.beside = beside
@@ -295,7 +299,7 @@ class SqliteStore:
                 raise Unavailable(f"the state file {self._path} was closed by this process")
             if self._idle:
                 return self._idle.pop()
-        db = sqlite3.connect(  # never made here: one that was removed stays away
+        db = sqlite3.connect(  # never creates the file: a removed file stays away
             f"file://{quote(str(self._path.absolute()))}?mode=rw",
             uri=True,
             timeout=self._busy_timeout_s,
@@ -342,7 +346,8 @@ class SqliteStore:
 
 
 def _file_id(path: str | os.PathLike[str]) -> FileId | None:
-    """None: there is none. Never opened: closing a descriptor would drop this process's SQLite locks."""
+    """The file's id; None: it does not exist. It is never opened: closing it would drop this process's
+    locks."""
     try:
         found = os.stat(path)
     except OSError:
@@ -369,7 +374,7 @@ def _entries(db: sqlite3.Connection, kind: str) -> dict[str, Entry]:
 
 
 def _changed(db: sqlite3.Connection, kinds: Sequence[str], since: int) -> dict[str, dict[str, Entry | None]]:
-    """An entry that was deleted and then made again is there."""
+    """The changed entries; an entry that was deleted and created again counts as existing."""
     changed: dict[str, dict[str, Entry | None]] = {}
     deleted = db.execute("SELECT kind, key FROM deletions WHERE version > ?", (since,))
     for kind, key in deleted:
@@ -388,7 +393,7 @@ def _lease(db: sqlite3.Connection, name: str) -> tuple[str, int, str, float] | N
 
 
 def _check_lease(db: sqlite3.Connection, lease: Lease) -> None:
-    """It may have run out, as long as nobody else took it."""
+    """Check the lease. It may have expired, if no other process has taken it."""
     known = _lease(db, lease.name)
     if known is None or known[:2] != (lease.holder, lease.epoch):
         raise Fenced(lease)
@@ -396,7 +401,7 @@ def _check_lease(db: sqlite3.Connection, lease: Lease) -> None:
 
 @cache
 def _boot() -> str:
-    """Which start of the host this is."""
+    """The id of this start of the host."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 

@@ -1,4 +1,4 @@
-"""Opens the store that a URL names: a local SQLite file, or Redis."""
+"""Open the store that a URL names: a local SQLite file, or Redis."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from controlplane.state.sqlite import SqliteStore
 log = logging.getLogger(__name__)
 log.addFilter(Rarely())
 
-START_S = 120.0  # so long a process that starts waits for a store that does not answer yet
+START_S = 120.0  # how long a starting process waits for a store that does not answer yet
 
 _ACCEPTED = (
     "sqlite:///absolute/path.db, redis://host:port/db[?prefix=name&replicas=n], rediss://host:port/db[?...] "
@@ -28,10 +28,10 @@ _ACCEPTED = (
 
 
 def open_store(url: str, must_exist: bool = False) -> StateStore:
-    """Open the store that `url` names. A SQLite file is made when it is missing, unless it `must_exist`.
+    """Open the store that `url` names. A SQLite file is created if it is missing, unless it `must_exist`.
 
-    Errors: `InvalidRequest` for a URL that names no store; `Unavailable` when the store is there but
-    cannot be used (damaged, from newer software, not answering).
+    Errors: `InvalidRequest` for a URL that names no store; `Unavailable` when the store exists but cannot be
+    used (damaged, from newer software, not answering).
     """
     scheme = url.partition("://")[0]
     if scheme == "sqlite":
@@ -47,17 +47,17 @@ def open_store(url: str, must_exist: bool = False) -> StateStore:
 
 def own_store(url: str, running: Callable[[], Collection[str]]) -> OwnStore:
     """The store that `url` names, as a process of its installation uses it, opened at its first use.
-    `running` gives the identities that the running engines were told."""
+    `running` gives the identities that the running engines have."""
     return OwnStore(partial(open_store, url), running)
 
 
 def open_store_at_start(
     url: str, running: Callable[[], Collection[str]], wait_s: float = START_S
 ) -> StateStore:
-    """As `own_store`, of a store that may still be starting: Serve gives up a replica that fails three
-    times. One that is not that of the running engines is asked again at each use.
+    """As `own_store`, for a store that may still be starting: Serve gives up a replica that fails three
+    times. A store that does not belong to the running engines is checked again at each use.
 
-    What waiting does not change (a damaged file, a wrong password) is an error at once.
+    A problem that waiting does not change (a damaged file, a wrong password) is an error at once.
     """
     until_s, store = time.monotonic() + wait_s, own_store(url, running)
     while True:
@@ -87,7 +87,8 @@ def _sqlite_path(url: str) -> str:
 
 
 def _open_redis(url: str) -> StateStore:
-    """The query's `prefix` and `replicas` are ours, the rest redis-py's, which only its users import."""
+    """Open Redis. The query's `prefix` and `replicas` are ours, other options redis-py's, imported only
+    here."""
     from controlplane.state.redis import DEFAULT_PREFIX, RedisStore
 
     parts = urlsplit(url)
@@ -97,7 +98,7 @@ def _open_redis(url: str) -> StateStore:
         raise InvalidRequest(
             f"replicas={replicas!r} is no number of replicas: expected 0 to 99", param="state"
         )
-    # redis-py would silently use database 0 for a path that is no number.
+    # redis-py would silently use database 0 for a path that is not a number.
     if parts.scheme != "unix" and parts.path.strip("/") and not parts.path.strip("/").isdecimal():
         raise InvalidRequest(f"{parts.path!r} is no database number: expected {_ACCEPTED}", param="state")
     # Not geturl(): it loses the slashes of unix:///path.

@@ -1,11 +1,11 @@
-"""Phases and bounds, of which both records and clients speak. It imports nothing: clients start at once."""
+"""Phases and bounds that both records and clients use. It imports nothing, so that clients start at once."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 
-# What estimates and deployments assume of requests where nobody says more. An answer without a limit may fill
-# the context; few do. A deployment's own limit counts where it is lower.
+# Assumed lengths of requests, for estimates and deployments, if no others are given. An answer without a
+# limit may fill the context; few do. A deployment's own limit counts if it is lower.
 EXPECTED_INPUT_TOKENS = 128
 EXPECTED_OUTPUT_TOKENS = 256
 
@@ -27,14 +27,14 @@ FINAL_PHASES = frozenset({Phase.READY, Phase.DEPLOYED, Phase.DELETED, Phase.CANC
 
 
 class GroupPhase(StrEnum):
-    PENDING = "Pending"  # to be placed, for the first time or anew
+    PENDING = "Pending"  # to be placed, for the first time or again
     STARTING = "Starting"
     SERVING = "Serving"
-    DRAINING = "Draining"  # gets no new requests; stopped when it has none left
+    DRAINING = "Draining"  # gets no new requests; is stopped when none are left
 
 
 class Priority(StrEnum):
-    """Of a request: of one tenant's, those of a higher priority go first. Ordered from the lowest."""
+    """The priority of a request. Among a tenant's requests, higher priorities go first. Lowest first here."""
 
     LOW = "low"
     NORMAL = "normal"
@@ -49,26 +49,27 @@ _LEVELS = {priority: level for level, priority in enumerate(Priority)}
 
 
 class Role(StrEnum):
-    """What a key may do: ask models; manage those of its tenant too; everything."""
+    """What a key allows: requests to models; also managing its tenant's models; everything."""
 
     INFERENCE = "inference"
     DEPLOYER = "deployer"
     ADMIN = "admin"
 
 
-# Of tenants. No space is in it: keys of records are made of it and of something else.
+# Names of tenants. They contain no space, because keys of records join them with something else.
 TENANT_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 
 
 class LatePolicy(StrEnum):
-    """What becomes of a request that is late: it is answered all the same, or it ends with an error."""
+    """The policy for a late request: it is answered anyway, or it ends with an error."""
 
     FINISH = "finish"
     DROP = "drop"
 
 
-# Of times that a request or a deployment names: a day.
+# The longest time that a request or a deployment may name: a day.
 MAX_TARGET_MS = 86_400_000.0
 
-# Of requests under way per engine. Stored records may hold less; a division by nearly nothing has no result.
+# The least target of requests under way per engine. Stored records may have less; dividing by almost 0 would
+# have no useful result.
 MIN_TARGET = 0.01

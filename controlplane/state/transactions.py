@@ -1,4 +1,4 @@
-"""Changing records safely: read, decide, commit, and again if somebody was faster."""
+"""Change records safely: read, decide, commit, and repeat if another process was faster."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ ATTEMPTS = 32
 
 
 class Superseded(Exception):
-    """The record to change no longer exists: whoever deleted it decides, and this work is moot."""
+    """The record to change no longer exists: the process that deleted it decides, and this work is moot."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """What a pure function may not fetch itself: a fresh operation id, fresh uids, the time, who asks.
+    """Inputs that a pure function may not fetch itself: a fresh operation id, fresh uids, the time, the
+    client.
 
-    `tenant` is whose a model is that is registered, and `max_host_bytes` what its variants may hold.
+    `tenant` owns a model that is registered, and `max_host_bytes` is the quota of its variants.
     """
 
     operation_id: str
@@ -53,7 +54,7 @@ def persist(work: Callable[[], T], what: str = "the state") -> T:
 
 
 def _pause(attempt: int) -> None:
-    """After a lost race: longer the more were lost, and never the same for all."""
+    """Pause after a lost race: longer after more losses, and for a random time."""
     time.sleep(random.uniform(0, min(0.1, 0.002 * 2**attempt)))
 
 
@@ -75,7 +76,7 @@ def submit(
     decide: Callable[[State], Outcome],
     also: Callable[[Outcome], Sequence[Change]] = lambda outcome: (),
 ) -> Outcome:
-    """Commit what `decide` makes of the newest state; lost races decide anew."""
+    """Commit the result of `decide` on the newest state; after a lost race it decides again."""
 
     def once() -> Outcome:
         outcome = decide(repository.read())

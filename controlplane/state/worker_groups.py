@@ -19,13 +19,13 @@ __all__ = [
     "number_of",
 ]
 
-# Not allowed in the names of models, so that no group is called like another model's.
+# Not allowed in names of models, so that no group has the name of another model's group.
 _SEPARATOR = "@"
 
 
 @dataclass(frozen=True)
 class MeasuredRank:
-    """What a rank was planned with, and what it takes of its device with its whole KV cache."""
+    """A rank's planned bytes, and the bytes of its device that it takes with its whole KV cache."""
 
     rank: int
     planned_bytes: int
@@ -34,16 +34,15 @@ class MeasuredRank:
 
 @dataclass(frozen=True)
 class WorkerGroup:
-    """One engine of a deployment; `number` tells the groups of a deployment apart.
+    """One engine of a deployment; `number` identifies a group within its deployment.
 
-    `measured` is what its ranks were found to take when it began to serve; their plan gave each
-    `memory_excess` bytes beyond the estimate, from earlier experience; None if no calibration was there to
-    estimate by. A pending group that `failures` times
-    in a row did not last is placed anew at `retry_at_s`, one that was refused by the cluster of the key
-    `refused_on` as soon as that differs; `reason` says why. It starts, or serves, since `since_s`; to start
-    took `start_s`. One that `replaces` another, on none of the devices to `avoid`, has it drained once it
-    serves. `kind` is that of the devices it was placed on last, `node_ids` are Ray's ids of their nodes, by
-    name, at its launch.
+    `measured` is the memory of its ranks when it began to serve. Their plan gave each rank `memory_excess`
+    bytes beyond the estimate, from earlier experience; None if there was no calibration to estimate by. A
+    pending group that failed `failures` times in a row is placed again at `retry_at_s`. A group that the
+    cluster with the key `refused_on` refused is placed again as soon as the cluster's key changes. `reason`
+    explains both. It has been starting, or serving, since `since_s`; its start took `start_s`. A group that
+    `replaces` another, on none of the devices to `avoid`, has that one drained once it serves. `kind` is the
+    kind of its last devices, `node_ids` are Ray's ids of their nodes, by name, at its launch.
     """
 
     number: int
@@ -64,22 +63,22 @@ class WorkerGroup:
 
     @property
     def device_kind(self) -> str:
-        """Empty when it was on none yet. Older records have it in their placement only."""
+        """Its kind of devices; empty if it was on none yet. Older records have it only in their placement."""
         return self.kind or (kind_of(self.placement) if self.placement else "")
 
 
 def kind_of(placement: Placement) -> str:
-    """The kind of device that its first rank is on."""
+    """The kind of the first rank's device."""
     return next((rank.device_kind for rank in placement.ranks), "")
 
 
 def group_id_of(host: str, number: int) -> str:
-    """What a group is called in the cluster and in the ledgers; the first one as its base."""
+    """The name of a group in the cluster and in the ledgers; the first group has its base's name."""
     return f"{host}{_SEPARATOR}{number}" if number else host
 
 
 def host_of(group_id: str) -> str:
-    """The base that a group of this name serves."""
+    """The base that a group with this name serves."""
     return group_id.partition(_SEPARATOR)[0]
 
 
@@ -88,12 +87,12 @@ def number_of(group_id: str) -> int:
 
 
 def is_spare(group: WorkerGroup, groups: tuple[WorkerGroup, ...]) -> bool:
-    """Whether it is there only to replace another one of these, which still is there."""
+    """Whether the group exists only to replace another one of these groups, which still exists."""
     return group.phase is not GroupPhase.DRAINING and any(
         other.number == group.replaces and other.phase is not GroupPhase.DRAINING for other in groups
     )
 
 
 def next_number(groups: tuple[WorkerGroup, ...]) -> int:
-    """A number that no group of these has."""
+    """A number that none of these groups has."""
     return max((group.number for group in groups), default=-1) + 1
