@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import re
+import socket
 import tempfile
 from collections.abc import Iterable, Mapping
 
@@ -15,6 +16,7 @@ from controlplane import errors
 from controlplane.settings import Settings
 
 PREFIX = "OSTINATO_"
+LOOPBACK = "127.0.0.1"
 # Variables that are no settings: of clients, of one process, or of tests of the kernels.
 OTHERS = frozenset(
     PREFIX + name
@@ -110,6 +112,22 @@ def require_home(settings: Settings) -> None:
         raise errors.Unavailable(
             f"the home {settings.home} cannot be written ({e.strerror}); choose another folder with"
             " OSTINATO_HOME or --home, or change its owner or permissions"
+        ) from e
+
+
+def require_loopback() -> None:
+    """Connect to 127.0.0.1, over which the processes of a local cluster talk. Errors: Unavailable."""
+    try:
+        with (
+            socket.create_server((LOOPBACK, 0)) as listener,
+            socket.create_connection(listener.getsockname()),
+        ):
+            pass
+    except OSError as e:
+        raise errors.Unavailable(
+            f"the processes of a local cluster talk over {LOOPBACK}, which cannot be reached ({e.strerror});"
+            f" add it with `ip addr add {LOOPBACK}/8 dev lo && ip link set lo up`. The API itself may listen"
+            " on IPv6 alone: OSTINATO_HTTP_HOST=::1"
         ) from e
 
 

@@ -31,6 +31,22 @@ def quiet(message: str) -> None:
     pass
 
 
+# --- the loopback address ----------------------------------------------------------------------------
+
+
+def test_a_machine_without_the_loopback_address_is_told_how_to_get_it() -> None:
+    """In a network namespace of its own the loopback device is down, and has no address."""
+    check = "from controlplane.runtime import start_checks; start_checks.require_loopback()"
+    in_namespace = ["unshare", "--net", "--"]
+    if subprocess.run([*in_namespace, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this user may make no network namespace")
+    found = subprocess.run(
+        [*in_namespace, sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert "ip addr add 127.0.0.1/8 dev lo" in found.stderr, found.stderr
+    start_checks.require_loopback()
+
+
 # --- names of variables ------------------------------------------------------------------------------
 
 
