@@ -151,7 +151,7 @@ def test_incomplete_files(tmp_path: Path, base: ModelSpec) -> None:
 def test_pickles_are_refused_with_the_way_out(tmp_path: Path, base: ModelSpec) -> None:
     folder = make.write_adapter(tmp_path)
     (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
-    with pytest.raises(CheckpointError, match="safe_serialization=True"):
+    with pytest.raises(CheckpointError, match="weights_only=True"):
         read_variant(folder, base, LIMITS)
 
 
