@@ -1,1 +1,1 @@
-"""What becomes of records: the next action for each, where groups go, how many there are to be. Pure."""
+"""Decisions about records: the next action for each, the places of groups, and their number. Pure."""

@@ -1,7 +1,7 @@
-"""What a variant keeps of its fine-tune's accuracy, and what accuracy SLOs ask of its base then. Pure.
+"""The accuracy that a variant keeps of its fine-tune, and the base accuracy that SLOs then require. Pure.
 
 Accuracies are in percent of the uncompressed model's (MaverIQ, Table 1). The losses of a variant and of its
-base are taken for independent ones: 98% of 97% is 95.06%.
+base are assumed to be independent: 98% of 97% is 95.06%.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ WHOLE = 100.0
 
 
 def registered(given: Mapping[str, float], measured: Quality | None) -> dict[str, float]:
-    """The accuracies of a variant: those that its user gave, else the one that compressing measured."""
+    """The accuracies of a variant: those given by its user, else the one measured during compression."""
     if given or measured is None:
         return dict(given)
     return {UNCOMPRESSED: measured.accuracy}
 
 
 def of_variant(model: Model) -> float | None:
-    """What a variant keeps: what its user said of it uncompressed, else what was measured; None when neither
-    is known."""
+    """The accuracy of a variant: the user's value for the uncompressed variant, else the measured value; None
+    if neither is known."""
     known = [value for name, value in model.compression.items() if name in ALIASES]
     if known:
         return min(known)
@@ -42,9 +42,9 @@ def of_variant(model: Model) -> float | None:
 
 
 def base_limit(variant: Model, asked: float | None) -> float | None:
-    """The least accuracy of the base with which its variant has the accuracy that is asked for.
+    """The least accuracy of the base with which its variant has the requested accuracy.
 
-    Errors: NoFeasiblePlan where the variant's own is less, or is not known.
+    Errors: NoFeasiblePlan if the variant's own accuracy is lower, or unknown.
     """
     if asked is None:
         return None
@@ -61,8 +61,8 @@ def base_limit(variant: Model, asked: float | None) -> float | None:
 
 
 def require_base(base: Model, deployment: Deployment | None, least: float | None) -> None:
-    """Errors: NoFeasiblePlan where engines that are placed already are less accurate than that, or where
-    none is and no technique of the base is so accurate."""
+    """Errors: NoFeasiblePlan if placed engines are less accurate than `least`, or if none is placed and no
+    technique of the base is accurate enough."""
     if least is None or deployment is None:
         return
     known: dict[str, float] = {}
@@ -80,7 +80,7 @@ def require_base(base: Model, deployment: Deployment | None, least: float | None
 
 
 def limited(deployment: Deployment, least: float | None) -> Deployment:
-    """A base's deployment, no engine of which is placed with less accuracy than that from now on."""
+    """A base's deployment whose engines are placed with at least this accuracy from now on."""
     slos = deployment.slos
     if least is None or (slos.accuracy is not None and slos.accuracy >= least):
         return deployment

@@ -1,4 +1,4 @@
-"""How many worker groups a deployment should have by its load. Pure.
+"""The number of worker groups that a deployment should have under its load. Pure.
 
 The load is judged over windows, as by Kubernetes' HPA. Groups are added when even the lowest load of a short
 window needs more. A group is removed when even the highest load of a longer window needs fewer. Between the
@@ -19,7 +19,7 @@ from controlplane.state.worker_groups import GroupPhase, WorkerGroup, is_spare, 
 
 UP_S = 5.0
 DOWN_S = 60.0
-# After a gap this long between two samples, the older ones say nothing any more.
+# After a gap this long between two samples, older samples are ignored.
 GAP_S = 5.0
 # A group is removed only if each of the others then has at most this share of its target. Answers take longer
 # the more requests share an engine, so more requests will be under way then.
@@ -56,7 +56,7 @@ def noted(
 
 
 def wanted(scaling: Scaling, target: float, current: int, history: History, now_s: float) -> int:
-    """How many groups there should be instead of `current`, for `target` requests under way in each."""
+    """The target number of groups instead of `current`, for `target` requests under way in each."""
     latest = history.samples[-1][1] if history.samples else 0.0
     if scaling.min_groups == 0 and latest <= 0 and (current == 0 or now_s - history.busy_s >= scaling.idle_s):
         return 0
@@ -90,8 +90,8 @@ def _counted(groups: tuple[WorkerGroup, ...]) -> list[WorkerGroup]:
 
 
 def resized(deployment: Deployment, count: int) -> Deployment:
-    """With groups added, which are to be placed, or drained: first those that do not serve yet, then the
-    newest."""
+    """The deployment with groups added, to be placed, or drained: first groups that do not serve yet, then
+    the newest."""
     groups = deployment.groups
     for _ in range(count - active(deployment)):
         groups = (*groups, WorkerGroup(next_number(groups), kind=deployment.device_kind))

@@ -1,5 +1,7 @@
-"""Which fine-tune is compressed next, where, with how much memory: one at a time on a node; of those that
-wait for the same devices one of each tenant before a second of any, the oldest first. Pure."""
+"""Which fine-tune is compressed next, where, and with how much memory. Pure.
+
+One fine-tune at a time is compressed on a node. If several wait for the same devices, one of each tenant goes
+before a second of any tenant, the oldest first."""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ from profiler.types import ModelSpec
 from workers.compression.recipe import ROWS, TOKENS, CompressRequest, Recipe
 
 PER_NODE = 1  # fine-tunes that are compressed at once on a node; others wait
-MAX_ATTEMPTS = 3  # in a row that get no further
-RUNTIME_BYTES = 1 << 30  # torch itself, and what a GPU's libraries take
+MAX_ATTEMPTS = 3  # in a row without progress
+RUNTIME_BYTES = 1 << 30  # for torch itself, and a GPU's libraries
 FLOAT32_BYTES = 4
 LOGITS_BYTES = 1 << 30
 
@@ -46,15 +48,15 @@ class CompressJob:
 
 @dataclass(frozen=True)
 class Queued:
-    """It has to wait; `reason` says for what."""
+    """The job has to wait; `reason` says for what."""
 
     reason: str
 
 
 def next_job(state: State, name: str, inventory: Inventory, settings: Settings) -> CompressJob | Queued:
-    """The job of a model that is to be compressed, if it may begin now, or why it waits.
+    """The job of a model that is to be compressed, if it may begin now, or the reason why it waits.
 
-    Errors: CompressionFailed when it was cut off too often, or asks for a GPU that is not there.
+    Errors: CompressionFailed when it was cut off too often, or asks for a GPU that does not exist.
     """
     model = state.models[name].record
     delta, base = require_delta(model), _base(state, model)
@@ -95,12 +97,12 @@ def require_delta(model: Model) -> Delta:
 
 
 def folder_of(model: Model, settings: Settings) -> Path:
-    """Where the delta of a model is made: no other model's, not even of one of the same name later."""
+    """The folder of a model's delta; no other model uses it, not even a later one of the same name."""
     return settings.artifacts_folder / f"{model.name}-{model.uid}"
 
 
 def waiting(state: State) -> Iterator[Model]:
-    """Models whose compressing has no place yet, in the order of their turns."""
+    """Models whose compression has no place yet, in the order of their turns."""
     having, turn_of = set(_holders(state)), _turns(state)
     for name in sorted(turn_of, key=lambda name: turn_of[name]):
         if reservations.compressing(name) not in having:
@@ -108,7 +110,7 @@ def waiting(state: State) -> Iterator[Model]:
 
 
 def _turns(state: State) -> dict[str, Turn]:
-    """Of the models that are to be compressed, those that have begun included."""
+    """The turns of the models that are to be compressed, including those that have begun."""
     having = set(_holders(state))
     models = (m.record for m in state.models.values() if m.record.phase is Phase.COMPRESSING)
     return fair_turns.turns(
@@ -117,16 +119,16 @@ def _turns(state: State) -> dict[str, Turn]:
 
 
 def calibration_tokens(spec: ModelSpec, recipe: Recipe, text_bytes: int | None) -> int:
-    """How many are run at most: a row has no more than the model has positions, and all rows no more than
-    their file has bytes (None: that is not known)."""
+    """An upper bound of the calibration tokens: a row has at most the model's positions, and all rows
+    together at most the file's bytes (None: unknown)."""
     asked = (recipe.rows or ROWS) * min(recipe.tokens or TOKENS, spec.max_position)
     return asked if text_bytes is None else min(asked, text_bytes)
 
 
 def needed_bytes(spec: ModelSpec, recipe: Recipe, text_bytes: int | None = None) -> int:
-    """Memory of a job, roughly: both sides of one layer and its delta, the squares of the widest input, and
-    the activations of the calibration, of `text_bytes`, before and after. To be evaluated the whole model
-    answers, and its logits take some as well."""
+    """Approximate memory of a job. It holds both sides of one layer and its delta, the squares of the widest
+    input, and the activations of the calibration, of `text_bytes`, before and after. For an evaluation the
+    whole model answers, and its logits need memory as well."""
     linear = sum(out * width for out, width in spec.linear_shapes.values())
     widest = max((width for _, width in spec.linear_shapes.values()), default=spec.hidden_size)
     activations = 2 * calibration_tokens(spec, recipe, text_bytes) * spec.hidden_size
@@ -150,8 +152,8 @@ def _holders(state: State) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class _Seen:
-    """A device that may be used, what of it is free, what the job would take there, whether anything else was
-    promised memory of it, and what of it others have that are compressed, which end."""
+    """A device that may be used: its free memory, the job's need there, whether any memory of it is promised,
+    and the memory of other compressions on it, which will end."""
 
     device: Device
     free_bytes: int
@@ -161,7 +163,7 @@ class _Seen:
 
     @property
     def comes(self) -> bool:
-        """Whether there will be room without any engine's end, for which nobody should wait with it."""
+        """Whether there will be room without the end of any engine, which no job waits for."""
         return self.free_bytes + self.passing_bytes >= self.needed_bytes
 
 
@@ -185,14 +187,14 @@ def _seen(state: State, model: Model, base: Model, inventory: Inventory, setting
 def _left(
     state: State, model: Model, seen: list[_Seen], inventory: Inventory, settings: Settings
 ) -> list[_Seen] | Queued:
-    """The devices that no model before it waits for. A node where one before it lacks nothing but its turn is
-    left to it, too. Where one waits for memory that engines have, others go meanwhile."""
+    """The devices that no earlier model waits for. If an earlier model lacks only its turn on a node, that
+    node is left to it, too. While an earlier model waits for memory that engines have, others may go."""
     left, before = seen, ""
-    told = ("", model.tenant)  # of others' names nothing is said
+    told = ("", model.tenant)  # other tenants' names are not shown
     for older in _older(state, model):
         base = state.models.get(older.base or "")
         if base is None or base.record.spec is None:
-            continue  # it is about to fail
+            continue  # this model is about to fail
         theirs = _seen(state, older, base.record, inventory, settings)
         keys = {key_of(s.device) for s in theirs if s.comes}
         nodes = {s.device.node for s in _roomy(older, theirs)}
@@ -204,13 +206,13 @@ def _left(
 
 
 def _older(state: State, model: Model) -> Iterator[Model]:
-    """Those that wait and go before it."""
+    """Waiting models that go before this one."""
     turn_of = _turns(state)
     return (other for other in waiting(state) if turn_of[other.name] < turn_of[model.name])
 
 
 def _roomy(model: Model, seen: list[_Seen]) -> list[_Seen]:
-    """Devices with the memory for it. Nobody who does not ask for it shares a GPU."""
+    """Devices with enough memory. A job shares a GPU only if its recipe asks for one."""
     unshared = require_delta(model).recipe.device == "auto"
     return [
         s
@@ -220,12 +222,12 @@ def _roomy(model: Model, seen: list[_Seen]) -> list[_Seen]:
 
 
 def _most(device: Device, settings: Settings) -> int:
-    """What is reserved at most: what is needed is known roughly, and must not be waited for in vain."""
+    """The most bytes to reserve: the need is known only roughly, and a job must not wait for it in vain."""
     return int(device.total_bytes * (1 - settings.headroom))
 
 
 def _choose(state: State, model: Model, seen: list[_Seen]) -> _Seen | Queued:
-    """A GPU before a CPU, the node it was on before others."""
+    """The chosen device: a GPU before a CPU, the node of earlier attempts before others."""
     delta = require_delta(model)
     others = _compressing_on(state, reservations.compressing(model.name))
     idle = [s for s in seen if others[s.device.node] < PER_NODE]
@@ -246,7 +248,7 @@ def _choose(state: State, model: Model, seen: list[_Seen]) -> _Seen | Queued:
 
 
 def _compressing_bytes(state: State, exclude: str) -> Counter[DeviceKey]:
-    """What is promised to those that are compressed, by device, but for this holder."""
+    """Bytes promised to other compressions, by device, without this holder's."""
     promised: Counter[DeviceKey] = Counter()
     for ledger in state.ledgers.values():
         for r in ledger.record.reservations:
@@ -256,7 +258,7 @@ def _compressing_bytes(state: State, exclude: str) -> Counter[DeviceKey]:
 
 
 def _compressing_on(state: State, exclude: str) -> Counter[str]:
-    """How many are compressed on each node, but for this holder."""
+    """The number of compressions on each node, without this holder's."""
     return Counter(
         ledger.record.node
         for ledger in state.ledgers.values()

@@ -1,4 +1,4 @@
-"""What is launched: the engine configuration that writes a placement down. Pure."""
+"""The engine configuration for a placement, which is what is launched. Pure."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def engine_config(
     deployment: Deployment | None = None,
     group: str = "",
 ) -> EngineConfig:
-    """What the worker needs to start exactly this placement, for the base and its `variants`.
+    """Everything that a worker needs to start exactly this placement, for the base and its `variants`.
 
-    `group` is what the cluster calls the worker group; as its base, if left out.
+    `group` is the worker group's name in the cluster; by default its base's name.
 
-    `deployment` says how many of them may run at once, and what reads answers. None: as many as the plan has
-    slots for, and what suits the model.
+    `deployment` says how many variants may run at once, and which parsers read answers. None: as many as the
+    plan has slots for, and the parsers that suit the model.
     """
     limit = deployment.max_active_variants if deployment else None
     tools, reasoning = parsers_of(model, deployment)
@@ -65,7 +65,7 @@ def engine_config(
 
 
 def parsers_of(model: Model, deployment: Deployment | None) -> tuple[str, str]:
-    """What reads tool calls and reasoning in the answers of a base: as deployed, or as its `chat` says."""
+    """The parsers of tool calls and reasoning for a base's answers: as deployed, or from its `chat`."""
     chat = model.chat or ChatFormat()
     if deployment is None:
         return chat.tool_parser, chat.reasoning_parser
@@ -77,15 +77,15 @@ def parsers_of(model: Model, deployment: Deployment | None) -> tuple[str, str]:
 
 
 def _asked_for(deployment: Deployment | None) -> tuple[str, ...]:
-    """The parsers that whoever deployed the model has named."""
+    """The parsers that the deployment names explicitly."""
     if deployment is None:
         return ()
     return tuple(filter(None, (deployment.tool_parser, deployment.reasoning_parser)))
 
 
 def _rank(spec: ModelSpec, plan: Plan, placed: RankPlacement) -> RankConfig:
-    """All ranks hold as many tokens as the one with the least room for them (vLLM's rule), so each gets
-    memory for keys and values in proportion to its layers."""
+    """The configuration of a rank. All ranks hold as many tokens as the one with the least room (vLLM's
+    rule), so each rank gets memory for keys and values in proportion to its layers."""
     layers = placed.layer_end - placed.layer_start
     return RankConfig(
         layers=layers,
@@ -99,7 +99,8 @@ def _rank(spec: ModelSpec, plan: Plan, placed: RankPlacement) -> RankConfig:
 
 
 def kinds_served(device_kind: str, variants: Sequence[Model]) -> tuple[VariantKind, ...]:
-    """On a GPU every kind costs launches in each captured graph."""
+    """The kinds of variants that an engine serves. On a GPU every kind adds launches to each captured
+    graph."""
     if device_kind == CPU:
         return tuple(VariantKind)
     return launched_kinds({v.variant_spec.kind for v in variants if v.variant_spec})

@@ -1,7 +1,7 @@
-"""How large the engines of a deployment are: what its user asked for, what was chosen before, and for the
-rest what suits the model, its registered variants and the kind of device. Pure.
+"""The sizes of a deployment's engines: what its user asked for, what was chosen before, and defaults. Pure.
 
-`placement.solver.sizing` chooses context and requests at once within the range given here.
+The defaults suit the model, its registered variants and the kind of device. `placement.solver.sizing` chooses
+context and requests at once within the range given here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from profiler.capabilities import compute_capability
 from profiler.types import ModelSpec
 from profiler.variants.types import VariantKind
 
-MAX_SLOTS = 32  # that are chosen by themselves
+MAX_SLOTS = 32  # the most slots that are chosen by default
 MIN_HOST_BYTES = 2 << 30
 HOST_MARGIN = 1.25  # over the registered variants' bytes
 HOST_SHARE = 4
@@ -26,14 +26,14 @@ ASKED, BEFORE = "as asked", "as chosen before"
 
 
 def known_sizes(deployment: Deployment | None) -> EngineSizes:
-    """What is asked for, and what was chosen when it was placed first."""
+    """The requested sizes, and the sizes chosen when the deployment was first placed."""
     return EngineSizes() if deployment is None else deployment.engine.or_else(deployment.chosen)
 
 
 def size_range(
     deployment: Deployment, spec: ModelSpec, kind: str, settings: Settings, min_context: int = 1
 ) -> SizeRange:
-    """The contexts and requests at once that its engines on such a device may have."""
+    """The possible contexts and numbers of requests at once of its engines on such a device."""
     known = known_sizes(deployment)
     context = _context(deployment, spec, settings)
     requests = _requests(deployment, kind, settings)
@@ -82,7 +82,7 @@ def variant_sizes(
     host_free_bytes: int | None = None,
 ) -> EngineSizes:
     """Slots, LoRA rank and host memory for the variants of a base, in engines on such a device. Host memory
-    is at most a quarter of `host_free_bytes`; None: they are not known."""
+    is at most a quarter of `host_free_bytes`; None: unknown."""
     if not spec.adaptable:
         return EngineSizes(variant_slots=0, lora_rank=0, variant_host_bytes=MIN_HOST_BYTES)
     usual = usual_engine(kind, settings)
@@ -96,7 +96,7 @@ def variant_sizes(
 
 
 def _ranks(variants: Iterable[Model]) -> tuple[int, ...]:
-    """Of the registered LoRA adapters, the largest of each."""
+    """The rank of each registered LoRA adapter."""
     specs = [v.variant_spec for v in variants if v.variant_spec]
     return tuple(spec.max_rank for spec in specs if spec.kind is VariantKind.LORA)
 
@@ -104,7 +104,8 @@ def _ranks(variants: Iterable[Model]) -> tuple[int, ...]:
 def merged_slots(
     deployment: Deployment, variants: Sequence[Model], spec: ModelSpec, gpu: str
 ) -> tuple[bool, ...]:
-    """Whether engines keep a copy of the weights to merge a variant into; the first that fits counts."""
+    """Whether engines keep a copy of the weights to merge a variant into; the first value that fits
+    counts."""
     if not _can_merge(variants, spec):
         return (False,)
     if (known := known_sizes(deployment).merged_slot) is not None:
@@ -114,13 +115,13 @@ def merged_slots(
 
 
 def _can_merge(variants: Iterable[Model], spec: ModelSpec) -> bool:
-    """Sparse deltas are merged into weights of 16 bits; engines on CPUs have 32 unless they are told."""
+    """Sparse deltas are merged into weights of 16 bits; engines on CPUs have 32 bits by default."""
     kinds = {v.variant_spec.kind for v in variants if v.variant_spec}
     return VariantKind.SPARSE_DELTA in kinds and spec.dtype_bytes == 2
 
 
 def variants_text(sizes: EngineSizes, variants: Sequence[Model], deployment: Deployment) -> str:
-    """Slots and rank in words; empty where there are none."""
+    """Slots and rank as text; empty if there are none."""
     if not sizes.variant_slots:
         return ""
     largest = max(_ranks(variants), default=0)

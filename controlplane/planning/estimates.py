@@ -179,7 +179,7 @@ class _Question:
 
 
 def _within_engine(cost: Prediction, work: Workload, at_once: int) -> Prediction:
-    """An engine is started for so many requests at once, whatever memory is left."""
+    """An engine runs at most `at_once` requests at once, however much memory is left."""
     fits = cost.concurrency
     limited = dataclasses.replace(cost, concurrency=None if fits is None else min(fits, at_once))
     if work.batch <= at_once:
@@ -192,8 +192,8 @@ def _within_engine(cost: Prediction, work: Workload, at_once: int) -> Prediction
 
 
 def _beside_others(cost: Prediction, plan: Plan, inventory: Inventory, own: frozenset[str]) -> Prediction:
-    """While others keep the devices busy everything may take as much longer as they leave less time. Ranks
-    take the devices with the least to do."""
+    """Widen the intervals while other work keeps the devices busy: everything may take longer in proportion
+    to the time that is left. Ranks use the devices with the least load."""
     loads = sorted(
         max(0.0, device.load - sum(share for holder, share in device.work if holder in own))
         for device in carriers(inventory)

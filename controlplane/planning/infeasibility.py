@@ -14,14 +14,14 @@ from profiler.figures import figure
 from profiler.plans import no_quantization_reason
 from profiler.types import ModelSpec
 
-# What a constraint is called in a request, and how many of its units are one of the solver's.
+# The name of a constraint in a request, and the factor from the solver's unit to the request's.
 _SLOS = {
     Constraint.LATENCY: ("SLOs.e2e_ms", 1000.0),
     Constraint.TTFT: ("SLOs.ttft_ms", 1000.0),
     Constraint.TPOT: ("SLOs.tpot_ms", 1000.0),
     Constraint.COST: ("SLOs.cost", 1.0),
 }
-# Which of them are about times, as a profile measured them.
+# Constraints about times, which come from a profile.
 TIMED = frozenset({*_SLOS, Constraint.RATE})
 _NAMES = {
     Constraint.ACCURACY: "SLOs.accuracy",
@@ -36,10 +36,11 @@ def refusal(
     unusable: Sequence[Unusable] = (),
     busy: str = "",
 ) -> errors.NoFeasiblePlan:
-    """`details` has the binding constraint, and the relaxations: any one suffices, or all `together`.
+    """The error of a refusal. `details` has the binding constraint, and the relaxations: each one suffices,
+    or all `together`.
 
-    Nodes that were left out are named, since they may have room. `busy` is said where a time is in the way:
-    that the times were measured while other work had the device.
+    Nodes that were left out are named, since they may have room. `busy` says that times were measured while
+    other work used the device; it is added if a time is the binding constraint.
     """
     relaxations = [as_data(relaxation) for relaxation in outcome.relaxations]
     doubt = f"; {busy}" if busy and outcome.binding in TIMED else ""
@@ -59,7 +60,7 @@ def no_device(inventory: Inventory) -> errors.NoFeasiblePlan:
 
 
 def no_technique(compression: Mapping[str, float], served: ModelSpec, gpu: str = "") -> errors.NoFeasiblePlan:
-    """Of a model that is registered for compression techniques only that no engine serves on such a GPU."""
+    """The error for a model whose registered compression techniques all cannot be served on such a GPU."""
     return errors.NoFeasiblePlan(
         no_quantization_reason(compression, served, gpu), details=_details("compressionTechnique")
     )

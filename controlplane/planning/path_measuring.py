@@ -11,15 +11,16 @@ from controlplane.state.records import Deployment, PathProfile, Phase
 from controlplane.state.repository import State
 from controlplane.state.worker_groups import GroupPhase
 
-# It is never given up: what is in its way may end, and estimates lack it until then.
+# Attempts never end: the obstacle may disappear, and estimates lack the measurement until then.
 PAUSES = RetryLimits(first_pause_s=10.0, max_pause_s=1800.0)
-QUIET_WAIT_S = 600.0  # from when an engine serves; a cluster may have requests at any time
+QUIET_WAIT_S = 600.0  # from when an engine serves; after that, the cluster need not be quiet
 
 
 def is_due(state: State, key: str, now_s: float, quiet: bool = True) -> bool:
-    """Whether it is to be measured now: nothing else is, and no engine starts, whose work would be in it.
+    """Whether the path is to be measured now. No other measurement may run and no engine may start, because
+    their work would be included.
 
-    `quiet`: no requests are under way. That is waited for, but not for ever.
+    `quiet`: no requests are under way. A measurement waits for that, but only for QUIET_WAIT_S.
     """
     known = state.paths.get(key)
     if not key or (known and (known.record.path or not retrying.due(known.record.failed, now_s))):
@@ -34,13 +35,13 @@ def is_due(state: State, key: str, now_s: float, quiet: bool = True) -> bool:
 
 
 def next_host(state: State, key: str, hosts: Sequence[str]) -> str:
-    """Another one after each failure: it may be that base's."""
+    """The base to measure; another one after each failure, because the failure may be that base's fault."""
     known = state.paths.get(key)
     return hosts[(known.record.failed.failures if known else 0) % len(hosts)]
 
 
 def longest_prompt(deployment: Deployment) -> int:
-    """Tokens that each of a base's engines takes, with as many to spare."""
+    """Tokens of a prompt that each of a base's engines takes, with the same number to spare."""
     serving = [g.placement for g in deployment.groups if g.phase is GroupPhase.SERVING and g.placement]
     return min((placement.plan.max_model_len for placement in serving), default=0) // 2
 

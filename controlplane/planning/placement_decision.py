@@ -1,7 +1,7 @@
-"""From a model, a deployment and the devices to a placement: pure.
+"""The placement for a model, a deployment and the devices. Pure.
 
-This module says what the search (`placement.solver`) looks for, what is known of the model, and what its
-answer means. `engine_config` makes what is launched of the placement.
+This module gives the search (`placement.solver`) its question, adds what is known of the model, and
+interprets the answer. `engine_config` turns the placement into what is launched.
 """
 
 from __future__ import annotations
@@ -72,11 +72,11 @@ def decide(
 ) -> Placement:
     """The placement that best meets the deployment's intent, with room for the base's `variants`.
 
-    GPUs come before CPU hosts, and of several types the one that serves the intent best. `others` are the
-    deployments that anti-affinity and the devices' expected load are about (`exclude_group`). Estimates are
-    calibrated where this architecture is `known` on this kind of device, else scaled from another's or
-    rough; limits on TTFT and latency are kept with the request path, where that is known.
-    Errors: NoFeasiblePlan, saying which constraint binds and what would do; NotReady.
+    GPUs come before CPU hosts, and among several types the one that serves the intent best. `others` are the
+    deployments that count for anti-affinity and the devices' expected load (`exclude_group`). Estimates are
+    calibrated if this architecture is `known` on this kind of device, otherwise scaled from another kind or
+    rough. Limits on TTFT and latency include the request path, if that is known. Errors: NoFeasiblePlan, with
+    the binding constraint and what would suffice; NotReady.
     """
     spec_of(model)
     clusters = clusters_of(inventory, _residents(others))
@@ -123,8 +123,8 @@ def _best(placements: Sequence[Placement]) -> Placement | None:
 
 
 def preference(placed: Placement) -> tuple[bool, float, bool]:
-    """The lower, the better: on GPUs rather than CPUs, then with limits relaxed least, then with an engine of
-    usual size."""
+    """A sort key, lower is better: on GPUs rather than CPUs, then with limits relaxed least, then with an
+    engine of usual size."""
     factor = max((relaxation.factor for relaxation in placed.choice.relaxed), default=1.0)
     return placed.ranks[0].device_kind == CPU, factor, placed.choice.reduced
 
@@ -144,10 +144,10 @@ def _nearest(missed: Sequence[NotPlaced]) -> NotPlaced:
 
 @dataclass(frozen=True)
 class Question:
-    """What is to be placed on which devices, and what is known of the model there. `request` is that of an
-    engine of usual size, `sizes` are those that may be chosen. `rooms`: what may be set aside for variants,
-    the most first. `merged`: whether a merged slot is kept; the first that fits counts. `left_out` are
-    quantizations of it that are not looked at."""
+    """What is to be placed on which devices, and what is known of the model there. `request` is for an engine
+    of usual size, `sizes` are the sizes that may be chosen. `rooms`: possible memory for variants, the most
+    first. `merged`: whether a merged slot is kept; the first value that fits counts. `left_out` are
+    quantizations that are not considered."""
 
     cluster: Cluster
     request: Request
@@ -159,7 +159,7 @@ class Question:
     about_variants: str = ""
 
     def answer(self) -> Outcome:
-        """With room for as many variants as the devices have memory for."""
+        """The outcome, with room for as many variants as the devices have memory for."""
         for merged in self.merged:
             placement = self._with(merged).sized()
             last_choice = merged == self.merged[-1]
@@ -191,7 +191,7 @@ class Question:
         return choose(self.request, self.sizes, usual, search, self._token_s)
 
     def _token_s(self, placement: Placement, requests: int) -> float:
-        """Seconds of a token while an engine as placed runs so many requests."""
+        """Seconds of a token while an engine with this placement runs `requests` requests."""
         plan, used = placement.plan, {(rank.node, rank.device_index) for rank in placement.ranks}
         at = [gpu for node in self.cluster.nodes for gpu in node.gpus if (node.name, gpu.index) in used]
         kinds = {kind.name: kind for kind in self.cluster.types}
@@ -201,7 +201,7 @@ class Question:
         return predict(ground, plan, load).tpot_s.value
 
     def with_most_room(self, find: Callable[[EstimatorFor], Placement | None]) -> Placement | None:
-        """What is found with the most room for variants with which anything is."""
+        """The placement with the most room for variants that has a placement at all."""
         if (found := find(self._estimator(self.rooms[0]))) is not None or len(self.rooms) == 1:
             return found
         refused, placed = 0, len(self.rooms) - 1
@@ -239,9 +239,9 @@ def _question(
     variants: Sequence[Model],
     known: ClusterMeasurements,
 ) -> Question | None:
-    """None where engines have the model in no quantization that it is registered for.
+    """The question for a cluster; None if engines have the model in none of its registered quantizations.
 
-    Errors: NoFeasiblePlan when the expected lengths exceed what the engine takes.
+    Errors: NoFeasiblePlan when the expected lengths exceed the engine's limit.
     """
     spec = _served(model, cluster, settings)
     every = quantization_names(model.compression, spec, _gpu(cluster))
@@ -273,12 +273,12 @@ def _question(
 
 
 def _host_free(inventory: Inventory) -> int | None:
-    """Free memory of the host that has least."""
+    """Free memory of the host with the least."""
     return min((device.free_bytes for device in inventory.devices if device.kind == CPU), default=None)
 
 
 def _min_context(deployment: Deployment, lengths: tuple[int, int]) -> int:
-    """What an engine's context must have room for: the expected lengths, and the longest answer."""
+    """The least context of an engine: for the expected lengths, and for the longest answer."""
     return max(sum(lengths), (deployment.max_output_tokens or 0) + 1)
 
 
@@ -288,14 +288,14 @@ def _served(model: Model, cluster: Cluster, settings: Settings) -> ModelSpec:
 
 
 def _gpu(cluster: Cluster) -> str:
-    """The name of its one type of GPU; "" of CPU hosts."""
+    """The name of the cluster's only type of GPU; "" for CPU hosts."""
     return "" if cluster.types[0].shared else cluster.types[0].name
 
 
 def _tried(
     quantizations: tuple[str, ...], cluster: Cluster, measured: Mapping[str, Measured]
 ) -> tuple[str, ...]:
-    """The quantizations that the model was measured in on such a device; all of them if it was in none.
+    """The quantizations in which the model was measured on such a device; all of them if there are none.
 
     An engine that failed when it was measured would fail again.
     """
@@ -337,8 +337,8 @@ def _request(
 
 
 def _lengths(deployment: Deployment, context: int) -> tuple[int, int]:
-    """Tokens of a prompt and of an answer: as the deployment expects, or else as we assume, within the
-    context. (MaverIQ judges one request at once, too.)
+    """Tokens of a prompt and of an answer: as the deployment expects, or else the defaults, within the
+    context. (MaverIQ, too, judges one request at a time.)
 
     Errors: NoFeasiblePlan.
     """
@@ -359,9 +359,9 @@ def _lengths(deployment: Deployment, context: int) -> tuple[int, int]:
 def _measured(
     model: Model, cluster: Cluster, inventory: Inventory, settings: Settings, profiles: Profiles
 ) -> dict[str, Measured]:
-    """Of each type of GPU, or of CPU host, for which this architecture's profile is there.
+    """The profiles of this architecture, for each type of GPU, or of CPU host, that has one.
 
-    The types of other clusters are among them: one that was not measured is scaled from one that was.
+    Types of other clusters are included: a type without measurements is scaled from a measured type.
     """
     on_cpu, slowest = cluster.types[0].shared, dict[str, Device]()
     for device in sorted(inventory.devices, key=lambda d: -d.rates.memory_bytes_per_s):
@@ -372,9 +372,9 @@ def _measured(
 
 
 def suited(inventory: Inventory, kind: str) -> Inventory:
-    """The devices that may take over from devices of this kind. Empty: all.
+    """The devices that may replace devices of this kind. Empty kind: all devices.
 
-    A CPU host does not take over from a GPU: no user chose an engine that slow.
+    A CPU host does not replace a GPU: no user chose such a slow engine.
     """
     if kind in ("", CPU):
         return inventory
@@ -388,7 +388,7 @@ def suited(inventory: Inventory, kind: str) -> Inventory:
 
 
 def exclude_group(deployments: Iterable[Deployment], group_id: str) -> list[Deployment]:
-    """The deployments without the placement of one group, which is to be placed anew."""
+    """The deployments without the placement of one group, which is to be placed again."""
     return [dataclasses.replace(d, groups=_without(d, group_id)) for d in deployments]
 
 

@@ -92,7 +92,8 @@ class _Places:
             return None
 
     def waiting_reason(self, group_id: str, seen: FreeMemory) -> str:
-        """Which measuring holds the place that the group would get; empty if none. It ends without moves."""
+        """The measurement that holds the place which the group would get; empty if none. It ends without
+        moves."""
         if not seen.measured:
             return ""
         try:

@@ -1,6 +1,6 @@
-"""Where an engine can be placed when memory is in use that will be free soon. Pure.
+"""Places for engines in memory that is in use now but will be free soon. Pure.
 
-Profiles that are being measured end, or can be preempted. Stopped engines free their memory.
+Measurements of profiles end, or can be preempted. Stopped engines free their memory.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ Decide = Callable[[Inventory], Placement]
 
 @dataclass(frozen=True)
 class FreeMemory:
-    """The devices with their free memory: `now`, and `once_measured`, without the reservations of measurings.
+    """The devices with their free memory: `now`, and `once_measured`, without reservations of measurements.
 
-    `measured` has, for each device that is measured on, the key of the profile.
+    `measured` has the profile's key for each device with a measurement.
     """
 
     now: Inventory
@@ -34,18 +34,18 @@ class FreeMemory:
     measured: Mapping[DeviceKey, str]
 
     def beside(self) -> FreeMemory:
-        """As if no measuring ever ended: only places beside the measurings count."""
+        """Free memory if no measurement ever ended: only places next to the measurements count."""
         return FreeMemory(self.now, self.now, {})
 
     def less(self, placed: Placement) -> FreeMemory:
-        """The free memory once this placement is made as well."""
+        """The free memory after this placement is made as well."""
         now, once_measured = (less(free, [placed]) for free in (self.now, self.once_measured))
         return replace(self, now=now, once_measured=once_measured)
 
 
 @dataclass(frozen=True)
 class Place:
-    """A placement, and its `victims`: the profiles whose measuring must end first. Without victims it is
+    """A placement, and its `victims`: the profiles whose measurement must end first. Without victims it is
     possible now."""
 
     placement: Placement
@@ -53,7 +53,7 @@ class Place:
 
 
 def free_memory(inventory: Inventory, ledgers: Ledgers, headroom: float, exclude: str = "") -> FreeMemory:
-    """The free memory of the devices. The reservations of `exclude`, which is placed anew, do not count."""
+    """The free memory of the devices. Reservations of `exclude`, which is placed again, do not count."""
     free, measured = (
         partial(reservations.available, inventory, ledgers, headroom, exclude),
         reservations.being_measured(ledgers),
@@ -63,11 +63,11 @@ def free_memory(inventory: Inventory, ledgers: Ledgers, headroom: float, exclude
 
 
 def place(decide: Decide, seen: FreeMemory) -> Place:
-    """The placement that is possible now, or a better one that is possible once nothing is measured any more.
+    """The placement that is possible now, or a better one that is possible when all measurements have ended.
 
-    A placement on GPUs is better than one on CPUs; of the same kind, the one with limits relaxed less, then
-    the one of an engine that lack of memory did not make smaller.
-    Errors: NoFeasiblePlan, when nothing fits even then.
+    A placement on GPUs is better than one on CPUs. Among the same kind, the one with limits relaxed less is
+    better, then the one whose engine was not made smaller by lack of memory. Errors: NoFeasiblePlan, when
+    nothing fits even then.
     """
     if not seen.measured:
         return Place(decide(seen.now))
@@ -81,8 +81,8 @@ def place(decide: Decide, seen: FreeMemory) -> Place:
 def place_or_resample(decide: Decide, seen: FreeMemory, reclaimed: FreeMemory) -> Place | None:
     """As `place`; None when it is worth waiting for newer samples of the devices.
 
-    That is so when nothing fits now, or when `reclaimed` memory allows a placement that is better, or as good
-    with fewer victims.
+    That is the case when nothing fits now, or when `reclaimed` memory allows a better placement, or an
+    equally good one with fewer victims.
     """
     now = _tried(lambda: place(decide, seen))
     if now is None or reclaimed == seen:
@@ -92,10 +92,10 @@ def place_or_resample(decide: Decide, seen: FreeMemory, reclaimed: FreeMemory) -
 
 
 def waits_for_measuring(chosen: Place, established: bool) -> bool:
-    """Whether an engine waits for the end of its victims' measurings.
+    """Whether an engine waits for the end of its victims' measurements.
 
     The first engine of a deployment waits. An engine of a deployment that served before takes their memory,
-    and they are measured later.
+    and the profiles are measured later.
     """
     return bool(chosen.victims) and not established
 
@@ -103,14 +103,15 @@ def waits_for_measuring(chosen: Place, established: bool) -> bool:
 def reclaimed(
     inventory: Inventory, ledgers: Ledgers, exclude: str = "", unnamed_on: Collection[str] = ()
 ) -> Inventory:
-    """The devices once holders without a reservation have freed their memory: stopped engines, and measurings
-    that ended. On the device models `unnamed_on`, so does the memory of processes without a known holder."""
+    """The devices after holders without a reservation have freed their memory: stopped engines, and
+    measurements that ended. On the device models `unnamed_on`, memory of processes without a known holder is
+    freed, too."""
     promises, at_all = reservations.promised(ledgers, exclude), _holders_of_nodes(ledgers, exclude)
 
     def goes(device: Device, use: HolderMemory) -> bool:
         if use.holder is None:
             return _model(device) in unnamed_on
-        if device.kind == CPU:  # engines on GPUs take of their host, too
+        if device.kind == CPU:  # engines on GPUs use memory of their host, too
             return use.holder not in ("", *at_all.get(device.node, ()))
         return use.holder not in ("", *promises.get(key_of(device), ()))
 
@@ -118,7 +119,8 @@ def reclaimed(
 
 
 def measured_lately(state: State, now_s: float, within_s: float) -> frozenset[str]:
-    """Device models on which a measuring ended so lately that samples may still show its memory as used."""
+    """Device models with a measurement that ended so recently that samples may still show its memory as
+    used."""
     return frozenset(
         profile.record.device
         for profile in state.profiles.values()
@@ -127,7 +129,7 @@ def measured_lately(state: State, now_s: float, within_s: float) -> frozenset[st
 
 
 def models(inventory: Inventory) -> frozenset[str]:
-    """The models of all devices, as profiles name them."""
+    """The models of all devices, as named in profiles."""
     return frozenset(map(_model, inventory.devices))
 
 
@@ -156,7 +158,7 @@ def _tried(decide: Callable[[], T]) -> T | None:
 
 
 def _worth(chosen: Place) -> tuple[bool, float, bool, int]:
-    """The lower, the better."""
+    """A sort key; lower is better."""
     return *preference(chosen.placement), len(chosen.victims)
 
 

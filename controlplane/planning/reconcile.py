@@ -1,7 +1,7 @@
-"""From what is desired and what is observed to what must be done: one pure function.
+"""The actions that follow from the desired and the observed state: one pure function.
 
-The controller calls it on every change of either side; it never remembers anything itself, so a
-controller that was killed continues where the records stand.
+The controller calls it on every change of either side. The function keeps no state, so a controller that was
+killed continues from the records.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from controlplane.state.records import (
 from controlplane.state.repository import State
 from controlplane.state.worker_groups import GroupPhase, WorkerGroup, group_id_of, host_of, is_spare
 
-BEING_READ = (Phase.PENDING, Phase.PROFILING)  # phases of a model whose files are read next, or once more
+BEING_READ = (Phase.PENDING, Phase.PROFILING)  # phases of a model whose files are to be read, perhaps again
 
 
 @dataclass(frozen=True)
 class Observed:
-    """Engines by worker group. `busy` holds the keys of actions that are still being carried out, `wanted`
-    how many groups a base's deployment should have by its load, where that is known. `path_key` says how the
-    request path is set up (`profiling.request_paths`); empty: it is not measured. `quiet`: no requests are
-    under way. `keys_seen_s`: when the idempotency keys were last seen through for expired ones;
-    infinite: that is not asked."""
+    """Engines by worker group. `busy` holds the keys of actions that are still running. `wanted` is the
+    target number of groups of a base's deployment under its load, if known. `path_key` describes the setup of
+    the request path (`profiling.request_paths`); empty: it is not measured. `quiet`: no requests are under
+    way. `keys_seen_s`: when the idempotency keys were last searched for expired ones; infinite: never
+    search."""
 
     engines: Mapping[str, EngineView]
     busy: frozenset[str]
@@ -53,7 +53,7 @@ class Observed:
 
 @dataclass(frozen=True)
 class Action:
-    """Something to do about `target`. Two actions with one key never run at once."""
+    """Something to do about `target`. Two actions with one key never run at the same time."""
 
     target: str
 
@@ -67,15 +67,15 @@ class ReadModel(Action):
 
 
 class Compress(Action):
-    """Make the delta of a fine-tune."""
+    """Make a delta from a fine-tune."""
 
 
 class RemoveArtifact(Action):
-    """Take away what was made of a fine-tune, and forget its model."""
+    """Remove what was made from a fine-tune, and forget its model."""
 
 
 class Measure(Action):
-    """Measure what a profile (the target is its key) lacks."""
+    """Measure what a profile (the target is its key) still lacks."""
 
 
 class MeasurePath(Action):
@@ -99,39 +99,39 @@ class Launch(Action):
 
 
 class ConfirmServing(Action):
-    """The engine of a worker group runs: say so."""
+    """The engine of a worker group runs: record that."""
 
 
 class Replan(Action):
-    """A worker group cannot go on where it is: stop it, to have it placed anew."""
+    """A worker group cannot continue where it is: stop it, to have it placed again."""
 
 
 class Scale(Action):
-    """Give the deployment of a base as many groups as its load asks for."""
+    """Adjust the number of a base's groups to its load."""
 
 
 class Retire(Action):
-    """A worker group serves that was to replace another: drain that one."""
+    """A worker group that replaces another one serves: drain the other one."""
 
 
 class Drain(Action):
-    """A worker group is not wanted any more: let its requests end, then stop and forget it."""
+    """A worker group is no longer wanted: let its requests end, then stop and forget it."""
 
 
 class FailDeployment(Action):
-    """The engine of a base could not start: undo the deployment and say why."""
+    """The engine of a base could not start: undo the deployment and record why."""
 
 
 class LoadVariant(Action):
-    """Bring a variant into the engine of its base."""
+    """Load a variant into the engine of its base."""
 
 
 class UnloadVariant(Action):
-    """Take a variant out of the engine of its base and forget its deployment."""
+    """Remove a variant from the engine of its base and forget its deployment."""
 
 
 class StopGroup(Action):
-    """Stop the engine of a worker group that no deployment has, or that was left by an earlier one."""
+    """Stop the engine of a worker group that belongs to no deployment, or to an earlier one."""
 
 
 class Undeploy(Action):
@@ -139,7 +139,7 @@ class Undeploy(Action):
 
 
 class Release(Action):
-    """Release what is reserved for a holder that is gone."""
+    """Release the reservations of a holder that is gone."""
 
 
 class Cancel(Action):
@@ -147,18 +147,18 @@ class Cancel(Action):
 
 
 class Forget(Action):
-    """Drop operations that ended long ago, but for how they ended: that is kept for a day, for who repeats a
+    """Drop operations that ended long ago. Their ends are kept for a day, for clients that repeat a
     request."""
 
 
 class ForgetKeys(Action):
-    """Drop idempotency keys, and what became of past operations, of more than a day ago."""
+    """Drop idempotency keys, and ends of past operations, that are older than a day."""
 
 
 TAKES_MEMORY = (Launch, Measure, Compress, LoadVariant, Replan, Scale)
 KEEP_OPERATIONS = 1000
 KEEP_KEYS_S = 24 * 3600.0
-SEE_KEYS_EACH_S = 3600.0  # nobody holds them: all are read
+SEE_KEYS_EACH_S = 3600.0  # no process holds the keys in memory: a search reads all of them
 
 
 def reconcile(state: State, observed: Observed) -> tuple[Action, ...]:
@@ -174,7 +174,7 @@ def reconcile(state: State, observed: Observed) -> tuple[Action, ...]:
         *(Release(holder) for holder in reservations.orphans(state)),
         *_leftovers(state, observed),
     ]
-    if state.any_unreadable(NodeLedger):  # nobody knows what memory is promised there
+    if state.any_unreadable(NodeLedger):  # its reservations are unknown
         wanted = [action for action in wanted if not isinstance(action, TAKES_MEMORY)]
     once = {action.key: action for action in wanted}
     return tuple(action for key, action in once.items() if key not in observed.busy)
@@ -198,8 +198,8 @@ def _profiles(state: State) -> Iterator[Action]:
 
 
 def _deltas(state: State, observed: Observed) -> Iterator[Action]:
-    """Each that is to be made has an action, which waits for its turn itself. Its files are taken away when
-    that has ended."""
+    """Each delta that is to be made has an action, which waits for its turn itself. Its files are removed
+    after that action has ended."""
     for name, versioned in state.models.items():
         phase = versioned.record.phase
         if phase is Phase.COMPRESSING and not _cancelled(state, OperationKind.REGISTER, name):
@@ -209,7 +209,7 @@ def _deltas(state: State, observed: Observed) -> Iterator[Action]:
 
 
 def _is_settled(state: State, model: Model) -> bool:
-    """Whether there is nothing to wait for; a profile that is gone will not come."""
+    """Whether there is nothing to wait for; a profile that no longer exists will not come."""
     if state.unreadable(ModelProfile, model.profile or ""):
         return False
     profile = state.profiles.get(model.profile or "")
@@ -220,7 +220,7 @@ def _measurements(state: State) -> Iterator[Action]:
     for key, profile in state.profiles.items():
         if not profile.record.settled:
             yield Measure(key)
-    requested: dict[str, Phase] = {}  # one at a time of each model
+    requested: dict[str, Phase] = {}  # one at a time for each model
     for operation in state.operations.values():
         op = operation.record
         if op.kind is OperationKind.PROFILE and not op.done and not op.cancel_requested:
@@ -256,18 +256,18 @@ def _engines(state: State, observed: Observed) -> Iterator[Action]:
 
 
 def _group(deployment: Deployment, group: WorkerGroup, cluster: str, observed: Observed) -> Iterator[Action]:
-    """What is to be done about one of a deployment's groups.
+    """The actions for one of a deployment's groups.
 
-    A placement is written down before its engine is launched: an engine without one was left by an
-    earlier group of the same id. One that serves and is gone (the cluster restarted) is launched
-    again, without a word.
+    A placement is recorded before its engine is launched: an engine without a placement was left by an
+    earlier group of the same id. An engine that served and is gone (the cluster restarted) is launched again
+    silently.
     """
     group_id = group_id_of(deployment.host, group.number)
     engine = observed.engines.get(group_id)
     if group.phase is GroupPhase.DRAINING:
         yield Drain(group_id)
     elif engine is None:
-        failing = FailDeployment(deployment.host).key in observed.busy  # which may have stopped it just now
+        failing = FailDeployment(deployment.host).key in observed.busy  # it may have just stopped the engine
         if not failing and rescheduling.due(group, cluster, observed.now_s):
             yield Launch(group_id)
     elif engine.status is EngineStatus.DELETING:
@@ -291,7 +291,8 @@ def _has_started(group: WorkerGroup, engine: EngineView) -> bool:
 
 
 def _is_to_fail(deployment: Deployment, group: WorkerGroup, engine: EngineView, observed: Observed) -> bool:
-    """A deployment no engine of which starts, where nothing is wrong with the devices, is its user's."""
+    """Whether to fail a deployment: none of its engines starts and its devices are fine, so the user must
+    act."""
     views = (
         (other, observed.engines.get(group_id_of(deployment.host, other.number)))
         for other in deployment.groups
@@ -369,8 +370,8 @@ def _leftovers(state: State, observed: Observed) -> Iterator[Action]:
 
 
 def old_operations(state: State) -> list[str]:
-    """Those that need not be kept any more, the oldest first. Of those that are kept each tenant has its
-    share: nobody's many push out another's few."""
+    """Operations that need not be kept any longer, the oldest first. Each tenant has a share of the kept
+    ones, so many operations of one tenant do not displace few of another."""
     if len(state.operations) <= KEEP_OPERATIONS:
         return []
     ended = sorted((o.record.updated_at_s, o.record.id) for o in state.operations.values() if o.record.done)
@@ -386,5 +387,5 @@ def old_operations(state: State) -> list[str]:
 
 
 def expired(record: IdempotencyKey | Operation, now_s: float) -> bool:
-    """A key and the operation that its request began are as old as each other."""
+    """Whether a record is too old. A key and the operation that its request began have the same age."""
     return now_s - record.created_at_s > KEEP_KEYS_S

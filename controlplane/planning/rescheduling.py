@@ -1,4 +1,4 @@
-"""When a worker group has to be placed anew, why, how soon, and what that costs meanwhile. Pure."""
+"""When and why a worker group has to be placed again, how soon, and the cost meanwhile. Pure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from controlplane.state.records import Deployment
 from controlplane.state.worker_groups import GroupPhase, WorkerGroup, group_id_of
 from placement.types import DeviceKey, Placement, key_of
 
-FIRST_DELAY_S = 2.0  # before the second attempt in a row; then twice as long each time
+FIRST_DELAY_S = 2.0  # before the second attempt in a row; it doubles each time
 MAX_DELAY_S = 60.0
-NO_ROOM_S = 30.0  # a group is tried again so often on a cluster that had no room and has not changed
-STEADY_S = 600.0  # a group that served for so long did not fail in a row
+NO_ROOM_S = 30.0  # time between attempts on a cluster that had no room and has not changed
+STEADY_S = 600.0  # after serving for this long, a failure is not counted as one in a row
 
 
 def replacement_reason(group: WorkerGroup, engine: EngineView | None, nodes: Sequence[NodeState]) -> str:
-    """Why a placed group has to be placed anew; empty if it has not."""
+    """Why a placed group has to be placed again; empty if it need not be."""
     if group.placement is None:
         return ""
     if broken := _broken(group, group.placement, engine, nodes):
@@ -53,7 +53,7 @@ def _starts(view: EngineView) -> bool:
 def _broken(
     group: WorkerGroup, placement: Placement, engine: EngineView | None, nodes: Sequence[NodeState]
 ) -> str:
-    """Which device of a placement is gone; empty if none is known to be, as before any node has reported."""
+    """The lost device of a placement; empty if none is known to be lost, as before any node has reported."""
     known = {node.name: node for node in nodes}
     promised: dict[DeviceKey, int] = {}
     for rank in placement.ranks if known else ():
@@ -71,7 +71,7 @@ def _broken(
 
 
 def _away(node: NodeState, known_id: str, engine: EngineView | None) -> str:
-    """Why nothing runs on a node any more. Its agent may hang while its engines run."""
+    """Why nothing runs on a node any longer. Its agent may hang while its engines run."""
     if node.gone:
         return node.problem or f"node {node.name} is gone"
     if known_id and node.ids and known_id not in node.ids:
@@ -82,7 +82,7 @@ def _away(node: NodeState, known_id: str, engine: EngineView | None) -> str:
 
 
 def _shrunk(node: NodeState, key: DeviceKey, wanted: int) -> str:
-    """Only a node that reports can say what became of its devices."""
+    """Why a device no longer has enough memory. Only a node that reports can show that."""
     if node.problem:
         return ""
     name = f"{key[1]}:{key[2]} of node {key[0]}"
@@ -95,14 +95,15 @@ def _shrunk(node: NodeState, key: DeviceKey, wanted: int) -> str:
 
 
 def delay_s(failures: int) -> float:
-    """Before a group that failed so often in a row is placed anew: at once, then longer and longer."""
+    """The pause before placing a group again after this many failures in a row: none at first, then
+    growing."""
     if failures <= 1:
         return 0.0
     return min(MAX_DELAY_S, FIRST_DELAY_S * 2.0 ** min(failures - 2, 16))
 
 
 def unplaced(group: WorkerGroup, reason: str, now_s: float) -> WorkerGroup:
-    """The group, to be placed anew."""
+    """The group, to be placed again."""
     steady = group.phase is GroupPhase.SERVING and now_s - group.since_s >= STEADY_S
     failures = 1 if steady else group.failures + 1
     return WorkerGroup(
@@ -115,7 +116,7 @@ def unplaced(group: WorkerGroup, reason: str, now_s: float) -> WorkerGroup:
 
 
 def refused(group: WorkerGroup, reason: str, cluster: str, now_s: float) -> WorkerGroup:
-    """The group once the cluster, as this key describes it, had no room for it."""
+    """The group after the cluster, described by this key, had no room for it."""
     return WorkerGroup(
         group.number,
         reason=reason,
@@ -127,13 +128,14 @@ def refused(group: WorkerGroup, reason: str, cluster: str, now_s: float) -> Work
 
 
 def due(group: WorkerGroup, cluster: str, now_s: float) -> bool:
-    """Whether it is time to place a group whose engine is not there."""
+    """Whether it is time to place a group without an engine."""
     changed = group.refused_on not in ("", cluster)
     return group.phase is not GroupPhase.PENDING or changed or now_s >= group.retry_at_s
 
 
 def cluster_key(nodes: Sequence[NodeState], ledgers: Ledgers, exclude: str = "") -> str:
-    """Differs when devices do, or what others than `exclude` were promised of them, not what is used."""
+    """A key that changes with the devices, and with promises to holders other than `exclude`, but not with
+    use."""
     devices = sorted(
         (*key_of(device), device.total_bytes) for node in nodes if not node.problem for device in node.devices
     )
@@ -147,6 +149,6 @@ def cluster_key(nodes: Sequence[NodeState], ledgers: Ledgers, exclude: str = "")
 
 
 def readable(message: str) -> str:
-    """The last line of a traceback says what happened."""
+    """The last line of a message; in a traceback it says what happened."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     return (lines[-1] if lines else "no reason given")[:500]

@@ -1,8 +1,8 @@
-"""How long steps of a base's engines take, from its records: what a router decides by at run time. Pure.
+"""Step times of a base's engines, from its records, for routing decisions at run time. Pure.
 
-Each group that serves has the step model of its plan on its devices; groups that are alike share one. Figures
-are those of estimates: from the profile of this architecture on such a device, scaled from another device's,
-or rough (`profiler.predicting`).
+Each group that serves has the step model of its plan on its devices; equal groups share one model. The
+figures are estimates: from the profile of this architecture on such a device, scaled from another device's
+profile, or rough (`profiler.predicting`).
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from profiler.types import DeviceRates, Plan
 from profiler.variants.types import VariantSpec
 from workers.messages import EngineConfig
 
-# Of a variant's bytes to each GPU, which copy their shares beside each other: an adapter of 320 MB took 20 ms
-# longer to its first token from host memory than from a slot (one H200, PCIe 5).
+# Rate at which a variant's bytes reach each GPU; GPUs copy their shares in parallel. An adapter of 320 MB
+# took 20 ms longer to its first token from host memory than from a slot (one H200, PCIe 5).
 GPU_LOAD_BYTES_PER_S = 16e9
-# From files in the page cache to packed in host memory: the same adapter took 0.6 s longer.
+# From files in the page cache to packed form in host memory: the same adapter took 0.6 s longer.
 FETCH_BYTES_PER_S = 0.5e9
 
 T = TypeVar("T")
@@ -46,8 +46,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class StepModels:
-    """`models` [M] and `variants` [M, V] are records of `profiler.step_time`. `model_of_group` says which
-    model a group's engine has, by the group's id, `variant_rows` where a variant is, by its uid; 0 is the
+    """`models` [M] and `variants` [M, V] are records of `profiler.step_time`. `model_of_group` is the model
+    of a group's engine, by the group's id. `variant_rows` is the place of a variant, by its uid; 0 is the
     base."""
 
     models: Records
@@ -66,8 +66,8 @@ class StepModels:
 
 
 class Memo:
-    """What was computed for the last answer, by content: of the next one only what is new is computed, and
-    what it does not need is forgotten. `pause` is called after each computation."""
+    """Results computed for the last answer, by content. For the next answer only new results are computed,
+    and unneeded ones are forgotten. `pause` is called after each computation."""
 
     def __init__(self, pause: Callable[[], None] = lambda: None) -> None:
         self._pause = pause
@@ -75,11 +75,11 @@ class Memo:
         self._now: dict[Hashable, Any] = {}
 
     def begin(self) -> None:
-        """The next answer begins."""
+        """Begin the next answer."""
         self._before, self._now = self._before | self._now, {}
 
     def end(self) -> None:
-        """It is whole."""
+        """The answer is complete."""
         self._before = {}
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
@@ -96,8 +96,8 @@ class Memo:
 def step_models(
     state: State, inventory: Inventory, settings: Settings, base: str, memo: Memo | None = None
 ) -> StepModels | None:
-    """Of all groups of `base` that serve, and of all its variants. Groups on devices that are not in the
-    inventory, or with a plan that nobody can estimate, are in no model. None where no group is in one."""
+    """Step models of all groups of `base` that serve, and of all its variants. Groups on devices that are not
+    in the inventory, or with a plan that cannot be estimated, have no model. None if no group has a model."""
     model, deployment = state.models.get(base), state.deployments.get(base)
     if model is None or deployment is None or model.record.spec is None:
         return None
@@ -126,7 +126,7 @@ def _served_placements(deployment: Deployment) -> list[tuple[str, Placement]]:
 
 @dataclass(frozen=True)
 class _Engine:
-    """A kind of engine, and all that its step model depends on; `key` is its content."""
+    """A kind of engine, and everything that its step model depends on; `key` is its content."""
 
     key: Hashable
     ground: Ground
@@ -140,7 +140,7 @@ _Sampled = tuple[Records, Records]  # [1] and [V]
 
 @dataclass(frozen=True)
 class _Known:
-    """Where a calibration is from, and what tells its content."""
+    """A calibration, the rates of its device, and a key for its content."""
 
     key: Hashable
     calibration: Calibration
@@ -157,7 +157,7 @@ class _Engines:
     memo: Memo
 
     def of(self, placement: Placement, config: EngineConfig) -> _Engine | None:
-        """None where a device is not known now."""
+        """The engine of a placement; None if a device is currently unknown."""
         devices = {key_of(device): device for device in self.inventory.devices}
         on = [devices.get(_device(rank)) for rank in placement.ranks]
         used = [device for device in on if device is not None]
@@ -193,7 +193,8 @@ class _Engines:
         return _Engine(key, ground, plan, config.max_num_seqs, load_bytes_per_s)
 
     def _known(self, device: Device) -> _Known | None:
-        """From devices like this one; else from any other of its sort that was measured."""
+        """The calibration of devices like this one, else of any measured device of the same sort (GPU or
+        CPU)."""
         others = sorted(
             (d for d in self.inventory.devices if (d.kind == CPU) == (device.kind == CPU)), key=key_of
         )
@@ -211,7 +212,7 @@ class _Engines:
         return _Known(content, found, device.rates) if found else None
 
     def sampled(self, engine: _Engine) -> _Sampled | None:
-        """None for a plan that cannot be estimated."""
+        """The step model and its variants; None for a plan that cannot be estimated."""
         made = self.memo.get(("model", engine.key), partial(_model, engine))
         specs = [v.variant_spec for v in self.variants if v.variant_spec]
         parts = [self._part(engine, spec) for spec in specs]
@@ -250,12 +251,12 @@ def _divided(rates: DeviceRates, ranks: int) -> DeviceRates:
 
 
 def _step_tokens(config: EngineConfig) -> int:
-    """As vLLM is started (`workers.group.vllm_arguments`)."""
+    """The most tokens of a step, as vLLM is started (`workers.group.vllm_arguments`)."""
     return max(config.max_batched_tokens, config.max_num_seqs)
 
 
 def _content(spec: VariantSpec) -> Hashable:
-    """Variants that are alike take as long; a spec itself holds a dict."""
+    """The content of a spec, which is equal for equal variants; a spec itself is not hashable."""
     values = (getattr(spec, f.name) for f in dataclasses.fields(spec) if f.name != "modules")
     return (*values, tuple(spec.modules.items()))
 

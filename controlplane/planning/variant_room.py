@@ -1,9 +1,9 @@
-"""Memory for the variants of a base: what an engine sets aside, and how many of them it runs at once. Pure.
+"""Memory for the variants of a base: what an engine reserves, and how many variants it runs at once. Pure.
 
-An engine has slots for as many variants as may run in one batch. Its room is what the largest of the
-registered variants take together, with LoRA adapters of the largest rank in the slots that are left, so that
-any set of variants that fills the slots fits. Ranks move variants (`workers.variants.arena_allocator`): no
-byte of the room is lost to gaps. Where devices have less memory, there is room for fewer of them at once.
+An engine has slots for as many variants as may run in one batch. Its room is the memory of the largest
+registered variants together, with LoRA adapters of the largest rank in the remaining slots. So any set of
+variants that fills the slots fits. Ranks move variants (`workers.variants.arena_allocator`), so gaps waste no
+byte of the room. If devices have less memory, there is room for fewer variants at once.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from profiler.variants.held import uncoded_bytes
 from profiler.variants.modules import EMBEDDING
 from profiler.variants.types import HeldBytes, VariantKind, VariantSpec
 
-# What alignment in an engine's memory adds to a variant's bytes, generously.
+# What alignment in an engine's memory adds to a variant's bytes, estimated generously.
 PACKING = 1.05
 ALIGNMENT = 128  # of each array there (`workers.kernels.types`)
 
-Line = tuple[int, int]  # bytes of a rank: beside its layers, and of each of them
-Room = tuple[tuple[int, tuple[Line, ...]], ...]  # as `Plan.room` has it
+Line = tuple[int, int]  # bytes of a rank: outside its layers, and for each layer
+Room = tuple[tuple[int, tuple[Line, ...]], ...]  # in the form of `Plan.room`
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class Demand:
 
 @dataclass(frozen=True)
 class AtOnce:
-    """Of the `registered` variants of a base any `count` fit into its engines together; `too_large`: the
-    names of those that do not even fit alone."""
+    """Any `count` of a base's `registered` variants fit into its engines together; `too_large`: the names of
+    variants that do not even fit alone."""
 
     registered: int
     count: int
@@ -53,8 +53,9 @@ class AtOnce:
 
 
 def rooms(variants: Sequence[Model], spec: ModelSpec, sizes: EngineSizes) -> tuple[Room, ...]:
-    """What an engine may set aside, the most first: for variants in all slots; for the registered ones
-    together, as far as there are slots; for one fewer each; for one. Each has room for a LoRA adapter."""
+    """The possible rooms of an engine, the largest first: for variants in all slots; for the registered
+    variants together, as far as there are slots; for one fewer each; for one. Each has room for a LoRA
+    adapter."""
     if not spec.adaptable:
         return ((),)
     registered = [variant.variant_spec for variant in variants if variant.variant_spec]
@@ -63,7 +64,7 @@ def rooms(variants: Sequence[Model], spec: ModelSpec, sizes: EngineSizes) -> tup
     spare = {tp: lora_line(spec, rank, tp) for tp in by_degree}
 
     def room(spares: int, count: int) -> Room:
-        """For the `count` largest of the registered variants and so many spare LoRA adapters."""
+        """The room for the `count` largest registered variants and `spares` spare LoRA adapters."""
         return tuple(
             (tp, _with_moves(largest([*lines, *[spare[tp]] * spares], count, spec.num_layers)))
             for tp, lines in by_degree.items()
@@ -85,8 +86,8 @@ def _with_moves(lines: Iterable[Line]) -> tuple[Line, ...]:
 
 
 def _large_lines(registered: Sequence[VariantSpec], base: ModelSpec, tp: int, count: int) -> list[Line]:
-    """Of the variants that may be among the `count` largest in a stage: fewer than so many are larger with
-    one layer and with all, and so with any number of them."""
+    """Lines of the variants that may be among the `count` largest in a stage. A variant is left out if
+    `count` others are larger with one layer and with all layers, and therefore with any number of layers."""
     alike: dict[Any, Line] = {}
     lines = [_known_line(variant, base, tp, alike) for variant in registered]
     kept, seen = list[Line](), list[int]()
@@ -99,7 +100,7 @@ def _large_lines(registered: Sequence[VariantSpec], base: ModelSpec, tp: int, co
 
 
 def _known_line(variant: VariantSpec, base: ModelSpec, tp: int, alike: dict[Any, Line]) -> Line:
-    """Hundreds of adapters are of the same shape."""
+    """The line of a variant, computed once per shape: hundreds of adapters have the same shape."""
     ranks = tuple((name, facts.rank) for name, facts in variant.modules.items())
     tables = variant.replaces_embedding, variant.replaces_head
     key = (variant.kind, variant.weight_bytes, variant.full_bytes, variant.held, *tables, ranks)
@@ -109,13 +110,14 @@ def _known_line(variant: VariantSpec, base: ModelSpec, tp: int, alike: dict[Any,
 
 
 def largest(lines: Sequence[Line], count: int, layers: int) -> tuple[Line, ...]:
-    """Lines of which the largest is what the `count` largest of `lines` take together, for 1 to `layers`
+    """Lines whose maximum is the memory of the `count` largest of `lines` together, for 1 to `layers`
     layers."""
     return tuple(dict.fromkeys(_largest(lines, count, 1, layers)))
 
 
 def _largest(lines: Sequence[Line], count: int, first: int, last: int) -> Iterator[Line]:
-    """That sum is convex in the layers: one line that is right at both ends is right between them."""
+    """The lines between two numbers of layers. The sum is convex: a line that is exact at both ends is
+    exact."""
     low, high = (_sum_at(lines, count, layers) for layers in (first, last))
     yield from (low, high)
     middle = (first + last) // 2
@@ -134,7 +136,7 @@ def _at(line: Line, layers: int) -> int:
 
 
 def at_once(plan: Plan, spec: ModelSpec, variants: Sequence[Model]) -> AtOnce | None:
-    """How many of the base's `variants` run at once in an engine of this plan; None where it has no slots.
+    """How many of the base's `variants` run at once in an engine of this plan; None if it has no slots.
     `spec` is the base as the engine holds it."""
     if not plan.max_variants:
         return None
@@ -155,7 +157,7 @@ def at_once(plan: Plan, spec: ModelSpec, variants: Sequence[Model]) -> AtOnce | 
 def at_once_in(
     placement: Placement | None, base: Model, variants: Sequence[Model], settings: Settings
 ) -> AtOnce | None:
-    """The same of a placement of the base; None before there is one."""
+    """As `at_once`, for a placement of the base; None before there is one."""
     if placement is None or base.spec is None:
         return None
     spec = served_spec(base.spec, engine_dtype(settings, placement.ranks[0].device_kind))
@@ -163,7 +165,7 @@ def at_once_in(
 
 
 def _fit_at(lines: Sequence[Line], layers: int, room: int) -> int:
-    """How many of the largest fit together."""
+    """How many of the largest variants fit together."""
     for count, line in enumerate(sorted((_at(line, layers) for line in lines), reverse=True)):
         room -= line
         if room < 0:
@@ -172,7 +174,7 @@ def _fit_at(lines: Sequence[Line], layers: int, room: int) -> int:
 
 
 def rank_line(variant: VariantSpec, base: ModelSpec, tp: int) -> Line:
-    """What a variant takes on each of `tp` ranks."""
+    """The line of a variant on each of `tp` ranks."""
     if variant.kind is VariantKind.LORA:
         return 0, _lora_layer(base, {name: facts.rank for name, facts in variant.modules.items()}, tp)
     demand = variant_demand(variant, base)
@@ -183,12 +185,13 @@ def rank_line(variant: VariantSpec, base: ModelSpec, tp: int) -> Line:
 
 
 def lora_line(base: ModelSpec, rank: int, tp: int) -> Line:
-    """A LoRA adapter of this rank on all adaptable modules."""
+    """The line of a LoRA adapter of this rank on all adaptable modules."""
     return 0, _lora_layer(base, dict.fromkeys(base.linear_shapes, rank), tp)
 
 
 def _lora_layer(base: ModelSpec, ranks: Mapping[str, int], tp: int) -> int:
-    """A is (rank, in) and B is (out, rank); column-parallel layers shard B, row-parallel ones A."""
+    """A layer's bytes. A is (rank, in), B is (out, rank); column-parallel layers shard B, row-parallel ones
+    A."""
     linears = adaptable_linears(base)
     shards = ((rank, linears[name].shard(tp, base.heads)) for name, rank in ranks.items())
     return sum(
@@ -199,7 +202,8 @@ def _lora_layer(base: ModelSpec, ranks: Mapping[str, int], tp: int) -> int:
 
 
 def variant_demand(variant: VariantSpec, base: ModelSpec) -> Demand:
-    """What one other than LoRA takes: as stored, where an older record does not say what an engine holds."""
+    """The bytes of a variant other than LoRA; as stored if an older record does not have the engine's
+    bytes."""
     held = variant.held
     if held is None:
         return Demand(variant.weight_bytes - variant.full_bytes, 0, variant.full_bytes)
@@ -209,7 +213,7 @@ def variant_demand(variant: VariantSpec, base: ModelSpec) -> Demand:
 
 
 def _staying_bytes(spec: VariantSpec, held: HeldBytes, base: ModelSpec) -> int:
-    """Of an embedding that stays in host memory: one that is not the variant's head, too."""
+    """The bytes of an embedding that stays in host memory, because it is not also the variant's head."""
     if not spec.replaces_embedding or (base.tied and not spec.replaces_head):
         return 0
     whole = base.dtype_bytes * math.prod(base.other_shapes.get(EMBEDDING, (0,)))
