@@ -112,13 +112,25 @@ async def gateway(answer: Gateway) -> AsyncIterator[int]:
                     await answer(first, reader, writer)
                 await writer.drain()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
+    server, life = await _listening(serve)
     try:
-        with contextlib.closing(SignOfLife("127.0.0.1", port)):
-            yield port
+        yield server.sockets[0].getsockname()[1]
     finally:
+        life.close()
         server.close()
+
+
+async def _listening(
+    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+) -> tuple[asyncio.Server, SignOfLife]:
+    """At a port whose sign of life has a free one, too."""
+    for _ in range(50):
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        try:
+            return server, SignOfLife("127.0.0.1", server.sockets[0].getsockname()[1])
+        except OSError:
+            server.close()
+    raise RuntimeError("no port was free 50 above another free one")
 
 
 async def asked(port: int, request: bytes) -> bytes:
