@@ -1,1 +1,1 @@
-"""Observes the engines, asks planning/ what is next, and carries it out; holds nothing."""
+"""Observes the engines, asks planning/ for the next actions, and carries them out; keeps no state."""

@@ -1,4 +1,4 @@
-"""A process of ours that looks at files of a tenant, and answers with lines. It sets its own limits."""
+"""A child process that reads a tenant's files and answers with lines. It sets its own limits."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR",
 
 
 class ReaderDied(Exception):
-    """The process was killed or ended before it had answered. The message says how."""
+    """The process was killed or ended before it had answered. The message gives the cause."""
 
     def __init__(self, message: str, *, out_of_time: bool = False) -> None:
         super().__init__(message)
-        self.out_of_time = out_of_time  # of CPU time
+        self.out_of_time = out_of_time  # the limit of CPU time was reached
 
 
 class ChildProcess:
-    """It runs a module, and ends with this process, whatever happens: its input is closed then."""
+    """Runs a module in a process that always ends with this one: its input is closed then."""
 
     def __init__(self, module: str, quiet: bool = False) -> None:
         self._kept = b""
@@ -42,18 +42,18 @@ class ChildProcess:
         return self._process.poll() is None
 
     def kill(self) -> None:
-        """Waits for its end, and closes its pipes."""
+        """Kill the process, wait for its end, and close its pipes."""
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
             try:
                 pipe.close()
-            except OSError:  # what was not written yet cannot be any more
+            except OSError:  # unwritten data cannot be written any longer
                 continue
 
     def send(self, line: bytes) -> None:
-        """Raises ReaderDied; `kill` it then."""
+        """Send a line. Raises ReaderDied; then call `kill`."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(line + b"\n")
@@ -62,7 +62,7 @@ class ChildProcess:
             raise self._death() from e
 
     def line(self, ends_s: float) -> bytes:
-        """The next line of its answer, until this time. Raises ReaderDied; `kill` it then."""
+        """The next line of the answer, waiting until `ends_s`. Raises ReaderDied; then call `kill`."""
         assert self._process.stdout is not None
         out = self._process.stdout.fileno()
         while b"\n" not in self._kept:
@@ -87,14 +87,14 @@ class ChildProcess:
 
 
 def _is_readable(descriptor: int, timeout_s: float) -> bool:
-    """Within this time. (`select.select` takes no number above 1023.)"""
+    """Whether data arrives within this time. (`select.select` takes no number above 1023.)"""
     waiting = select.poll()
     waiting.register(descriptor, select.POLLIN)
     return bool(waiting.poll(1000 * timeout_s))
 
 
 def _environment() -> dict[str, str]:
-    """Where our code is, and no secrets; one thread is enough."""
+    """The path of our code, and no secrets; one thread is enough."""
     kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
     ours = str(Path(__file__).parents[2])
     threads = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "RAYON_NUM_THREADS"), "1")

@@ -1,7 +1,7 @@
-"""The controller's part in making deltas: have them made, write down how far that is, register what came out.
+"""The controller's part in making deltas: start compression, record its progress, register the result.
 
-Everything is in the records and in the artefact's folder: after a crash, of the controller or of what
-compresses, the next one goes on there.
+Everything is in the records and in the artefact's folder: after a crash, of the controller or of the
+compressing process, the next one continues there.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from workers.group import jobs
 
 log = logging.getLogger(__name__)
 
-STALLED_S = 6 * 3600.0  # without anything new: a task of a large model takes hours on a CPU
+STALLED_S = 6 * 3600.0  # without progress: a task of a large model takes hours on a CPU
 LIMIT_S = 86_400.0  # of one attempt
-LOOK_S = 1.0  # between two checks whether it may begin, or should go on; and between two notes of progress
+LOOK_S = 1.0  # between two checks whether it may begin or continue, and between two records of progress
 READ_SHARE, MADE_SHARE = 0.02, 0.95  # parts of a registration's progress
 
 
@@ -62,7 +62,7 @@ class CompressActions:
         self._conclude = conclude
 
     async def begin(self, read: Model) -> None:
-        """The fine-tune's files were looked at: have it compressed."""
+        """The fine-tune's files were checked: have it compressed."""
 
         def commit() -> None:
             state = self._repository.read()
@@ -77,8 +77,8 @@ class CompressActions:
         )
 
     async def compress(self, name: str) -> None:
-        """Make a delta once its turn comes. It is tried again where it was cut off, and fails for good where
-        that would not help."""
+        """Make a delta once its turn comes. It is repeated after it was cut off, and fails for good if
+        another attempt would not help."""
         uid = _wanted(await self._repository.read_async(), name).record.uid
         try:
             job = await self._await_turn(name, uid)
@@ -87,14 +87,14 @@ class CompressActions:
             raise
         except errors.Unavailable as e:
             await self._cut_off(name, uid, e.message)
-            raise  # tried again after a pause
+            raise  # it is repeated after a pause
         except errors.OstinatoError as e:
             await self._fail(name, uid, e)
         else:
             await self._made(name, uid, artifact, job.request.artifact)
 
     async def remove(self, name: str) -> None:
-        """Take away the files of a model that is being deleted, and forget it."""
+        """Remove the files of a model that is being deleted, and forget the model."""
         state = await self._repository.read_async()
         versioned = state.models.get(name)
         if versioned is None or versioned.record.phase is not Phase.DELETING:
@@ -116,7 +116,7 @@ class CompressActions:
     # --- its turn ------------------------------------------------------------------------------
 
     async def _await_turn(self, name: str, uid: int) -> CompressJob:
-        """Errors: CompressionFailed when it never comes; Unavailable."""
+        """Wait for the turn of a model. Errors: CompressionFailed when it will never come; Unavailable."""
         while True:
             try:
                 inventory = await self._cluster.inventory()
@@ -130,7 +130,7 @@ class CompressActions:
             await asyncio.sleep(LOOK_S)
 
     def _decide(self, name: str, uid: int, inventory: Inventory) -> CompressJob | Queued:
-        """Decide on the newest state, and commit that it begins with its reservation, or why it waits."""
+        """Decide on the newest state; commit the start with its reservation, or the reason why it waits."""
         state, now_s = self._repository.read(), time.time()
         present = _wanted(state, name, uid)
         model, delta = present.record, compressing.require_delta(present.record)
@@ -149,13 +149,14 @@ class CompressActions:
     # --- while it is compressed ----------------------------------------------------------------
 
     async def _follow(self, name: str, uid: int, job: CompressJob) -> Artifact:
-        """Errors: CompressionFailed (it says that it cannot), Unavailable (it was cut off)."""
+        """Follow a job to its result. Errors: CompressionFailed (reported by the job), Unavailable (cut
+        off)."""
 
         pace = _Pace(LIMIT_S)
 
         async def look() -> None:
             pace.require_going_on(time.monotonic())
-            with suppress(errors.Unavailable):  # the store's, perhaps only for a moment
+            with suppress(errors.Unavailable):  # the store may be unreachable only for a moment
                 _wanted(await self._repository.read_async(), name, uid)
 
         noted_s = float("-inf")
@@ -179,7 +180,7 @@ class CompressActions:
         await self._tell(name, _described(delta), READ_SHARE + (MADE_SHARE - READ_SHARE) * delta.share)
 
     async def _cut_off(self, name: str, uid: int, why: str) -> None:
-        """Give the memory back until it is begun again."""
+        """Release the memory until the next start."""
         log.warning("compressing '%s' was cut off: %s", name, why)
         await self._edit(name, uid, lambda d: deltas.queued(d, why), release=True)
 
@@ -193,7 +194,7 @@ class CompressActions:
         )
 
     async def _made(self, name: str, uid: int, artifact: Artifact, folder: Path) -> None:
-        """The artefact is there: it is read as any variant's files are."""
+        """The artefact exists: have it read like any variant's files."""
 
         def commit() -> None:
             state = self._repository.read()
@@ -220,7 +221,7 @@ class CompressActions:
     async def _edit(
         self, name: str, uid: int, change: Callable[[Delta], Delta], release: bool = False
     ) -> Delta:
-        """Raises Superseded when the model is gone or being deleted."""
+        """Change the delta. Raises Superseded when the model is gone or being deleted."""
 
         def once() -> Delta:
             state = self._repository.read()
@@ -237,7 +238,7 @@ class CompressActions:
 
 
 class _Pace:
-    """How long one attempt lasts, and since when it says nothing new: lines alone say only that it lives."""
+    """The duration of one attempt, and the time of its last progress: lines alone only show that it lives."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
@@ -249,7 +250,7 @@ class _Pace:
             self._last, self._moved_s = (line.share, line.doing), now_s
 
     def require_going_on(self, now_s: float) -> None:
-        """Errors: CompressionFailed (it takes too long), Unavailable (it hangs, and is begun again)."""
+        """Errors: CompressionFailed (it takes too long), Unavailable (it hangs, and is started again)."""
         if now_s - self._began_s > self._limit_s:
             raise errors.CompressionFailed(
                 f"it was ended after {duration(self._limit_s)}, the longest that it may take; "
@@ -260,7 +261,8 @@ class _Pace:
 
 
 def _wanted(state: State, name: str, uid: int | None = None) -> Versioned[Model]:
-    """The model that is to be compressed. Raises Superseded when it is another, or is so no longer."""
+    """The model that is to be compressed. Raises Superseded when it was replaced, or is no longer to be
+    compressed."""
     versioned = state.models.get(name)
     if versioned is None or versioned.record.phase is not Phase.COMPRESSING:
         raise Superseded(name)
@@ -274,7 +276,7 @@ def _with(model: Model, delta: Delta) -> Model:
 
 
 def _described(delta: Delta) -> str:
-    """The message for people who wait."""
+    """The message for users who wait."""
     if not delta.node:
         return delta.doing
     left = "" if delta.left_s is None else f", about {duration(delta.left_s)} left"
@@ -282,7 +284,8 @@ def _described(delta: Delta) -> str:
 
 
 def _remove(folder: Path) -> None:
-    """Blocking: what was ended may need a moment. Errors: Unavailable when it does not end, OSError."""
+    """Remove a folder. Blocking: an ended process may need a moment. Errors: Unavailable if it does not end,
+    OSError."""
     if not folder.is_dir():
         return
     try:

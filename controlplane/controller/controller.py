@@ -1,8 +1,8 @@
-"""The controller: carries out what `reconcile` says, and writes down what became of it.
+"""The controller: carries out the actions of `reconcile`, and records their results.
 
-It keeps nothing it could lose: killed at any point, its successor reads the records, observes the
-engines and goes on. Only one action per key runs at once. A failed one is tried again after a pause, which
-grows while it fails in a row, and the open operation about its target says why.
+It keeps no state that it could lose: after it was killed at any point, its successor reads the records,
+observes the engines and continues. Only one action per key runs at a time. A failed action is repeated after
+a pause, which grows while it fails in a row. The open operation about its target shows why.
 """
 
 from __future__ import annotations
@@ -87,11 +87,11 @@ log.addFilter(Rarely())
 
 TICK_S = 0.1
 OBSERVE_EVERY_S = 1.0
-RETRY_S = 3.0  # after an action that failed; then twice as long each time
+RETRY_S = 3.0  # pause after an action that failed; it doubles each time
 MAX_RETRY_S = 60.0
-ENDING_S = 15.0  # longest that actions have to end when they are cancelled
-MAX_READS = 3  # of a model's files, where what reads them does not live to see the end
-# Whose open operations tell of a failure. (Loading a variant counts its attempts itself, in its record.)
+ENDING_S = 15.0  # the longest time that cancelled actions have to end
+MAX_READS = 3  # attempts to read a model's files, if the reading process never survives
+# Actions whose failures are recorded in open operations. (LoadVariant counts its attempts in its own record.)
 OPERATION_OF: Mapping[type[Action], OperationKind] = {
     ReadModel: OperationKind.REGISTER,
     Admit: OperationKind.REGISTER,
@@ -122,9 +122,9 @@ class Controller:
         self._admitting = asyncio.Lock()
         self._files = file_reader.shared()
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._failures: Counter[str] = Counter()  # in a row, by key of what is still to be done
+        self._failures: Counter[str] = Counter()  # in a row, by key of unfinished actions
         self._engines: dict[str, EngineView] = {}
-        self._identity = ""  # the store's, once an engine was seen that has one
+        self._identity = ""  # the store's, after an engine with an identity was seen
         self._profiles = ProfileActions(settings, repository, runtime, self._note, self._conclude)
         self._compressing = CompressActions(settings, repository, runtime, self._note, self._conclude)
         self._demand = DemandBook()
@@ -159,14 +159,14 @@ class Controller:
         }
 
     async def run(self) -> None:
-        """Reconcile on every change of the records, and every second for what changed outside."""
+        """Reconcile on every change of the records, and every second for changes outside."""
         try:
             await self._reconcile_forever()
         finally:
             tasks = list(self._tasks.values())
             for task in tasks:
                 task.cancel()
-            if tasks:  # before another of this process begins the same
+            if tasks:  # before another controller of this process starts the same actions
                 await asyncio.wait(tasks, timeout=ENDING_S)
 
     async def _reconcile_forever(self) -> None:
@@ -180,7 +180,7 @@ class Controller:
                     observed_at = time.monotonic()
             except errors.Unavailable as e:
                 log.warning("nothing is done while the state store cannot be used: %s", e, extra=REPEATED)
-            except Exception as e:  # each is told once a minute
+            except Exception as e:  # each one is logged once a minute
                 where = traceback.extract_tb(e.__traceback__)[-1]
                 what = f"{type(e).__name__} in {where.name}, line {where.lineno}"
                 log.exception(f"reconciling failed ({what}); trying again", extra=REPEATED)
@@ -188,8 +188,8 @@ class Controller:
             await asyncio.sleep(TICK_S)
 
     async def step(self) -> None:
-        """Look once, and start what is to be done."""
-        busy = frozenset(self._tasks)  # before looking: what ends meanwhile may not be seen yet
+        """Look once, and start the actions that are due."""
+        busy = frozenset(self._tasks)  # before looking: the result of an action that ends now may be unseen
         engines = await self._runtime.observe()
         await self._require_own(engines)
         nodes = await self._runtime.nodes(wait=False)
@@ -211,7 +211,7 @@ class Controller:
             self._tasks[action.key] = asyncio.create_task(self._carry_out(action))
 
     async def _require_own(self, engines: Mapping[str, EngineView]) -> None:
-        """Errors: NotOwn, where engines run that were launched from another store."""
+        """Errors: NotOwn if engines run that were launched from another store."""
         running = {e.installation for e in engines.values() if e.status is not EngineStatus.DELETING}
         if running - {self._identity, ""}:
             self._identity = await asyncio.to_thread(self._repository.installation)
@@ -250,7 +250,7 @@ class Controller:
             self._tasks.pop(action.key, None)
 
     async def _pause(self, action: Action, error: Exception) -> None:
-        """Before a failed action is tried again; its operation says why meanwhile."""
+        """Pause before a failed action is repeated; meanwhile its operation shows why."""
         self._failures[action.key] += 1
         limits = RetryLimits(first_pause_s=RETRY_S, max_pause_s=MAX_RETRY_S)
         pause_s = retrying.pause_s(self._failures[action.key], limits, action.key)
@@ -262,7 +262,7 @@ class Controller:
         await asyncio.sleep(pause_s)
 
     def _forget_failures(self, keys: Collection[str]) -> None:
-        """Of all but these, which are to be done or under way."""
+        """Forget the failures of all actions except these, which are due or running."""
         self._failures = Counter({key: count for key, count in self._failures.items() if key in keys})
 
     def _tell(self, kind: OperationKind, target: str, message: str) -> None:
@@ -297,7 +297,7 @@ class Controller:
     ) -> None:
         """Change records and end the open operations about `target`, in one commit.
 
-        Raises Superseded when `change` does, and for a success of what is to be cancelled.
+        Raises Superseded when `change` does, and for the success of an operation that is to be cancelled.
         """
 
         def once() -> list[Change]:
@@ -311,7 +311,7 @@ class Controller:
     # --- registration --------------------------------------------------------------------------
 
     async def _read_model(self, name: str) -> None:
-        """Read a model's files, and go on with what they hold. An attempt that nobody lived to end counts."""
+        """Read a model's files, and continue with the result. An attempt that killed its process counts."""
         counted: list[int] = []
 
         def begin(model: Model) -> Model:
@@ -322,7 +322,7 @@ class Controller:
             await self._read_counted(await self._edit_model(name, begin))
         except _KilledReader:
             raise
-        except (Exception, asyncio.CancelledError):  # its files are not the reason
+        except (Exception, asyncio.CancelledError):  # its files are not the cause
             if counted:
                 await self._do_not_count(name, counted[-1])
             raise
@@ -332,15 +332,15 @@ class Controller:
         await self._groups.launch(group_id)
 
     async def _renew(self, name: str) -> None:
-        """Read the files of a base again that a version registered which did not look at its chats, nor at a
-        head that its config denies."""
+        """Read the files of a base again if it was registered by a version that did not read its chat format,
+        nor a head that its config denies."""
         versioned = (await self._repository.read_async()).models.get(name)
         if versioned is None or versioned.record.chat is not None or versioned.record.spec is None:
             return
         model = versioned.record
         try:
             read = await self._files.read(model, None, self._limits(model), self._runtime.convert_bundled)
-        except (ReaderDied, errors.OstinatoError) as e:  # an engine that cannot start will say so
+        except (ReaderDied, errors.OstinatoError) as e:  # the engine then fails to start and reports why
             log.warning("the files of '%s', registered by an older version, cannot be read: %s", name, e)
             return
         await self._edit_model(name, partial(_renewed, read=read))
@@ -350,7 +350,7 @@ class Controller:
         return registration.Limits(self._roots(model), self._settings.max_lora_rank, compares)
 
     def _roots(self, model: Model) -> tuple[Path, ...]:
-        """Where its files may lie. A delta that was made here lies where those are made."""
+        """The folders that may hold its files. A delta that was made here lies in the artifacts folder."""
         made_here = model.delta is not None and model.adapter is not None
         roots = self._settings.roots_of(model.tenant)
         return (*roots, self._settings.artifacts_folder.resolve()) if made_here else roots
@@ -371,7 +371,7 @@ class Controller:
                 raise _KilledReader(f"what read its files did not answer: {e}") from e
             await self._fail_registration(model, errors.SourceUnreadable(_read_in_vain(str(e))))
             return
-        except Exception as e:  # reading the same files again would fail alike
+        except Exception as e:  # reading the same files again would fail, too
             if not isinstance(e, errors.OstinatoError):
                 log.exception("reading '%s' failed", model.name)
                 e = registration.unexpected(e)
@@ -386,7 +386,8 @@ class Controller:
             await self._admit_within(ready)
 
     async def _admit_within(self, ready: Model) -> None:
-        """Admit a variant for which its tenant has room: one after the other, each counts those before."""
+        """Admit a variant if its tenant has room. Variants are admitted one after the other, so that each
+        counts the earlier ones."""
         async with self._admitting:
             try:
                 require_host_bytes(await self._repository.read_async(), ready)
@@ -396,10 +397,10 @@ class Controller:
             await self._profiles.admit_or_measure(ready)
 
     async def _do_not_count(self, name: str, uid: int) -> None:
-        """While this controller ends, too."""
+        """Take the attempt back, even while this controller ends."""
 
         def take_back() -> None:
-            with suppress(Exception):  # then it counts
+            with suppress(Exception):  # then the attempt counts
                 edit(self._repository, Model, name, lambda m: _not_read(m, uid))
 
         await asyncio.shield(asyncio.to_thread(take_back))
@@ -431,16 +432,16 @@ class Controller:
 
 
 class _KilledReader(errors.Unavailable):
-    """It is tried again, and counts."""
+    """The reading process died; the attempt is repeated, and counts."""
 
 
 def _renewed(now: Model, *, read: Model) -> Model:
-    """What an older version did not read. Estimates and names of the model stay."""
+    """Add what an older version did not read. Estimates and names of the model stay."""
     return replace(now, spec=read.spec, chat=read.chat) if now.uid == read.uid else now
 
 
 def _being_read(model: Model) -> Model:
-    """Raises Superseded for one that is read or is to go: a killed controller's thread may come late."""
+    """Raises Superseded if the model is read or to be deleted: a killed controller's thread may be late."""
     if model.phase not in BEING_READ:
         raise Superseded(model.name)
     return replace(model, phase=Phase.PROFILING, reads=model.reads + 1)
@@ -459,7 +460,7 @@ def _read_in_vain(last: str) -> str:
 
 
 def _read_share(model: Model) -> float:
-    """The part of a registration that is done when a model's files are read."""
+    """The part of a registration that is complete when a model's files are read."""
     if model.delta is None:
         return 0.3
     return MADE_SHARE if model.delta.artifact else 0.0

@@ -1,6 +1,6 @@
-"""What the gateways say of the requests under way, remembered for as long as scaling looks back.
+"""The gateways' reports of requests under way, kept as long as scaling looks back.
 
-It is in no record: a controller that was restarted looks for a while before it changes anything.
+They are in no record: a restarted controller observes for a while before it changes anything.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from placement.solver.sizing import USUAL_REQUESTS
 
 
 class DemandBook:
-    """The last requests of each base, and how many groups its deployment should have by them."""
+    """Recent requests of each base, and the resulting target number of groups of its deployment."""
 
     def __init__(self) -> None:
         self._seen: dict[str, autoscaling.History] = {}
@@ -25,8 +25,9 @@ class DemandBook:
     def note(
         self, deployments: Sequence[Deployment], counts: Mapping[str, float] | None, now_s: float
     ) -> dict[str, int]:
-        """What should be, by base. `counts` are requests under way by base; None: the gateways did not say,
-        and only the bounds hold. A variant that waits to be served for the first time is one more."""
+        """The target number of groups, by base. `counts` are requests under way by base; None: the gateways
+        did not report, so only the bounds apply. A variant that waits to be served for the first time adds
+        one."""
         self._now_s, self._silent = now_s, counts is None
         scaled = {d.model: d for d in deployments if d.model == d.host and _scales(d)}
         if counts is not None:
@@ -42,7 +43,7 @@ class DemandBook:
         return autoscaling.noted(seen, in_flight, self._now_s, groups, _starts(deployment))
 
     def wanted(self, deployment: Deployment) -> int:
-        """As of the last note."""
+        """The target number of groups as of the last note."""
         current, history = autoscaling.active(deployment), self._seen.get(deployment.model)
         if not _scales(deployment):
             return current
@@ -54,7 +55,7 @@ class DemandBook:
 
 
 def _starts(deployment: Deployment) -> bool:
-    """Whether a group does for the first time; what fails again and again is no reason to wait."""
+    """Whether a group starts for the first time; a group that keeps failing is no reason to wait."""
     return any(g.phase is GroupPhase.STARTING and not g.failures for g in deployment.groups)
 
 
@@ -63,5 +64,5 @@ def _waits(variant: Deployment) -> bool:
 
 
 def _scales(deployment: Deployment) -> bool:
-    """Until it has served once, a deployment has the groups that it began with."""
+    """Whether a deployment scales; until it has served once, it keeps its first groups."""
     return deployment.established and deployment.phase is not Phase.DELETING

@@ -1,6 +1,6 @@
-"""The controller's part in whole deployments: fail, undeploy, cancel; bring variants in and out.
+"""The controller's part in whole deployments: fail, undeploy, cancel; load and unload variants.
 
-Everything is in the records: killed at any point, its successor does the same again or goes on.
+Everything is in the records: after it was killed at any point, its successor repeats or continues the action.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from workers.messages import VariantRef
 
 log = logging.getLogger(__name__)
 
-UNLOAD_S = 10.0  # what one engine took and another one refused is taken back, if that takes no longer
+UNLOAD_S = 10.0  # limit for unloading a variant that one engine took and another one refused
 LOOK_S = 0.5
 
 Stop = Callable[[str], Awaitable[None]]
 
 
 class DeploymentActions:
-    """One method per action of `reconcile`, which is named for the base, or the variant, that it is about."""
+    """One method per action of `reconcile`; its argument is the base or the variant of the action."""
 
     def __init__(self, repository: Repository, engines: ClusterControl, hooks: Hooks, stop: Stop) -> None:
         """`stop` ends the engine of a worker group."""
@@ -58,7 +58,7 @@ class DeploymentActions:
             await self._fail_one(name, errors.EngineFailed(f"the base of '{name}' could not be deployed"))
             return
         if deployment.established:
-            raise Superseded(name)  # its groups say why
+            raise Superseded(name)  # its groups show why
         failed = [view for g in deployment.group_ids() if (view := self._view(g)) and view.status == "failed"]
         detail = rescheduling.readable(failed[0].message) if failed else "no reason given"
         await self._stop_groups(deployment)
@@ -69,8 +69,8 @@ class DeploymentActions:
             await self._stop(group_id)
 
     async def fail_all(self, host: str, error: errors.OstinatoError) -> None:
-        """End the deployments of a base and of all its variants with the same error, at once; nothing if it
-        serves. One that has served by now stays, and its variants say why they are away."""
+        """End the deployments of a base and of all its variants with the same error, at once; do nothing if
+        the base serves. A base that has ever served stays, and its variants show why they are unavailable."""
 
         def change(state: State) -> Sequence[Change]:
             base = state.deployments.get(host)
@@ -83,8 +83,8 @@ class DeploymentActions:
             await self._conclude(OperationKind.DEPLOY, host, End.failed(error), change)
 
     async def _fail_one(self, name: str, error: errors.OstinatoError) -> None:
-        """End a variant's deployment, unless it has served by now (then it says why it is away) or is being
-        undeployed."""
+        """End a variant's deployment, unless it is being undeployed. A variant that has ever served stays,
+        and shows why it is unavailable."""
 
         def change(state: State) -> Sequence[Change]:
             deployment = state.deployments.get(name)
@@ -103,7 +103,7 @@ class DeploymentActions:
         await self._forget_deployment(host)
 
     async def _forget_deployment(self, name: str) -> None:
-        """Delete a deployment that was to be deleted; end what was going on with it."""
+        """Delete a deployment that was to be deleted; end its open operations."""
         overtaken = End(Phase.CANCELLED, "undeployed while it was being deployed")
 
         def change(state: State) -> Sequence[Change]:
@@ -118,7 +118,7 @@ class DeploymentActions:
     # --- variants ------------------------------------------------------------------------------
 
     async def _variant(self, name: str) -> tuple[Deployment | None, str, VariantRef]:
-        """The deployment and name of a variant's base, and what its engines need to know of the variant."""
+        """The deployment and name of a variant's base, and the reference of the variant for its engines."""
         state = await self._repository.read_async()
         if name not in state.deployments or name not in state.models:
             raise Superseded(name)
@@ -127,11 +127,11 @@ class DeploymentActions:
         return base.record if base else None, host, variant_ref(state.models[name].record)
 
     async def load_variant(self, name: str) -> None:
-        """Bring it into the engines of its base.
+        """Load a variant into the engines of its base.
 
-        One that refuses it ends its deployment, with the reason. But where it does not fit into one that is
-        about to be replaced, the successor is asked. If none can be reached, that is tried again as
-        `retrying` says.
+        An engine that refuses it ends its deployment, with the reason. But if it does not fit into an engine
+        that is about to be replaced, the successor is asked. If no engine can be reached, the attempt is
+        repeated as `retrying` says.
         """
         base, host, variant = await self._variant(name)
         await self._note(OperationKind.DEPLOY, name, Phase.DEPLOYING, await self._loading(name, host), 0.7)
@@ -145,7 +145,7 @@ class DeploymentActions:
         }
         refused = {group_id: e for group_id, e in failed.items() if not retrying.may_pass(e)}
         if refused and await self._replaced(name, variant, refused):
-            return  # to ask those that serve then
+            return  # the engines that serve then are asked
         if refused:
             await self._fail_one(name, next(iter(refused.values())))
             await self._unload(group_ids, variant)
@@ -167,7 +167,7 @@ class DeploymentActions:
     async def _replaced(
         self, name: str, variant: VariantRef, refused: Mapping[str, errors.OstinatoError]
     ) -> bool:
-        """Whether none of the engines that refused a variant stays. Waits while others come in their places.
+        """Whether none of the engines that refused a variant stays. Waits until their successors serve.
 
         Raises Superseded when the variant's deployment is gone, or has ended, meanwhile.
         """
@@ -189,7 +189,7 @@ class DeploymentActions:
             await asyncio.sleep(LOOK_S)
 
     async def _loading(self, name: str, host: str) -> str:
-        """What is being done, and after which failure."""
+        """The message about the current attempt, and the failure before it."""
         deployment = (await self._repository.read_async()).deployments.get(name)
         message, loading = f"loading it into the engine of '{host}'", deployment and deployment.record.loading
         if not loading or not loading.failures:
@@ -200,7 +200,7 @@ class DeploymentActions:
     async def _not_loaded(
         self, name: str, host: str, variant: VariantRef, error: errors.OstinatoError
     ) -> None:
-        """Commit when the next attempt begins, with the reason in the operation; or end the deployment."""
+        """Record the time of the next attempt, with the reason in the operation; or end the deployment."""
         now_s, state = time.time(), await self._repository.read_async()
         loading = find_loading(state, name, variant.uid).record.loading
         attempts = retrying.failed(loading, retrying.cause(error), now_s, retrying.LOADING, name)
@@ -221,9 +221,9 @@ class DeploymentActions:
         await asyncio.to_thread(persist, once)
 
     async def _unload(self, group_ids: Sequence[str], variant: VariantRef) -> None:
-        """Out of the engines that took what another one refused.
+        """Unload a variant from the engines that took it, after another engine refused it.
 
-        One that does not answer keeps it: no request names it, and a later deployment of it finds it there.
+        An engine that does not answer keeps it: no request names it, and a later deployment finds it there.
         """
         calls = (self._runtime.unload_variant(group_id, variant) for group_id in group_ids)
         with suppress(TimeoutError):
@@ -255,7 +255,7 @@ def _as_error(failure: BaseException, host: str) -> errors.OstinatoError:
 
 
 def _failed(state: State, deployment: Versioned[Deployment], error: errors.OstinatoError) -> list[Change]:
-    """What becomes of a deployment that cannot go on; nothing while it is being undeployed."""
+    """The changes for a deployment that cannot continue; none while it is being undeployed."""
     record = deployment.record
     if record.phase is Phase.DELETING or (record.established and record.host == record.model):
         return []
@@ -265,7 +265,7 @@ def _failed(state: State, deployment: Versioned[Deployment], error: errors.Ostin
 
 
 def _failed_variants(state: State, host: str, error: errors.OstinatoError) -> list[Change]:
-    """The same of a base's variants, with the ends of their operations."""
+    """As `_failed`, for a base's variants, with the ends of their operations."""
     changes: list[Change] = []
     for variant in _variants(state, host):
         changes += _failed(state, variant, error)
@@ -274,7 +274,7 @@ def _failed_variants(state: State, host: str, error: errors.OstinatoError) -> li
 
 
 def _successors(state: State, host: str, group_ids: Collection[str]) -> list[str]:
-    """The group that is to take the place of each of these that still serves; empty for one that stays."""
+    """The successor of each of these groups that still serves; empty for a group that stays."""
     deployment = state.deployments.get(host)
     if deployment is None:
         return []
@@ -288,7 +288,7 @@ def _successors(state: State, host: str, group_ids: Collection[str]) -> list[str
 
 
 def _variants(state: State, host: str) -> list[Versioned[Deployment]]:
-    """The deployments of a base's variants, but for those that are being undeployed."""
+    """The deployments of a base's variants, except those that are being undeployed."""
     return [
         variant
         for variant in state.deployments.values()

@@ -1,8 +1,7 @@
-"""Reads what a tenant named in a process with limits: the controller's interpreter parses none of it.
+"""Read a tenant's files in a process with limits: the controller's own process parses none of them.
 
-A process is started when one is needed, answers one request after the other, and is replaced when it was
-killed, or has answered `MAX_READS`. Requests and answers are lines of JSON; `file_reader_process` is what
-runs there.
+A process is started on demand and answers one request after the other. It is replaced when it was killed, or
+after `MAX_READS` answers. Requests and answers are lines of JSON; the process runs `file_reader_process`.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from controlplane.state.records import Model
 
 CHILD = "controlplane.controller.file_reader_process"
 CONCURRENT = 4  # processes at once; further requests wait
-IDLE = 1  # that stay when nothing is to be read
-MAX_READS = 100  # of one process
+IDLE = 1  # processes that stay when there is nothing to read
+MAX_READS = 100  # per process
 
 
 @dataclass
 class FileReader:
-    """`read` from as many threads or tasks as there are."""
+    """`read` may be called from any number of threads or tasks."""
 
     limits: ReadLimits = field(default_factory=ReadLimits)
     _idle: list[_Process] = field(default_factory=list)
@@ -44,15 +43,15 @@ class FileReader:
     )
 
     async def read(self, model: Model, base: Model | None, limits: Limits, convert: Convert) -> Model:
-        """As `read_now`. Waits while CONCURRENT others are read."""
+        """As `read_now`. Waits while CONCURRENT other models are read."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, self.read_now, model, base, limits, convert)
 
     def read_now(self, model: Model, base: Model | None, limits: Limits, convert: Convert) -> Model:
-        """What `registration.read_model_files` returns or raises, from a process with limits, with the
-        tokenizer and chat templates tried in a second one. Blocking.
+        """The result or error of `registration.read_model_files`, from a process with limits. Tokenizer and
+        chat templates are tried in a second process. Blocking.
 
-        Raises ReaderDied when that was killed, by its limits or by somebody.
+        Raises ReaderDied when the process was killed, by its limits or otherwise.
         """
         bundled = sources.bundled_name(model.source or "")
         request = Request(model, base, limits, str(convert(bundled)) if bundled else "")
@@ -68,7 +67,7 @@ class FileReader:
         return self._side_files.check(answer.model, base, limits)
 
     def close(self) -> None:
-        """End the processes that wait."""
+        """End the waiting processes."""
         with self._lock:
             idle, self._idle = self._idle, []
         for process in idle:
@@ -82,7 +81,7 @@ class FileReader:
                 process = self._idle.pop()
             if process.alive:
                 return process
-            process.kill()  # its end is not what is read next
+            process.kill()  # it has ended: release its pipes
 
     def _give_back(self, process: _Process, answer: Read | Failed) -> None:
         with self._lock:
@@ -94,7 +93,7 @@ class FileReader:
 
 @cache
 def shared() -> FileReader:
-    """The one of this process: a controller that follows another finds its reader warm."""
+    """This process's reader: a controller that follows another one finds the reader started."""
     reader = FileReader()
     atexit.register(reader.close)
     return reader
@@ -108,7 +107,7 @@ class _Process(ChildProcess):
         self.reads = 0
 
     def ask(self, request: Request, limits: ReadLimits) -> Read | Failed:
-        """Raises ReaderDied; `kill` it then."""
+        """Send a request and read the answer. Raises ReaderDied; then call `kill`."""
         self.reads += 1
         ends_s = time.monotonic() + limits.wall_s
         self.send(_requests().dump_json((request, limits)))

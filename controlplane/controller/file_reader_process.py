@@ -1,6 +1,6 @@
 """The process that reads a tenant's files, one request after the other, each within limits.
 
-It ends with its input: when whoever started it is gone, however that was.
+The process ends with its input: when its parent process has ended for any reason.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _too_much_memory(request: Request, limits: ReadLimits) -> errors.OstinatoErr
 
 
 def _limit(limits: ReadLimits) -> float:
-    """Returns the CPU time of this process at which it is killed."""
+    """Set the limits; returns the CPU time of this process at which it is killed."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     allowed = used.ru_utime + used.ru_stime + limits.cpu_s
     _limit_cpu(allowed)
@@ -98,7 +98,7 @@ def _limit_cpu(seconds: float) -> None:
 
 
 def _lift() -> None:
-    """What is left to do is ours."""
+    """Lift the memory limit: only our own code runs from here on."""
     _soft(resource.RLIMIT_AS, resource.RLIM_INFINITY)
 
 

@@ -1,4 +1,4 @@
-"""Dropping the records that nobody needs any more."""
+"""Drop records that are no longer needed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from controlplane.planning.reconcile import expired, old_operations
 from controlplane.state.records import IdempotencyKey, Operation, PastOperation
 from controlplane.state.repository import Change, Delete, Put, Repository, State
 
-FORGET_AT_ONCE = 500  # a commit holds up the others
+FORGET_AT_ONCE = 500  # per commit, because a commit delays others
 
 
 class Forgetting:
-    """`keys_seen_s`: when idempotency keys were last seen through."""
+    """`keys_seen_s`: when idempotency keys were last searched."""
 
     def __init__(self, repository: Repository) -> None:
         self._repository = repository
@@ -48,8 +48,8 @@ class Forgetting:
 
 
 def _past(state: State, now_s: float) -> Iterator[Change]:
-    """Whoever repeats the request of a forgotten operation, while its key lasts, learns how it ended, without
-    its events."""
+    """Changes that forget old operations. While its key lasts, a client that repeats the request of a
+    forgotten operation learns how it ended, without its events."""
     for name in old_operations(state)[:FORGET_AT_ONCE]:
         old = state.operations[name]
         yield Delete(Operation, name, old.version)

@@ -1,6 +1,6 @@
 """The controller's part in worker groups that have a place: confirm, give up, scale, drain, stop.
 
-Everything is in the records: killed at any point, its successor does the same again or goes on.
+Everything is in the records: after it was killed at any point, its successor repeats or continues the action.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from workers.messages import WorkerReport
 log = logging.getLogger(__name__)
 
 REPORT_S = 10.0
-# Gateways that look for workers every two seconds have all stopped asking one that left their tables.
+# After this time, gateways that look for workers every two seconds no longer send to a worker that left.
 QUIET_S = 6.0
 LOOK_S = 0.5
 
@@ -50,7 +50,7 @@ class GroupActions:
     def __init__(
         self, settings: Settings, repository: Repository, engines: ClusterControl, hooks: Hooks, fail: Fail
     ) -> None:
-        """`fail` ends a deployment that never served, and all that waits for it, with an error."""
+        """`fail` ends a deployment that never served, and everything that waits for it, with an error."""
         self._settings = settings
         self._repository = repository
         self._runtime = engines
@@ -61,14 +61,14 @@ class GroupActions:
     # --- serving -------------------------------------------------------------------------------
 
     async def confirm(self, group_id: str) -> None:
-        """The engine answers. What its ranks take is kept, and its profile learns from it."""
+        """The engine answers. The memory of its ranks is recorded, and its profile learns from it."""
         begun, before = find_group(await self._repository.read_async(), group_id)
         ranks, host = await self._ranks(group_id), host_of(group_id)
         inventory = inventory_of(await self._runtime.nodes(wait=False))
 
         def change(state: State) -> Sequence[Change]:
             if not is_still(state, group_id, begun.record.uid, before.placement):
-                raise Superseded(group_id)  # placed anew while its ranks were asked
+                raise Superseded(group_id)  # placed again while its ranks were asked
             served, group = mark_serving(state, group_id, ranks, time.time())
             return [
                 served,
@@ -80,7 +80,7 @@ class GroupActions:
         await self._hooks.conclude(OperationKind.DEPLOY, host, End(Phase.DEPLOYED, message), change)
 
     async def _ranks(self, group_id: str) -> tuple[MeasuredRank, ...]:
-        """What they take, as their engine reports; nothing if it does not, for it answers all the same."""
+        """The memory of the ranks, as their engine reports; empty without a report, which is not required."""
         try:
             async with asyncio.timeout(REPORT_S):
                 reports = await self._runtime.reports(group_id)
@@ -90,7 +90,7 @@ class GroupActions:
         return memory_feedback.measured(reports[0].ranks if reports else ())
 
     async def replan(self, group_id: str) -> None:
-        """Give up the group's place, and stop what is left there; then it is launched elsewhere."""
+        """Give up the group's place, and stop its engine there; then it is launched elsewhere."""
         nodes, view = await self._runtime.nodes(wait=False), self._hooks.view(group_id)
 
         def change(deployment: Deployment, state: State, group: WorkerGroup) -> WorkerGroup | NoSuccessor:
@@ -106,7 +106,7 @@ class GroupActions:
         await self.stop(group_id)
 
     async def scale(self, host: str) -> None:
-        """More groups, or fewer, as the load asks."""
+        """Add or remove groups according to the load."""
 
         def change(deployment: Deployment) -> Deployment:
             if deployment.phase is Phase.DELETING:
@@ -118,7 +118,7 @@ class GroupActions:
         await asyncio.to_thread(transactions.edit, self._repository, Deployment, host, change)
 
     async def retire(self, group_id: str) -> None:
-        """The group serves: what it replaces is drained."""
+        """The group serves: drain the group that it replaces."""
 
         def change(deployment: Deployment) -> Deployment:
             if deployment.phase is Phase.DELETING:
@@ -130,14 +130,15 @@ class GroupActions:
     # --- going ---------------------------------------------------------------------------------
 
     async def stop(self, group_id: str) -> None:
-        """Stop an engine; what it held is not free at once."""
+        """Stop an engine; its memory is not free at once."""
         await self._runtime.stop(group_id)
         self._launching.stopped_s = time.monotonic()
 
     async def drain(self, group_id: str) -> None:
-        """Stop the engine when it had no request for a while, or when a request may last no longer.
+        """Stop the engine when it had no request for a while, or when no request may last any longer.
 
-        Raises Superseded when its deployment is undeployed meanwhile: another one's engine may have its name.
+        Raises Superseded when its deployment is undeployed meanwhile: another deployment's engine may have
+        its name.
         """
         uid = find_group(await self._repository.read_async(), group_id)[0].record.uid
         await self._until_quiet(group_id, uid)
@@ -151,7 +152,7 @@ class GroupActions:
         await unplace(self._repository, group_id, change)
 
     async def _until_quiet(self, group_id: str, uid: int) -> None:
-        """An engine that does not answer for so long has no requests that could end."""
+        """Wait until the engine has no requests; an engine that does not answer for QUIET_S has none."""
         began_s = busy_s = time.monotonic()
         while time.monotonic() - began_s < self._settings.request_timeout_s + QUIET_S:
             require_draining(await self._repository.read_async(), group_id, uid)

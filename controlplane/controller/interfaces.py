@@ -1,4 +1,4 @@
-"""What actions need of the cluster's engines, and of the controller."""
+"""What actions need from the cluster's engines, and from the controller."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from workers.messages import EngineConfig, VariantRef, WorkerReport
 
 
 class ClusterControl(Protocol):
-    """What the controller's actions need of the cluster. An engine has the id of its worker group."""
+    """What the controller's actions need from the cluster. An engine has the id of its worker group."""
 
     async def inventory(self) -> Inventory: ...
 
     async def nodes(self, wait: bool = True) -> tuple[NodeState, ...]:
-        """All nodes as last reported; `wait` a while for the reports of new ones."""
+        """All nodes as last reported; with `wait`, wait a while for reports of new nodes."""
         ...
 
     async def launch(self, config: EngineConfig) -> None: ...
@@ -41,8 +41,8 @@ class ClusterControl(Protocol):
 
 @dataclass(frozen=True)
 class Hooks:
-    """What actions need of the controller: notes and ends of operations, the last view of an engine by its
-    group, and how many groups a deployment should have by its load."""
+    """What actions need from the controller: notes and ends of operations, the last view of a group's engine,
+    and the target number of a deployment's groups under its load."""
 
     note: Note
     conclude: Conclude
@@ -51,41 +51,41 @@ class Hooks:
 
 
 class Measurer(Protocol):
-    """What measuring needs of the cluster."""
+    """What measuring needs from the cluster."""
 
     async def inventory(self) -> Inventory: ...
 
     def measure(self, request: MeasureRequest, node: str) -> AsyncGenerator[str, None]:
-        """Lines of measurements as they are made on `node`. Closing it ends the measuring.
+        """Lines of measurements as they are made on `node`. Closing it ends the measurement.
 
-        Raises ProfilingFailed, after what was measured before.
+        Raises ProfilingFailed, after the lines measured before.
         """
         ...
 
 
 class Compressor(Protocol):
-    """What making deltas needs of the cluster."""
+    """What making deltas needs from the cluster."""
 
     async def inventory(self) -> Inventory: ...
 
     def compress(self, request: CompressRequest, node: str) -> AsyncGenerator[str, None]:
-        """Lines (workers.compression.lines) of what compresses on `node`. Closing it ends that.
+        """Lines (workers.compression.lines) of a compression on `node`. Closing it ends the compression.
 
-        Raises Unavailable when it was cut off: begun again it goes on.
+        Raises Unavailable when it was cut off: started again it continues.
         """
         ...
 
 
 class PathProber(Protocol):
-    """What measuring the request path needs of the cluster."""
+    """What measuring the request path needs from the cluster."""
 
     async def nodes(self, wait: bool = True) -> tuple[NodeState, ...]: ...
 
     async def probe_path(self, host: str, group_ids: Sequence[str], max_tokens: int) -> list[Burst]:
-        """Requests to a base as a client sends them, which its groups' engines answer at once. Prompts have
-        about `max_tokens` at most.
+        """Send requests to a base as clients do; its groups' engines answer at once. Prompts have at most
+        about `max_tokens`.
 
-        Raises whatever went wrong.
+        Raises any error that occurs.
         """
         ...
 
@@ -103,14 +103,14 @@ Conclude = Callable[
 
 
 class Runtime(Measurer, Compressor, PathProber, ClusterControl, Protocol):
-    """What the controller needs of the cluster."""
+    """What the controller needs from the cluster."""
 
     async def observe(self) -> dict[str, EngineView]: ...
 
     def demand(self) -> Mapping[str, float] | None:
-        """Requests under way by base, waiting ones included: the mean over the last second.
+        """Requests under way by base, including waiting ones: the mean over the last second.
 
-        None when the gateways have not reported lately.
+        None when the gateways have not reported recently.
         """
         ...
 

@@ -1,7 +1,7 @@
-"""How a worker group gets a place and is launched there, or waits for one.
+"""How a worker group gets a place and is launched there, or waits for a place.
 
-The placement is in the records before its engine is launched: killed in between, the controller's successor
-launches the same, or decides anew.
+The placement is in the records before its engine is launched: if the controller is killed in between, its
+successor launches the same placement, or decides again.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ log = logging.getLogger(__name__)
 
 LOOK_AGAIN_S = 0.5
 STARTING_S = 2.0  # between two looks at nodes whose devices are being measured
-SAMPLED_S = 2.5  # device samples that are requested so long after a stop were taken after it
-MAX_LAUNCHES = 5  # in a row that the cluster refuses
+SAMPLED_S = 2.5  # device samples that are requested this long after a stop were taken after it
+MAX_LAUNCHES = 5  # failed launches in a row
 
 Fail = Callable[[str, errors.OstinatoError], Awaitable[None]]
 
 
 @dataclass(frozen=True)
 class _Committed:
-    """What was committed. `preempting` are the holders of the memory that it takes over."""
+    """What was committed. `preempting` are the holders whose memory it takes over."""
 
     placement: Placement
     uid: int
@@ -71,7 +71,8 @@ class _Committed:
 
 @dataclass(frozen=True)
 class _Sample:
-    """The devices, requested at these times (`time.monotonic`, time of day). The `last` one must suffice."""
+    """The devices, requested at these times (`time.monotonic`, time of day). The `last` sample must
+    suffice."""
 
     inventory: Inventory
     requested_s: float
@@ -81,18 +82,18 @@ class _Sample:
 
 @dataclass(frozen=True)
 class _Queued:
-    """There will be room, or may be, once what `reason` names has ended."""
+    """There will be room, or may be, after what `reason` names has ended."""
 
     reason: str
 
 
 class LaunchAction:
-    """The action Launch. `stopped_s` is when an engine was last stopped (of `time.monotonic`)."""
+    """The action Launch. `stopped_s` is when an engine was last stopped (`time.monotonic`)."""
 
     def __init__(
         self, settings: Settings, repository: Repository, engines: ClusterControl, note: Note, fail: Fail
     ) -> None:
-        """`fail` ends a deployment that never served, and all that waits for it, with an error."""
+        """`fail` ends a deployment that never served, and everything that waits for it, with an error."""
         self._settings = settings
         self._repository = repository
         self._runtime = engines
@@ -122,9 +123,9 @@ class LaunchAction:
             await self._not_launched(group_id, f"it could not be launched: {e}")
 
     async def _resample_until(self, decide: Callable[[_Sample], Awaitable[T | None]]) -> T:
-        """What `decide` returns for a sample of the devices, on newer samples as long as that is None.
+        """The result of `decide` for a sample of the devices; while it is None, newer samples are taken.
 
-        A sample may still show memory of stopped engines. On the last sample `decide` has to decide.
+        A sample may still show memory of stopped engines. On the last sample `decide` must decide.
         """
         give_up_s = time.monotonic() + RECLAIM_WAIT_S
         while True:
@@ -149,7 +150,7 @@ class LaunchAction:
             await self._resample_until(gone)
 
     async def _not_launched(self, group_id: str, reason: str) -> None:
-        """Give up the place, to be placed anew; fail the deployment after MAX_LAUNCHES if it never served."""
+        """Give up the place, to be placed again; fail a deployment that never served after MAX_LAUNCHES."""
         versioned, group = find_group(await self._repository.read_async(), group_id)
         if not versioned.record.established and group.failures + 1 >= MAX_LAUNCHES:
             await self._fail(host_of(group_id), errors.EngineFailed(f"the engine of '{group_id}': {reason}"))
@@ -164,7 +165,7 @@ class LaunchAction:
         await unplace(self._repository, group_id, change)
 
     async def _decide(self, group_id: str) -> _Committed | _Queued:
-        """Place the group, on newer samples as long as freed memory may bring a place, or a better one.
+        """Place the group; newer samples are taken while freed memory may bring a place, or a better one.
 
         Errors: NoFeasiblePlan.
         """
@@ -179,11 +180,11 @@ class LaunchAction:
     def _place(
         self, group_id: str, sample: _Sample, nodes: Sequence[NodeState]
     ) -> _Committed | _Queued | None:
-        """Decide on the newest state and commit that. Without a commit None: newer samples are to be awaited.
+        """Decide on the newest state and commit the decision. None without a commit: wait for newer samples.
 
         Blocking.
 
-        Errors: NoFeasiblePlan; StaleWrite when something was placed or changed meanwhile: decide anew.
+        Errors: NoFeasiblePlan; StaleWrite when something was placed or changed meanwhile: decide again.
         """
         state, host = self._repository.read(), host_of(group_id)
         deployment, group = find_group(state, group_id)
@@ -205,7 +206,7 @@ class LaunchAction:
         return self._commit(group_id, state, usable, nodes, place)
 
     def _find_placement(self, state: State, group_id: str, sample: _Sample) -> Place | None:
-        """None when newer samples are to be awaited. Errors: NoFeasiblePlan."""
+        """The place; None when newer samples should be awaited. Errors: NoFeasiblePlan."""
         deployment, group = find_group(state, group_id)
 
         def free_memory(inventory: Inventory) -> FreeMemory:
@@ -213,7 +214,7 @@ class LaunchAction:
             seen = reclaimable_memory.free_memory(
                 rested, state.ledgers, self._settings.headroom, exclude=group_id
             )
-            # No move is so urgent that it ends or awaits a measuring.
+            # No move is urgent enough to end a measurement or to wait for one.
             return seen.beside() if is_spare(group, deployment.record.groups) else seen
 
         decide, seen = partial(self._decide_placement, state, group_id), free_memory(sample.inventory)
@@ -254,7 +255,7 @@ class LaunchAction:
         return _Committed(placement, deployment.uid, config, preempting)
 
     def _wait(self, group_id: str, state: State, nodes: Sequence[NodeState], reason: str) -> _Queued:
-        """Commit that a group waits for room, and what for. It is due when devices or reservations change."""
+        """Commit that a group waits for room, and for what. It is due when devices or reservations change."""
         deployment, group = find_group(state, group_id)
         cluster = rescheduling.cluster_key(nodes, state.ledgers, exclude=group_id)
         waits = deployments.with_group(
@@ -264,7 +265,7 @@ class LaunchAction:
         return _Queued(reason)
 
     def _look_again(self, group_id: str, state: State, reason: str) -> _Queued:
-        """Commit that a group has no place yet, and is due in a moment: nothing is to make room for it."""
+        """Commit that a group has no place yet, and is due soon: nothing needs to make room for it."""
         deployment, group = find_group(state, group_id)
         waits = replace(group, reason=reason, retry_at_s=time.time() + STARTING_S)
         record = deployments.with_group(deployment.record, waits)
@@ -273,7 +274,7 @@ class LaunchAction:
         return _Queued(reason)
 
     async def _refused(self, group_id: str, error: errors.NoFeasiblePlan) -> None:
-        """There is no room: a deployment that never served ends, and one that served waits for room."""
+        """There is no room: a deployment that never served ends, and one that has served waits for room."""
         state, nodes = await self._repository.read_async(), await self._runtime.nodes(wait=False)
         versioned, _ = find_group(state, group_id)
         if not versioned.record.established:
@@ -283,17 +284,17 @@ class LaunchAction:
         def change(deployment: Deployment, state: State, group: WorkerGroup) -> WorkerGroup | NoSuccessor:
             _require_wanted(group_id, group)
             if is_spare(group, deployment.groups):
-                return NoSuccessor(error.message)  # what it was to replace goes on where it is
+                return NoSuccessor(error.message)  # the group to be replaced stays where it is
             cluster = rescheduling.cluster_key(nodes, state.ledgers, exclude=group_id)
             return rescheduling.refused(group, error.message, cluster, time.time())
 
         await unplace(self._repository, group_id, change)
         log.warning("%s finds no place: %s", group_id, error.message)
         if not set(versioned.record.serving_ids()) - {group_id}:
-            await self._fail(host_of(group_id), error)  # the variants that wait for it
+            await self._fail(host_of(group_id), error)  # for the variants that wait for it
 
     async def _notify_waiting(self, host: str, message: str, progress: float) -> None:
-        """Tell the operations of a base and of the variants that wait for it."""
+        """Note a message in the operations of a base and of the variants that wait for it."""
         for versioned in (await self._repository.read_async()).deployments.values():
             deployment = versioned.record
             if deployment.host == host and deployment.phase in (Phase.PENDING, Phase.DEPLOYING):
@@ -301,7 +302,7 @@ class LaunchAction:
 
 
 def _awaited(inventory: Inventory, refusal: errors.NoFeasiblePlan) -> str:
-    """Which nodes may soon have room for what was refused; empty if none may."""
+    """The reason to wait for nodes that may soon have room for the refused group; empty if there are none."""
     starting = sorted(node.node for node in inventory.unusable if node.starting)
     if not starting or refusal.details.get("binding") != str(Constraint.MEMORY):
         return ""
@@ -309,7 +310,7 @@ def _awaited(inventory: Inventory, refusal: errors.NoFeasiblePlan) -> str:
 
 
 def _reclaimed(state: State, group_id: str, sample: _Sample, stopped_lately: bool) -> Inventory:
-    """The devices of a sample once the processes of stopped engines are gone, named or unnamed."""
+    """The devices of a sample after the processes of stopped engines have ended, named or unnamed."""
     unnamed_on = reclaimable_memory.measured_lately(state, sample.requested_at_s, SAMPLED_S)
     if stopped_lately:
         unnamed_on = reclaimable_memory.models(sample.inventory)
@@ -317,7 +318,7 @@ def _reclaimed(state: State, group_id: str, sample: _Sample, stopped_lately: boo
 
 
 def _preempted(state: State, keys: Sequence[str], group_id: str, now_s: float) -> list[Change]:
-    """The profiles of these keys that are being measured, preempted by a group."""
+    """Changes that preempt the running measurements of these profiles for a group."""
     profiles = [state.profiles[key] for key in keys if key in state.profiles]
     return [
         Put(progress.preempted(profile.record, group_id, now_s), profile.version)

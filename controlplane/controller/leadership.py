@@ -1,9 +1,10 @@
-"""Which of several controllers acts: the one that has the store's lease. The others stand by.
+"""Leadership among several controllers: the controller with the store's lease acts, the others stand by.
 
-A new cluster beside the one that it replaces, or a successor of a controller that hangs, runs one on the
-same store. The holder renews its lease; another takes it when it ran out, or at once when the holder's
-process is gone from this machine. What the last holder still commits is refused, and it reads no more:
-whoever was stopped for a while does not act on what it knew.
+There is a second controller on the same store when a new cluster replaces an old one, or when a hanging
+controller has a successor. The holder renews its lease. Another controller takes the lease when it has
+expired, or at once when the holder's process is gone from this machine. Later commits of the old holder are
+refused, and it can no longer read: a controller that was stopped for a while does not act on outdated
+knowledge.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ TRY_S = 0.5
 class LeasedStore:
     """The store as the holder of `lease` uses it, until `until_s` (CLOCK_BOOTTIME).
 
-    Errors of all methods but `close`: `Unavailable` after that. A commit: `Fenced` when somebody else has it.
+    Errors of all methods but `close`: `Unavailable` after that time. A commit: `Fenced` when another process
+    has the lease.
     """
 
     def __init__(self, store: StateStore, lease: Lease, until_s: float) -> None:
@@ -78,9 +80,9 @@ class LeasedStore:
 
 
 class Leadership:
-    """`run` until cancelled: whenever it has the lease, a controller of `make` acts.
+    """`run` until cancelled: while this process has the lease, a controller of `make` acts.
 
-    `tell` learns whether it has it. `store` stays its owner's to close.
+    `tell` is told whether it has the lease. The caller closes `store`.
     """
 
     def __init__(
@@ -93,14 +95,14 @@ class Leadership:
         self._make = make
         self._tell = tell
         self._other = ""
-        self._process = this_process()  # now, as later there may be no file to be had
-        # Its own: those of the loop may all wait for something slow.
+        self._process = this_process()  # now, because later no file descriptor may be available
+        # A separate thread: the loop's threads may all wait for something slow.
         self._thread = ThreadPoolExecutor(1, "leadership")
 
     async def run(self) -> None:
         self._tell(False)
         while True:
-            holder = f"{self._process} {secrets.token_hex(4)}"  # anew: no epoch is had twice
+            holder = f"{self._process} {secrets.token_hex(4)}"  # a new name: no epoch is used twice
             asked_s = _now_s()
             lease = await self._take(holder)
             if lease is None:
@@ -112,14 +114,14 @@ class Leadership:
                 self._tell(False)
 
     async def _take(self, holder: str) -> Lease | None:
-        """Errors: none; an absent store has no lease to give."""
+        """Take the lease. Errors: none; an unreachable store gives no lease."""
         try:
             gone = self._other if is_gone(self._other) else None
             lease = await self._ask(holder, gone)
         except Unavailable as e:
             log.warning("the state store cannot be used: %s", e, extra=REPEATED)
             return None
-        except (OSError, RuntimeError) as e:  # no file, or no thread, can be had now
+        except (OSError, RuntimeError) as e:  # no file descriptor, or no thread, is available now
             log.warning("the lease cannot be asked for: %r", e, extra=REPEATED)
             return None
         if lease.holder == holder:
@@ -134,7 +136,7 @@ class Leadership:
         return asyncio.get_running_loop().run_in_executor(self._thread, take, NAME, holder, LEASE_S, gone)
 
     async def _lead(self, lease: Lease, until_s: float) -> None:
-        """Until the lease is another's. Raises RuntimeError when the controller ends before."""
+        """Act until another process has the lease. Raises RuntimeError when the controller ends before."""
         log.info("acting, with epoch %d of the lease", lease.epoch)
         store = LeasedStore(self._store, lease, until_s)
         acting = asyncio.create_task(self._make(store).run())
@@ -149,13 +151,13 @@ class Leadership:
             store.until_s = 0.0
         finally:
             acting.cancel()
-            await asyncio.wait({acting})  # it takes back what it has begun, while the lease is its own
+            await asyncio.wait({acting})  # it undoes what it has begun, while the lease is still its own
             store.until_s = 0.0
             self._release(lease)
 
     async def _renewed(self, lease: Lease, store: LeasedStore) -> bool:
-        """False: it is another's. An absent store gives it to nobody; what the controller has under way goes
-        on meanwhile, and nothing new begins once the lease ran out."""
+        """Renew the lease. False: another process has it. An unreachable store gives it to no process;
+        running actions continue meanwhile, and nothing new begins after the lease has expired."""
         asked_s = _now_s()
         try:
             now = await self._ask(lease.holder)
@@ -166,23 +168,23 @@ class Leadership:
         return now == lease
 
     def _release(self, lease: Lease) -> None:
-        """The next one need not wait. An absent store forgets it by itself."""
+        """Release the lease, so that the next holder need not wait. In an unreachable store it expires."""
         with suppress(Unavailable, OSError):
             self._store.release_lease(lease)
 
 
 def _now_s() -> float:
-    """Of a clock that goes on while the machine sleeps."""
+    """The time of a clock that continues while the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def this_process() -> str:
-    """Names a process among all of this machine: its start of the machine, namespace, number and start."""
+    """A unique name of a process on this machine: boot id, namespace, process id and start time."""
     return f"{_machine()} {os.getpid()} {_started(os.getpid())}"
 
 
 def is_gone(holder: str) -> bool:
-    """Whether what `this_process` named has ended. False where that cannot be known from here."""
+    """Whether the process named by `this_process` has ended. False if that cannot be known from here."""
     boot, namespace, pid, started, *_ = [*holder.split(), "", "", "", ""]
     if f"{boot} {namespace}" != _machine() or not pid.isdecimal():
         return False
@@ -196,9 +198,10 @@ def _machine() -> str:
 
 
 def _started(pid: int) -> str:
-    """In clock ticks after the machine's start; "": there is no such process, or only its exit status.
+    """The process's start in clock ticks after the machine's; "": it does not exist, or has only an exit
+    status.
 
-    Errors: OSError, when that cannot be known, as without a file to be had.
+    Errors: OSError if that cannot be known, for example without a free file descriptor.
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()

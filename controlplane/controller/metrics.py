@@ -1,4 +1,4 @@
-"""Ostinato's own metrics. Labels are bounded: model names are those deployed, codes those documented."""
+"""The controller's metrics. Labels are bounded: names of deployed models, documented codes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from controlplane.gateway.metrics import audit_lost
 
 
 class ControllerMetrics:
-    """What the controller knows: how many records are in which phase, and what it did."""
+    """The number of records in each phase, and the controller's actions."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self.deployments = Gauge(
@@ -34,7 +34,7 @@ class ControllerMetrics:
 
 
 class DeviceMetrics:
-    """Memory and load of every device, and how old the reports are."""
+    """Memory and load of every device, and the age of the reports."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._memory = Gauge(
@@ -61,7 +61,7 @@ class DeviceMetrics:
         self._shown: set[tuple[Gauge, tuple[str, ...]]] = set()
 
     def show(self, held: Iterable[NodeMemory]) -> None:
-        """Set all series to what is now; those of what is gone end."""
+        """Set all series to the current values; remove the series of devices that are gone."""
         series: dict[tuple[Gauge, tuple[str, ...]], float] = {}
         for node in held:
             name = node.node.name
@@ -89,7 +89,7 @@ def _states(memory: DeviceMemory) -> dict[str, int]:
 
 
 def set_counts(gauge: Gauge, values: Iterable[str], every: type[StrEnum]) -> None:
-    """Set one series per member of `every`, those that do not occur to 0."""
+    """Set one series per member of `every`; members that do not occur get 0."""
     counts = Counts(values)
     for value in every:
         gauge.labels(value).set(counts[value])

@@ -1,4 +1,4 @@
-"""Measures what the request path takes, once an engine serves."""
+"""Measure the request path, once an engine serves."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class PathAction:
         self._cluster = cluster
 
     async def measure(self, host: str) -> None:
-        """Through an engine of the base `host`, and kept in the records. So is why it failed, and when it is
-        tried again."""
+        """Measure through an engine of the base `host`, and record the result. A failure is recorded with its
+        reason and the time of the next attempt."""
         devices = inventory_of(await self._cluster.nodes(wait=False)).devices
         key = request_paths.path_key(self._settings, devices)
         state = await self._repository.read_async()
@@ -52,7 +52,8 @@ class PathAction:
             await self._keep(request_paths.measured(key, path, time.time()))
 
     async def _require_same(self, deployment: Deployment) -> None:
-        """Errors: EngineFailed when other groups serve now: requests may have gone to their engines."""
+        """Errors: EngineFailed when other groups serve now, because requests may have gone to their
+        engines."""
         now = (await self._repository.read_async()).deployments.get(deployment.model)
         if now is None or now.record.serving_ids() != deployment.serving_ids():
             raise errors.EngineFailed(f"engines of '{deployment.model}' came or went while it was measured")

@@ -1,7 +1,7 @@
-"""The controller's part in profiles: have them measured, keep each measurement, tell those who wait.
+"""The controller's part in profiles: start measurements, record them, and inform waiting operations.
 
-Everything is in the records: after a crash the next controller goes on with the loads that are missing. When
-a profile fails, its models are registered nevertheless, and the estimates of their plans are rough.
+Everything is in the records: after a crash the next controller continues with the missing loads. If a profile
+fails, its models are registered nevertheless, with rough estimates of their plans.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from placement.types import Inventory
 
 log = logging.getLogger(__name__)
 
-READ_SHARE = 0.3  # the part of a registration's progress that reading its files is
-LOOK_S = 1.0  # between two checks whether a profile may begin, or its measuring should go on
+READ_SHARE = 0.3  # the part of a registration's progress for reading its files
+LOOK_S = 1.0  # between two checks whether a profile may begin, or its measurement should continue
 RECLAIM_WAIT_S = 10.0  # longest wait for stopped engines to free their memory
 AWAITING_RECLAIM = "waits until devices are seen without memory of what was stopped"
-OVERTIME_S = 90.0  # beyond its limit, for beginning and ending; a measuring that takes longer hangs
+OVERTIME_S = 90.0  # beyond its limit, for starting and ending; a measurement that takes longer hangs
 
 
 class ProfileActions:
@@ -87,7 +87,7 @@ class ProfileActions:
         await asyncio.to_thread(persist, commit)
 
     async def admit(self, name: str) -> None:
-        """A model's files are read and its profile is settled: it is Ready, profiled or not."""
+        """A model's files are read and its profile is settled: make it Ready, profiled or not."""
         state = await self._repository.read_async()
         if name not in state.models:
             raise Superseded(name)
@@ -106,7 +106,7 @@ class ProfileActions:
     # --- a profile that was requested ----------------------------------------------------------
 
     async def begin(self, name: str) -> None:
-        """Find out which profile a registered model needs, and have it measured unless it exists."""
+        """Determine the profile that a registered model needs, and have it measured unless it exists."""
         state = await self._repository.read_async()
         if name not in state.models:
             await self._answer(name, End.failed(errors.ModelNotFound(f"'{name}' was deleted meanwhile")))
@@ -150,12 +150,12 @@ class ProfileActions:
     # --- measuring -----------------------------------------------------------------------------
 
     async def measure(self, key: str) -> None:
-        """Measure what a profile lacks once its turn comes, and settle it whatever happens."""
+        """Measure what a profile lacks once its turn comes, and always settle it."""
         try:
             job = await self._await_turn(key)
             await self._follow(key, job)
         except (errors.Unavailable, errors.StaleWrite, Superseded):
-            raise  # the state store's matter: tried again
+            raise  # a problem of the state store: the action is repeated
         except _Abandoned:
             await self._settle_abandoned(key)
         except _Preempted as e:
@@ -171,15 +171,15 @@ class ProfileActions:
     async def _await_turn(self, key: str) -> ProfilingJob:
         """Wait until nothing else is measured on the devices that this profile needs.
 
-        It waits at most RECLAIM_WAIT_S for the devices to show the memory of stopped engines as free.
-        Errors: ProfilingFailed.
+        It waits at most RECLAIM_WAIT_S until the devices show the memory of stopped engines as free. Errors:
+        ProfilingFailed.
         """
         give_up_s = math.inf
         seen: tuple[int, Inventory] | None = None
         while True:
             inventory = await self._look_at_devices()
             last, seen = seen, (await asyncio.to_thread(self._repository.revision), inventory)
-            if seen == last and give_up_s == math.inf:  # nothing is decided by time alone
+            if seen == last and give_up_s == math.inf:  # no decision depends on time alone
                 await asyncio.sleep(LOOK_S)
                 continue
             patient = time.monotonic() < give_up_s
@@ -192,7 +192,8 @@ class ProfileActions:
             await asyncio.sleep(LOOK_S)
 
     async def _look_at_devices(self) -> Inventory:
-        """Errors: Unavailable for any failure. It is tried again, since the profile is not the cause."""
+        """The devices. Errors: Unavailable for any failure; it is repeated, since the profile is not the
+        cause."""
         try:
             return await self._cluster.inventory()
         except Exception as e:
@@ -200,7 +201,7 @@ class ProfileActions:
             raise errors.Unavailable(f"the devices cannot be looked at: {e!r}") from e
 
     def _begin(self, key: str, inventory: Inventory, patient: bool) -> ProfilingJob | Queued:
-        """Decide on the newest state. Commit that it begins, with reservations, or that it waits, without.
+        """Decide on the newest state. Commit the start with reservations, or the wait without reservations.
 
         Blocking. Errors: StaleWrite when something was placed or changed meanwhile.
         """
@@ -224,7 +225,8 @@ class ProfileActions:
         return decision
 
     def _decide(self, state: State, key: str, inventory: Inventory, patient: bool) -> ProfilingJob | Queued:
-        """If `patient`, wait for memory that stopped engines still hold; do not begin with less, or fail."""
+        """With `patient`, wait for memory that stopped engines still hold, instead of starting with less or
+        failing."""
         reclaims = patient and queue.has_stale_holders(state, key, inventory, self._settings)
         try:
             decision = queue.next_job(state, key, inventory, self._settings)
@@ -235,7 +237,8 @@ class ProfileActions:
         return Queued(AWAITING_RECLAIM) if reclaims and isinstance(decision, ProfilingJob) else decision
 
     async def _follow(self, key: str, job: ProfilingJob) -> None:
-        """Keep each measurement as it comes. Raises _Abandoned or _Preempted when the measuring is to stop.
+        """Record each measurement as it comes. Raises _Abandoned or _Preempted when the measurement must
+        stop.
 
         Errors: ProfilingFailed.
         """
@@ -244,7 +247,7 @@ class ProfileActions:
         began_s = last_s = time.monotonic()
 
         async def look() -> None:
-            with suppress(errors.Unavailable):  # perhaps only for a moment, so the engine is kept
+            with suppress(errors.Unavailable):  # perhaps only for a moment, so the engine stays
                 _require_measured(await self._repository.read_async(), key)
             if time.monotonic() - began_s > limit_s:
                 raise errors.ProfilingFailed(
@@ -260,14 +263,14 @@ class ProfileActions:
                     profile = await self._add(key, line, job, took_s)
                     await self._notify(key, profile.reason)
         except Exception:
-            # Whoever took its memory may have made it fail.
+            # The holder that took its memory may have made it fail.
             _require_measured(await self._repository.read_async(), key)
             raise
 
     async def _add(self, key: str, line: str, job: ProfilingJob, took_s: float) -> ModelProfile:
         try:
             busy = reservations.busy_with_others(await self._cluster.inventory(), job.held, key)
-        except Exception:  # the measurement counts all the same
+        except Exception:  # the measurement counts nevertheless
             log.warning("how busy the devices are while %s is measured is not known", key, exc_info=True)
             busy = None
         return await self._edit(
@@ -280,7 +283,7 @@ class ProfileActions:
 
     async def _settle_abandoned(self, key: str) -> None:
         def change(state: State, profile: ModelProfile) -> ModelProfile:
-            if _is_awaited(state, key):  # somebody waits for it again
+            if _is_awaited(state, key):  # an operation waits for it again
                 return progress.resumed(profile, time.time())
             reason = "nobody waits for it any more; what was measured is kept"
             return replace(profile, phase=Phase.CANCELLED, reason=reason, updated_at_s=time.time())
@@ -313,7 +316,7 @@ class ProfileActions:
 
 
 def _registering(state: State, model: Model) -> Versioned[Model]:
-    """The model as recorded. Raises Superseded when it is gone, or is to go."""
+    """The model as recorded. Raises Superseded when it is gone, or is to be deleted."""
     present = require_same(state.models, model.name, model.uid)
     if present.record.phase is Phase.DELETING:
         raise Superseded(model.name)
@@ -321,15 +324,15 @@ def _registering(state: State, model: Model) -> Versioned[Model]:
 
 
 class _Abandoned(Exception):
-    """Nobody waits for the profile any more."""
+    """No operation waits for the profile any longer."""
 
 
 class _Preempted(Exception):
-    """The profile's memory went to an engine; the message says to which."""
+    """The profile's memory was given to an engine; the message names it."""
 
 
 def _wanted(state: State, key: str) -> ModelProfile:
-    """The profile to be measured. Raises Superseded when it is settled, _Abandoned when nobody waits."""
+    """The profile to be measured. Raises Superseded when it is settled, _Abandoned if no operation waits."""
     profile = state.profiles.get(key)
     if profile is None or profile.record.settled:
         raise Superseded(key)
@@ -350,15 +353,15 @@ def _require_measured(state: State, key: str) -> None:
 
 
 def _begun(state: State, fresh: ModelProfile, resume: Sequence[Phase]) -> list[Change]:
-    """Create the profile, or resume it where it lacks measurements.
+    """Create the profile, or resume it if it lacks measurements.
 
-    A profile in one of the phases `resume` is resumed, and in any phase if quantizations were added.
+    A profile is resumed if its phase is in `resume`, and in any phase if quantizations were added.
     """
     present = state.profiles.get(fresh.key)
     if present is None:
         return [Put(fresh, 0)]
     wanted = progress.with_quantizations(present.record, fresh.forms)
-    if not wanted.settled:  # whoever settles it on an older state has to decide again
+    if not wanted.settled:  # a writer that settles it on an older state has to decide again
         return [Put(wanted, present.version)]
     if wanted != present.record or (wanted.phase in resume and not progress.is_whole(wanted)):
         return [Put(progress.resumed(wanted, time.time()), present.version)]

@@ -1,4 +1,4 @@
-"""What the controller and the process that reads files for it say to each other, and that one's limits."""
+"""Messages between the controller and the process that reads files for it, and that process's limits."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class ReadLimits:
-    """Of one reading: memory beyond what the process has when it begins, CPU time, time that passes, files
-    open at once. A variant's bytes are read whole; each MiB of them, once its headers are found sound, gives
+    """Limits of one reading: memory beyond what the process has at the start, CPU time, elapsed time, open
+    files. A variant's bytes are read completely. After its headers were found sound, each MiB of them gives
     the process more time."""
 
     memory_bytes: int = 1024 * MIB
@@ -27,7 +27,7 @@ class ReadLimits:
     wall_s_per_mib: float = 0.2
 
     def cpu_s_for(self, count: int) -> float:
-        """What reading `count` bytes adds."""
+        """Additional CPU time for reading `count` bytes."""
         return self.cpu_s_per_mib * count / MIB
 
     def wall_s_for(self, count: int) -> float:
@@ -36,7 +36,7 @@ class ReadLimits:
 
 @dataclass(frozen=True)
 class Request:
-    """As `registration.read_model_files` takes it; `bundled` is the folder of a bundled model, if any."""
+    """Arguments of `registration.read_model_files`; `bundled` is the folder of a bundled model, if any."""
 
     model: Model
     base: Model | None
@@ -46,7 +46,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Growing:
-    """So many bytes are read now."""
+    """`more_bytes` more bytes are read from now on."""
 
     more_bytes: int
     kind: Literal["growing"] = "growing"

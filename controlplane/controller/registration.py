@@ -1,7 +1,7 @@
-"""Registration's work: find the files a model's URI means, read them, check them. No weights are kept.
+"""Registration's work: find the files of a model's URI, read them, check them. No weights are kept.
 
-Of a base the configs and headers are read; of a variant, which is smaller, every byte, once.
-It runs in a process with limits (`file_reader`).
+For a base the configs and headers are read. For a variant, which is smaller, every byte is read once. This
+runs in a process with limits (`file_reader`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ Growing = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Limits:
-    """`compare_tokenizers`: an engine of this installation makes ids of texts, so they must be the file's."""
+    """`compare_tokenizers`: an engine of this installation converts texts to ids, which must equal the
+    file's."""
 
     roots: tuple[Path, ...]
     max_lora_rank: int
@@ -55,11 +56,11 @@ def unexpected(error: Exception) -> errors.OstinatoError:
 def read_model_files(
     model: Model, base: Model | None, limits: Limits, convert: Convert, growing: Growing = _unheard
 ) -> Model:
-    """The model, Ready, with its folder and what was read from it; a fine-tune is to be compressed first.
+    """The model, Ready, with its folder and what was read from it; a fine-tune must be compressed first.
 
-    `convert(name)` makes the folder of a bundled model; `growing(count)` is told how many bytes are read when
-    headers and configs are found sound. Errors: InvalidRequest, PathNotAllowed, SourceUnreadable,
-    AdapterMismatch.
+    `convert(name)` makes the folder of a bundled model. `growing(count)` is called with the number of bytes
+    to read, after headers and configs were found sound. Errors: InvalidRequest, PathNotAllowed,
+    SourceUnreadable, AdapterMismatch.
     """
     try:
         if model.delta is not None and model.delta.artifact is None:
@@ -102,7 +103,7 @@ def _fine_tune(model: Model, delta: Delta, base: Model | None, limits: Limits, c
 
 
 def _file(uri: str, limits: Limits, param: str, folders: bool = False) -> str:
-    """The path of a file that was named, if one was."""
+    """The path of a file, if one was named."""
     return str(sources.require_file(uri, limits.roots, param, folders)) if uri else ""
 
 
@@ -124,7 +125,7 @@ def _base(model: Model, limits: Limits, convert: Convert) -> Model:
 
 
 def _require_same(model: Model, spec: ModelSpec, folder: Path) -> None:
-    """Of a model that is read again. Errors: CheckpointError."""
+    """Check that a model that is read again has the same weights. Errors: CheckpointError."""
     assert model.spec is not None
     if model.spec.fingerprint not in (spec.fingerprint, declared_fingerprint(folder)):
         raise CheckpointError(f"the weights in {folder} are not those that were registered as '{model.name}'")
@@ -162,7 +163,8 @@ def _variant_chat(folder: Path, base: Model) -> ChatFormat:
 
 
 def _measured(folder: Path) -> Quality | None:
-    """What who compressed a delta elsewhere measured. Raises CheckpointError when that is unreadable."""
+    """Accuracy measured by the author of a delta compressed elsewhere. Raises CheckpointError if
+    unreadable."""
     where = folder / DELTA
     if not is_file(where):
         return None

@@ -1,7 +1,7 @@
-"""Registration tries a model's tokenizer and chat templates before any engine or client meets them.
+"""Registration tries a model's tokenizer and chat templates before any engine or client uses them.
 
-A process with limits does it (`workers.engine.side_files_check`): one for each model, since what it ran is a
-stranger's. What was found of the same files before is remembered.
+A process with limits does it (`workers.engine.side_files_check`), a new one for each model, because it has
+run untrusted code. Results are remembered for the same files.
 """
 
 from __future__ import annotations
@@ -32,22 +32,23 @@ from profiler.variants.side_files import TEMPLATES as MODEL_TEMPLATES
 from workers.engine.side_files_check import Asked, Found
 
 CHILD = "workers.engine.side_files_check"
-WALL_S = 1800.0  # its CPU time is bounded by itself
+WALL_S = 1800.0  # the process limits its CPU time itself
 REMEMBERED = 512  # sets of files
 TOKENIZERS = ("tokenizer.json", "tokenizer.model")
 
 
 @dataclass
 class SideFilesCheck:
-    """`check` from as many threads as there are."""
+    """`check` may be called from any number of threads."""
 
     _found: OrderedDict[str, Found] = field(default_factory=OrderedDict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def check(self, model: Model, base: Model | None, limits: Limits) -> Model:
-        """A model that was read, with what its users should know of its tokenizer in its `reason`.
+        """A model that was read, with notes for its users about its tokenizer in its `reason`.
 
-        Errors: SourceUnreadable. Raises ReaderDied when the process was killed for no fault of the files.
+        Errors: SourceUnreadable. Raises ReaderDied when the process was killed for a reason other than the
+        files.
         """
         folder = model.delta.tuned if model.path is None and model.delta is not None else model.path
         if not folder or sources.bundled_name(model.source or ""):
@@ -61,7 +62,7 @@ class SideFilesCheck:
         return replace(model, reason="; ".join(filter(None, (model.reason, *found.told))))
 
     def _known(self, asked: Asked) -> Found:
-        """Of these files, if they were looked at before, or as the process finds it now."""
+        """The result for these files: remembered from an earlier check, or from the process now."""
         try:
             if not _is_needed(asked):
                 return Found()
@@ -81,7 +82,7 @@ class SideFilesCheck:
 
 
 def _is_needed(asked: Asked) -> bool:
-    """Whether the folder has a template, expressions, or ids that a class may change."""
+    """Whether the folder has a template, expressions, or ids that a tokenizer class may change."""
     folder = Path(asked.folder)
     if any(is_file(folder / name) for name in MODEL_TEMPLATES) or (folder / TEMPLATES).is_dir():
         return True
@@ -97,7 +98,7 @@ def _digest(asked: Asked) -> str:
     for folder in filter(None, (asked.folder, asked.base)):
         for name in small_files(Path(folder)):
             if asked.base and name == CONFIG:
-                continue  # no config decides of a variant's tokenizer
+                continue  # no config affects a variant's tokenizer
             digest.update(
                 f"{name} {hashlib.sha256(_bytes(Path(folder) / name, asked)).hexdigest()} ".encode()
             )

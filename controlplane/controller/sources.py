@@ -1,4 +1,4 @@
-"""Where models and adapters may come from: a URI, checked, and the folder it means."""
+"""Allowed sources of models and adapters: a URI, checked, and its folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from profiler.errors import CheckpointError
 from profiler.inside import is_inside, link_outside
 from workers.bundled import MODELS
 
-MAX_ENTRIES = 10_000  # of a folder and those in it
+MAX_ENTRIES = 10_000  # of a folder and its subfolders
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,9 @@ class BundledSource:
 
 
 def parse(uri: str, roots: Sequence[Path], param: str) -> Path | BundledSource:
-    """The folder (inside an allowed root) or bundled model a URI means; nothing is read yet.
+    """The folder (inside an allowed root) or bundled model of a URI; nothing is read yet.
 
-    Errors: InvalidRequest for a scheme or bundled name that is not known, PathNotAllowed.
+    Errors: InvalidRequest for an unknown scheme or bundled name, PathNotAllowed.
     """
     if uri.startswith("/"):
         return _allowed(Path(uri), roots, param)
@@ -49,7 +49,7 @@ def parse(uri: str, roots: Sequence[Path], param: str) -> Path | BundledSource:
 
 
 def bundled_name(uri: str) -> str:
-    """The bundled model that a URI means; empty where it means another source. Errors: InvalidRequest."""
+    """The bundled model of a URI; empty for another source. Errors: InvalidRequest."""
     source = parse(uri, (), "source") if uri.startswith("bundled:") else None
     return source.name if isinstance(source, BundledSource) else ""
 
@@ -71,8 +71,8 @@ def _allowed(path: Path, roots: Sequence[Path], param: str) -> Path:
 
 
 def require_folder(path: Path, roots: Sequence[Path], param: str) -> Path:
-    """Errors: SourceUnreadable when there is no such folder, or none that may be looked at; PathNotAllowed
-    when a link in it leads out of the `roots`."""
+    """Errors: SourceUnreadable when the folder does not exist or cannot be read; PathNotAllowed when a link
+    in it leads out of the `roots`."""
     try:
         if path.is_dir():
             _require_inside(path, roots, param)
@@ -99,7 +99,7 @@ def _require_inside(folder: Path, roots: Sequence[Path], param: str) -> None:
 
 
 def require_file(uri: str, roots: Sequence[Path], param: str, folders: bool = False) -> Path:
-    """The file that a URI means, inside an allowed root; or a folder, if `folders` may be given.
+    """The file of a URI, inside an allowed root; or a folder, if `folders` may be given.
 
     Errors: InvalidRequest, PathNotAllowed; SourceUnreadable when there is no such file.
     """

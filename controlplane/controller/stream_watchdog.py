@@ -1,4 +1,4 @@
-"""The items of a stream that may hang, with a regular check whether to go on."""
+"""The items of a stream that may hang, with a regular check whether to continue."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ ENDS_S = 10.0  # longest wait for the end of a stream that is cut off
 async def watched(
     items: AsyncGenerator[str, None], look: Callable[[], Awaitable[None]], every_s: float
 ) -> AsyncGenerator[str, None]:
-    """The items. `look` is called every `every_s` and after each item; what it raises closes them."""
+    """The items. `look` is called every `every_s` and after each item; an error that it raises closes
+    them."""
     try:
         while True:
             item = await _watched(items, look, every_s)
@@ -29,7 +30,7 @@ async def watched(
 async def _watched(
     items: AsyncIterator[str], look: Callable[[], Awaitable[None]], every_s: float
 ) -> str | None:
-    """The next item, None at their end; cut off when `look` raises."""
+    """The next item, None at the end; cut off when `look` raises."""
     coming = asyncio.ensure_future(_next(items))
     try:
         while not coming.done():
@@ -48,7 +49,8 @@ async def _next(items: AsyncIterator[str]) -> str | None:
 
 
 async def _close(items: AsyncGenerator[str, None]) -> None:
-    """Close the stream. If that fails it is only logged, so that the reason for closing is what is raised."""
+    """Close the stream. A failure is only logged, so that the reason for closing is the error that is
+    raised."""
     try:
         await items.aclose()
     except Exception as e:

@@ -1,4 +1,4 @@
-"""Changes of records that are committed together: operations end, groups start, serve and go."""
+"""Changes of records that are committed together: operations end, groups start, serve and are removed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 def end_open_operations(state: State, kind: OperationKind, target: str, end: End) -> list[Change]:
-    """End the open operations about `target`. A success of one to be cancelled raises Superseded."""
+    """End the open operations about `target`. Raises Superseded for the success of a cancelled operation."""
     changes: list[Change] = []
     for operation in state.operations.values():
         op = operation.record
@@ -56,7 +56,7 @@ def note_open_operations(
 
 
 def require_same(records: Mapping[str, Versioned[RM]], name: str, uid: int) -> Versioned[RM]:
-    """The record of this name, if it still is the one that was meant. Raises Superseded."""
+    """The record of this name, if it has the same `uid`. Raises Superseded."""
     present = records.get(name)
     if present is None or present.record.uid != uid:
         raise Superseded(name)
@@ -71,7 +71,8 @@ def mark_starting(
     now_s: float,
     node_ids: Mapping[str, str] = MappingProxyType({}),
 ) -> Deployment:
-    """`memory_excess` is what the plan gives each rank beyond its calibrated estimate, `node_ids` Ray's."""
+    """Record the start of a group. `memory_excess` is what the plan gives each rank beyond its calibrated
+    estimate; `node_ids` are Ray's."""
     if deployment.phase is Phase.DELETING:
         raise Superseded(deployment.model)
     placed = replace(
@@ -96,7 +97,7 @@ def mark_starting(
 def mark_serving(
     state: State, group_id: str, measured: tuple[MeasuredRank, ...], now_s: float
 ) -> tuple[Change, WorkerGroup]:
-    """The deployment of which the group `group_id` serves from now on, and that group. Raises Superseded."""
+    """The deployment whose group `group_id` serves from now on, and that group. Raises Superseded."""
     deployment, group = find_group(state, group_id)
     if group.phase is not GroupPhase.STARTING:
         raise Superseded(group_id)
@@ -122,9 +123,9 @@ def find_group(state: State, group_id: str) -> tuple[Versioned[Deployment], Work
 
 
 def find_loading(state: State, name: str, model_uid: int) -> Versioned[Deployment]:
-    """The deployment of a variant that is being brought into engines.
+    """The deployment of a variant that is being loaded into engines.
 
-    Raises Superseded when the deployment, or the model that it was begun for, is gone."""
+    Raises Superseded when the deployment, or its model, is gone."""
     deployment = state.deployments.get(name)
     if deployment is None or deployment.record.phase not in (Phase.PENDING, Phase.DEPLOYING):
         raise Superseded(name)
@@ -147,12 +148,12 @@ def mark_unavailable(variant: Versioned[Deployment], reason: str) -> list[Change
 
 
 def _without_figures(text: str) -> str:
-    """Ages, and bytes that are free, are others each time."""
+    """The text without ages and free bytes, which differ each time."""
     return re.sub(r"(?<![\w.])\d+\.\d+(?![\w.]*\d)", "", text)
 
 
 def clear_reasons(state: State, host: str) -> list[Change]:
-    """Clear the reasons of a base's variants, for its engine answers again."""
+    """Clear the reasons of a base's variants, because its engine answers again."""
     variants = [d for d in state.deployments.values() if d.record.host == host != d.record.model]
     return [
         Put(replace(d.record, reason=""), d.version)
@@ -162,7 +163,7 @@ def clear_reasons(state: State, host: str) -> list[Change]:
 
 
 def delete_deployment(state: State, deployment: Versioned[Deployment]) -> list[Change]:
-    """Delete a deployment and release what is reserved for its groups."""
+    """Delete a deployment and release the reservations of its groups."""
     groups = deployment.record.group_ids()
     return [
         Delete(Deployment, deployment.record.model, deployment.version),
@@ -171,7 +172,7 @@ def delete_deployment(state: State, deployment: Versioned[Deployment]) -> list[C
 
 
 def undo_operation(state: State, operation_id: str) -> Sequence[Change]:
-    """Take back what an operation began. Raises Superseded when it ended."""
+    """Undo what an operation began. Raises Superseded when it has ended."""
     operation = state.operations.get(operation_id)
     if operation is None or operation.record.done:
         raise Superseded(operation_id)
@@ -187,7 +188,7 @@ def undo_operation(state: State, operation_id: str) -> Sequence[Change]:
 
 
 def _unregister(state: State, name: str) -> list[Change]:
-    """Forget a model; what was made of a fine-tune is taken away before."""
+    """Forget a model; what was made from a fine-tune is removed first."""
     model = state.models.get(name)
     if model is None:
         return []
@@ -197,7 +198,8 @@ def _unregister(state: State, name: str) -> list[Change]:
 
 
 def fail_registration(state: State, name: str, uid: int, reason: str) -> list[Change]:
-    """A model that cannot be registered is forgotten; one to be made here stays, and says why it was not.
+    """Forget a model that cannot be registered; a model to be made here stays, with the reason of the
+    failure.
 
     Raises Superseded when it is gone, or being deleted.
     """
@@ -214,7 +216,7 @@ def fail_registration(state: State, name: str, uid: int, reason: str) -> list[Ch
 
 @dataclass(frozen=True)
 class NoSuccessor:
-    """A group that was to take another one's place is no more, for this reason."""
+    """A group that was to replace another one no longer exists, for this reason."""
 
     reason: str
 
@@ -223,7 +225,7 @@ Unplace = Callable[[Deployment, State, WorkerGroup], WorkerGroup | NoSuccessor |
 
 
 async def unplace(repository: Repository, group_id: str, change: Unplace) -> None:
-    """Commit what becomes of a group that gives up its place; None: it is no more. Raises Superseded.
+    """Commit the change of a group that gives up its place; None: it no longer exists. Raises Superseded.
 
     `change` gets its deployment, the state and the group.
     """
@@ -244,7 +246,7 @@ async def unplace(repository: Repository, group_id: str, change: Unplace) -> Non
 
 
 def is_still(state: State, group_id: str, uid: int, placement: Placement | None) -> bool:
-    """Whether a group is the one that was meant: of the same deployment, and not placed anew meanwhile."""
+    """Whether the group is unchanged: of the same deployment, and not placed again meanwhile."""
     try:
         deployment, group = find_group(state, group_id)
     except Superseded:
@@ -253,7 +255,7 @@ def is_still(state: State, group_id: str, uid: int, placement: Placement | None)
 
 
 def require_draining(state: State, group_id: str, uid: int) -> None:
-    """Raises Superseded when the group is not, or not of the deployment of this uid."""
+    """Raises Superseded when the group is not draining, or belongs to another deployment than `uid`."""
     deployment, group = find_group(state, group_id)
     if deployment.record.uid != uid or group.phase is not GroupPhase.DRAINING:
         raise Superseded(group_id)

@@ -371,7 +371,7 @@ def _leftovers(state: State, observed: Observed) -> Iterator[Action]:
 
 def old_operations(state: State) -> list[str]:
     """Operations that need not be kept any longer, the oldest first. Each tenant has a share of the kept
-    ones, so many operations of one tenant do not displace few of another."""
+    ones: a tenant with many operations does not displace the few of another tenant."""
     if len(state.operations) <= KEEP_OPERATIONS:
         return []
     ended = sorted((o.record.updated_at_s, o.record.id) for o in state.operations.values() if o.record.done)
