@@ -56,7 +56,7 @@ RATES_TIMEOUT_S = 2.0
 
 @cache
 def _repository() -> Repository:
-    """The gateway's, as all below: one in a process."""
+    """The gateway's repository. This function and the ones below make one object per process."""
     return Repository(open_store_at_start(Settings().resolved_store_url, installations))
 
 
@@ -77,7 +77,7 @@ def _cluster() -> RayCluster:
 
 @cache
 def _step_models() -> StepModelBook:
-    """What the routers are told of the steps of engines."""
+    """The step models that the routers use."""
     return StepModelBook(Settings(), lambda: _routes().state, _cluster().inventory)
 
 
@@ -98,7 +98,7 @@ def _rates() -> RateBook:
 
 
 async def _rates_of_all() -> list[RateReport]:
-    """Of the gateways that answer."""
+    """The rate reports of the gateways that answer."""
     return await answers_of(own_handle("Gateway"), "rates", RATES_TIMEOUT_S)
 
 
@@ -122,12 +122,12 @@ def _early_refusal() -> EarlyRefusal:
 
 
 def _serve_metrics(settings: Settings) -> str:
-    """Where other nodes find this process's metrics."""
+    """Serve this process's metrics; returns the address for other nodes."""
     return serve_metrics(settings.metrics_host, settings.metrics_port_range, ray.util.get_node_ip_address())
 
 
 async def _as_it_should(task: asyncio.Task[None]) -> None:
-    """Raises RuntimeError when a task that never ends has ended."""
+    """Raise RuntimeError when a task that never ends has ended."""
     if task.done():
         cause = None if task.cancelled() else task.exception()
         raise RuntimeError("a loop of this replica ended") from cause
@@ -135,13 +135,13 @@ async def _as_it_should(task: asyncio.Task[None]) -> None:
 
 @serve.deployment(
     name="Gateway",
-    max_ongoing_requests=10_000,  # who waits or watches takes a place; probes come the same way
+    max_ongoing_requests=10_000,  # waiting requests, watches and health probes count here, too
     health_check_period_s=2,
-    logging_config=LoggingConfig(enable_access_log=False),  # a line costs; metrics count requests
+    logging_config=LoggingConfig(enable_access_log=False),  # a log line costs time; metrics count requests
 )
 @serve.ingress(make_app)
 class Gateway:
-    """Stateless: each replica reads the same records and routes alike."""
+    """The stateless gateway: every replica reads the same records and routes in the same way."""
 
     def __init__(self, controller: DeploymentHandle) -> None:
         if problem := environment.problem(os.environ):
@@ -163,7 +163,7 @@ class Gateway:
         return self._metrics_address
 
     async def check_health(self) -> None:
-        """A gateway one of whose loops ended is replaced."""
+        """Raise when a loop of this gateway ended, so that Serve replaces the gateway."""
         for task in self._tasks:
             await _as_it_should(task)
 
@@ -171,17 +171,17 @@ class Gateway:
         return _rates().report()
 
     async def demand(self) -> dict[str, float]:
-        """Requests under way by base, for the controller, which alone asks."""
+        """Requests under way by base. Only the controller calls this."""
         return _cluster().own_demand()
 
     async def leave_out(self, marker: str) -> None:
-        """Count no requests with this marker of the request path's measuring; "": count all."""
+        """Leave requests with this marker (request path measurements) out of the metrics; "" counts all."""
         _metrics().probe_marker = marker
 
 
 @serve.deployment(name="Controller", num_replicas=1, health_check_period_s=2)
 class ControllerReplica:
-    """Runs a Controller whenever it is this one that acts, for as long as the replica lives."""
+    """Run a Controller while this replica is the leader, for as long as the replica lives."""
 
     def __init__(self) -> None:
         keep_replica_on_loopback()
@@ -204,7 +204,7 @@ class ControllerReplica:
         return self._metrics_address
 
     async def check_health(self) -> None:
-        """A controller one of whose loops ended is replaced."""
+        """Raise when a loop of this controller ended, so that Serve replaces the controller."""
         for task in self._tasks:
             await _as_it_should(task)
 

@@ -62,9 +62,9 @@ MAX_QUEUED_REQUESTS = 512  # per gateway and base: requests that wait for their 
 
 
 class RayCluster:
-    """Implements the controller's `ClusterControl` and the API's `ClusterAccess`.
+    """The cluster for the controller (`ClusterControl`) and the API (`ClusterAccess`).
 
-    That of the controller starts the nodes' agents.
+    Only the controller's object starts the nodes' agents.
     """
 
     def __init__(
@@ -74,7 +74,8 @@ class RayCluster:
         alive: Alive = lambda group_id: True,
         starts_agents: bool = False,
     ) -> None:
-        """`groups_of` says which worker groups serve a base, `alive` in which requests may be under way."""
+        """`groups_of` gives the worker groups that serve a base. `alive` tells whether requests may be
+        under way in a group."""
         self._settings = settings
         self._groups_of = groups_of
         self._agents = AgentBook(settings, starts_agents)
@@ -99,10 +100,10 @@ class RayCluster:
         await asyncio.to_thread(serve.deploy, application, serve.app_name(config.group_name))
 
     async def stop(self, group_id: str) -> None:
-        """Stop the engine of a worker group and wait until it is gone. Stopping what is gone does nothing.
+        """Stop the engine of a worker group and wait until it is gone. Does nothing when no engine is there.
 
-        No thread waits: there are few, and whoever reads the records or looks at the engines needs one.
-        Errors: TimeoutError.
+        No thread waits: threads are few, and reading records or engine status needs one. Errors:
+        TimeoutError.
         """
         name = serve.app_name(group_id)
         await asyncio.to_thread(ray_serve.delete, name, False)
@@ -114,18 +115,18 @@ class RayCluster:
         serve.forget_handle(group_id)
 
     async def observe(self) -> dict[str, EngineView]:
-        """What Serve says of each worker group's engine."""
+        """The status that Serve reports for each worker group's engine."""
         return serve.engine_views(await asyncio.to_thread(serve.applications))
 
     async def load_variant(self, group_id: str, variant: VariantRef) -> None:
-        """Bring a variant into every replica.
+        """Load a variant into every replica.
 
         Errors: SourceUnreadable, AdapterMismatch (the engine refuses it); EngineFailed, Unavailable.
         """
         await serve.ask_replicas(group_id, "load_variant", variant)
 
     async def unload_variant(self, group_id: str, variant: VariantRef) -> None:
-        """Take a variant out of every replica; an engine that is gone holds none."""
+        """Unload a variant from every replica. An engine that is gone holds none."""
         with suppress(errors.Unavailable):
             await serve.ask_replicas(group_id, "unload_variant", variant)
 
@@ -133,7 +134,7 @@ class RayCluster:
         return await serve.ask_replicas(group_id, "report")
 
     async def probe_path(self, host: str, group_ids: Sequence[str], max_tokens: int) -> list[Burst]:
-        """By a task on a node with a proxy, like a client there. Raises what fails."""
+        """Measure the request path from a node with a proxy, as a client there. Raises the task's errors."""
         marker = secrets.token_hex(16)
         status = await asyncio.to_thread(ray_serve.status)
         nodes = sorted(node for node, state in status.proxies.items() if state == ProxyStatus.HEALTHY)
@@ -152,7 +153,7 @@ class RayCluster:
     # --- engines of a base ---------------------------------------------------------------------
 
     async def prefetch(self, host: str, variant: VariantRef) -> None:
-        """Have every replica hold a variant in host memory. Errors: those of `load_variant`."""
+        """Prefetch a variant into every replica's host memory. Errors: those of `load_variant`."""
         await self._ask_all(host, "prefetch", variant)
 
     async def limit_variants(self, host: str, limit: int) -> None:
@@ -160,7 +161,7 @@ class RayCluster:
         await self._ask_all(host, "limit_variants", limit, timeout_s=ASK_TIMEOUT_S)
 
     async def residency(self, host: str) -> list[EngineResidency]:
-        """Where each replica has its variants."""
+        """The location of the variants in each replica."""
         return await self._ask_all(host, "residency", timeout_s=ASK_TIMEOUT_S)
 
     async def logs(self, host: str, lines: int) -> str:
@@ -169,7 +170,8 @@ class RayCluster:
     async def _ask_all(
         self, host: str, method: str, *args: Any, timeout_s: float = serve.LOAD_TIMEOUT_S
     ) -> list[Any]:
-        """The answers of all replicas of all groups of a base. Unavailable when it has no group."""
+        """The answers of all replicas of all groups of a base. Errors: Unavailable when the base has no
+        group."""
         group_ids = self._groups_of(host)
         if not group_ids:
             raise errors.Unavailable(f"no engine of '{host}' is there; try again", retry_after_s=5)
@@ -177,7 +179,7 @@ class RayCluster:
         return [answer for answers in await asyncio.gather(*calls) for answer in answers]
 
     async def find_workers(self, host: str) -> list[WorkerReport]:
-        """Of the groups that can give a report now. Errors: what Serve raises, when none can."""
+        """Reports of the groups that answer now. Errors: Serve's error, when no group answers."""
         group_ids = self._groups_of(host)
         answers = await asyncio.gather(*map(_group_workers, group_ids), return_exceptions=True)
         failures = [answer for answer in answers if isinstance(answer, BaseException)]
@@ -194,21 +196,21 @@ class RayCluster:
         return self._requests.stream(host, request, terms)
 
     def asked(self) -> list[str]:
-        """Bases whose engines were asked here."""
+        """Bases whose engines got requests from this process."""
         return self._requests.hosts()
 
     def learn(self, host: str, models: StepModels) -> None:
-        """What steps of a base's engines take, for routing."""
+        """Give routing the step models of a base's engines."""
         self._requests.learn(host, models)
 
     def views(self) -> dict[str, HostView]:
-        """Who waits here, by base."""
+        """The requests that wait here, by base."""
         return self._requests.views()
 
     # --- requests under way --------------------------------------------------------------------
 
     def own_demand(self) -> dict[str, float]:
-        """Of this gateway, since this was last asked."""
+        """Mean number of this gateway's requests under way since the last call, by base."""
         return self._requests.demand()
 
     async def keep_counting(self) -> None:
@@ -217,14 +219,14 @@ class RayCluster:
             try:
                 counts = await serve.ask_own("Gateway", "demand", FIND_TIMEOUT_S)
                 self._demand, self._demand_at_s = _sums(counts), time.monotonic()
-            except Exception as e:  # gateways come and go; nothing is decided until they answer
+            except Exception as e:  # gateways come and go; the controller decides nothing until they answer
                 log.info("the gateways do not say what is under way: %r", e)
                 self._demand = None
             await asyncio.sleep(COUNT_EVERY_S)
 
     def demand(self) -> Mapping[str, float] | None:
-        """By base, over all gateways: the mean between the last two looks. None when they did not answer, or
-        too long ago."""
+        """Mean number of requests under way between the last two counts, by base, over all gateways. None
+        when the gateways did not answer, or answered too long ago."""
         fresh = time.monotonic() - self._demand_at_s <= COUNT_FRESH_S
         return self._demand if fresh else None
 
@@ -240,9 +242,9 @@ class RayCluster:
         return inventory_of(await self._agents.nodes())
 
     async def measure(self, request: MeasureRequest, node: str) -> AsyncGenerator[str, None]:
-        """Lines of measurements as they are made, by a task on the named node. Errors: ProfilingFailed.
+        """Yield the lines of measurements as a task on the named node makes them. Errors: ProfilingFailed.
 
-        Closing this kills the task's process, and the engine that it started ends with it.
+        Closing this kills the task's process; the engine that it started ends with it.
         """
         from workers.measuring.engine_runs import carry_out
 
@@ -257,9 +259,9 @@ class RayCluster:
             raise errors.ProfilingFailed(serve.first_line(e).removeprefix("MeasuringError: ")) from e
 
     async def compress(self, request: CompressRequest, node: str) -> AsyncGenerator[str, None]:
-        """Lines of what compresses a fine-tune, as they come, by a task on the named node.
+        """Yield the lines of a compression as a task on the named node makes them. Errors: Unavailable.
 
-        Closing this kills the task's process, and what it started ends with it. Errors: Unavailable.
+        Closing this kills the task's process; the processes that it started end with it.
         """
         from workers.compression.process import carry_out
 
@@ -274,7 +276,8 @@ class RayCluster:
             raise errors.Unavailable(serve.first_line(e).removeprefix("CompressingError: ")) from e
 
     def convert_bundled(self, name: str) -> Path:
-        """Make (once) the folder of a bundled model, in a process of its own: it needs torch. Blocking."""
+        """Make (once) the folder of a bundled model, in a separate process because it needs torch.
+        Blocking."""
         from workers import bundled
 
         convert = ray.remote(bundled.ensure).options(num_cpus=0)
@@ -284,7 +287,7 @@ class RayCluster:
             raise not_converted(name, e) from e
 
     async def metrics_targets(self) -> list[tuple[str, str]]:
-        """(address, component) of every process of ours that serves metrics and says where."""
+        """(address, component) of every process of ours that serves metrics and reports its address."""
         running = [group_id for group_id, view in (await self.observe()).items() if view.replicas]
         addresses = await asyncio.gather(
             *(_own_metrics(component) for component in ("Gateway", "Controller")),
@@ -304,7 +307,7 @@ async def _engine_metrics(group_id: str) -> list[tuple[str, str]]:
 
 
 async def _group_workers(group_id: str) -> list[WorkerReport]:
-    """Reports of the workers that can give one now, for the request's path. Raises what Serve raises."""
+    """Reports of the workers that answer now, for the request path. Raises Serve's errors."""
     response = serve.engine_handle(group_id).broadcast("report")
     answers = await response.results_async(timeout_s=FIND_TIMEOUT_S, return_exceptions=True)
     return [answer for answer in answers if isinstance(answer, WorkerReport)]
@@ -317,7 +320,7 @@ async def _left_out(marker: str) -> AsyncIterator[None]:
         await serve.ask_own("Gateway", "leave_out", FIND_TIMEOUT_S, marker)
         yield
     finally:
-        with suppress(Exception):  # gateways come and go; no request has it any more
+        with suppress(Exception):  # gateways come and go; requests no longer carry the marker
             await serve.ask_own("Gateway", "leave_out", FIND_TIMEOUT_S, "")
 
 
@@ -329,7 +332,8 @@ async def _answer_at_once(group_id: str, marker: str) -> list[str]:
 async def _lines(
     carry_out: Callable[[R], Iterator[str]], request: R, node_id: str
 ) -> AsyncGenerator[str, None]:
-    """Lines of a task on that node as they come. Closing this kills the task's process. Errors: RayError."""
+    """Yield the lines of a task on that node as they come. Closing this kills its process. Errors:
+    RayError."""
     task = ray.remote(carry_out).options(
         num_cpus=0,
         max_retries=0,
@@ -345,9 +349,10 @@ async def _lines(
 
 
 async def _end(task: Any) -> None:
-    """Kill a task's process, and wait until it is gone: what it asks later would reach the engines."""
+    """Kill a task's process and wait until it is gone: its later requests would reach the engines."""
     ray.cancel(task, force=True)
-    with suppress(Exception):  # its own, which whoever waits for the task has, or that of its end
+    # the task's own error, which its caller gets, or the error that the kill causes
+    with suppress(Exception):
         async with asyncio.timeout(TASK_END_S):
             await task
 
@@ -362,13 +367,12 @@ def _sums(counts: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def log_folder() -> str:
-    """Where this cluster's processes write, on the node that asks."""
+    """The folder of this cluster's logs, on the node that asks."""
     return str(ray._private.worker._global_node.get_logs_dir_path())
 
 
 def not_converted(name: str, error: RayError) -> errors.OstinatoError:
-    """What became of a bundled model that was to be converted: the disk is full, or the package is not
-    sound."""
+    """The error for a bundled model that was not converted: the disk is full, or the package is damaged."""
     if _is_full(serve.cause(error)):
         return errors.Unavailable(
             f"the disk has no space left for the files of the bundled model '{name}'; free some where"
@@ -380,7 +384,7 @@ def not_converted(name: str, error: RayError) -> errors.OstinatoError:
 
 
 def _is_full(error: BaseException) -> bool:
-    """safetensors raises an error of its own, which quotes the system's."""
+    """Tell whether the disk is full. safetensors raises its own error, which quotes the system's."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in (errno.ENOSPC, errno.EDQUOT)
     return any(os.strerror(number) in str(error) for number in (errno.ENOSPC, errno.EDQUOT))

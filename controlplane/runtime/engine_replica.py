@@ -1,4 +1,4 @@
-"""The Serve application around one worker: how many processes, on what, and when they count as ill."""
+"""The Serve application of one worker: its processes, its nodes and its health checks."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from workers.server.worker import Worker
 ENGINE = "Engine"
 INSTALLATION = "installation"
 
-# Serve retries a constructor 20 times by default; a model that cannot start should say so soon.
+# Serve retries a constructor 20 times by default; a model that cannot start must report it soon.
 START_ATTEMPTS = 2
-# Every Ray node has this label; Serve takes no other way to name one.
+# Every Ray node has this label; Serve has no other way to name a node.
 NODE_LABEL = "ray.io/node-id"
 
 
@@ -58,10 +58,11 @@ class EngineReplica(Worker):
         await self.open_door(worker_host)
 
     def reconfigure(self, user_config: Mapping[str, str]) -> None:
-        """Serve asks for it where there is a `user_config`, which says nothing to the engine."""
+        """Do nothing. Serve requires this method where there is a `user_config`, which the engine does not
+        need."""
 
     async def __del__(self) -> None:
-        """Serve awaits it when it stops a replica; requests that run then may end."""
+        """Close the worker. Serve awaits this when it stops a replica; running requests may end first."""
         await self.close()
         await asyncio.to_thread(self._others.stop)
 
@@ -69,7 +70,8 @@ class EngineReplica(Worker):
 def engine_application(
     config: EngineConfig, settings: Settings, node_ids: Mapping[str, str] = MappingProxyType({})
 ) -> serve.Application:
-    """The application for one base model, on the node of its first rank; `node_ids` are Ray's, by name."""
+    """The application for one worker group, on the node of its first rank. `node_ids` maps node names to
+    Ray's ids."""
     deployment = serve.deployment(EngineReplica).options(
         name=ENGINE,
         num_replicas=1,
@@ -80,14 +82,14 @@ def engine_application(
         graceful_shutdown_timeout_s=20,
         logging_config=LoggingConfig(enable_access_log=False),  # the gateway logs and counts requests
         ray_actor_options=_actor_options(config, node_ids.get(config.ranks[0].node)),
-        user_config={INSTALLATION: config.installation},  # Serve tells it of each engine
+        user_config={INSTALLATION: config.installation},  # Serve reports it for each engine
     )
     metrics = (settings.metrics_host, settings.metrics_port_range)
     return deployment.bind(config, *metrics, settings.worker_host, dict(node_ids))
 
 
 def _actor_options(config: EngineConfig, node_id: str | None) -> dict[str, Any]:
-    """GPUs are not Ray's to give: the plan says which, and each node's agent holds them in Ray's books.
+    """Actor options without GPUs: the plan assigns GPUs, and each node's agent reserves them in Ray.
 
     (Ray leaves CUDA_VISIBLE_DEVICES alone for an actor without GPUs; the group's launch sets it.)
     """

@@ -1,7 +1,7 @@
 """The members of a group on other nodes than its engine's: one Ray actor each, which keeps a process there.
 
-An actor ends with the replica that made it, however that ended (Ray's rule for actors without a name), its
-process with the actor, and vLLM's ranks with that process.
+An actor ends when its replica ends, for any reason (Ray's rule for actors without a name). Its process ends
+with the actor, and vLLM's ranks end with that process.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ STOP_S = 10.0
 
 
 class FollowerActor:
-    """Ray's face of a follower."""
+    """A follower as a Ray actor."""
 
     def __init__(self, config: EngineConfig, number: int, rendezvous: Rendezvous) -> None:
         forget_secrets()
         self._following = Following(Order(config, number, rendezvous, ray.util.get_node_ip_address()))
 
     def wait(self) -> str:
-        """Why the follower ended; blocks until it does."""
+        """The reason why the follower ended. Blocks until it ends."""
         return self._following.wait()
 
     def close(self) -> None:
@@ -42,7 +42,8 @@ class FollowerActor:
 
 
 class OtherMembers:
-    """Those of a group beside the first, which is here. `node_ids` are Ray's, by the plan's names."""
+    """The members of a group except the first, which runs here. `node_ids` maps the plan's node names to
+    Ray's ids."""
 
     def __init__(self, config: EngineConfig, node_ids: Mapping[str, str], host_ip: str) -> None:
         self._config = config
@@ -52,14 +53,14 @@ class OtherMembers:
         self.rendezvous = rendezvous_at(host_ip) if self._members else None
 
     def start(self, lost: Callable[[str], None]) -> None:
-        """Start them; `lost` is told, in a thread, why the first one ended."""
+        """Start the members. A thread calls `lost` with the reason when the first of them ends."""
         if self.rendezvous is None:
             return
         self._actors = [self._start(member, self.rendezvous) for member in self._members]
         threading.Thread(target=self._watch, args=(lost,), name="group-members", daemon=True).start()
 
     def _start(self, member: Member, rendezvous: Rendezvous) -> Any:
-        """Ray gives it no GPU: the plan says which it has, as for the engine's replica."""
+        """Start one member. Ray assigns no GPU: the plan does, as for the engine's replica."""
         where = NodeAffinitySchedulingStrategy(node_id=self._node_ids[member.node], soft=False)
         options = {"num_cpus": 0, "num_gpus": 0, "max_concurrency": 2, "scheduling_strategy": where}
         actor = ray.remote(FollowerActor).options(**options)
@@ -76,7 +77,7 @@ class OtherMembers:
         lost(f"the ranks on node {waiting[ended].node} are lost: {reason}")
 
     def stop(self) -> None:
-        """End them, and wait for it a while. Blocking."""
+        """End the members and wait at most STOP_S. Blocking."""
         actors, self._actors = self._actors, []
         if not actors:
             return
@@ -86,7 +87,7 @@ class OtherMembers:
 
 
 def rendezvous_at(host_ip: str) -> Rendezvous:
-    """Two ports that are free there now, and a token without which the bus listens to nobody."""
+    """A rendezvous with two ports that are free now, and the token that the bus requires."""
     with ExitStack() as held:
         sockets = [held.enter_context(socket.socket()) for _ in range(2)]
         for each in sockets:

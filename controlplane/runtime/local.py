@@ -1,7 +1,8 @@
-"""A local cluster: one Ray head node of our own, Ray Serve on it, and the application `ostinato`.
+"""A local cluster: one Ray head node, Ray Serve on it, and the application `ostinato`.
 
-`up` returns when the API answers; the cluster then runs until `down`, which ends every process of it
-and no other (another Ray on the same machine is left alone). A supervisor starts it again when its head dies.
+`up` returns when the API answers. The cluster then runs until `down`, which ends every process of the cluster
+and no other (another Ray on the same machine is left alone). A supervisor starts the cluster again when its
+head dies.
 """
 
 from __future__ import annotations
@@ -36,24 +37,24 @@ from workers.engine import torch_check
 
 Progress = Callable[[str], None]
 
-START_TIMEOUT_S = 600.0  # of what hangs: a busy machine takes minutes
+START_TIMEOUT_S = 600.0  # a limit for starts that hang: a busy machine takes minutes
 START_TRIES = 6
 STOP_TIMEOUT_S = 30.0
-KINDLY_S = 4.0  # nothing that was acknowledged is lost with a process that is killed
-WITHOUT_HEAD_S = 2.0  # they would wait for it rather than end
+KINDLY_S = 4.0  # killing a process loses no acknowledged data
+WITHOUT_HEAD_S = 2.0  # without a head, processes wait for it and do not end
 CORES_FOR_TWO_GATEWAYS = 4
-# Every process of the cluster inherits this variable, which is how `down` knows them.
+# Every process of the cluster inherits this variable; `down` finds the processes by it.
 MARK = "OSTINATO_CLUSTER"
 NICENESS = "RAY_worker_niceness"
-# Ray's command line as a module: there may be no program `ray`, for instance after `pip install --target`.
-# Unbuffered, as all steps of a start: so the last line of their logs is what they said last.
+# Ray's command line as a module: the program `ray` may be missing, for instance after `pip install --target`.
+# All steps of a start run unbuffered, so that a log's last line is the step's last output.
 RAY = (sys.executable, "-u", "-m", "ray.scripts.scripts")
 
 
 @dataclass(frozen=True)
 class LocalCluster:
-    """A running local cluster: where its API and dashboard answer ("": it has no dashboard), and the identity
-    of its state store."""
+    """A running local cluster: the addresses of its API and dashboard ("": no dashboard), and its state
+    store's identity."""
 
     home: str
     url: str
@@ -67,8 +68,8 @@ class LocalCluster:
 def up(
     settings: Settings, progress: Progress, dashboard_port: int = 0, *, supervised: bool = True
 ) -> LocalCluster:
-    """Start the cluster, or find the one that runs already. `supervised`: with a process in the background
-    that starts it again when its head died. Errors: Unavailable with what went wrong; InvalidRequest when a
+    """Start the cluster, or find the running cluster. `supervised`: start a background process that
+    restarts the cluster when its head dies. Errors: Unavailable with the reason; InvalidRequest when a
     cluster runs with other settings."""
     settings = with_gateways(settings)
     cluster = find(settings)
@@ -83,9 +84,9 @@ def up(
 
 
 def start_again(settings: Settings, progress: Progress) -> None:
-    """What the supervisor does when the head died: end what is left of it, and start it anew, at the same
-    ports if they are free. Errors: Unavailable, also where its state is not what it was: nobody who could say
-    that this is meant is there."""
+    """Restart the cluster after its head died: end its remaining processes, and start it at the same ports
+    if they are free. Errors: Unavailable, also when the state store holds another installation, because no
+    user is present to confirm that."""
     _require_same_state(settings)
     end_leftovers(settings, progress, kindly_s=WITHOUT_HEAD_S)
     _require_free_port(settings.http_host, settings.http_port)
@@ -114,7 +115,7 @@ def _start(settings: Settings, progress: Progress, cluster: LocalCluster) -> Loc
     except BaseException:
         end_leftovers(settings, progress)
         raise
-    with contextlib.suppress(errors.Unavailable):  # it runs; only a start after its end asks whose it was
+    with contextlib.suppress(errors.Unavailable):  # the cluster runs; only a later restart needs the identity
         cluster = replace(cluster, installation=_installation(settings))
     _file(settings).write_text(json.dumps(asdict(cluster), indent=1))
     dashboard = cluster.dashboard_url or "none"
@@ -125,7 +126,7 @@ def _start(settings: Settings, progress: Progress, cluster: LocalCluster) -> Loc
 
 
 def _installation(settings: Settings) -> str:
-    """The identity of its store; empty: there is none."""
+    """The identity of the state store; empty: no store exists."""
     try:
         with contextlib.closing(open_store(settings.resolved_store_url, must_exist=True)) as store:
             return identity_of(store)
@@ -144,7 +145,7 @@ def _require_same_state(settings: Settings) -> None:
 
 
 def find(settings: Settings) -> LocalCluster | None:
-    """The cluster of this home, if its head lives and its API answers. A stranger may have its port."""
+    """The cluster of this home, if its head lives and its API answers. Another program may have its port."""
     cluster = _last(settings)
     if cluster is None or head_processes(settings).keys() != set(supervision.HEAD):
         return None
@@ -152,7 +153,8 @@ def find(settings: Settings) -> LocalCluster | None:
 
 
 def _running_environment(settings: Settings) -> dict[str, str]:
-    """Of a process of this home's cluster, as it was started; empty: none can be read."""
+    """The environment of a process of this home's cluster, as the process was started; empty: no process
+    can be read."""
     for process in head_processes(settings).values():
         with contextlib.suppress(psutil.Error):
             return process.environ()
@@ -160,7 +162,7 @@ def _running_environment(settings: Settings) -> dict[str, str]:
 
 
 def _last(settings: Settings) -> LocalCluster | None:
-    """The cluster of this home that was started last, whether it runs or not."""
+    """The cluster of this home that was started last, running or not."""
     try:
         return LocalCluster(**json.loads(_file(settings).read_text()))
     except (OSError, ValueError, TypeError):
@@ -168,7 +170,8 @@ def _last(settings: Settings) -> LocalCluster | None:
 
 
 def head_processes(settings: Settings) -> dict[str, psutil.Process]:
-    """Those of this home's cluster without which it ends, by their names of `supervision.HEAD`."""
+    """The processes of this home's cluster that it cannot run without, by their names of
+    `supervision.HEAD`."""
     named = ((_name(process), process) for process in _marked(_mark(settings)))
     return {name: process for name, process in named if name in supervision.HEAD}
 
@@ -181,8 +184,8 @@ def _name(process: psutil.Process) -> str:
 
 
 def with_gateways(settings: Settings, cores: int | None = None) -> Settings:
-    """With two gateways where nobody said how many and there are cores to spare: one's end then costs a
-    client a try, not the seconds that starting another takes."""
+    """Settings with two gateways if the number is not set and the machine has enough cores. If one gateway
+    ends, a client only retries, and does not wait seconds for another to start."""
     if "gateway_replicas" in settings.model_fields_set:
         return settings
     many = (cores or _cores()) >= CORES_FOR_TWO_GATEWAYS
@@ -194,8 +197,8 @@ def _cores() -> int:
 
 
 def _check_torch(settings: Settings) -> None:
-    """Raises Unavailable where no engine could start. In a process of its own: importing torch takes seconds,
-    and is worth them only where something stands beside it."""
+    """Raise Unavailable when torch cannot be imported, so that no engine could start. A separate process
+    imports torch, which takes seconds; the check runs only if torch has companion packages."""
     if not settings.is_vllm or not torch_check.has_companions():
         return
     command = [sys.executable, "-m", "workers.engine.torch_check"]
@@ -213,13 +216,14 @@ def down(settings: Settings, progress: Progress) -> bool:
 
 
 def end_leftovers(settings: Settings, progress: Progress, kindly_s: float = KINDLY_S) -> bool:
-    """End all processes that carry this home's mark, first kindly; before them what would start them anew."""
+    """End all processes that carry this home's mark, first with SIGTERM. The supervisor ends before them:
+    it would start them again."""
     supervisor_process.end(settings)
     mark = _mark(settings)
     leftovers = _marked(mark)
     _signal(leftovers, signal.SIGTERM)
     psutil.wait_procs([process for process in leftovers if not _is_gcs(process)], timeout=kindly_s)
-    alive = list(_marked(mark))  # with a start that was under way, which goes on for a moment
+    alive = list(_marked(mark))  # includes the processes of a start that was under way
     deadline = time.monotonic() + STOP_TIMEOUT_S
     while alive and time.monotonic() < deadline:
         _signal(alive, signal.SIGKILL)
@@ -234,7 +238,8 @@ def end_leftovers(settings: Settings, progress: Progress, kindly_s: float = KIND
 
 
 def _is_gcs(process: psutil.Process) -> bool:
-    """Ray's control store, which takes longer to end by itself than anybody waits, and keeps nothing here."""
+    """Tell whether this is Ray's control store: it takes too long to end by itself, and keeps nothing
+    here."""
     try:
         return process.name() == "gcs_server"
     except psutil.NoSuchProcess:
@@ -250,8 +255,8 @@ def _signal(processes: Iterable[psutil.Process], number: int) -> None:
 
 
 def _marked(mark: str) -> set[psutil.Process]:
-    """The cluster's processes: those that carry the mark, and their descendants (Ray's agents and
-    workers rename themselves, which overwrites the environment that can be read from outside)."""
+    """The cluster's processes: the processes with the mark, and their descendants. (Ray's agents and
+    workers rename themselves, which overwrites the environment that other processes can read.)"""
     marked: set[psutil.Process] = set()
     for process in psutil.process_iter():
         try:
@@ -267,20 +272,21 @@ def _mark(settings: Settings) -> str:
 
 
 def _temp_dir(mark: str) -> Path:
-    """Ray's sockets lie below it, and a socket's path may have 107 characters: keep it short. Ray opens it to
-    everybody; the folder around it is ours alone."""
+    """Ray's folder. A socket's path may have 107 characters, so keep it short. Ray lets every user read
+    this folder; the folder around it is private."""
     return Path(f"/tmp/ostinato-{mark}/r")
 
 
 def make_folder(mark: str) -> None:
-    """What Ray's folder is in, with what Serve starts as HAProxy. Errors: Unavailable."""
+    """Make the private folder around Ray's, with the program that Serve starts as HAProxy. Errors:
+    Unavailable."""
     folder = _temp_dir(mark).parent
     _make_private(folder)
     environment.write_program(folder, sys.executable)
 
 
 def _make_private(folder: Path) -> None:
-    """Errors: Unavailable when somebody else made it: its name can be foreseen."""
+    """Make a private folder. Errors: Unavailable when another user made it: its name is predictable."""
     try:
         folder.mkdir(mode=0o700)
     except FileExistsError:
@@ -298,7 +304,7 @@ def _file(settings: Settings) -> Path:
 
 
 def _describe(settings: Settings, dashboard_port: int = 0, ray_port: int = 0) -> LocalCluster:
-    """Ports of 0: free ones."""
+    """The cluster to start. A port of 0 means a free port."""
     mark = _mark(settings)
     first, second, *_ = (p for p in free_ports(3) if p != settings.http_port)
     first, dashboard = ray_port or first, dashboard_port or second
@@ -313,7 +319,7 @@ def _describe(settings: Settings, dashboard_port: int = 0, ray_port: int = 0) ->
 
 
 def _describe_again(settings: Settings) -> LocalCluster:
-    """With the ports of the last start that are free."""
+    """The cluster to restart, with the ports of the last start that are free."""
     if (last := _last(settings)) is None:
         return _describe(settings)
     ports = (int(_port(last.dashboard_url) or 0), int(_port(last.ray_address)))
@@ -326,7 +332,7 @@ def free_port() -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """Different ones: asked for one after the other, the kernel may give the same twice."""
+    """Different free ports. The kernel may give the same port twice if asked one after the other."""
     with contextlib.ExitStack() as held:
         sockets = [held.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
@@ -335,7 +341,8 @@ def free_ports(count: int) -> list[int]:
 
 
 def _check_tenants(settings: Settings) -> None:
-    """Here, as a gateway that cannot read them would only be started again and again.
+    """Check the tenants before the start: Serve would restart a gateway that cannot read them again and
+    again.
 
     Errors: InvalidRequest.
     """
@@ -353,7 +360,7 @@ def _require_free_port(host: str, port: int) -> None:
 
 
 def _refusal(host: str, port: int) -> OSError | None:
-    """Why nobody can listen there; None: somebody can."""
+    """The error of listening there; None: listening is possible."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind) as s:
@@ -365,15 +372,16 @@ def _refusal(host: str, port: int) -> OSError | None:
 
 
 def _unmarked_environment(settings: Settings) -> dict[str, str]:
-    """Of a process that belongs to no cluster and has these settings."""
+    """The environment of a process that belongs to no cluster and has these settings."""
     return {name: value for name, value in os.environ.items() if name != MARK} | settings.as_env()
 
 
 def cluster_environment(settings: Settings) -> dict[str, str]:
-    """What the cluster's processes inherit: our settings, and Ray's switches for the request path."""
+    """The environment of the cluster's processes: our settings, and Ray's switches for the request path."""
     mark = _mark(settings)
     return {
-        **{name: value for name, value in os.environ.items() if name != "RAY_AUTH_TOKEN"},  # some other's
+        # another cluster's token
+        **{name: value for name, value in os.environ.items() if name != "RAY_AUTH_TOKEN"},
         **start_checks.without_proxies(os.environ),
         **settings.as_env(),
         **ray_switches(),
@@ -385,8 +393,8 @@ def cluster_environment(settings: Settings) -> dict[str, str]:
 
 
 def ray_authentication(settings: Settings) -> dict[str, str]:
-    """Whoever may speak to Ray may run anything in our name. So it asks for a token, which lies in a file of
-    this home that others cannot read; made now, if it is not there."""
+    """The variables for Ray's token, made now if it does not exist. Any process that Ray accepts may run
+    any code as this user. So Ray requires a token, from a file of this home that other users cannot read."""
     settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
     where = settings.home / "ray-token"
     if not where.exists():
@@ -400,7 +408,7 @@ def ray_authentication(settings: Settings) -> dict[str, str]:
 
 
 def _write_token(where: Path) -> None:
-    """Whole or not at all, also if another process does it now."""
+    """Write the whole token or nothing, also if another process writes it now."""
     part = where.with_name(f"{where.name}.{os.getpid()}")
     with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(secrets.token_hex(32))
@@ -410,26 +418,27 @@ def _write_token(where: Path) -> None:
 
 
 def ray_token(settings: Settings) -> str:
-    """Raises OSError where no cluster was started from this home."""
+    """The token of this home's cluster. Raises OSError where no cluster was started from this home."""
     return (settings.home / "ray-token").read_text()
 
 
 def ray_switches() -> dict[str, str]:
-    """Ray's settings that are read from the environment when a process starts."""
+    """Ray's settings, which it reads from the environment when a process starts."""
     return {
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
         **environment.EVERYWHERE,
-        # So often news of replicas are asked for again (`serve_news`).
+        # The interval at which processes ask again for news of replicas (`serve_news`).
         "LISTEN_FOR_CHANGE_REQUEST_TIMEOUT_S_LOWER_BOUND": str(serve_news.ANSWERS_S[0]),
         "LISTEN_FOR_CHANGE_REQUEST_TIMEOUT_S_UPPER_BOUND": str(serve_news.ANSWERS_S[1]),
-        # gRPC, by which Ray's processes talk, would take `http_proxy` for other nodes and for this machine.
+        # gRPC, which connects Ray's processes, would use `http_proxy` for other nodes and for this machine.
         # An empty value means no proxy.
         "grpc_proxy": "",
         **loopback.ENVIRONMENT,
-        # Ray would run gateways, controller and engines at 15: what else works on this machine would get
-        # thirty times their share of it.
+        # Ray would run gateways, controller and engines at niceness 15. Other processes on this machine would
+        # get thirty times their share.
         NICENESS: os.environ.get(NICENESS, "0"),
-        # Even so Ray's dashboard reports that nothing is reported, to an address outside. This is none.
+        # Even when usage reports are off, Ray's dashboard sends that fact to an external address. This is not
+        # an address.
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_USAGE_STATS_REPORT_URL": "none:",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -437,14 +446,14 @@ def ray_switches() -> dict[str, str]:
         # A busy machine takes minutes to start what an idle one starts in seconds.
         "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "300",
         "RAY_NUM_REDIS_GET_RETRIES": "120",
-        # So many calls are remembered, by default ten times as many: 3 KB each in the GCS, until it is full.
+        # Ray's GCS remembers this number of calls, 3 KB each. The default is ten times higher.
         "RAY_task_events_max_num_task_in_gcs": "10000",
     }
 
 
 def _start_node(cluster: LocalCluster, settings: Settings, progress: Progress) -> None:
-    """Ray waits 30 s for a node to register, and cannot be told to wait longer. A machine that was too busy
-    for that gets more tries. Errors: Unavailable."""
+    """Start Ray, with more tries on a busy machine. Ray waits 30 s for a node to register, and has no
+    setting to wait longer. Errors: Unavailable."""
     for left in reversed(range(START_TRIES)):
         try:
             _start_ray(cluster, settings)
@@ -467,10 +476,10 @@ def _start_ray(cluster: LocalCluster, settings: Settings) -> None:
         f"--port={_port(cluster.ray_address)}",
         *_dashboard_options(cluster),
         "--dashboard-agent-listen-port=0",
-        "--include-log-monitor=false",  # it repeats logs to drivers, and ours want none
+        "--include-log-monitor=false",  # it repeats logs to drivers, which ours do not need
         f"--temp-dir={cluster.temp_dir}",
         "--disable-usage-stats",
-        "--no-monitor",  # nothing is to be scaled on one machine
+        "--no-monitor",  # one machine does not scale
     ]
     _run(command, settings, "ray-start.log", "Ray")
 
@@ -483,7 +492,7 @@ def _dashboard_options(cluster: LocalCluster) -> list[str]:
 
 
 def _deploy(cluster: LocalCluster, settings: Settings) -> None:
-    """In a process of its own, so that this one never becomes part of the cluster."""
+    """Deploy in a separate process, so that this one never becomes part of the cluster."""
     command = [sys.executable, "-u", "-m", "controlplane.runtime.start_serve", cluster.ray_address]
     _run(command, settings, "serve-start.log", "the control plane")
 
@@ -493,7 +502,7 @@ def _port(address: str) -> str:
 
 
 def _run(command: list[str], settings: Settings, log_name: str, what: str) -> None:
-    """Run a step of the start. Errors: Unavailable with the end of what it wrote."""
+    """Run a step of the start. Errors: Unavailable with the end of the step's output."""
     log = settings.home / log_name
     with log.open("w") as out:
         try:

@@ -1,7 +1,7 @@
-"""Keeps a local cluster on 127.0.0.1.
+"""Keep a local cluster on 127.0.0.1.
 
-Ray replaces a loopback address by the machine's own unless it is told that its nodes form no clusters; the
-variable below does that in every process that inherits it. What is left, Serve's port for calls between
+Ray replaces a loopback address by the machine's own unless it is told that its nodes form no clusters. The
+variable below tells this to every process that inherits it. The port that remains, Serve's for calls between
 replicas, is bound by `keep_replica_on_loopback`.
 """
 
@@ -10,12 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 LOOPBACK = "127.0.0.1"
-# Named for the systems on which 0 is the default; Ray reads it everywhere.
+# The name refers to the systems on which 0 is the default; Ray reads it everywhere.
 ENVIRONMENT = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 
 def keep_replica_on_loopback() -> None:
-    """On a node of loopback, bind this replica's gRPC port there too: Serve would take all interfaces.
+    """On a loopback node, bind this replica's gRPC port to loopback: Serve would use all interfaces.
 
     Called from a deployment's constructor, which Serve runs before it opens that port.
     """

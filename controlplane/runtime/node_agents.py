@@ -1,8 +1,8 @@
-"""The nodes' agents, as Ray actors: started, replaced, asked every second, and never waited for.
+"""The nodes' agents, as Ray actors: started, replaced, asked every second, and never blocking a caller.
 
-An agent lives as long as its node, holds all its GPUs in Ray's books, so that Ray gives them to nobody else,
-and is found again by its name after the controller was restarted. Ray starts it anew when it dies; the
-controller starts another when Ray does not.
+An agent lives as long as its node. It reserves all the node's GPUs in Ray, so that Ray assigns them to
+nothing else. A restarted controller finds the agent again by its name. Ray restarts a dead agent; if Ray does
+not, the controller starts another.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ log = logging.getLogger(__name__)
 
 NAMESPACE = "ostinato"
 LOOK_EVERY_S = 1.0
-PROMPT_S = 0.5  # answers that take longer are not waited for
-IDLE_S = 5.0  # after as long without a look, what was heard last says nothing of who answers now
+PROMPT_S = 0.5  # a look does not wait for answers that take longer
+IDLE_S = 5.0  # after this time without a look, the last answers do not tell which agents answer now
 ASK_TIMEOUT_S = 5.0
 PROBE_TIMEOUT_S = 180.0
-FIRST_WORD_S = 20.0  # as long is waited for a new node, its agent to start and its devices to be measured
+FIRST_WORD_S = 20.0  # the wait for a new node, until its agent has started and its devices are measured
 KEEP_DEAD_S = 600.0
 MAX_DOUBLINGS = 4  # of the time after which a silent agent is replaced
 
 
 @dataclass
 class _Node:
-    """What is known of a living or dead Ray node."""
+    """The known state of a living or dead Ray node."""
 
     id: str
     name: str
@@ -54,9 +54,9 @@ class _Node:
     sampled_s: float = 0.0
     problem: str = ""
     rates: NodeReport | None = None
-    unmeasured: str = ""  # why its devices could not be measured
+    unmeasured: str = ""  # why the measurement of its devices failed
     tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
-    replaced: int = 0  # how often its agent was, since it last answered
+    replaced: int = 0  # how often its agent was replaced since the agent last answered
     replaced_s: float = 0.0
 
     def contact(self, now_s: float) -> NodeContact:
@@ -77,7 +77,8 @@ class _Node:
 
 
 class AgentBook:
-    """The latest report of every node. One that `starts` agents also has nodes measured; others read."""
+    """The latest report of every node. A book with `starts` also starts agents and has nodes measured;
+    others only read."""
 
     def __init__(self, settings: Settings, starts: bool, timeouts: Timeouts = TIMEOUTS) -> None:
         self._settings = settings
@@ -95,7 +96,8 @@ class AgentBook:
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def nodes(self, wait: bool = True) -> tuple[NodeState, ...]:
-        """All nodes as last heard of; `wait` for the first, and for new ones, FIRST_WORD_S at most."""
+        """All nodes, with their last reports. `wait`: wait for the first nodes, and for new ones,
+        FIRST_WORD_S at most."""
         began_s = time.monotonic()
         while True:
             await self._look_again()
@@ -109,7 +111,7 @@ class AgentBook:
         return not self._nodes or any(node.is_new(now_s) for node in self._nodes.values())
 
     async def _look_again(self) -> None:
-        """Look unless somebody just did. Waits a moment at most, whatever hangs."""
+        """Look unless the last look is recent. Waits for a moment only, even if an agent hangs."""
         if self._looking is None or self._looking.done():
             since_s = time.monotonic() - self._looked_s
             if since_s < LOOK_EVERY_S * 0.9:
@@ -122,7 +124,7 @@ class AgentBook:
     async def _look(self, prompt_s: float) -> None:
         try:
             self._note_nodes(await asyncio.to_thread(ray.nodes))
-        except Exception as e:  # not only RayError: of a lost connection Ray raises what comes
+        except Exception as e:  # not only RayError: a lost connection makes Ray raise any error
             log.warning("Ray does not say which nodes there are: %r", e)
         living = [node for node in self._nodes.values() if node.alive]
         for node in living:
@@ -145,7 +147,7 @@ class AgentBook:
                 del self._nodes[node.id]
 
     def _begin(self, node: _Node, what: str, work: Any) -> None:
-        """Run `work` unless it still runs: a node that hangs is asked once at a time."""
+        """Run `work` unless it still runs: a node that hangs gets one call at a time."""
         if what not in node.tasks:
             node.tasks[what] = task = asyncio.create_task(work(node))
             task.add_done_callback(lambda _: node.tasks.pop(what, None))
@@ -175,9 +177,10 @@ class AgentBook:
             node.replaced = 0
 
     def _replace_silent(self, node: _Node) -> None:
-        """An agent that hangs does not come back by itself: another is to report before its node is lost.
+        """Replace an agent that hangs, so that another reports before its node counts as lost.
 
-        Each gets twice the time of the one before: where an agent starts slowly, one has to have enough.
+        Each agent gets twice the time of the previous one: where agents start slowly, one must have enough
+        time.
         """
         now_s = time.monotonic()
         silent_s = now_s - max(node.sampled_s, node.since_s, node.replaced_s)
@@ -188,9 +191,9 @@ class AgentBook:
             ray.kill(node.agent, no_restart=False)
 
     def _agent(self, node: _Node) -> Any:
-        """The node's agent; started if there is none and this is the book that starts them. Blocking.
+        """The node's agent. If there is none, a book that starts agents starts it. Blocking.
 
-        Errors: ValueError when there is none.
+        Errors: ValueError when there is no agent.
         """
         name = f"agent-{node.id}"
         if not self._starts:
@@ -205,7 +208,7 @@ class AgentBook:
                 get_if_exists=True,
                 max_restarts=-1,
                 max_concurrency=4,
-                enable_task_events=False,  # Ray's GCS would remember 3 KB of each report
+                enable_task_events=False,  # Ray's GCS would keep 3 KB of each report
                 num_cpus=0,
                 num_gpus=node.gpus,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node.id, soft=False),
@@ -214,19 +217,20 @@ class AgentBook:
         )
 
     async def _probe(self, node: _Node) -> None:
-        """Measure what the devices can do, once in a node's life: while engines run it would find less."""
+        """Measure the devices' rates, once in a node's life: while engines run, the rates would be too
+        low."""
         from workers.agent.device_rates import probe
 
         measured = None
         try:
             strategy = NodeAffinitySchedulingStrategy(node_id=node.id, soft=False)
-            once = ray.remote(max_calls=1)(probe)  # else Ray keeps its process, which has a context on a GPU
+            once = ray.remote(max_calls=1)(probe)  # else Ray keeps its process, which holds a GPU context
             task = once.options(num_cpus=0, scheduling_strategy=strategy)
             measured = task.remote(node.name, gpus_of(self._settings.gpus, node.name))
             async with asyncio.timeout(PROBE_TIMEOUT_S):
                 node.rates = await measured
             node.unmeasured = ""
-        except Exception as e:  # whatever it is: who waits for this node must hear of it
+        except Exception as e:  # any error: the caller that waits for this node must get it
             late = f"no answer within {PROBE_TIMEOUT_S:.0f} s"
             node.unmeasured = late if isinstance(e, TimeoutError) else readable(f"{type(e).__name__}: {e}")
             if measured is not None:
@@ -236,13 +240,13 @@ class AgentBook:
 
 
 def _runs_engines(resources: dict[str, float]) -> bool:
-    """A node started with `--num-cpus=0` and without GPUs (the chart's head) runs none, and needs no
-    agent."""
+    """Tell whether a node runs engines. A node with `--num-cpus=0` and no GPUs (the chart's head) does
+    not, and needs no agent."""
     return any(resources.get(kind, 0.0) > 0 for kind in ("CPU", "GPU"))
 
 
 def node_name(node: dict[str, Any]) -> str:
-    """What a node of `ray.nodes()` is called: as it was started (--node-name), else its host."""
+    """The name of a node of `ray.nodes()`: its --node-name, else its host."""
     name = str(node.get("NodeName") or "")
     return name if name and name != node["NodeManagerAddress"] else str(node["NodeManagerHostname"])
 

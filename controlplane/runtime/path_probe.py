@@ -1,6 +1,7 @@
-"""Requests as a client sends them, to engines that answer them at once: what the request path takes.
+"""Measures the request path: requests as a client sends them, to engines that answer them at once.
 
-Runs in a process of its own. The client is httpx, as OpenAI's is: what it takes itself, a user's takes too.
+Runs in its own process. The client is httpx, as in OpenAI's client: its own share of the time is the same for
+users.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ BATCHES = (1, 8, 32)
 ROUNDS = 8
 WORD = " word"
 SHORT, LONG = 16, 1024  # words
-WORD_TOKENS = 8  # that a word has at most, until a tokenizer says how many
-PAUSE_S = 0.02  # between bursts, so that the proxy's and the engine's own work is done
+WORD_TOKENS = 8  # most tokens of a word, until the tokenizer gives the number
+PAUSE_S = 0.02  # between bursts, so that the proxy and the engine finish their own work
 
 
 @dataclass(frozen=True)
 class Probe:
-    """Where to ask which `model`, and the marker that its engines know. Prompts have at most about
-    `max_tokens`."""
+    """The target of the probe: the URL, the `model`, and the marker that its engines know. Prompts have at
+    most about `max_tokens`."""
 
     url: str
     model: str
@@ -40,7 +41,7 @@ class Probe:
 
 
 def probe(given: Probe) -> list[Burst]:
-    """Takes seconds. Raises httpx.HTTPError, or RuntimeError for an answer that is none."""
+    """Measure all bursts; takes seconds. Raises httpx.HTTPError, or RuntimeError for an invalid answer."""
     return asyncio.run(_Client(given).bursts())
 
 
@@ -51,8 +52,8 @@ Tell = Callable[[str, str], Awaitable[list[str]]]
 async def answering_at_once(group_ids: Sequence[str], marker: str, tell: Tell) -> AsyncIterator[None]:
     """Within this block the engines of these groups answer requests with `marker` without their cores.
 
-    `tell` gives a group's replicas a marker; they answer with the one before. Raises EngineFailed at the end
-    when they are not those that were told at the beginning: another one's core has answered, or will.
+    `tell` gives a group's replicas a marker; the replicas return their previous marker. Raises EngineFailed
+    at the end when the replicas changed since the beginning: the core of another replica may have answered.
     """
     told: dict[str, int] = {}
     try:
@@ -70,8 +71,8 @@ async def answering_at_once(group_ids: Sequence[str], marker: str, tell: Tell) -
 
 
 async def streamed(http: httpx.AsyncClient, body: Mapping[str, Any]) -> tuple[float, float]:
-    """Seconds until a completion's first and last token come. Raises httpx.HTTPError, or RuntimeError for an
-    answer that is none."""
+    """Seconds until a completion's first and last token come. Raises httpx.HTTPError, or RuntimeError for
+    an invalid answer."""
     began_s, first_s, last_s = time.perf_counter(), 0.0, 0.0
     async with http.stream("POST", "/v1/completions", json=body) as answer:
         if answer.status_code != 200:
@@ -107,11 +108,11 @@ class _Client:
             tokens = {short: await self._tokens(http, short)}
             long = max(short, min(LONG, self._given.max_tokens * short // tokens[short]))
             tokens[long] = await self._tokens(http, long)
-            for batch in BATCHES:  # connections are made, code is warm
+            for batch in BATCHES:  # opens the connections and warms the code
                 await self._burst(http, batch, short)
             loads = [(1, short), (1, long), (1, short), *((batch, short) for batch in BATCHES[1:])]
             bursts = []
-            for _ in range(ROUNDS):  # in turns, so that what disturbs for a while is in all
+            for _ in range(ROUNDS):  # loads alternate, so that a passing disturbance affects all of them
                 for batch, words in loads:
                     bursts.append(Burst(tokens[words], await self._burst(http, batch, words)))
                     await asyncio.sleep(PAUSE_S)

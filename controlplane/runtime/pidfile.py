@@ -1,8 +1,7 @@
-"""A file that names one process, held by a lock for as long as it lives.
+"""A file that names one process, locked for as long as the process lives.
 
-The lock says whether there is one: the kernel takes it away when the process ends, however it ends. The name
-is its number and when it started, so that a number that was given to another process since is not taken for
-it.
+The lock shows whether the process lives: the kernel releases it however the process ends. The file holds the
+process's number and start time, so that a later process with the same number is not mistaken for it.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from pathlib import Path
 import psutil
 
 _LENGTH = 128
-END_S = 10.0  # from being asked to end to being killed
+END_S = 10.0  # between SIGTERM and SIGKILL
 
 
 def take(path: Path) -> int | None:
-    """A descriptor with the lock, which whoever inherits it has too; None: another process has it."""
+    """A descriptor with the lock, which child processes may inherit; None: another process has the lock."""
     held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -30,8 +29,8 @@ def take(path: Path) -> int | None:
 
 
 def name(held: int, pid: int) -> None:
-    """Write into a file that was taken whose it is. Two who write the same do not disturb each other, nor
-    whoever reads: the whole file is written at once, and is never shorter.
+    """Write the process that holds the lock into the file. Two writers of the same text do not disturb each
+    other or a reader: each writes the whole file at once, at a fixed length.
 
     Errors: psutil.NoSuchProcess.
     """
@@ -51,7 +50,8 @@ def living(path: Path) -> psutil.Process | None:
 
 
 def end(path: Path) -> bool:
-    """End the process that the file names, first kindly; False if there was none. Never the caller itself."""
+    """End the process that the file names, first with SIGTERM; False if there was none. Never the caller
+    itself."""
     process = living(path)
     if process is None or process.pid == os.getpid():
         return False
@@ -68,8 +68,8 @@ def end(path: Path) -> bool:
 
 
 def _started(pid: int) -> str:
-    """In the kernel's ticks since the machine was started, where it says so: no setting of a clock changes
-    them.
+    """The start time of a process in the kernel's ticks since boot where available: clock changes do not
+    affect it.
 
     Errors: psutil.NoSuchProcess.
     """

@@ -1,8 +1,8 @@
-"""How a gateway's own HTTP server answers. HAProxy sends requests straight to it.
+"""A gateway's own HTTP server. HAProxy sends requests straight to it.
 
-Serve's way into a replica (a request's metadata, two tasks, a queue, metrics, FastAPI's routes) takes longer
-than all that we do with an inference request. These are answered before it; all else goes Serve's way. Both
-count in Serve's metrics.
+Serve's path into a replica (a request's metadata, two tasks, a queue, metrics, FastAPI's routes) takes longer
+than all our work for an inference request. This server answers inference requests before that path; all other
+requests take it. Serve's metrics count both.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from workers.server.gathered_writes import GatheringProtocol
 
 
 def answer_first(inference: ASGIApp, early: EarlyRefusal) -> None:
-    """Have the server of this replica ask `early` and `inference` first, and write each answer at once.
+    """Make this replica's server ask `early` and `inference` first, and write each answer at once.
 
     Called from a deployment's constructor, which Serve runs before it starts that server. Raises RuntimeError
-    where Serve would run the application in another thread than the server's: two threads would change what
-    one of them reads.
+    where Serve would run the application in another thread than the server: two threads would change shared
+    data.
     """
     from ray.serve._private import constants, replica
 
@@ -38,7 +38,7 @@ def answer_first(inference: ASGIApp, early: EarlyRefusal) -> None:
     start = replica.start_asgi_http_server
 
     async def start_ours(app: ASGIApp, options: Any, **more: Any) -> Any:
-        if ray.util.get_node_ip_address() == LOOPBACK:  # HAProxy, which alone asks, is on this machine
+        if ray.util.get_node_ip_address() == LOOPBACK:  # HAProxy, the only client, is on this machine
             options.host = LOOPBACK
         counted = Counted(inference, cast(Any, app).__self__._metrics_manager)
         life = _begin_life(options.host, options.port)
@@ -51,8 +51,9 @@ def answer_first(inference: ASGIApp, early: EarlyRefusal) -> None:
         make = config.app
 
         def ours_first() -> ASGIApp:
-            """uvicorn would put this layer around all. Whoever reaches this port may say which client asks:
-            HAProxy does, and the API's clients do not reach it."""
+            """Put ProxyHeadersMiddleware around Serve's application only; uvicorn would put it around all.
+            Any caller of this port may state the client's address: HAProxy does, and the API's clients do
+            not reach the port."""
             others = ProxyHeadersMiddleware(make(), "*")
             return cast(ASGIApp, EarlyRefusals(InferenceFirst(cast(ASGIApp, others), counted), early))
 
@@ -72,7 +73,7 @@ def _begin_life(host: str, port: int) -> SignOfLife:
 
 
 def protocol_of(early: EarlyRefusal) -> type[GatheringProtocol]:
-    """A connection on which most refusals cost no task."""
+    """The class of connections on which most refusals cost no task."""
 
     class RefusingProtocol(GatheringProtocol):
         def refusal(self, scope: Scope) -> Refusal | None:
@@ -82,7 +83,7 @@ def protocol_of(early: EarlyRefusal) -> type[GatheringProtocol]:
 
 
 class ServeMetrics(Protocol):
-    """What Serve keeps of a replica's requests, for its metrics and its end."""
+    """The counts that Serve keeps of a replica's requests, for its metrics and its shutdown."""
 
     def record_request_metrics(
         self, *, route: str, latency_ms: float, is_error: bool, exception_type: str | None = None
@@ -94,14 +95,14 @@ class ServeMetrics(Protocol):
 
 
 class Counted:
-    """An application whose requests count as Serve counts its own: ongoing, ended, how long they took."""
+    """An application whose requests Serve's metrics count as Serve's own: ongoing, ended, duration."""
 
     def __init__(self, app: ASGIApp, metrics: ServeMetrics) -> None:
         from ray.serve._private.common import RequestMetadata
 
         self._app = app
         self._metrics = metrics
-        # Serve asks a request by which protocol it came. It is none of those that Serve itself took.
+        # Serve looks up a request's protocol. These requests have none of the protocols that Serve handles.
         self._request = RequestMetadata(request_id="", internal_request_id="")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,8 +1,8 @@
-"""What our code logs in a replica goes to the replica's own file, line by line.
+"""Our code's log lines in a replica go to the replica's own file, line by line.
 
-Ray Serve keeps a replica's standard error to write it later, many lines at once. A warning of a quiet
-process would be read by nobody, and lost when it dies. So our loggers write past that, into the process's
-`.err` file, where `ostinato logs` and the Ray dashboard look.
+Ray Serve buffers a replica's standard error and writes many lines at once. A quiet process's warning would
+stay unread, and be lost when the process dies. So our loggers bypass that buffer and write to the process's
+`.err` file, which `ostinato logs` and the Ray dashboard read.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ LINE = "%(levelname)s %(asctime)s %(name)s: %(message)s"
 
 
 class PrintableFormatter(logging.Formatter):
-    """Whoever reads a log may do so on a terminal."""
+    """A formatter that is safe for terminals."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))
 
 
 def log_at_once() -> None:
-    """Called from a deployment's constructor."""
+    """Log line by line from now on. Called from a deployment's constructor."""
     handler = logging.StreamHandler(sys.__stderr__)
     handler.setFormatter(PrintableFormatter(LINE))
     for package in PACKAGES:

@@ -1,4 +1,4 @@
-"""How the control plane speaks to Ray Serve: names and status of applications, calls to replicas.
+"""The control plane's calls to Ray Serve: names and status of applications, calls to replicas.
 
 One worker group is one Serve application, `model-<group>`, with one deployment, `Engine`.
 """
@@ -46,7 +46,7 @@ def app_name(group_id: str) -> str:
 
 
 def deploy(application: serve.Application, name: str) -> None:
-    """Returns before it runs. Blocking."""
+    """Deploy an application. Blocks, but returns before the application runs."""
     # serve.run would wait until the engine runs, and hold up every other deployment.
     serve.api._run(application, name=name, route_prefix=None, _blocking=False)
 
@@ -55,10 +55,10 @@ Application = Mapping[str, Any]
 
 
 def applications() -> Mapping[str, Application]:
-    """What Serve says of each application, in the form of its schema ApplicationDetails. Blocking.
+    """Serve's report of each application, in the form of its schema ApplicationDetails. Blocking.
 
-    Serve's public `status` reads the same and pickles a class for each deployment, every time: that took most
-    of an idle controller's CPU time.
+    Serve's public `status` reads the same data, but pickles a class for each deployment on every call. That
+    took most of an idle controller's CPU time.
     """
     client = _get_global_client(raise_if_no_controller_running=False)
     found: Mapping[str, Application] = client.get_serve_details()["applications"] if client else {}
@@ -66,7 +66,7 @@ def applications() -> Mapping[str, Application]:
 
 
 def engine_views(seen: Mapping[str, Application]) -> dict[str, EngineView]:
-    """What Serve says of each worker group's engine, of all that it says."""
+    """The status of each worker group's engine in Serve's report."""
     return {
         name.removeprefix(APP_PREFIX): engine_view(app)
         for name, app in seen.items()
@@ -85,9 +85,9 @@ def engine_view(app: Application) -> EngineView:
 
 
 def installations() -> set[str]:
-    """What engines were told of their installation when they were launched. Blocking.
+    """The installations for which the running engines were launched. Blocking.
 
-    Errors: Unavailable, where Serve does not say which engines there are: none are not to be believed.
+    Errors: Unavailable, where Serve does not report its engines: an empty result would be wrong.
     """
     try:
         client = _get_global_client(raise_if_no_controller_running=True)
@@ -103,10 +103,11 @@ def _installation(deployment: Mapping[str, Any]) -> str:
 
 
 def _gave_up(app: Application, deployment: Mapping[str, Any]) -> bool:
-    """Whether an engine could not be started: then its deployment says why, and the application only that.
+    """Tell whether Serve failed to start an engine: then the deployment gives the reason, the application
+    does not.
 
-    Serve names this trigger after START_ATTEMPTS failures in a row. One that ran before it tries again for
-    ever all the same, and calls its application UNHEALTHY.
+    Serve names this trigger after START_ATTEMPTS failures in a row. Serve still retries an engine that ran
+    before without end, and calls its application UNHEALTHY.
     """
     failed = app["status"] in ("UNHEALTHY", "DEPLOY_FAILED")
     return bool(failed and deployment["status_trigger"] == "REPLICA_STARTUP_FAILED")
@@ -118,7 +119,7 @@ def _gave_up(app: Application, deployment: Mapping[str, Any]) -> bool:
 async def ask_replicas(
     group_id: str, method: str, *args: Any, timeout_s: float = LOAD_TIMEOUT_S
 ) -> list[Any]:
-    """The answers of all replicas of a worker group. Raises an OstinatoError that says what is wrong."""
+    """The answers of all replicas of a worker group. Raises an OstinatoError that names the problem."""
     try:
         response = engine_handle(group_id).broadcast(method, *args)
         return list(await response.results_async(timeout_s=timeout_s))
@@ -127,19 +128,20 @@ async def ask_replicas(
 
 
 async def ask_own(component: str, method: str, timeout_s: float, *args: Any) -> list[Any]:
-    """The answers of all our gateways, or of the controller. Raises what Serve raises."""
+    """The answers of all our gateways, or of the controller. Raises Serve's errors."""
     return list(await own_handle(component).broadcast(method, *args).results_async(timeout_s=timeout_s))
 
 
 def own_handle(component: str) -> DeploymentHandle:
-    """Of our "Gateway" or "Controller"."""
+    """The handle of our "Gateway" or "Controller"."""
     return serve.get_deployment_handle(component, CONTROL_APP)
 
 
 async def answers_of(handle: DeploymentHandle, method: str, timeout_s: float) -> list[Any]:
-    """The answers of those replicas of a deployment that give one within the time; none hides another's."""
+    """The answers of the replicas of a deployment that answer in time. One replica's failure hides no
+    other answer."""
     try:
-        # Its public `results_async` has no answer at all when one replica hangs.
+        # Serve's public `results_async` returns no answer at all when one replica hangs.
         broadcast = handle.broadcast(method)._fetch_replica_results_async()
         results = await asyncio.wait_for(broadcast, timeout_s)
     except Exception as e:
@@ -160,13 +162,13 @@ def engine_handle(group_id: str) -> DeploymentHandle:
 
 
 def forget_handle(group_id: str) -> None:
-    """After a group was stopped: a new application of the same name needs a new handle."""
+    """Forget the handle of a stopped group: a new application of the same name needs a new handle."""
     _handles.pop(group_id, None)
 
 
 def _translated(e: Exception, group_id: str) -> errors.OstinatoError:
-    """An error of Serve's or of the engine as ours. The engine's own come bare to a caller that is a replica
-    itself, and within a RayTaskError to others."""
+    """An error of Serve or of the engine, as an OstinatoError. A caller that is itself a replica gets the
+    engine's own errors bare; other callers get them within a RayTaskError."""
     match e:
         case errors.OstinatoError():
             return e
@@ -188,12 +190,12 @@ def _translated(e: Exception, group_id: str) -> errors.OstinatoError:
 
 
 def first_line(e: Exception) -> str:
-    """The cause of an error of Ray's in one line."""
+    """The cause of a Ray error in one line."""
     found = cause(e)
     lines = str(found).strip().splitlines()
     return f"{type(found).__name__}: {lines[0] if lines else ''}"[:300]
 
 
 def cause(e: Exception) -> BaseException:
-    """What an engine, an agent or a task raised, without Ray's words around it."""
+    """The error that an engine, an agent or a task raised, without Ray's wrapper."""
     return e.cause if isinstance(e, RayTaskError) else e

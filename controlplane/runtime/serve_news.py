@@ -1,10 +1,10 @@
-"""Serve's news of replicas, asked for again when a call for them fails or its answer is lost.
+"""Asks again for Serve's news of replicas when a call for them fails or its answer is lost.
 
-Whoever routes learns of new replicas by calls to Serve's controller that it answers when something changes,
-or after a while. Ray 2.60 asks no more once such a call ends with any error of the actor's, also one that
-only says that the network is away; and it waits for ever for an answer that was lost. Then HAProxy, a gateway
-or the controller knows the replicas of that day until it ends: found by cutting nodes off for 20 s
-(`benchmarks.hardening`, `cut`).
+Routers learn of new replicas by calls to Serve's controller, which answers when something changes or after a
+while. Ray 2.60 stops asking when such a call ends with any error of the actor, even one that only reports a
+network failure. It also waits for ever for a lost answer. HAProxy, a gateway or the controller then keeps an
+old list of replicas until it ends. We found this by cutting nodes off for 20 s (`benchmarks.hardening`,
+`cut`).
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 TESTED = "2.60."
-# Serve's controller answers within so many seconds, news or not (`local.ray_switches`).
+# Serve's controller answers within these limits in seconds, with or without news (`local.ray_switches`).
 ANSWERS_S = (5, 10)
-SILENT_S = 5.0  # beyond that; twice as long after each time in vain
+SILENT_S = 5.0  # more than ANSWERS_S; doubled after each call without an answer
 MOST_SILENT_S = 60.0
-MOST_IN_VAIN = 10  # counted no further: a power of two must stay a number
+MOST_IN_VAIN = 10  # the count's maximum: a power of two must stay a number
 RETRY_S = 1.0
 REMIND_S = 60.0
 
 
 def keep_asking() -> None:
-    """For all of this process, from now on. Of the calls of one client the newest counts alone: so there is
-    never more than one chain of them."""
+    """Keep asking, in all of this process, from now on. Only a client's newest call counts, so there is at
+    most one chain of calls."""
     import ray
     from ray.exceptions import ActorDiedError, RayTaskError
     from ray.serve._private.long_poll import LISTEN_FOR_CHANGE_REQUEST_TIMEOUT_S, LongPollClient
@@ -39,7 +39,7 @@ def keep_asking() -> None:
     answers_s = LISTEN_FOR_CHANGE_REQUEST_TIMEOUT_S[1]
 
     def ask(client: Any, in_vain: int = 0) -> None:
-        """In the client's event loop."""
+        """Call Serve's controller. Runs in the client's event loop."""
         if not client.is_running:
             return
         number = client._asked = getattr(client, "_asked", 0) + 1
@@ -56,7 +56,7 @@ def keep_asking() -> None:
             later(client, number)
 
     def answered(client: Any, number: int, news: Any) -> None:
-        """In a thread of Ray's."""
+        """Handle an answer. Runs in one of Ray's threads."""
         if client._asked != number:
             return
         is_known = not isinstance(news, BaseException) or isinstance(news, ActorDiedError | RayTaskError)
@@ -84,11 +84,11 @@ def keep_asking() -> None:
     LongPollClient._poll_next = ask
 
 
-_told: list[float] = []  # when, last
+_told: list[float] = []  # time of the last warning
 
 
 def _tell(what: str, *details: Any) -> None:
-    """At once, and as long as it lasts."""
+    """Log the problem at once, and again every REMIND_S while it lasts."""
     now_s = time.monotonic()
     if not _told or now_s - _told[0] >= REMIND_S:
         _told[:] = [now_s]

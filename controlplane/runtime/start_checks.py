@@ -1,6 +1,6 @@
-"""What `ostinato up` checks first: names of variables, the home, the settings of a cluster that runs.
+"""The first checks of `ostinato up`: names of variables, the home, the settings of a running cluster.
 
-Each refusal says what was expected, what came and what to do.
+Each refusal names the expected value, the given value and what to do.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from controlplane.settings import Settings
 
 PREFIX = "OSTINATO_"
 LOOPBACK = "127.0.0.1"
-# Variables that are no settings: of clients, of one process, or of tests of the kernels.
+# Variables with our prefix that are not settings: of clients, of one process, or of tests of the kernels.
 OTHERS = frozenset(
     PREFIX + name
     for name in (
@@ -33,7 +33,7 @@ OTHERS = frozenset(
         "VARIANT_BUS",
     )
 )
-# Settings of earlier versions, and what has become of them.
+# Settings of earlier versions, and their replacements.
 OF_DEPLOYMENTS = {
     "MERGED_SLOT": "engine.mergedSlot",
 }
@@ -52,9 +52,9 @@ FIXED = frozenset(
         *("REPORT_STALE_S", "SILENT_CUT_S", "SILENT_S", "UNSENT_BYTES", "WRITE_TIMEOUT_S"),
     )
 )
-# Kubernetes sets these in Pods beside a Service whose name begins with ostinato.
+# Kubernetes sets these in a Pod when a Service's name begins with ostinato.
 SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT)(_|$)|_PORT_\d+_(TCP|UDP)(_|$)")
-# Settings that are shown by their digest alone.
+# Settings of which only a digest is shown.
 SECRETS = ("api_key", "store_url")
 
 
@@ -96,7 +96,7 @@ def _said(name: str, near: str) -> str:
 
 
 def require_known_variables(environment: Iterable[str]) -> None:
-    """Errors: InvalidRequest for a misspelt name, which would otherwise change nothing."""
+    """Refuse unknown variables: a misspelt name would otherwise change nothing. Errors: InvalidRequest."""
     if found := unknown_variables(environment):
         raise errors.InvalidRequest(describe_unknown(found))
 
@@ -132,9 +132,10 @@ def require_loopback() -> None:
 
 
 def require_same_settings(asked: Settings, running: Mapping[str, str]) -> None:
-    """Errors: InvalidRequest when a cluster runs with other settings, which `up` would leave as they are.
+    """Require that a running cluster has the given settings; `up` does not change them.
 
-    `running`: the environment of one of its processes. A setting that it lacks is one of a newer version.
+    `running`: the environment of one of its processes. A setting that it lacks comes from a newer version.
+    Errors: InvalidRequest.
     """
     differing = [
         f"{name} is {_shown(name, running[name])} there, {_shown(name, value)} was asked"
@@ -155,7 +156,7 @@ def _shown(name: str, value: str) -> str:
 
 
 def without_proxies(environment: Mapping[str, str]) -> dict[str, str]:
-    """`no_proxy` as given, and this machine: the cluster's processes ask each other without a proxy."""
+    """The given `no_proxy` plus this machine: the cluster's processes call each other without a proxy."""
     local = ("127.0.0.1", "localhost", "::1")
     given = environment.get("no_proxy") or environment.get("NO_PROXY") or ""
     listed = [part.strip() for part in given.split(",") if part.strip()]
@@ -164,7 +165,7 @@ def without_proxies(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def proxy_hint(environment: Mapping[str, str], url: str) -> str:
-    """What a client on this machine must set to reach the API past a proxy; empty: nothing."""
+    """The variable that a client on this machine must set to bypass a proxy; empty: none."""
     lower = {name.lower(): value for name, value in environment.items()}
     asked = lower.get("http_proxy") or lower.get("all_proxy")
     excepted = {part.strip() for part in lower.get("no_proxy", "").split(",")}

@@ -1,7 +1,7 @@
-"""Starts Ray Serve and our application on a Ray cluster: `python -m controlplane.runtime.start_serve`.
+"""Start Ray Serve and our application on a Ray cluster: `python -m controlplane.runtime.start_serve`.
 
-Serve waits 60 s for its proxies, twice, and cannot be told to wait longer. On a busy machine they come later
-all the same. So a late one is no failure here: who started this waits until the API answers.
+Serve waits 60 s for its proxies, twice, and has no setting to wait longer. On a busy machine the proxies come
+later. A late proxy is no failure here: the caller waits until the API answers.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ def start(address: str, settings: Settings) -> None:
     ray.init(address=address, namespace="serve", log_to_driver=False)
     options = HTTPOptions(host=settings.http_host, port=settings.http_port, request_timeout_s=None)
     if not _in_time(lambda: serve.start(http_options=options)):
-        serve.start(http_options=options)  # finds the controller that was started
+        serve.start(http_options=options)  # finds the started controller
     _in_time(lambda: serve.run(build(), name=CONTROL_APP, route_prefix="/", blocking=False))
 
 
 def _in_time(step: Callable[[], object]) -> bool:
-    """Whether Serve's proxies were there soon enough for it. The step is done either way."""
+    """Tell whether Serve's proxies came in time. The step is done in both cases."""
     try:
         step()
     except TimeoutError as e:

@@ -1,4 +1,4 @@
-"""The step models of each base, as new as the records, for the gateway's routers."""
+"""The step models of each base, kept up to date with the records, for the gateway's routers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from placement.types import Inventory
 
 log = logging.getLogger(__name__)
 
-# Records may change many times a second, and step models seldom with them.
+# Records may change many times a second; step models rarely change with them.
 EVERY_S = 1.0
-# While groups lack a model, and looking again found none: the pause doubles up to this.
+# While groups lack a model and a new search finds none, the pause doubles up to this.
 LONGEST_EVERY_S = 30.0
-# Between two samples, which are Python: requests on the gateway's loop go first.
+# Pause between two samples, which are computed in Python: requests on the gateway's loop go first.
 PAUSE_S = 0.002
 
 
@@ -35,8 +35,10 @@ class _Base:
 
 
 class StepModelBook:
-    """`of(base)` answers at once with what is known. What is newer is computed in a thread, while somebody
-    asks. The same object means that nothing changed. `keep_telling` asks for those who would rather be told.
+    """The step models of each base.
+
+    `of(base)` returns the known models at once. While calls come, a thread computes newer models. The same
+    object means that nothing changed. `keep_telling` calls a function with the models.
     """
 
     def __init__(
@@ -45,14 +47,14 @@ class StepModelBook:
         state: Callable[[], State | None],
         inventory: Callable[[], Awaitable[Inventory]],
     ) -> None:
-        """`state` gives the newest records that the gateway has read."""
+        """`state` returns the newest records that the gateway has read."""
         self._settings = settings
         self._state = state
         self._inventory = inventory
         self._bases: dict[str, _Base] = {}
 
     def of(self, base: str) -> StepModels | None:
-        """The newest that is known; None: nothing yet."""
+        """The newest known models; None: none yet."""
         mine, state = self._bases.setdefault(base, _Base()), self._state()
         if state is not None and state.revision != mine.revision and _may_begin(mine):
             mine.began_s = time.monotonic()
@@ -62,8 +64,8 @@ class StepModelBook:
     async def keep_telling(
         self, bases: Callable[[], Iterable[str]], learn: Callable[[str, StepModels], None]
     ) -> None:
-        """Tell `learn` what is known of each of these bases, again and again, until cancelled. What did not
-        change is the same object."""
+        """Call `learn` with the known models of each of these bases, repeatedly, until cancelled.
+        Unchanged models are the same object."""
         while True:
             for base in tuple(bases()):
                 if (models := self.of(base)) is not None:
@@ -76,7 +78,7 @@ class StepModelBook:
             found = await asyncio.to_thread(
                 step_models, state, inventory, self._settings, base, memo=mine.memo
             )
-        except Exception:  # routing goes on with what is known, or without
+        except Exception:  # routing continues with the known models, or without any
             log.exception("the step models of %s could not be made; they are tried again", base)
             return
         if found is None or not found.is_same(mine.models):
@@ -93,7 +95,7 @@ def _may_begin(mine: _Base) -> bool:
 
 
 def _is_whole(found: StepModels | None, state: State, base: str) -> bool:
-    """Whether each group that serves has a model; devices that did not report yet will."""
+    """Tell whether each serving group has a model. Devices that did not report yet will do so later."""
     deployment = state.deployments.get(base)
     groups = deployment.record.serving_ids() if deployment else ()
     return set(groups) <= (found.model_of_group.keys() if found else set())

@@ -1,8 +1,9 @@
-"""Starts a local cluster again when its head died: `python -m controlplane.runtime.supervisor HOME LOCK`.
+"""Restarts a local cluster when its head dies: `python -m controlplane.runtime.supervisor HOME LOCK`.
 
-`ostinato up` starts it in the background, `ostinato up --foreground` becomes it (`hold`), and `ostinato down`
-ends it first (supervisor_process.py). It is no process of the cluster: it bears no mark, and outlives it. It
-starts what `up` and `down` would, by the same code. What was deployed comes back from the state store.
+`ostinato up` starts the supervisor in the background, `ostinato up --foreground` becomes it (`hold`), and
+`ostinato down` ends it first (supervisor_process.py). The supervisor does not belong to the cluster: it has
+no mark, and outlives the cluster. It uses the code of `up` and `down`. Deployments come back from the state
+store.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ CONNECT_S = 2.0
 
 
 class Watch:
-    """What is seen of one cluster: its head's processes, and whether somebody listens for its API."""
+    """Observes one cluster: its head's processes, and whether its API's port accepts connections."""
 
     def __init__(self, processes: dict[str, psutil.Process], url: str) -> None:
-        """`processes` by their names of HEAD; one that is missing is gone."""
+        """`processes`: by their names of HEAD. A missing process counts as ended."""
         self._processes = processes
         where = urlsplit(url)
         self._address = (where.hostname or "", where.port or 80)
@@ -58,7 +59,7 @@ def _lives(process: psutil.Process | None) -> bool:
 
 
 def _is_listened_on(address: tuple[str, int]) -> bool:
-    """A connection that is not taken in time is one to somebody who is busy."""
+    """Tell whether a process listens there. After a timeout, assume a busy process."""
     try:
         with socket.create_connection(address, CONNECT_S):
             return True
@@ -74,10 +75,10 @@ def supervise(
     wanted: Callable[[], bool],
     pause: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Look at the cluster, and start it again when need be, until it is not `wanted` any more.
+    """Watch the cluster, and restart it when needed, until it is no longer `wanted`.
 
-    `start_again` raises what went wrong, and is then called again after a pause; `watch` sees the newest
-    cluster.
+    `start_again` raises its error, and is then called again after a pause. `watch` returns the observer of
+    the newest cluster.
     """
     seeing, starts = watch(), Starts()
     while wanted():
@@ -107,9 +108,9 @@ def _start_again(why: str, start_again: Callable[[], None], starts: Starts) -> S
 
 
 def hold(settings: Settings) -> None:
-    """Be it, until a signal (TERM, INT) says to end; then end the cluster, too.
+    """Act as the supervisor until a signal (TERM, INT); then end the cluster, too.
 
-    Errors: Unavailable when another process is it already.
+    Errors: Unavailable when another process is the supervisor.
     """
     if (held := supervisor_process.hold(settings)) is None:
         raise errors.Unavailable(
@@ -138,7 +139,7 @@ def _ended_by_signals() -> Iterator[None]:
 
 
 class _Ended(BaseException):
-    """A signal said so."""
+    """A signal asked the process to end."""
 
 
 def _run(settings: Settings) -> None:

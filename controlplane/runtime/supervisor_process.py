@@ -1,4 +1,4 @@
-"""The process that watches over a local cluster (supervisor.py): one of each home, in the background."""
+"""The supervisor's process (supervisor.py): one for each home, in the background."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOG = "supervisor.log"
 
 
 def start(settings: Settings, environment: Mapping[str, str]) -> None:
-    """In the background, unless one runs. It outlives the caller and its terminal."""
+    """Start the supervisor in the background, unless one runs. It outlives the caller and its terminal."""
     if (held := pidfile.take(_file(settings))) is None:
         return
     try:
@@ -33,28 +33,29 @@ def start(settings: Settings, environment: Mapping[str, str]) -> None:
 
 
 def hold(settings: Settings) -> int | None:
-    """Have this process be it: the lock's descriptor, or None if another process is."""
+    """Make this process the supervisor: the lock's descriptor, or None if another process is the
+    supervisor."""
     if (held := pidfile.take(_file(settings))) is not None:
         pidfile.name(held, os.getpid())
     return held
 
 
 def started(held: int) -> None:
-    """Called by the process that `start` made: whoever made it may not have named it yet. The lock is its
-    alone, and not that of processes which it starts."""
+    """Record the new process, which calls this: the process that spawned it may not have recorded it yet.
+    Keep the lock from child processes."""
     os.set_inheritable(held, False)
     pidfile.name(held, os.getpid())
 
 
 def is_this_one(settings: Settings) -> bool:
-    """False also once the home is gone."""
+    """Tell whether this process is the supervisor. False also when the home no longer exists."""
     found = pidfile.living(_file(settings))
     return found is not None and found.pid == os.getpid()
 
 
 def end(settings: Settings) -> bool:
-    """End it, if one runs and is not the caller; its cluster stays. Errors: Unavailable if it does not
-    end."""
+    """End the supervisor, if one runs and is not the caller; its cluster stays. Errors: Unavailable if it
+    does not end."""
     ended = pidfile.end(_file(settings))
     left = pidfile.living(_file(settings))
     if left is not None and left.pid != os.getpid():
@@ -65,7 +66,7 @@ def end(settings: Settings) -> bool:
 
 
 def _spawn(settings: Settings, held: int, environment: Mapping[str, str]) -> int:
-    """Its process id. It has a session of its own, nobody's terminal, and the lock."""
+    """Start the process, and return its id. It has its own session, no terminal, and the lock."""
     command = [sys.executable, "-m", MODULE, str(settings.home), str(held)]
     with (settings.home / LOG).open("a") as log:
         return subprocess.Popen(

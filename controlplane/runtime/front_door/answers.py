@@ -1,7 +1,7 @@
-"""What HAProxy answers by itself, as files: OpenAI's error object with a documented code, in place of HTML.
+"""HAProxy's own answers, as files: OpenAI's error object with a documented code, in place of HTML.
 
-Its answers to a head that is malformed, too large (400) or late (408) stay HAProxy's: it sends them before
-files are looked at.
+Answers to a request head that is malformed, too large (400) or late (408) stay HAProxy's: HAProxy sends them
+before it reads these files.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DIED = errors.Unavailable(
 )
 UNEXPECTED = errors.OstinatoError("the front door failed at this request; try again")
 HIDDEN = errors.Forbidden("what runs behind this address is not told; GET /docs lists what there is")
-# By the status that HAProxy would answer.
+# By HAProxy's original status.
 _MEANING: Mapping[int, errors.OstinatoError] = {
     500: UNEXPECTED,
     502: DIED,
@@ -31,7 +31,7 @@ _MEANING: Mapping[int, errors.OstinatoError] = {
 
 
 def files() -> dict[str, bytes]:
-    """Contents by name."""
+    """File contents by file name."""
     whole = {f"{status}.http": _response(error) for status, error in _MEANING.items()}
     return {**whole, "routes.json": _body(HIDDEN), "absent.json": _body(ABSENT)}
 

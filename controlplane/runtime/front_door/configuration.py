@@ -1,8 +1,8 @@
-"""What we change in the configuration that Ray Serve writes for HAProxy. Pure.
+"""Our changes to the configuration that Ray Serve writes for HAProxy. Pure.
 
-Ray 2.60 has no setting for these lines: limits on clients, errors in our words, ports that only its own tests
-read, an admin socket that every user of the machine may write to. Each edit names the text that it expects;
-a Ray whose template moved is refused before HAProxy starts, not served without limits.
+Ray 2.60 has no setting for these lines: limits on clients, errors in our words, ports that only Ray's own
+tests read, an admin socket that every user of the machine may write to. Each edit names the text that it
+expects. If Ray's template changed, HAProxy does not start, because it would serve without limits.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from dataclasses import dataclass
 
 from controlplane.runtime.front_door.sign_of_life import OFFSET
 
-# From the first byte of a request's head to its last.
+# Time from the first byte of a request's head to its last.
 HEAD_S = 8
 KERNEL_BYTES = 64 << 10
 # How Ray calls our gateways' servers.
 GATEWAY = "SERVE_REPLICA_ostinato-Gateway-"
-# Between two checks of a gateway.
+# Time between two checks of a gateway.
 CHECK_MS = 500
 
 
 class UnknownTemplate(Exception):
-    """Ray's template does not hold the text that an edit expects."""
+    """Ray's template lacks the text that an edit expects."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """`client_s`: how long a client may neither send nor read. `request_s`: how long a request may take in
-    all. `silent_s`: how long a gateway may leave a health check unanswered. `connections`: of clients, at
-    once."""
+    """`client_s`: how long a client may neither send nor read. `request_s`: the longest time of a whole
+    request. `silent_s`: how long a gateway may leave a health check unanswered. `connections`: most client
+    connections at once."""
 
     client_s: int
     request_s: int
@@ -40,7 +40,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Edit:
-    """Replaces every match of `pattern`, of which there are `least` or more."""
+    """Replace every match of `pattern`; at least `least` matches must exist."""
 
     what: str
     pattern: str
@@ -49,8 +49,8 @@ class Edit:
 
 
 def edited(text: str, limits: Limits, folder: str, listens_on_all: bool = False) -> str:
-    """Ray's configuration with our edits. `folder` holds the files of `answers`; `listens_on_all`: also on
-    IPv6, where Ray binds IPv4 alone. Raises UnknownTemplate."""
+    """Ray's configuration with our edits. `folder` holds the files of `answers`. `listens_on_all`: listen
+    on IPv6, too, where Ray binds IPv4 only. Raises UnknownTemplate."""
     backends, gateways = text.count("\n    option httpchk "), text.count(f"\n    server {GATEWAY}")
     for edit in _edits(limits, folder, listens_on_all, backends, gateways):
         text, found = re.subn(edit.pattern, edit.replacement, text, flags=re.MULTILINE)
@@ -77,7 +77,7 @@ def _edits(limits: Limits, folder: str, listens_on_all: bool, backends: int, gat
             r"^(    tune.bufsize \d+)$",
             rf"\1\n    tune.sndbuf.client {KERNEL_BYTES}\n    tune.rcvbuf.server {KERNEL_BYTES}",
         ),
-        # A reload cuts what its predecessor still has in hand after so long.
+        # After a reload, the old process ends its remaining requests after this time.
         Edit(
             "the end of HAProxy's predecessor",
             r"^    hard-stop-after \d+s$",
@@ -99,7 +99,7 @@ def _edits(limits: Limits, folder: str, listens_on_all: bool, backends: int, gat
             "    http-request return status 503 content-type application/json"
             f" file {folder}/absent.json hdr Retry-After 1",
         ),
-        # A gateway that leaves a check unanswered gets no more requests, and those it has in hand end.
+        # A gateway that does not answer a check gets no further requests, and its running requests are ended.
         Edit(
             "how gateways are checked",
             r"^    default-server .* check$",
@@ -121,7 +121,7 @@ def _edits(limits: Limits, folder: str, listens_on_all: bool, backends: int, gat
         ),
         Edit("which failures are retried", r"^    retry-on conn-failure$", _RETRIES),
         Edit("which requests are logged for Serve's metrics", r"^    log-format-sd .*$", _repeatable),
-        # Serve's Python proxy on the head, which answers nobody (`fallback`).
+        # Serve's Python proxy on the head, which closes every connection (`fallback`).
         Edit(
             "Serve's own proxy", r"^(    server \S*fallback\S* \S+) check backup$", r"\1 disabled backup", 0
         ),
@@ -131,8 +131,8 @@ def _edits(limits: Limits, folder: str, listens_on_all: bool, backends: int, gat
     return edits
 
 
-# A request goes to another gateway when it reached none, or when its gateway ended before it answered and the
-# request may be carried out twice.
+# HAProxy sends a request to another gateway in two cases. The request reached no gateway; or its gateway
+# ended before it answered, and the request may safely run twice.
 _RETRIES = "    retry-on conn-failure empty-response\n    retries 2"
 _REPEATABLE = (
     "acl repeatable method GET HEAD OPTIONS",
@@ -148,10 +148,10 @@ def _repeatable(line: re.Match[str]) -> str:
 
 def _timeouts(limits: Limits) -> str:
     lines = (
-        # A connection without a request is closed without an answer, and counts as none.
+        # A connection without a request is closed without an answer, and is not counted as a request.
         "option http-ignore-probes",
         "option dontlognull",
-        "option forwardfor",  # whose address the audit log names
+        "option forwardfor",  # the audit log records this client address
         f"timeout client {limits.client_s}s",
         f"timeout client-fin {limits.client_s}s",
         f"timeout http-request {HEAD_S}s",
@@ -164,5 +164,5 @@ def _errorfiles(folder: str) -> str:
     return "".join(f"    errorfile {status} {folder}/{status}.http\n" for status in ERROR_STATUSES)
 
 
-# Of HAProxy's own answers, by the status that it would give.
+# The statuses of HAProxy's own answers.
 ERROR_STATUSES = (500, 502, 503, 504)

@@ -1,6 +1,6 @@
-"""What Ray Serve is told of the front door: variables that its processes read when they start.
+"""Ray Serve's settings for the front door: variables that its processes read when they start.
 
-`deploy/ray.env`, the images and the chart say the same (`tests/deploy`).
+`deploy/ray.env`, the images and the chart set the same values (`tests/deploy`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from controlplane.runtime.front_door.sign_of_life import OFFSET
 PROGRAM = "ostinato-haproxy"
 BINARY = "RAY_SERVE_HAPROXY_BINARY_PATH"
 CALLBACK = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
-# Ports of gateways on one machine. Each home has a window of its own: HAProxy must not find another
-# installation's gateway at the port of one of its own that ended.
+# Ports of gateways on one machine. Each home has its own range. Otherwise HAProxy could find another
+# installation's gateway at the port of a gateway that ended.
 FIRST_PORT, PORTS_OF_A_HOME, WINDOWS = 20_000, 2 * OFFSET, 110
 
 EVERYWHERE: Mapping[str, str] = {
@@ -26,16 +26,17 @@ EVERYWHERE: Mapping[str, str] = {
     # Fewer ports than lie between a gateway's and that of its sign of life.
     "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": "30000",
     "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(30_000 + OFFSET - 1),
-    # A proxy that died is missed after three looks, ten seconds apart by Serve's own choice.
+    # Serve notices a dead proxy after three checks, by default ten seconds apart.
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
-    # A proxy that was asked three times and is not ready is killed, and another started. Where much else
-    # runs, a start takes longer than three times Serve's 5 s. supervision.API_GONE_S is longer than this.
+    # Serve replaces a proxy that is not ready after three checks. On a busy machine a start takes longer than
+    # three times Serve's default of 5 s. supervision.API_GONE_S is longer than this.
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",
 }
 
 
 def of_one_machine(folder: Path, mark: str) -> dict[str, str]:
-    """For a cluster of `ostinato up`: HAProxy's files and sockets in `folder`, which is the owner's alone."""
+    """The variables for a cluster of `ostinato up`. HAProxy's files and sockets lie in `folder`, which
+    only the owner can read."""
     first = FIRST_PORT + int(mark, 16) % WINDOWS * PORTS_OF_A_HOME
     return {
         **EVERYWHERE,
@@ -52,8 +53,8 @@ def of_one_machine(folder: Path, mark: str) -> dict[str, str]:
 
 
 def problem(environment: Mapping[str, str]) -> str:
-    """Why a gateway must not start in this environment: its requests would come past our limits. Empty: it
-    may."""
+    """The reason why a gateway must not start in this environment: requests would bypass our limits.
+    Empty: the gateway may start."""
     wrong = [
         name for name in ("RAY_SERVE_ENABLE_HA_PROXY", CALLBACK) if environment.get(name) != EVERYWHERE[name]
     ]
@@ -69,7 +70,7 @@ def problem(environment: Mapping[str, str]) -> str:
 
 
 def write_program(folder: Path, python: str) -> None:
-    """`ostinato-haproxy` in `folder`: there may be no installed one, for instance in a source tree."""
+    """Write `ostinato-haproxy` into `folder`: a source tree, for instance, has no installed program."""
     program = folder / PROGRAM
     program.write_text(f'#!/bin/sh\nexec "{python}" -m controlplane.runtime.front_door.haproxy "$@"\n')
     program.chmod(0o700)

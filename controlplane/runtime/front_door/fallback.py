@@ -1,8 +1,8 @@
-"""Serve's Python proxy on the head, closed.
+"""Close Serve's Python proxy on the head.
 
-Behind HAProxy Serve still starts it, for applications that scale to nothing; ours never do. It would be a
-second way in, with none of HAProxy's limits. Serve calls `prepare` before it listens: then it ends each
-connection that is made to it. So does it before a gateway listens, which is left as it is.
+Behind HAProxy Serve still starts this proxy, for applications that scale to zero; ours never do. It would be
+a second entry without HAProxy's limits. Serve calls `prepare` before the proxy listens; the proxy then ends
+each connection. Serve also calls `prepare` before a gateway listens; there it changes nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 
 def prepare() -> list[Any]:
-    """No middlewares, which is what Serve asks for (`RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH`)."""
+    """Return no middlewares; Serve asks for them (`RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH`)."""
     if not _is_replica():
         from uvicorn.protocols.http import auto
 
@@ -34,13 +34,13 @@ def _is_replica() -> bool:
 
 
 class Closed(asyncio.Protocol):
-    """In the place of uvicorn's protocol: answers nobody."""
+    """A protocol that replaces uvicorn's and closes every connection."""
 
     def __init__(self, *its: Any, **named: Any) -> None: ...
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
-        # A reset: the kernel forgets it at once, and the port can be listened on again.
+        # A reset: the kernel forgets the connection at once, and a process can listen on the port again.
         sock = transport.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         transport.abort()

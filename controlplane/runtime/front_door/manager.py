@@ -1,7 +1,7 @@
-"""The actor of Serve that starts HAProxy and tells it of gateways, with news of gateways that do not end.
+"""Serve's actor that starts HAProxy and tells it which gateways run, with a repair for lost news of gateways.
 
 Serve's controller calls `prepare` when it starts (`RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH`), before it
-makes that actor. What the actor needs more: `controlplane.runtime.serve_news`.
+makes that actor. The repair: `controlplane.runtime.serve_news`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class HAProxyManager(_OF_SERVE):  # type: ignore[misc]  # Ray has no types
 
 
 def prepare() -> None:
-    """Have the controller of this process make such actors from now on."""
+    """Make this process's Serve controller create our actor from now on."""
     from ray.serve._private import controller
 
     controller.HAProxyManager = ray.remote(num_cpus=0)(HAProxyManager)
