@@ -1,6 +1,6 @@
-"""Which role each call of the API needs. What is not listed needs an admin's.
+"""The role that each call of the API needs. A call that is not listed needs an admin's.
 
-Whose a model is, is asked after that (`controlplane/management/ownership.py`).
+The model's owner is checked later (`controlplane/management/ownership.py`).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _CALLS: Mapping[Role, str] = {
         POST /operations/{operation_id}/cancel
         GET /status
     """,
-    # They show, or change, what others have.
+    # These calls show or change other tenants' data.
     Role.ADMIN: """
         GET /cluster
         POST /rebalance
@@ -61,7 +61,7 @@ _CALLS: Mapping[Role, str] = {
         GET /metrics/targets
     """,
 }
-# By method and path, as the application's routes have them.
+# The needed role by method and path, as in the application's routes.
 NEEDED: Mapping[tuple[str, str], Role] = MappingProxyType(
     {
         (method, path): role
@@ -78,7 +78,7 @@ _LEVELS = {role: level for level, role in enumerate(Role)}
 
 
 def needed_role(method: str, path: str) -> Role:
-    """Of a request; HEAD is as GET."""
+    """The role that a request needs; HEAD counts as GET."""
     method = "GET" if method == "HEAD" else method
     exact = NEEDED.get((method, path))
     if exact is not None:
@@ -88,7 +88,7 @@ def needed_role(method: str, path: str) -> Role:
 
 
 def require_role(tenant: Tenant, method: str, path: str) -> None:
-    """Errors: Forbidden."""
+    """Require the role that a call needs. Errors: Forbidden."""
     if tenant.is_admin:
         return
     needed = needed_role(method, path)

@@ -1,4 +1,4 @@
-"""The gateway's HTTP application, put together from its services; knows nothing of Ray."""
+"""The gateway's HTTP application, built from its services. Independent of Ray."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _DESCRIPTION = "Register models, deploy them by intent, ask them; many variants 
 
 
 def create_app(make_services: Callable[[], Services]) -> FastAPI:
-    """`make_services` is called once, in the process that serves."""
+    """Build the application. `make_services` is called once, in the serving process."""
     services = make_services()
     app = FastAPI(
         title="Ostinato",
         version=__version__,
         description=_DESCRIPTION,
         lifespan=_lifespan(services),
-        docs_url=None,  # FastAPI's own have browsers fetch programs from elsewhere, and send no key
+        docs_url=None,  # FastAPI's own page loads programs from other hosts, and sends no key
         redoc_url=None,
         redirect_slashes=False,
     )
@@ -48,7 +48,7 @@ def create_app(make_services: Callable[[], Services]) -> FastAPI:
     app.add_middleware(InferencePath, services=services)
     app.add_middleware(Guard, **_guarding(services))
     app.add_middleware(Audited, audit=services.audit)
-    app.add_middleware(Front, **_fronting(services))  # the last is the first that a request passes
+    app.add_middleware(Front, **_fronting(services))  # a request passes the last one first
     app.include_router(openai.router(services))  # first: routes are searched in order, by Serve as well
     app.include_router(management.router(services))
     _add_probes(app, services)
@@ -56,12 +56,12 @@ def create_app(make_services: Callable[[], Services]) -> FastAPI:
 
 
 def inference_only(services: Services) -> ASGIApp:
-    """The calls of `fast_path.PATHS`, without FastAPI around them: for a server to ask first."""
+    """An application for the calls of `fast_path.PATHS` without FastAPI; a server asks it first."""
     return Front(Guard(InferencePath(_nothing, services), **_guarding(services)), **_fronting(services))
 
 
 def _hiding(services: Services) -> Callable[[str], Hide]:
-    """What clients of a path are not told of the server's files."""
+    """The function that gives, by path, how errors hide the server's files from clients."""
     of_managers = hidden_paths.for_managers(services.settings)
     return lambda path: services.hide if path in ASKING_PATHS else of_managers
 

@@ -1,4 +1,4 @@
-"""Around the guard: writes each change that is asked for into the audit log, before it is answered."""
+"""Writes each requested change into the audit log before it is answered. It wraps the guard."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def is_audited(scope: Scope) -> bool:
 
 @dataclass
 class _Exchange:
-    """What was seen of a request and its answer, which is kept until it was written down."""
+    """The observed request and its answer, which waits until the audit line is written."""
 
     asked: bytearray = field(default_factory=bytearray)
     answer: list[Message] = field(default_factory=list)
@@ -44,7 +44,7 @@ class _Exchange:
 
 
 class Audited:
-    """Pure ASGI. Answers of these calls are short and whole, so they wait for their line."""
+    """Pure ASGI. Answers of these calls are short and not streamed, so they wait for their audit line."""
 
     def __init__(self, app: ASGIApp, audit: AuditLog) -> None:
         self._app = app
@@ -73,13 +73,13 @@ class Audited:
         try:
             await self._app(scope, receiving, sending)
         except BaseException as e:
-            if not seen.whole:  # what was asked for may have been done
+            if not seen.whole:  # the requested change may have happened
                 self._audit.write(_entry(scope, seen, *_cut_off(e)))
             raise
 
 
 def _cut_off(error: BaseException) -> tuple[int | None, str]:
-    """The status and code of a request that has no answer: a defect's, or those of a client that left."""
+    """The status and code of a request without an answer: the gateway failed, or the client left."""
     if isinstance(error, Exception):
         return errors.OstinatoError.status, errors.OstinatoError.code
     return None, "client_disconnected"
@@ -105,13 +105,13 @@ def _entry(scope: Scope, seen: _Exchange, status: int | None, code: str | None) 
 
 
 def _code(seen: _Exchange) -> str | None:
-    """Of an error's answer."""
+    """The code of an error answer."""
     error = _read(seen.answered()).get("error")
     return _text(error.get("code")) if isinstance(error, dict) and (seen.status() or 0) >= 400 else None
 
 
 def _model(path: str, asked: dict[str, Any], said: dict[str, Any]) -> str | None:
-    """Which one it is about, by its path, its body, or its answer."""
+    """The model of the request, from its path, its body, or its answer."""
     parts = path.split("/")
     if len(parts) > 2 and parts[1] in ("models", "deployments"):
         return parts[2][:_MAX_TEXT]
@@ -124,7 +124,7 @@ def _text(value: object) -> str | None:
 
 
 def _read(raw: bytes) -> dict[str, Any]:
-    """A body's fields; none of one that is no object of JSON, or is too long to be looked at."""
+    """A body's fields; empty if it is no JSON object, or too long to read."""
     if not raw or len(raw) > _MAX_READ:
         return {}
     try:

@@ -19,11 +19,11 @@ T = TypeVar("T")
 async def unless_client_leaves(
     receive: Receive, work: Awaitable[T], direct: DirectRequest | None = None
 ) -> T | None:
-    """The result of `work`; None when the client left, which cancels it.
+    """The result of `work`; None when the client left, which cancels `work`.
 
-    `receive` has given the whole body, and tells of nothing but the disconnect. A server of ours tells it by
-    `direct`; of any other a task waits for it. Another cancellation passes through, and so does what `work`
-    raises.
+    `receive` has given the whole body, and now reports only the disconnect. Our own server reports it by
+    `direct`; for any other server a task waits for it. Another cancellation passes through, and so does an
+    error of `work`.
     """
     task = asyncio.current_task()
     assert task is not None
@@ -46,13 +46,13 @@ async def unless_client_leaves(
 
 
 def _watched(receive: Receive, leave: Callable[[], None]) -> Callable[[], object]:
-    """Calls `leave` when the client leaves, until what is returned is called."""
+    """Call `leave` when the client leaves, until the returned function is called."""
 
     async def watch() -> None:
         try:
             while (await receive())["type"] != "http.disconnect":
                 pass
-        except Exception as e:  # the server's own; the answer may still be wanted
+        except Exception as e:  # the server's own error; the client may still want the answer
             log.info("it cannot be seen whether a client leaves: %r", e)
             return
         leave()

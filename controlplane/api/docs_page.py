@@ -1,7 +1,7 @@
 """The OpenAPI document as one page for people.
 
-It is written here, and no program or style of it comes from elsewhere: it shows on machines without the
-Internet. It needs no key, for it says nothing of an installation.
+The page loads no program or style from other hosts, so it works without the Internet. It needs no key,
+because it reveals nothing about an installation.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _resolved(document: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping
 
 
 def _example(method: str, path: str, schema: Mapping[str, Any]) -> str:
-    """A command that makes the call, with the fields that it must have."""
+    """A command that makes the call, with its required fields."""
     body = {name: _value(schema["properties"][name]) for name in schema.get("required", ())}
     sent = f" \\\n  -H 'Content-Type: application/json' -d '{json.dumps(body)}'" if schema else ""
     return f'curl -X {method.upper()} "$URL{path}" -H "Authorization: Bearer $KEY"{sent}'

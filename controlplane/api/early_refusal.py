@@ -1,8 +1,8 @@
-"""A gateway refuses early what it cannot do in time: `controlplane.traffic.load_shedding` before its server.
+"""Early refusal of requests that a gateway cannot handle in time (`controlplane.traffic.load_shedding`).
 
-A request costs a gateway about a millisecond; refused before anything is done for it, a tenth of that. The
-API key identifies the tenant. All requests without a known key are one tenant of little weight. How late the
-gateway is, its own loop says: how long as many turns take as a request needs.
+A request costs a gateway about a millisecond; an early refusal costs a tenth of that. The API key identifies
+the tenant. All requests without a known key count as one tenant of little weight. The gateway measures its
+lateness by its own loop: the duration of as many turns as a request needs.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ BUSY = errors.Overloaded(
     details={"reason": "busy"},
 )
 _BODY = json.dumps(BUSY.body()).encode()
-# Probes of the API: any client may send so many, and beyond that they count as one without a known key.
+# Any client may send this number of probes. Further probes count as requests without a known key.
 _OPEN = frozenset({"/healthz", "/readyz"})
 OPEN_PER_MINUTE = 1200.0
 _SERVES = frozenset({"/-/healthz", "/-/routes"})
-# The key in a scope under which the name of its request's tenant is, until it is passed on; None: the request
-# is not counted.
+# The scope's key for the name of the request's tenant, until the request is passed on. None: the request is
+# not counted.
 TENANT = "ostinato.tenant"
 
 
 class Decision(NamedTuple):
-    """`tenant`: whose answer it will be; None: it is not counted. `retry_s`: None: pass the request on; else
-    refuse it, and have it come again after so many seconds."""
+    """`tenant`: the tenant whose answer is counted; None: not counted. `retry_s`: None: pass the request
+    on; else refuse it, and let the client retry after this time."""
 
     tenant: str | None
     retry_s: float | None
@@ -65,7 +65,7 @@ class Refusal(NamedTuple):
 
 
 class EarlyRefusal:
-    """Of one gateway: whom it refuses. `refused` counts, by the tenant's name."""
+    """One gateway's decision about each request. `refused` counts refusals by the tenant's name."""
 
     def __init__(
         self, settings: Settings, tenants: Callable[[], Tenants], refused: Callable[[str, int], None]
@@ -80,7 +80,7 @@ class EarlyRefusal:
         self._untold: Counter[str] = Counter()
 
     def of(self, scope: Scope, now_s: float) -> Refusal | None:
-        """The answer to a request that is refused. None: pass it on; `scope` knows then whose it is."""
+        """The answer to a refused request. None: pass the request on; `scope` then names its tenant."""
         decision = self.decide(scope["path"], scope["headers"], now_s)
         if decision.retry_s is None:
             scope[TENANT] = decision.tenant
@@ -112,7 +112,7 @@ class EarlyRefusal:
         return wait_s == 0.0
 
     def tenant_of(self, headers: Headers) -> Tenant:
-        """As the guard has it (`controlplane.api.middleware`)."""
+        """The request's tenant, by the guard's rules (`controlplane.api.middleware`)."""
         if not self._key:
             return DEFAULT
         key = key_in(dict(headers).get(b"authorization", b""))
@@ -122,7 +122,7 @@ class EarlyRefusal:
         return tenants.of_key(key) or NOBODY
 
     async def watch(self) -> None:
-        """Until cancelled."""
+        """Measure the lateness and adapt the budget, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             late_s = await lateness_s(loop.time() + LOOK_S)
@@ -146,7 +146,7 @@ class EarlyRefusal:
 
 
 async def lateness_s(due_s: float) -> float:
-    """How much later than `due_s`, by the loop's time, a request that came then would be answered."""
+    """The delay after `due_s`, in the loop's time, with which a request that came then would be answered."""
     loop = asyncio.get_running_loop()
     await asyncio.sleep(due_s - loop.time())
     for _ in range(TURNS):
@@ -155,8 +155,8 @@ async def lateness_s(due_s: float) -> float:
 
 
 class EarlyRefusals:
-    """Around a server's application, pure ASGI: counts its answers by tenant, and refuses what the server
-    itself has not looked at."""
+    """Pure ASGI around a server's application. Counts its answers by tenant, and refuses requests that the
+    server itself has not checked."""
 
     def __init__(self, app: ASGIApp, early: EarlyRefusal) -> None:
         self._app = app

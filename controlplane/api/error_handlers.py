@@ -28,21 +28,23 @@ def respond(error: errors.OstinatoError) -> JSONResponse:
     if isinstance(error, errors.Unauthorized):
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, errors.BodyTooSlow):
-        headers["Connection"] = "close"  # what is left of it is not waited for
+        headers["Connection"] = "close"  # the server does not wait for the rest of the body
     if isinstance(error, errors.Late):
         headers["x-should-retry"] = "false"
     return _ErrorResponse(error.body(), status_code=error.status, headers=headers)
 
 
 class _ErrorResponse(JSONResponse):
-    """Escapes what is not ASCII: a message may repeat a lone surrogate, which UTF-8 cannot hold."""
+    """A JSON response that escapes non-ASCII characters: a message may repeat a lone surrogate, which
+    UTF-8 cannot hold."""
 
     def render(self, content: Any) -> bytes:
         return json.dumps(content).encode()
 
 
 def install(app: FastAPI, hide_of: Callable[[str], Hide]) -> None:
-    """`hide_of(path)` takes out of an error what clients of that path are not to see."""
+    """Install the handlers. `hide_of(path)` gives the function that removes what clients of that path must
+    not see."""
 
     async def ostinato(request: Request, exc: Exception) -> JSONResponse:
         assert isinstance(exc, errors.OstinatoError)
@@ -75,7 +77,7 @@ def _got(problem: dict[str, Any]) -> str:
 async def _http(request: Request, exc: Exception) -> JSONResponse:
     """Starlette's own refusals: unknown paths, wrong methods."""
     assert isinstance(exc, HTTPException)
-    if isinstance(exc.__cause__, errors.OstinatoError):  # FastAPI wraps what reading the body raised
+    if isinstance(exc.__cause__, errors.OstinatoError):  # FastAPI wraps errors of reading the body
         return respond(exc.__cause__)
     kind = {404: "path_not_found", 405: "method_not_allowed"}.get(exc.status_code, "invalid_request")
     message = f"{request.method} {request.url.path}: {exc.detail}; GET /docs lists what there is"
@@ -88,6 +90,6 @@ async def _unexpected(request: Request, exc: Exception) -> JSONResponse:
 
 
 def unexpected(scope: Scope, exc: Exception) -> JSONResponse:
-    """A mistake of ours: the log has it, the answer only says so."""
+    """An internal error: the log has the details, the answer only reports that there is one."""
     log.error("unexpected error on %s %s", scope["method"], scope["path"], exc_info=exc)
     return respond(errors.OstinatoError("an unexpected error; the gateway's log has its details"))

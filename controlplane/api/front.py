@@ -1,7 +1,7 @@
-"""What clients differ in: spellings of a path, HEAD, pages of other origins, compressed bodies.
+"""Differences between clients: spellings of a path, HEAD, pages of other origins, compressed bodies.
 
-Pure ASGI, outside of the audit log and the guard, so that these see each request in its plain form. A body is
-unpacked as it is read, which is after the guard let the request in.
+Pure ASGI around the audit log and the guard, so that these see each request in its plain form. A body is
+unpacked as it is read, which is after the guard accepted the request.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from workers.asgi import DIRECT
 
 ANY_ORIGIN = "*"
 METHODS = "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
-_PREFLIGHT_S = 600  # that a browser remembers its answer
+_PREFLIGHT_S = 600  # the time for which a browser remembers the answer
 _EXPOSED = "x-request-id, retry-after, x-should-retry"
 _ENCODED = b"content-encoding"
 _TELLING = frozenset({b"origin", _ENCODED})
@@ -27,11 +27,11 @@ _WINDOWS = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate
 
 
 class Front:
-    """Around the whole application, or the part of it that answers inference calls."""
+    """A layer around the whole application, or the part of it that answers inference calls."""
 
     def __init__(self, app: ASGIApp, origins: Collection[str], max_body_bytes: int) -> None:
-        """`origins`: whose pages may ask, as browsers name them; `*`: all. An unpacked body has at most
-        `max_body_bytes`."""
+        """`origins`: sites whose pages may send requests, as browsers name them; `*`: all. An unpacked
+        body has at most `max_body_bytes`."""
         self._app = app
         self._origins = frozenset(origins)
         self._limit = max_body_bytes
@@ -53,7 +53,7 @@ class Front:
             return
         if origin and self._allows(origin):
             scope = {**scope}
-            scope.pop(DIRECT, None)  # which would answer without our headers
+            scope.pop(DIRECT, None)  # it would answer without our headers
             send = _with(self._told(origin), send)
         if scope["method"] == "HEAD" and not scope["path"].endswith("/watch"):
             scope, send = {**scope, "method": "GET"}, _without_body(send)
@@ -78,7 +78,7 @@ class Front:
         ]
 
     def _options(self, headers: dict[bytes, str], origin: str) -> Response:
-        """A browser asks before it sends a page's request: without a key, for it sends none then."""
+        """The answer to a browser's preflight, which comes before a page's request and without a key."""
         if not origin or b"access-control-request-method" not in headers:
             return Response(status_code=204, headers={"allow": METHODS})
         if not self._allows(origin):
@@ -105,7 +105,7 @@ def _needs_other_path(path: str) -> bool:
 
 
 def plain_path(path: str) -> str:
-    """As routes have it: without a slash at its end, and with one where several stand."""
+    """The path in the routes' form: no slash at its end, and single slashes."""
     return "/" + "/".join(part for part in path.split("/") if part)
 
 
@@ -130,8 +130,8 @@ def _of_unpacked(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, by
 
 
 def unpacked(receive: Receive, encoding: str, limit: int) -> Receive:
-    """Errors: InvalidRequest for an encoding that is not known, and, as it is read, for a body that is not
-    in it; BodyTooLarge for one that has more than `limit` bytes when unpacked."""
+    """A `receive` that unpacks the body. Errors: InvalidRequest for an unknown encoding, or, during
+    reading, for a body that is not in it; BodyTooLarge for more than `limit` bytes when unpacked."""
     name = encoding.strip().lower()
     if name == "identity":
         return receive

@@ -1,6 +1,6 @@
-"""Errors tell a client what is wrong, not where the server keeps its files: paths are cut to a file's name.
+"""Errors tell a client what is wrong, but hide the server's folders: a path is cut to the file's name.
 
-Who manages the installation named the folders of models, and sees their paths; a tenant sees none.
+Managers of the installation named the folders of models, and see their paths. Tenants see none.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from workers.vllm_environment import vllm_cache
 
 Hide = Callable[[errors.OstinatoError], errors.OstinatoError]
 
-# Where a path ends in a sentence: at what no file of ours has in its name.
+# The rest of a path in a sentence. It ends at characters that our file names do not contain.
 _REST = r"(?:/[^\s'\"`,;:()\[\]<>]*)?(?![\w-]|\.\w)"
 
 

@@ -1,7 +1,7 @@
-"""What every request passes before its route: an API key (if one is set) and a limit on its size.
+"""The checks before every route: an API key (if one is set) and a limit on the request's size.
 
-The installation's key opens everything. A tenant's key opens what its role may call, and says whose requests
-they are.
+The installation's key allows every call. A tenant's key allows the calls of its role, and identifies the
+tenant.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ _BEARER = b"bearer"
 
 
 def caller_of(scope: Scope) -> Caller:
-    """Who sent a request that passed the guard."""
+    """The caller of a request that passed the guard."""
     caller = scope.get(_CALLER, INSTALLATION)
     assert isinstance(caller, Caller)
     return caller
 
 
 def known_caller(scope: Scope) -> Caller | None:
-    """Who sent a request, perhaps one that the guard refused; None: nobody knows."""
+    """The caller of a request, even if the guard refused it; None: unknown."""
     found: Caller | None = scope.get(_CALLER)
     return found
 
 
 def tenant_of(scope: Scope) -> Tenant:
-    """Whose request it is."""
+    """The tenant of a request that passed the guard."""
     return caller_of(scope).tenant
 
 
@@ -56,7 +56,8 @@ def key_in(given: bytes) -> bytes:
 
 
 class BodyBounds(NamedTuple):
-    """Of a request's body: its size, its texts, lists and objects, and how long it may take to arrive."""
+    """Limits of a request's body: its size, its number of texts, lists and objects, and its time to
+    arrive."""
 
     bytes: int
     parts: int
@@ -75,8 +76,8 @@ class Guard:
         hosts: Collection[str] = (),
         origins: Collection[str] = (),
     ) -> None:
-        """`tenants` are asked at every request. `hosts`: the names by which it may be asked, without ports;
-        none: any. `origins`: whose pages may ask beside those of `hosts`; `*`: all."""
+        """`tenants` is called for every request. `hosts`: the accepted host names, without ports; empty:
+        any. `origins`: sites whose pages may send requests in addition to `hosts`; `*`: all."""
         self._app = app
         self._origins = frozenset(origins)
         self._hosts = frozenset(host.lower() for host in hosts)
@@ -116,7 +117,7 @@ class Guard:
             raise self._too_large(int(length))
 
     def _check_host(self, headers: dict[bytes, bytes]) -> None:
-        """A browser names who it believes to ask, and whose page asks. Errors: HostNotAllowed."""
+        """Check the host that a browser addresses, and the origin of its page. Errors: HostNotAllowed."""
         named = [headers.get(b"host", b"").decode("latin-1")]
         origin = headers.get(b"origin", b"").decode("latin-1")
         if origin and not {origin, "*"} & self._origins:
@@ -130,7 +131,7 @@ class Guard:
                 )
 
     def _caller(self, given: bytes) -> Caller:
-        """Errors: Unauthorized, for a key that nobody has."""
+        """The caller with this key. Errors: Unauthorized for an unknown key."""
         tenants = self._tenants()
         if not self._key:
             return INSTALLATION
@@ -148,7 +149,7 @@ class Guard:
         )
 
     def _counted(self, receive: Receive) -> Receive:
-        """Bodies without a Content-Length are counted as they arrive."""
+        """Count the bytes of a body without a Content-Length as they arrive. Errors: BodyTooLarge."""
         seen = 0
 
         async def counted() -> Message:
@@ -167,7 +168,7 @@ def body_too_slow(limit_s: float) -> errors.BodyTooSlow:
 
 
 def _within(receive: Receive, limit_s: float) -> Receive:
-    """Bodies arrive within `limit_s` of the first look at them. Errors: BodyTooSlow."""
+    """Require that a body arrives within `limit_s` of its first read. Errors: BodyTooSlow."""
     ends_s, is_whole = math.inf, limit_s == math.inf
 
     async def timed() -> Message:
@@ -187,7 +188,8 @@ def _within(receive: Receive, limit_s: float) -> Receive:
 
 
 def _readable(receive: Receive, most_parts: int) -> Receive:
-    """Bodies come whole, and reading them as JSON keeps nobody waiting. Errors: InvalidRequest."""
+    """Deliver a body in one message, and bound its parts so that parsing it does not block other requests.
+    Errors: InvalidRequest."""
     is_first = True
 
     async def whole() -> Message:
@@ -209,6 +211,6 @@ def _readable(receive: Receive, most_parts: int) -> Receive:
 
 
 def _without_port(host: str) -> str:
-    """Of a Host header; an IPv6 address stands in brackets."""
+    """The host of a Host header; an IPv6 address is in brackets."""
     end = host.find("]") + 1
     return host[:end] if end else host.partition(":")[0]

@@ -1,4 +1,4 @@
-"""From a management request to a committed operation, once per idempotency key."""
+"""Commits a management request as an operation, once per idempotency key."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from controlplane.state.repository import Put, Repository, State, Versioned
 from controlplane.state.transactions import Context, Outcome
 from controlplane.traffic.tenants import Caller, Tenant
 
-KEEP_ALIVE_S = 25.0  # proxies on the way take a stream for dead after 30 to 60 s
-MAX_WATCHERS = 5_000  # of a gateway: less than its places, which requests for models need as well
+KEEP_ALIVE_S = 25.0  # proxies close a silent stream after 30 to 60 s
+MAX_WATCHERS = 5_000  # per gateway: fewer than its request slots, because inference requests need slots, too
 
 
 async def register(
@@ -43,7 +43,8 @@ async def register(
 async def deploy(
     services: Services, request: DeployModelRequest, key: str | None, caller: Caller
 ) -> Operation:
-    """A variant of the installation's base comes into its engines, and changes nothing else of it."""
+    """Deploy a model. A variant of the installation's base joins its engines, and changes nothing else of
+    it."""
     requested.require_ceilings(request.engine, services.settings)
     return await _submit(
         services,
@@ -65,8 +66,8 @@ async def delete(services: Services, name: str, key: str | None, caller: Caller)
 
 
 async def profile(services: Services, name: str, again: bool, key: str | None, caller: Caller) -> Operation:
-    """A profile is of an architecture, and other tenants have models of it: only admins have it all measured
-    again."""
+    """Measure a model's profile. Other tenants share the profile of an architecture, so only admins may
+    measure it again."""
     if again and not caller.tenant.is_admin:
         raise errors.Forbidden(
             f"tenant '{caller.tenant.name}' may have measured what is lacking; what is measured already, "
@@ -95,7 +96,7 @@ Decide = Callable[[State, Context], Outcome]
 
 
 def _own(caller: Caller, name: str, decide: Decide) -> Decide:
-    """`decide`, where `name` is one that the caller may change. Errors: Forbidden."""
+    """`decide`, if the caller may change `name`. Errors: Forbidden."""
 
     def decide_own(seen: State, ctx: Context) -> Outcome:
         ownership.require_change(caller.tenant, seen, name)
@@ -107,7 +108,7 @@ def _own(caller: Caller, name: str, decide: Decide) -> Decide:
 async def _submit(
     services: Services, caller: Caller, key: str | None, request: str, decide: Decide
 ) -> Operation:
-    """`decide` gets the records that are there for the caller."""
+    """Commit an operation. `decide` gets the records that the caller may see."""
     ctx = fresh_context(caller)
     digest = hashlib.sha256(request.encode()).hexdigest()
     own_key = _own_key(caller, key) if key else None
@@ -139,8 +140,9 @@ async def _submit(
 
 
 def quota_turn(repository: Repository, tenant: Tenant, state: State) -> list[Put]:
-    """What a change of a tenant with quotas writes as well, so that two at once, perhaps of two gateways, are
-    decided one after the other. Errors: StaleWrite, when one was made since `state`."""
+    """The extra write for each change of a tenant with quotas. It makes two concurrent changes, even at
+    two gateways, run one after the other. Errors: StaleWrite, when the tenant changed something since
+    `state`."""
     if not tenant.quota.is_of_records:
         return []
     last = repository.get(TenantChanges, tenant.name)
@@ -152,14 +154,14 @@ def quota_turn(repository: Repository, tenant: Tenant, state: State) -> list[Put
 
 
 def _own_key(caller: Caller, key: str) -> str:
-    """Tenants choose keys without knowing of each other. No key has a space, nor has a tenant's name."""
+    """The idempotency key with its tenant: tenants may choose the same keys. Neither keys nor tenants'
+    names contain spaces."""
     return f"{caller.tenant.owner} {key}" if caller.tenant.owner else key
 
 
 def _answered(repository: Repository, state: State, key: str, digest: str) -> Operation | None:
-    """The operation an earlier request with this key began. Errors: IdempotencyConflict; StaleWrite when the
-    key is newer than `state`.
-    """
+    """The operation that an earlier request with this key began. Errors: IdempotencyConflict; StaleWrite
+    when the key is newer than `state`."""
     known = repository.get(IdempotencyKey, key)
     if known is None:
         return None
@@ -180,7 +182,7 @@ def _answered(repository: Repository, state: State, key: str, digest: str) -> Op
 
 
 async def run(services: Services, submitted: Awaitable[Operation]) -> Operation:
-    """Wait for an operation's end. Raises what it failed with, or TimedOut."""
+    """Wait for an operation's end. Raises the operation's error, or TimedOut."""
     done = await _ended(services, await submitted, services.limits.loading_timeout_s)
     if done.error is not None:
         raise failure_of(done)
@@ -201,14 +203,14 @@ async def _ended(services: Services, operation: Operation, limit_s: float) -> Op
 
 
 def failure_of(operation: Operation) -> errors.OstinatoError:
-    """The error a failed operation holds, as the exception it was."""
+    """The error of a failed operation, as the original exception."""
     return errors.error_from_body(operation.error or {"message": operation.reason})
 
 
 def watch(services: Services, found: Versioned[Operation]) -> AsyncGenerator[bytes, None]:
-    """Server-sent events: the operation at every change, the last time when it is done.
+    """Server-sent events with the operation after every change, until it is done.
 
-    Errors: Overloaded, when very many watch, before the first event.
+    Errors: Overloaded before the first event, when too many clients watch.
     """
     if services.routes.operations.waiting >= MAX_WATCHERS:
         raise errors.Overloaded(

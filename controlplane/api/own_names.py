@@ -1,7 +1,7 @@
-"""Errors in the words of the call that was made.
+"""Errors with the field names of the caller's request.
 
-`POST /inference_model` and vLLM's adapter calls are carried out by others, whose fields have other names.
-Their errors name the fields that the caller sent.
+Other calls carry out `POST /inference_model` and vLLM's adapter calls, and name their fields differently. The
+errors name the fields that the caller sent.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from controlplane import errors
 
-# The engine's fields by the names of `POST /inference_model`.
+# The engine's fields, with their names in `POST /inference_model`.
 INFERENCE: Mapping[str, str] = {
     "messages": "inputText",
     "prompt": "inputText",
@@ -21,13 +21,13 @@ INFERENCE: Mapping[str, str] = {
     "max_completion_tokens": "maxOutputLength",
     "top_p": "topP",
 }
-# Those of registering and deploying by the names of vLLM's adapter calls.
+# The fields of registering and deploying, with their names in vLLM's adapter calls.
 ADAPTERS: Mapping[str, str] = {"adapter": "lora_path", "base": "base_model_name", "model": "lora_name"}
 
 
 @contextmanager
 def spoken_of_as(names: Mapping[str, str]) -> Iterator[None]:
-    """Errors that name one of `names` name what the caller calls it."""
+    """Within this block errors that name one of `names` use the caller's name for it."""
     try:
         yield
     except errors.OstinatoError as e:

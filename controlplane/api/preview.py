@@ -1,4 +1,4 @@
-"""What deploying would do as the cluster is now, without doing it. Pure."""
+"""A preview of a deployment on the cluster as it is now, without deploying. Pure."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from placement.types import Inventory, Placement
 
 @dataclass(frozen=True)
 class Preview:
-    """`running` says that `host` is deployed already, or being deployed.
+    """The result of a preview. `running`: `host` is deployed already, or being deployed.
 
-    `placement` is that of the first group, None until it is decided. `waits` names the measuring that the
-    deployment would wait for. `at_once`: how many of the host's variants run at once in it.
+    `placement`: of the first group, None until it is decided. `waits`: the measurement that the deployment
+    would wait for. `at_once`: how many of the host's variants run at once.
     """
 
     model: str
@@ -45,7 +45,7 @@ class Preview:
 def preview(
     state: State, inventory: Inventory, settings: Settings, request: DeployModelRequest, ctx: Context
 ) -> Preview:
-    """Errors: those of deploying, NoFeasiblePlan among them."""
+    """Preview a deployment. Errors: those of deploying, including NoFeasiblePlan."""
     requested.require_ceilings(request.engine, settings)
     made = [c.record for c in deploy_model(state, request, ctx).changes if isinstance(c, Put)]
     wanted = {record.model: record for record in made if isinstance(record, Deployment)}
@@ -67,7 +67,7 @@ def preview(
 
 
 def require_room_anew(state: State, inventory: Inventory, settings: Settings, renewed: Deployment) -> None:
-    """That there is room for the new groups of a base, one for each that serves, beside those that serve.
+    """Require room for a base's new groups, one for each serving group, in addition to the serving groups.
 
     Errors: NoFeasiblePlan, ModelNotFound.
     """
@@ -89,9 +89,9 @@ def require_room_anew(state: State, inventory: Inventory, settings: Settings, re
 def _places(
     state: State, deployment: Deployment, others: Sequence[Deployment], seen: FreeMemory, settings: Settings
 ) -> list[Place]:
-    """Where its groups would be, one after the other, as they are placed (`launch_action`).
+    """The places of the deployment's groups, placed one after the other (`launch_action`).
 
-    Errors: NoFeasiblePlan when there is not room for all.
+    Errors: NoFeasiblePlan when there is no room for all groups.
     """
     places: list[Place] = []
     for group in deployment.groups:
@@ -114,7 +114,7 @@ def _decide(
     device_kind: str,
     free: Inventory,
 ) -> Placement:
-    """Errors: NoFeasiblePlan."""
+    """Decide the placement of one group. Errors: NoFeasiblePlan."""
     base, variants = state.models[deployment.model].record, state.variants_of(deployment.model)
     usable = placement_decision.suited(free, device_kind)
     return placement_decision.decide(
@@ -129,7 +129,7 @@ def _decide(
 
 
 def _named(error: errors.NoFeasiblePlan, group_id: str, placed: int) -> errors.NoFeasiblePlan:
-    """The error with the id of the group, if groups before it have places."""
+    """The error with the id of the group, if earlier groups have places."""
     if not placed:
         return error
     message = f"'{group_id}' finds no place beside the {placed} before it: {error.message}"

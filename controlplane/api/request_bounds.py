@@ -1,4 +1,4 @@
-"""How much one request may ask of an engine that it shares with others."""
+"""Bounds of one request to an engine that it shares with others."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from controlplane.traffic.request_terms import (
     sequences_of,
 )
 
-# An engine goes through each of these again and again: for every token, or for every word of its vocabulary.
+# An engine reads each of these for every token, or for every word of its vocabulary.
 LISTS = ("stop", "stop_token_ids", "bad_words", "allowed_token_ids", "logit_bias", "logprob_token_ids")
-# What an engine compiles, with some work for every word of its vocabulary.
+# An engine compiles these, with some work for every word of its vocabulary.
 GRAMMARS = ("response_format", "structured_outputs")
 MAX_SEQUENCES = 16  # of a request
-MAX_WORDS = 256  # in a list of them; OpenAI takes four stop sequences
+MAX_WORDS = 256  # in one list; OpenAI allows four stop sequences
 MAX_GRAMMAR_BYTES = 64 << 10
-DEEPEST = 32  # levels of a grammar; schemas that people write have at most ten
-_FREE_CHOICES = (None, "auto", "none")  # of tools: nothing is compiled for them
+DEEPEST = 32  # levels of a grammar; schemas written by people have at most ten
+_FREE_CHOICES = (None, "auto", "none")  # of tools: the engine compiles nothing for them
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """`sequences` are answers of one request, `words` entries of a list of words, `grammar_bytes` those of
-    all that it wants compiled, `prompt_logprobs` the tokens of its prompts times what it wants of each.
-    `template_arguments`: what it may tell a chat template."""
+    """`sequences`: answers of one request. `words`: entries of a word list. `grammar_bytes`: size of all
+    grammars of a request. `prompt_logprobs`: prompt tokens times log-probabilities per token.
+    `template_arguments`: allowed arguments of the chat template."""
 
     sequences: int = MAX_SEQUENCES
     words: int = MAX_WORDS
@@ -48,10 +48,10 @@ DEFAULTS = Bounds()
 def check(
     body: Mapping[str, Any], body_bytes: int, bounds: Bounds, requests_at_once: int | None = None
 ) -> None:
-    """`body` has passed `check_fields`, and had `body_bytes` as it came. The model's engine runs so many
-    requests at once.
+    """Check a body that passed `check_fields`. Its raw size was `body_bytes`. The model's engine runs
+    `requests_at_once` requests.
 
-    Errors: InvalidRequest, with the field's name and what may be asked for.
+    Errors: InvalidRequest, with the field's name and its limit.
     """
     _check_sequences(body, bounds.sequences, requests_at_once)
     _check_lists(body, bounds.words)
@@ -60,7 +60,8 @@ def check(
 
 
 def _check_sequences(body: Mapping[str, Any], bound: int, at_once: int | None) -> None:
-    """An engine runs each answer as a sequence of its own: one request must not take all its places."""
+    """Bound the answers of a request: each is a sequence of the engine, and one request must not take all
+    sequences."""
     most = bound if at_once is None else min(bound, max(1, at_once // 2))
     if (asked := sequences_of(body)) > most:
         raise errors.InvalidRequest(
@@ -82,7 +83,7 @@ def _check_lists(body: Mapping[str, Any], most: int) -> None:
 
 
 def grammars_of(body: Mapping[str, Any]) -> list[str]:
-    """The fields of which an engine compiles what an answer may be."""
+    """The fields that an engine compiles into a grammar for the answer."""
     names = [name for name in GRAMMARS if isinstance(body.get(name), dict | list | str)]
     if body.get("tools") and body.get("tool_choice") not in _FREE_CHOICES:
         names.append("tools")
@@ -110,8 +111,8 @@ def _check_grammars(body: Mapping[str, Any], most: int) -> None:
 
 
 def _check_prompt_logprobs(body: Mapping[str, Any], body_bytes: int, most: int) -> None:
-    """An engine's server makes an object of each, for all tokens of a prompt at once, and answers nobody
-    meanwhile; and all of it again for each of `n` answers."""
+    """Bound a request's prompt log-probabilities. An engine's server makes an object for each of them, for
+    all prompt tokens at once and for each of `n` answers; meanwhile it answers no other request."""
     name, each = _wanted_of_prompts(body)
     if each is None:
         return
@@ -126,8 +127,9 @@ def _check_prompt_logprobs(body: Mapping[str, Any], body_bytes: int, most: int) 
 
 
 def _wanted_of_prompts(body: Mapping[str, Any]) -> tuple[str, int | None]:
-    """The field that says how many of each token, and how many; None: none. As vLLM reads it: with `echo` a
-    completion's `logprobs` are the prompt's, too, and of messages `top_logprobs`, which are 0 by default."""
+    """The field with the number of log-probabilities per prompt token, and the number; None: none. As vLLM
+    reads it: with `echo`, a completion's `logprobs` apply to the prompt, too. For messages `top_logprobs`
+    apply, 0 by default."""
     if body.get("prompt_logprobs") is not None or not body.get("echo"):
         return "prompt_logprobs", body.get("prompt_logprobs")
     if "messages" in body:
@@ -136,13 +138,14 @@ def _wanted_of_prompts(body: Mapping[str, Any]) -> tuple[str, int | None]:
 
 
 def _prompt_tokens(body: Mapping[str, Any], body_bytes: int) -> int:
-    """Of all prompts. Of messages by the whole body: tools and documents are in the prompt, too."""
+    """The tokens of all prompts. For messages, estimated from the whole body, because prompts contain
+    tools and documents, too."""
     tokens = sum(_tokens(prompt) for prompt in prompts_of(body))
     return max(tokens, estimated_prompt(body_bytes)) if "messages" in body else tokens
 
 
 def _tokens(prompt: Any) -> int:
-    """Of a list of them as many as it has; of a text estimated."""
+    """The tokens of a prompt: the length of a list of tokens; an estimate for a text."""
     if isinstance(prompt, list):
         return len(prompt)
     return estimated_prompt(len(prompt.encode(errors="surrogatepass"))) if isinstance(prompt, str) else 1

@@ -1,4 +1,4 @@
-"""The id that an answer bears: its request's, or a new one."""
+"""The id of an answer: its request's, or a new one."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ NAME = b"x-request-id"
 
 
 def header_of(headers: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, bytes]:
-    """Of the answer to a request that has these."""
+    """The id header of the answer to a request with these headers."""
     given = next((value for name, value in headers if name == NAME), b"")
     return NAME, bytes(given) or _new()
 
 
 def _new() -> bytes:
-    """Random, in the form of a UUID; `uuid` takes four times as long."""
+    """A random id in the form of a UUID; `uuid` takes four times as long."""
     digits = f"{getrandbits(128):032x}"
     return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}".encode()

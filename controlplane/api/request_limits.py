@@ -1,5 +1,5 @@
-"""How long the API waits for a client or an operation, and what one request may ask for: constants of the
-product. A test hands in others."""
+"""Limits on the API's waits for a client or an operation, and on one request: constants of the product.
+Tests pass other values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WRITE_TIMEOUT_S = 17.0
 @dataclass(frozen=True)
 class RequestLimits:
     """`body_timeout_s`: for the whole body to arrive. `body_parts`: texts, lists and objects in it.
-    `write_timeout_s`: a client that takes nothing of its answer for so long is cut off.
+    `write_timeout_s`: a client that reads nothing of its answer for this time is disconnected.
     `loading_timeout_s`: for each operation of a call that loads or unloads a variant."""
 
     body_timeout_s: float = 9.0
@@ -25,5 +25,5 @@ class RequestLimits:
 
     @property
     def stream_write_s(self) -> float:
-        """A gateway gives a stream up before its connection is reset, and so knows why the stream ended."""
+        """The gateway ends a stream before its connection is reset, and so knows why the stream ended."""
         return 0.8 * self.write_timeout_s

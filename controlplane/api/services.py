@@ -1,4 +1,4 @@
-"""What the routes need: the state, the route table, the engines and the settings."""
+"""The services that the routes need: the state, the route table, the engines and the settings."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from workers.messages import (
 
 
 class ClusterAccess(Protocol):
-    """What the routes need of the cluster: its engines, by the base model that hosts them, and its nodes."""
+    """The cluster for the routes: its engines, by the base model that hosts them, and its nodes."""
 
     async def call(self, host: str, request: EngineCall, terms: RequestTerms) -> EngineReply: ...
 
@@ -51,7 +51,7 @@ class ClusterAccess(Protocol):
     async def observe(self) -> dict[str, EngineView]: ...
 
     async def residency(self, host: str) -> list[EngineResidency]:
-        """Where each of the host's replicas has its variants."""
+        """The location of the variants in each of the host's replicas."""
         ...
 
     async def limit_variants(self, host: str, limit: int) -> None: ...
@@ -65,7 +65,7 @@ class ClusterAccess(Protocol):
         ...
 
     async def nodes(self, wait: bool = True) -> tuple[NodeState, ...]:
-        """All nodes as last reported; `wait` a while for the reports of new ones."""
+        """All nodes as last reported; `wait`: wait a while for the reports of new nodes."""
         ...
 
     async def inventory(self) -> Inventory: ...
@@ -85,12 +85,12 @@ class Services:
 
     @cached_property
     def hide(self) -> Hide:
-        """Of an error, for whoever asks models."""
+        """The function that removes file paths from errors of inference requests."""
         return hidden_paths.for_tenants(self.settings)
 
     @cached_property
     def request_bounds(self) -> Bounds:
-        """Of a request for a model."""
+        """The bounds of an inference request."""
         arguments = template_arguments_of(self.settings.template_arguments)
         return replace(self.limits.bounds, template_arguments=arguments)
 
@@ -98,12 +98,12 @@ class Services:
         return await self.repository.read_async()
 
     async def read_for(self, caller: Caller) -> State:
-        """What is there for who asks."""
+        """The records that the caller may see."""
         return seen_by(caller.tenant, await self.read())
 
 
 def fresh_context(caller: Caller = INSTALLATION) -> Context:
-    """Ids, the time and who asks, for one command."""
+    """Ids, the time and the caller, for one command."""
     uids = tuple(secrets.randbelow(2**31 - 2) + 1 for _ in range(2))
     tenant = caller.tenant
     return Context(

@@ -13,10 +13,10 @@ from controlplane import errors
 
 
 class TimeLimit:
-    """A context, in one task. What goes on in it longer than `limit_s` is cancelled, and the context raises
-    TimeoutError; any other cancellation passes.
+    """A context in one task. If its body takes longer than `limit_s`, the body is cancelled and the context
+    raises TimeoutError. Any other cancellation passes through.
 
-    Between `pause` and `go_on` nothing is cancelled: `go_on` raises TimeoutError then, if the time is over.
+    Between `pause` and `go_on` nothing is cancelled: if the time is over, `go_on` raises TimeoutError.
     """
 
     __slots__ = ("_before", "_is_due", "_is_over", "_is_paused", "_limit_s", "_task", "_timer")
@@ -60,7 +60,7 @@ class TimeLimit:
 
 
 class WriteLimit(TimeLimit):
-    """The same for each message that is sent in it, by `send`: what comes between them may take its time."""
+    """A limit on each message sent by `send`; the time between messages is not limited."""
 
     __slots__ = ("_send", "_since_s")
 

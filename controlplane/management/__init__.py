@@ -1,1 +1,1 @@
-"""What the management API says, and what a command makes of the records. Pure."""
+"""The management API's messages, and the changes that commands make to the records. Pure."""

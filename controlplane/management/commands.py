@@ -1,7 +1,7 @@
-"""What each accepted request changes: pure functions from the state to the records to write.
+"""The changes of each accepted request: pure functions from the state to the records to write.
 
-Each returns an operation and the changes to commit with it; every change names the version it
-expects, so that of two concurrent requests for one name exactly one wins.
+Each function returns an operation and the changes to commit with it. Every change names the version it
+expects, so that exactly one of two concurrent requests for one name wins.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def register_model(state: State, request: RegisterModelRequest, ctx: Context) ->
             param="model",
         )
     depends = [] if request.base is None else [_require_base(state, request.base)]
-    # Who may use a variant may use its base: one of a tenant's base is the tenant's, whoever registers it.
+    # A tenant that may use a variant may use its base. So a variant of a tenant's base belongs to that
+    # tenant, even when an admin registers it.
     tenant = (state.models[request.base].record.tenant if request.base else "") or ctx.tenant
     model = Model(
         name=request.model,
@@ -71,14 +72,14 @@ def register_model(state: State, request: RegisterModelRequest, ctx: Context) ->
 
 
 def _accuracies(request: RegisterModelRequest) -> dict[str, float]:
-    """Of a delta that is made here nothing is known beforehand, unless its user says it."""
+    """The known accuracies. A delta that is made here has none yet, unless its user gives them."""
     if request.compressionTechnique is not None:
         return dict(request.compressionTechnique)
     return {UNCOMPRESSED: accuracy.WHOLE} if request.compression is None else {}
 
 
 def _unchanged(versioned: Versioned[Model] | Versioned[Deployment]) -> Put:
-    """Writes a record back as it is, so that the commit fails if somebody deletes it meanwhile."""
+    """Write a record back unchanged, so that the commit fails if another request deletes it meanwhile."""
     return Put(versioned.record, versioned.version)
 
 
@@ -94,10 +95,10 @@ def _require_base(state: State, name: str) -> Put:
 
 
 def deploy_model(state: State, request: DeployModelRequest, ctx: Context) -> Outcome:
-    """A variant is deployed with its base, if the base is not yet.
+    """Deploy a model; a variant's base is deployed with it, if it is not yet.
 
     Errors: ModelNotFound, NotReady, AlreadyExists, InvalidRequest (bounds that its base cannot keep, replicas
-    that it does not have), NoFeasiblePlan (a variant, or its base, that is less accurate than is asked for).
+    that it does not have), NoFeasiblePlan (a variant, or its base, that is less accurate than requested).
     """
     model = find_model(state, request.model)
     if model.phase is not Phase.READY:
@@ -126,7 +127,8 @@ def deploy_model(state: State, request: DeployModelRequest, ctx: Context) -> Out
 def _host_changes(
     state: State, variant: Model, host: str, request: DeployModelRequest, ctx: Context
 ) -> list[Change]:
-    """The base's deployment is written in any case: who deletes or places it meanwhile has to look again."""
+    """The changes of the base's deployment. It is always written, so that a concurrent deletion or
+    placement must read it again."""
     present = state.deployments.get(host)
     least = accuracy.base_limit(variant, request.SLOs.accuracy)
     accuracy.require_base(find_model(state, host), present.record if present else None, least)
@@ -150,7 +152,7 @@ def _host_changes(
 
 
 def _check_parsers(base: Model, present: Deployment, request: DeployModelRequest) -> None:
-    """Errors: InvalidRequest for parsers other than those that the base's engines run with."""
+    """Refuse parsers other than those of the base's running engines. Errors: InvalidRequest."""
     asked = {"toolCallParser": request.toolCallParser, "reasoningParser": request.reasoningParser}
     for (name, value), runs in zip(asked.items(), parsers_of(base, present), strict=True):
         if value is not None and requested.parser(value) != runs:
@@ -162,14 +164,15 @@ def _check_parsers(base: Model, present: Deployment, request: DeployModelRequest
 
 
 def _lora_rank(present: Deployment | None, request: DeployModelRequest) -> int | None:
-    """The largest that the base's engines take; None: not decided yet, so that all registered ones fit."""
+    """The largest LoRA rank of the base's engines; None: not decided yet, so that all registered ranks
+    fit."""
     if present is None:
         return request.engine.loraRank if request.engine else None
     return known_sizes(present).lora_rank
 
 
 def _check_rank(variant: Model, host: str, most: int | None) -> None:
-    """Errors: InvalidRequest for an adapter of a larger rank than the engines of its base take."""
+    """Refuse an adapter whose rank is too large for the engines of its base. Errors: InvalidRequest."""
     spec = variant.variant_spec
     if spec is None or spec.kind is not VariantKind.LORA or most is None or spec.max_rank <= most:
         return
@@ -182,7 +185,7 @@ def _check_rank(variant: Model, host: str, most: int | None) -> None:
 
 
 def _check_sizes(present: Deployment, request: DeployModelRequest) -> None:
-    """Errors: InvalidRequest for engines of other sizes than those that the base has."""
+    """Refuse engine sizes other than those of the base's engines. Errors: InvalidRequest."""
     asked = requested.engine(request.engine)
     if asked.or_else(known_sizes(present)) != known_sizes(present):
         raise errors.InvalidRequest(
@@ -216,7 +219,7 @@ def _deployment(name: str, host: str, request: DeployModelRequest, uid: int, now
 
 
 def _check_bounds(base: Model, request: DeployModelRequest) -> None:
-    """Errors: InvalidRequest for what no cluster could carry."""
+    """Refuse a request that no cluster could serve. Errors: InvalidRequest."""
     spec = base.spec
     if spec is None:
         return
@@ -238,7 +241,7 @@ def _check_bounds(base: Model, request: DeployModelRequest) -> None:
 
 
 def _check_engine(base: Model, spec: ModelSpec, sizes: EngineForm) -> None:
-    """Errors: InvalidRequest for sizes that no engine of this model has."""
+    """Refuse sizes that this model's engines cannot have. Errors: InvalidRequest."""
     if sizes.contextTokens is not None and sizes.contextTokens > spec.max_position:
         raise errors.InvalidRequest(
             f"expected engine.contextTokens of at most {spec.max_position}, the positions of '{base.name}'; "
@@ -254,11 +257,9 @@ def _check_engine(base: Model, spec: ModelSpec, sizes: EngineForm) -> None:
 
 
 def profile_model(state: State, name: str, again: bool, ctx: Context) -> Outcome:
-    """Measures what the profile of a model lacks, or with `again` everything, the request path, too.
+    """Measure the missing parts of a model's profile; `again`: everything, including the request path.
 
-    A variant has the profile of its base.
-
-    Errors: ModelNotFound, NotReady.
+    A variant has the profile of its base. Errors: ModelNotFound, NotReady.
     """
     model = find_model(state, name)
     base = find_model(state, model.base) if model.base else model
@@ -277,7 +278,7 @@ def profile_model(state: State, name: str, again: bool, ctx: Context) -> Outcome
 
 
 def afresh(profile: ModelProfile, now_s: float) -> ModelProfile:
-    """Forgets what was measured. Estimates are rough until it has been measured once more."""
+    """Delete a profile's measurements. Estimates are rough until the profile is measured again."""
     return dataclasses.replace(
         profile,
         phase=Phase.PENDING,
@@ -293,7 +294,7 @@ def afresh(profile: ModelProfile, now_s: float) -> ModelProfile:
 
 
 def undeploy_model(state: State, name: str, ctx: Context) -> Outcome:
-    """Errors: NotDeployed; InUse while variants are served from it."""
+    """Undeploy a model. Errors: NotDeployed; InUse while it serves variants."""
     present = state.deployments.get(name)
     if present is None:
         raise errors.NotDeployed(f"'{name}' has no deployment; `ostinato status` lists those that exist")
@@ -319,7 +320,7 @@ def undeploy_model(state: State, name: str, ctx: Context) -> Outcome:
 def limit_variants(deployment: Deployment, limit: int) -> Deployment:
     """The deployment of a base, with at most `limit` of its variants running at once (DeltaZip's N).
 
-    Errors: InvalidRequest (a variant, or beyond the slots), NotReady (slots are not known yet).
+    Errors: InvalidRequest (a variant, or more than the slots), NotReady (slots are not known yet).
     """
     name, host = deployment.model, deployment.host
     if name != host:
@@ -351,7 +352,7 @@ def limit_variants(deployment: Deployment, limit: int) -> Deployment:
 def change_replicas(deployment: Deployment, change: ReplicasChange) -> Deployment:
     """The deployment of a base, with other replicas. The bounds hold at once, if it was Deployed before.
 
-    Errors: InvalidRequest (a variant, or bounds that are not in order), NotReady (it is being undeployed).
+    Errors: InvalidRequest (a variant, or `min` above `max`), NotReady (it is being undeployed).
     """
     name, host = deployment.model, deployment.host
     if name != host:
@@ -367,7 +368,7 @@ def change_replicas(deployment: Deployment, change: ReplicasChange) -> Deploymen
 
 
 def change_targets(deployment: Deployment, change: Targets) -> Deployment:
-    """The deployment of a base or a variant, with other targets of its requests.
+    """The deployment of a base or a variant, with other targets for its requests.
 
     Errors: NotReady (it is being undeployed).
     """
@@ -379,9 +380,9 @@ def change_targets(deployment: Deployment, change: Targets) -> Deployment:
 def place_anew(state: State, deployment: Deployment, sizes: EngineForm | None = None) -> Deployment:
     """The deployment of a base with new engines to be placed, which take over once they serve.
 
-    Their sizes are chosen again, but for those that the user has asked for, or asks for now.
-    Errors: InvalidRequest (a variant, sizes that its engines or variants cannot have), NotReady (it is being
-    undeployed, or no engine of it serves).
+    Their sizes are chosen again, except sizes that the user requested before or requests now. Errors:
+    InvalidRequest (a variant, sizes that its engines or variants cannot have), NotReady (it is being
+    undeployed, or none of its engines serves).
     """
     name, host = deployment.model, deployment.host
     if name != host:
@@ -401,7 +402,7 @@ def place_anew(state: State, deployment: Deployment, sizes: EngineForm | None = 
 
 
 def _check_deployed_ranks(state: State, base: str, most: int | None) -> None:
-    """Errors: InvalidRequest when adapters that are served have a larger rank."""
+    """Refuse a LoRA rank below those of the deployed adapters. Errors: InvalidRequest."""
     specs = {v.name: v.variant_spec for v in state.variants_of(base) if v.name in state.deployments}
     wider = [
         f"'{name}' ({spec.max_rank})"
@@ -417,9 +418,9 @@ def _check_deployed_ranks(state: State, base: str, most: int | None) -> None:
 
 
 def delete_model(state: State, name: str, ctx: Context) -> Outcome:
-    """Forgets a registration. What was made here of a fine-tune is taken away, also while it is made.
+    """Delete a registration. A delta that was made here is deleted, too, also while it is being made.
 
-    Errors: ModelNotFound; InUse while deployed, depended upon or being registered.
+    Errors: ModelNotFound; InUse while deployed, while a base of variants, or while being registered.
     """
     model = find_model(state, name)
     variants = sorted(variant.name for variant in state.variants_of(name))
@@ -442,7 +443,7 @@ def delete_model(state: State, name: str, ctx: Context) -> Outcome:
 
 
 def _delete_made(state: State, model: Model, ctx: Context) -> Outcome:
-    """The controller ends what makes it, and takes away its files, before it is forgotten."""
+    """Begin to delete a delta. The controller first ends its compression, and deletes its files."""
     name = model.name
     if model.phase is Phase.DELETING:
         raise errors.InUse(f"'{name}' is being deleted; wait for it")
@@ -457,7 +458,7 @@ def _delete_made(state: State, model: Model, ctx: Context) -> Outcome:
 
 
 def cancel_operation(state: State, operation_id: str, now_s: float) -> Outcome:
-    """Asks for a stop; a finished operation is returned as it is.
+    """Request that an operation stops; a finished operation is returned as it is.
 
     Errors: OperationNotFound, InvalidRequest (an undeployment).
     """

@@ -1,7 +1,8 @@
-"""Whose models are whose: what a tenant sees of the records, and what it may change of them. Pure.
+"""The ownership of models: the records that a tenant sees, and the changes that it may make. Pure.
 
-What is nobody's is the installation's: all see and use it, and only admins change it. Another tenant's is not
-there. A variant of a tenant's base is the tenant's, so whoever sees a model sees its base.
+Models without a tenant are the installation's: all tenants see and use them, and only admins change them. A
+tenant does not see another tenant's models. A variant of a tenant's base belongs to that tenant, so a tenant
+that sees a model sees its base.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ T = TypeVar("T")
 
 
 def seen_by(tenant: Tenant, state: State) -> State:
-    """The state without what is not there for this tenant. Operations are seen by their tenant alone."""
+    """The state without the records that this tenant may not see. A tenant sees only its own operations."""
     if tenant.is_admin:
         return state
     models = {name: m for name, m in state.models.items() if tenant.sees(m.record.tenant)}
@@ -35,7 +36,7 @@ def _of(models: Mapping[str, Versioned[Model]], found: Mapping[str, T]) -> dict[
 
 
 def require_change(tenant: Tenant, seen: State, name: str) -> None:
-    """That a tenant may change the model `name`, if there is one for it. Errors: Forbidden."""
+    """Require that a tenant may change the model `name`, if the tenant sees one. Errors: Forbidden."""
     model = seen.models.get(name)
     if model is not None and not tenant.may_change(model.record.tenant):
         raise not_own(tenant, name)
@@ -49,7 +50,7 @@ def not_own(tenant: Tenant, name: str) -> errors.Forbidden:
 
 
 def require_own_changes(tenant: Tenant, state: State, changes: Sequence[Change]) -> None:
-    """That a tenant changes nothing but what is its own. Errors: Forbidden."""
+    """Require that a tenant changes only its own records. Errors: Forbidden."""
     if tenant.is_admin:
         return
     made = {c.record.name: c.record for c in changes if isinstance(c, Put) and isinstance(c.record, Model)}
@@ -63,7 +64,7 @@ def require_own_changes(tenant: Tenant, state: State, changes: Sequence[Change])
 
 
 def _changed(state: State, change: Change) -> str | None:
-    """The model that a change is about; None where nothing of it changes, or it is about none."""
+    """The model that a change concerns; None if nothing changes, or no model is concerned."""
     if not isinstance(change, Put):
         return change.key if change.cls in (Model, Deployment, ModelProfile, PathProfile) else None
     record = change.record
@@ -84,15 +85,16 @@ def _record(found: Mapping[str, Versioned[T]], name: str) -> T | None:
 
 
 def require_free(tenant: Tenant, state: State, name: str) -> None:
-    """That no model of other tenants has this name, of which no more is said. Errors: AlreadyExists."""
+    """Require that no other tenant's model has this name; the error does not name the owner. Errors:
+    AlreadyExists."""
     if name in state.models and not tenant.sees(state.models[name].record.tenant):
         raise errors.AlreadyExists(f"the name '{name}' is taken; choose another", param="model")
 
 
 def require_quota(tenant: Tenant, state: State, request: RegisterModelRequest) -> None:
-    """That one more base or variant is within what a tenant may have. Errors: QuotaExceeded.
+    """Require that a tenant's quota allows one more base or variant. Errors: QuotaExceeded.
 
-    What the new one holds is not known yet: the controller looks again when it was read.
+    The size of the new model is not known yet: the controller checks again when the model was read.
     """
     quota = tenant.quota
     if tenant.is_admin:
@@ -122,10 +124,9 @@ def _require_bases(tenant: Tenant, state: State) -> None:
 
 
 def require_engines(tenant: Tenant, state: State, changed: Iterable[Deployment]) -> None:
-    """That the deployments of a tenant's bases, with these `changed` ones, may not grow to more engines than
-    it may have. What is there already stays: a lowered quota refuses only what asks for more.
+    """Require that a tenant's bases, with these `changed` deployments, stay within its quota of engines.
 
-    Errors: QuotaExceeded.
+    Present engines stay: a lowered quota refuses only requests for more. Errors: QuotaExceeded.
     """
     bound = tenant.quota.max_engines
     if tenant.is_admin or bound is None:
@@ -143,5 +144,5 @@ def require_engines(tenant: Tenant, state: State, changed: Iterable[Deployment])
 
 
 def _engines(deployment: Deployment) -> int:
-    """How many a deployment may grow to; a variant's has none of its own."""
+    """The largest number of engines of a deployment; a variant's deployment has none of its own."""
     return 0 if deployment.model != deployment.host else max(1, deployment.scaling.max_groups)

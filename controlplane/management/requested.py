@@ -1,6 +1,6 @@
-"""What requests mean, in the terms of the records. Pure.
+"""Conversion of requests to records. Pure.
 
-Not beside the requests' schemas: a client has these, and no records.
+Not in the same module as the requests' schemas: a client has these, and no records.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ _SIZES = {
     "variantHostBytes": "variant_host_bytes",
     "mergedSlot": "merged_slot",
 }
-# The settings that bound sizes, by the field.
+# The settings that bound the sizes, by field.
 _CEILINGS = {
     "contextTokens": "max_model_len",
     "requestsAtOnce": "concurrency",
@@ -124,7 +124,7 @@ def changed_engine(present: EngineSizes, change: EngineForm) -> EngineSizes:
 
 
 def require_ceilings(form: EngineForm | None, settings: Settings) -> None:
-    """Errors: InvalidRequest for a size above what this installation allows."""
+    """Refuse a size above the installation's limit. Errors: InvalidRequest."""
     for name, setting in _CEILINGS.items() if form is not None else ():
         asked, most = getattr(form, name), getattr(settings, setting)
         if asked is not None and asked > most:
@@ -141,7 +141,7 @@ def scaling(request: DeployModelRequest) -> Scaling:
 
 
 def parser(name: str | None) -> str | None:
-    """None: as the model's chat template says; "": none."""
+    """The parser's name. None: chosen by the model's chat template; "": no parser."""
     return "" if name == NO_PARSER else name
 
 
@@ -151,7 +151,7 @@ def auto_relax(request: DeployModelRequest) -> AutoRelax:
 
 
 def changed_scaling(present: Scaling, change: ReplicasChange) -> Scaling:
-    """Errors: InvalidRequest when `min` would exceed `max`."""
+    """The present scaling with the changes. Errors: InvalidRequest when `min` would exceed `max`."""
     minimum = present.min_groups if change.min is None else change.min
     maximum = present.max_groups if change.max is None else change.max
     if minimum > maximum:

@@ -8,7 +8,7 @@ from typing import Any
 
 from controlplane import errors
 
-# A half of a surrogate pair, which may stand alone. Both begin with bytes that are quickly searched for.
+# Half of a surrogate pair, possibly a lone half. Both patterns begin with bytes that are fast to search for.
 _ESCAPED_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 _CODED_HALF = re.compile(rb"\xed[\xa0-\xbf]")
 

@@ -16,7 +16,7 @@ from controlplane.traffic.route_table import Route
 from controlplane.traffic.tenants import DEFAULT, Tenant
 from workers.messages import EngineCall
 
-COMPLETION_TOKENS = 16  # the length of a completion that names none, as in OpenAI's API
+COMPLETION_TOKENS = 16  # the default length of a completion
 _MAX_SALT = 128  # characters that vLLM accepts
 _NO_SALT = frozenset("@/\\\0")  # vLLM refuses them: they have a meaning for stores of KV blocks
 

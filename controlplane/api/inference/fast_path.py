@@ -1,7 +1,7 @@
 """Answers the two inference calls before FastAPI looks for their route.
 
-FastAPI's routing, dependencies and stacks cost as much as all of our own work on such a request. The routes
-stay (`routes/openai.py`): they are documented, and Serve names its metrics by them.
+FastAPI's routing, dependencies and stacks cost as much as all our own work on such a request. The routes stay
+(`routes/openai.py`) for the documentation and for the names of Serve's metrics.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from workers.asgi import DIRECT, DirectRequest
 log = logging.getLogger(__name__)
 
 PATHS = frozenset(FIELDS)
-# The key in a scope under which an answer's id is, a header.
+# The scope's key for the header with an answer's id.
 _ID = "ostinato.request_id"
 
 
@@ -62,9 +62,9 @@ class InferencePath:
 
 
 class InferenceFirst:
-    """Around a whole server's application: hands those calls to `inference`, all others on.
+    """A layer around a server's application: passes inference calls to `inference`, and all others on.
 
-    Answers bear the request's id, or a new one, as Serve's do.
+    Answers have the request's id, or a new one, as Serve's do.
     """
 
     def __init__(self, app: ASGIApp, inference: ASGIApp) -> None:
@@ -76,7 +76,7 @@ class InferenceFirst:
             scope[_ID] = named = request_id.header_of(scope["headers"])
             await self._inference(scope, receive, _with(named, send))
         else:
-            scope.pop(DIRECT, None)  # others may run in another loop than the server's
+            scope.pop(DIRECT, None)  # other calls may run in another loop than
             await self._app(scope, receive, send)
 
 
@@ -85,7 +85,7 @@ def _is_inference(scope: Scope) -> bool:
 
 
 def _answered(scope: Scope, answer: Response) -> bool:
-    """Whether it could be sent at once, without ASGI's messages."""
+    """Send the answer at once, without ASGI's messages, if possible. True if it was sent."""
     direct: DirectRequest | None = scope.get(DIRECT)
     if direct is None or not isinstance(answer, answering.WholeAnswer):
         return False
@@ -104,7 +104,7 @@ def _with(header: tuple[bytes, bytes], send: Send) -> Send:
 
 
 async def _body(receive: Receive, limit_s: float) -> bytes | None:
-    """All of it; None when the client leaves before that. Errors: BodyTooSlow."""
+    """The whole body; None when the client leaves before its end. Errors: BodyTooSlow."""
     parts = []
     try:
         with TimeLimit(limit_s):

@@ -75,7 +75,7 @@ async def _head(items: Items, grammar: str) -> EngineHead:
 
 
 async def _first(items: Items, grammar: str, record: RequestRecord) -> bytes | None:
-    """The first event; None where the stream has none."""
+    """The first event; None if the stream has no event."""
     item = await anext(items, None)
     if item is None:
         return None
@@ -86,8 +86,8 @@ async def _first(items: Items, grammar: str, record: RequestRecord) -> bytes | N
 async def _chunks(
     items: Items, first: bytes | None, record: RequestRecord, limit_s: float, grammar: str
 ) -> AsyncGenerator[bytes, None]:
-    """The events for the client, of which the engine's `first` may have come. An error on the way is the last
-    event."""
+    """The events for the client. The engine's `first` event may have come already. An error on the way is
+    the last event."""
     code = CLIENT_GONE
     try:
         with TimeLimit(limit_s) as limit:
@@ -158,7 +158,7 @@ class ClosingStream(StreamingResponse):
         limit = WriteLimit(self._write_s, send)
         try:
             with limit:
-                # At less cost than Starlette's task group.
+                # This costs less than Starlette's
                 await unless_client_leaves(receive, self.stream_response(limit.send), scope.get(DIRECT))
         except TimeoutError:
             self._cut()
