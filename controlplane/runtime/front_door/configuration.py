@@ -2,7 +2,7 @@
 
 Ray 2.60 has no setting for these lines: limits on clients, errors in our words, ports that only Ray's own
 tests read, an admin socket that every user of the machine may write to. Each edit names the text that it
-expects. If Ray's template changed, HAProxy does not start, because it would serve without limits.
+expects. If Ray's template changed, HAProxy does not start; otherwise it would serve without limits.
 """
 
 from __future__ import annotations
