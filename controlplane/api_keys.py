@@ -1,10 +1,10 @@
-"""What an API key may consist of, for clients and installations alike."""
+"""The characters that an API key may have, for clients and installations."""
 
 from __future__ import annotations
 
 import re
 
-# A header's value: visible ASCII, spaces only within. A newline at the end of a file is the usual mistake.
+# A header's value: visible ASCII, with spaces only inside. The usual mistake is a newline at a file's end.
 SENDABLE = re.compile(r"[!-~]([ -~]*[!-~])?")
 UNSENDABLE = (
     "the API key has a line break, a space at an end or a character outside ASCII, which no client can send"

@@ -1,4 +1,4 @@
-"""Every error Ostinato answers with.
+"""All errors in Ostinato's answers.
 
 OstinatoError
 |- InvalidRequest 400          malformed or unknown fields, wrong types, unknown intent
@@ -6,8 +6,8 @@ OstinatoError
 |  |- NoChatTemplate 400       messages for a model that only completes text
 |  `- SourceUnreadable 400     missing or corrupt checkpoint or adapter files
 |- Unauthorized 401            a missing or wrong API key
-|- Forbidden 403              what the key's role, or whose the model is, does not allow
-|- QuotaExceeded 403          a tenant has as many bases, variants, bytes or engines as it may have
+|- Forbidden 403              the key's role or the model's owner does not allow the call
+|- QuotaExceeded 403          a tenant has its most bases, variants, bytes or engines
 |- HostNotAllowed 403         a browser's request under a name that is not this installation's
 |- PathNotAllowed 403          a path outside the allowed roots
 |- ModelNotFound 404           no such model, deployment or operation
@@ -16,21 +16,21 @@ OstinatoError
 |- InUse 409                   deleting what others depend on
 |- NotReady 409                deploying what is still being registered
 |- IdempotencyConflict 409     the same key with another request
-|- StaleWrite 409              somebody else changed it first
-|- BodyTooSlow 408            its body did not arrive in time
+|- StaleWrite 409              another request changed the record first
+|- BodyTooSlow 408            the request's body did not arrive in time
 |- BodyTooLarge 413
 |- AdapterMismatch 422         an adapter that does not fit its base
-|- LossTooLarge 422            no compression keeps the quality that was asked for
+|- LossTooLarge 422            no compression keeps the requested quality
 |- NoFeasiblePlan 422          no plan meets the intent on this cluster
-|- Overloaded 429               refused, or displaced in the line: `details.reason` says why
-|- RateLimited 429              a tenant asks more in a minute than it may
+|- Overloaded 429               refused, or displaced in the queue: `details.reason` says why
+|- RateLimited 429              a tenant exceeds its limit per minute
 |- EngineFailed 502            the engine died or answered nonsense
 |- ProfilingFailed 502         an architecture could not be measured
-|- CompressionFailed 502       a fine-tune could not be made a delta of its base
-|- Unavailable 503             deploying, restarting, or the state store is away
-|- Late 504                     past its own target, and to be dropped then
+|- CompressionFailed 502       a fine-tune could not be compressed to a delta of its base
+|- Unavailable 503             deploying, restarting, or the state store is unreachable
+|- Late 504                     past its own deadline, after which it is dropped
 |- Cut 504                      the engine said nothing for too long
-`- TimedOut 504                longer than the installation allows a request to take
+`- TimedOut 504                longer than the installation's limit for a request
 
 Codes and statuses are documented in docs/errors.md and are part of the API.
 """
@@ -44,7 +44,7 @@ from controlplane.printable import printable
 
 
 class OstinatoError(Exception):
-    """Base of all. `message` says what was expected, what came and what to do."""
+    """The base of all errors. `message` says what was expected, what came and what to do."""
 
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal_error"
@@ -66,7 +66,7 @@ class OstinatoError(Exception):
         self.retry_after_s = retry_after_s
 
     def saying(self, message: str) -> Self:
-        """The same error in other words."""
+        """The same error with another message."""
         return type(self)(
             message, param=self.param, details=dict(self.details), retry_after_s=self.retry_after_s
         )
@@ -78,8 +78,8 @@ class OstinatoError(Exception):
 
 
 def _writable(text: str) -> str:
-    """Text that UTF-8 can hold: names of files, and JSON, may have halves of a character, which no record and
-    no answer takes. It may quote a stranger's file: nothing in it is obeyed by the terminal that shows it."""
+    """Text that UTF-8 can encode: names of files and JSON may have half surrogates, which records and
+    answers cannot hold. It may quote untrusted files, so terminal control characters are escaped."""
     return printable(text.encode("utf-8", "backslashreplace").decode())
 
 
@@ -198,8 +198,8 @@ class Unavailable(OstinatoError):
 
 
 class Late(OstinatoError):
-    """To try again would come later still: answers say `x-should-retry: false`, as OpenAI's clients know
-    it."""
+    """The request's own deadline passed. A retry would be later still, so answers have `x-should-retry:
+    false`, which OpenAI's clients know."""
 
     status, code = 504, "late"
 
@@ -224,7 +224,7 @@ def error_classes() -> dict[str, type[OstinatoError]]:
 
 
 def error_from_body(body: Mapping[str, Any], retry_after_s: float | None = None) -> OstinatoError:
-    """The exception an OpenAI error object stands for, bare or in its envelope."""
+    """The exception for an OpenAI error object, with or without its envelope."""
     classes = error_classes()
     error = body.get("error", body)
     if not isinstance(error, Mapping):

@@ -1,4 +1,4 @@
-"""Log lines of what goes on for long, such as a store that is away: said at once, and then once a minute."""
+"""Log lines of lasting problems, such as an unreachable store: logged at once, and then once a minute."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import time
 from collections.abc import Callable
 
 EVERY_S = 60.0
-REPEATED = {"repeated": True}  # `extra` of a line that is said again and again
+REPEATED = {"repeated": True}  # `extra` of a line that is logged repeatedly
 
 
 class Rarely(logging.Filter):
-    """Of a logger: lets each line that is marked with REPEATED through once in `every_s`, and then says how
-    often it was left out. A line is the same when its text is, whatever stands in its places."""
+    """A logger's filter: passes each line that is marked with REPEATED once in `every_s`, and then adds
+    how often it was left out. Lines are the same when their text is, whatever their arguments."""
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic, every_s: float = EVERY_S) -> None:
         super().__init__()
         self._clock_s, self._every_s = clock_s, every_s
-        self._said: dict[str, tuple[float, int]] = {}  # when last, and left out since
+        self._said: dict[str, tuple[float, int]] = {}  # time of the last line, and lines left out since
 
     def filter(self, record: logging.LogRecord) -> bool:
         if not getattr(record, "repeated", False):

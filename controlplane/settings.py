@@ -18,7 +18,7 @@ NO_GPUS = "none"
 
 
 class Settings(BaseSettings):
-    """Every knob of one installation. The same code runs embedded and in production; only these differ."""
+    """All settings of one installation. The same code runs embedded and in production; only these differ."""
 
     model_config = SettingsConfigDict(
         env_prefix="OSTINATO_", extra="ignore", frozen=True, hide_input_in_errors=True
@@ -166,13 +166,13 @@ class Settings(BaseSettings):
     @field_validator("artifacts", "tenants")
     @classmethod
     def _absolute_file(cls, value: str) -> str:
-        """Every process of the cluster reads it, each from a working folder of its own."""
+        """Make the path absolute: every process of the cluster reads it, from its own working folder."""
         return str(Path(value).expanduser().absolute()) if value else ""
 
     @field_validator("api_key")
     @classmethod
     def _sendable(cls, value: str) -> str:
-        """With another one nobody could ask."""
+        """Refuse a key that no client can send."""
         if value and not is_sendable(value):
             raise ValueError(UNSENDABLE)
         return value
@@ -214,12 +214,12 @@ class Settings(BaseSettings):
 
     @property
     def measures(self) -> bool:
-        """Whether new architectures are measured."""
+        """Tell whether new architectures are measured."""
         return self.is_vllm and self.profile_seconds > 0
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The names by which the API may be asked; none: any."""
+        """The host names by which clients may call the API; empty: any."""
         named = _parts(self.allowed_hosts)
         local = self.http_host in ("127.0.0.1", "localhost", "::1")
         if not named and (self.api_key or not local):
@@ -228,14 +228,14 @@ class Settings(BaseSettings):
 
     @property
     def local_url(self) -> str:
-        """The API's, as this machine reaches it."""
+        """The API's URL on this machine."""
         everywhere = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
         host = everywhere.get(self.http_host, self.http_host)
         return f"http://[{host}]:{self.http_port}" if ":" in host else f"http://{host}:{self.http_port}"
 
     @property
     def origins(self) -> tuple[str, ...]:
-        """Whose pages may ask beside those of `hosts`; `*`: all."""
+        """Sites whose pages may send requests in addition to `hosts`; `*`: all."""
         return _parts(self.cors_origins)
 
     @property
@@ -244,11 +244,11 @@ class Settings(BaseSettings):
 
     @property
     def roots(self) -> tuple[Path, ...]:
-        """Allowed source folders; the home's own caches and the deltas made here always are."""
+        """Allowed source folders; the home's own caches and the deltas made here are always allowed."""
         return (*self._named_roots, (self.home / "models").resolve(), self.artifacts_folder.resolve())
 
     def roots_of(self, tenant: str) -> tuple[Path, ...]:
-        """Where the files must lie that a tenant names; of "", the installation, in any of the roots."""
+        """The folders where a tenant's files must lie; for "", the installation, any of the roots."""
         if not tenant or not self.tenant_folders:
             return self.roots
         return tuple(root / tenant for root in self._named_roots)
@@ -267,7 +267,7 @@ class Settings(BaseSettings):
 
 
 def _parts(text: str) -> tuple[str, ...]:
-    """Of a list by comma."""
+    """The parts of a comma-separated list."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
@@ -276,11 +276,10 @@ def _text(value: object) -> str:
 
 
 def gpus_of(text: str, node: str) -> tuple[int, ...] | None:
-    """Which of a node's GPUs are ours, as a setting says it: `0,1` of every node; by node: `a=0,1;b=none;2`.
+    """The GPUs of a node that the setting allows: `0,1` for every node; by node: `a=0,1;b=none;2`.
 
-    Returns indices, ascending; None: all. What names the node goes before what is for every node.
-
-    Errors: ValueError for what is no such list.
+    Returns indices, ascending; None: all. A part that names the node has priority over a part for every node.
+    Errors: ValueError for an invalid list.
     """
     lists: dict[str, tuple[int, ...]] = {}
     for part in filter(None, (part.strip() for part in text.split(";"))):

@@ -1,14 +1,14 @@
-"""What a request may tell a chat template.
+"""The arguments that a request may give a chat template.
 
-`chat_template_kwargs` of a request reach more than the template: transformers hands them to its tokenizer,
-too, where `padding` and `max_length` make a prompt of any length. So only variables of templates pass.
+`chat_template_kwargs` of a request reach more than the template: transformers passes them to its tokenizer,
+too, where `padding` and `max_length` make a prompt of any length. So only variables of templates are allowed.
 """
 
 from __future__ import annotations
 
 import re
 
-# Variables of the templates of models that we know, beside what has a field of its own in requests.
+# Variables of known models' templates, except those with their own field in requests.
 TEMPLATE_ARGUMENTS = frozenset(
     {
         *("enable_thinking", "thinking", "thinking_budget", "thinking_mode", "enable_reasoning", "reasoning"),
@@ -18,8 +18,8 @@ TEMPLATE_ARGUMENTS = frozenset(
         *("citation_mode", "citations", "hallucinations", "length", "originality", "add_thinking_prompt"),
     }
 )
-# What a setting may not add: arguments of tokenizers of transformers and of renderers of vLLM, fields of
-# requests, and what templates are given anyway.
+# Names that a setting may not add: arguments of transformers' tokenizers and of vLLM's renderers, fields of
+# requests, and variables that every template gets.
 RESERVED_ARGUMENTS = frozenset(
     {
         *("self", "conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt"),
@@ -38,9 +38,9 @@ RESERVED_ARGUMENTS = frozenset(
 
 
 def template_arguments_of(setting: str) -> frozenset[str]:
-    """Those that any request may give, with the ones that a setting adds, by comma.
+    """The arguments that any request may give, with those that a comma-separated setting adds.
 
-    Raises ValueError for what is no variable's name, or reaches more than a template.
+    Raises ValueError for an invalid variable name, or one that reaches more than a template.
     """
     added = {part.strip() for part in setting.split(",") if part.strip()}
     for name in sorted(added):

@@ -1,4 +1,4 @@
-"""A deployed model that answers tasks, over the OpenAI endpoints, some requests at a time."""
+"""A deployed model that answers tasks over the OpenAI endpoints, with several requests at a time."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from profiler.evaluation.scoring import first_scored
 from profiler.evaluation.types import Distribution, Form, Pair, Scored, Settings
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-TOP = 20  # tokens told of each position: as many as engines tell unless they are started otherwise
-AROUND_BYTES = 300  # of a request beside what is asked: the model's name and settings
-ATTEMPTS = 10  # of one request while the model is busy
-# Greedy, whatever the checkpoint's generation config says.
+TOP = 20  # log-probabilities per position: the most that engines return by default
+AROUND_BYTES = 300  # size of a request without its messages: the model's name and settings
+ATTEMPTS = 10  # for one request while the model is busy
+# Greedy decoding, independent of the checkpoint's generation config.
 GREEDY = {"temperature": 0, "repetition_penalty": 1.0}
 
 Q = TypeVar("Q")
@@ -29,16 +29,16 @@ A = TypeVar("A")
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt's token ids, and ln p at each but the first by token id."""
+    """A prompt's token ids, and ln p by token id at each position but the first."""
 
     ids: list[int]
     rows: list[Mapping[int, float]]
 
 
 class ApiAnswerer:
-    """An `Answerer` (profiler/evaluation/types.py). `told(done, of)` hears of each of a call's answers.
+    """An `Answerer` (profiler/evaluation/types.py). `told(done, of)` is called after each answer.
 
-    Errors of every method: those of inference; EngineFailed also for an engine that tells no
+    Errors of every method: those of inference; EngineFailed also for an engine that returns no
     log-probabilities.
     """
 
@@ -68,7 +68,7 @@ class ApiAnswerer:
         return [[Distribution(row) for _, row in rows] for rows in self._scored_rows(pairs, TOP)]
 
     def _scored_rows(self, pairs: Sequence[Pair], top: int) -> list[list[tuple[int, Mapping[int, float]]]]:
-        """Of each pair its continuation's token ids, and what was expected at each."""
+        """The token ids of each pair's continuation, with the log-probabilities at each of them."""
         contexts = [
             pair for pair in dict.fromkeys(Pair(p.context, "", p.form) for p in pairs) if pair.context
         ]
@@ -93,7 +93,7 @@ class ApiAnswerer:
         return text
 
     def _read(self, pair: Pair, top: int | None) -> Prompt:
-        """The text as the engine cuts it; with `top` also what it expects at each position."""
+        """The text's token ids from the engine; with `top` also the log-probabilities at each position."""
         is_chat, body = pair.form is Form.CHAT, {"return_token_ids": True, **_asking(pair)}
         if top is not None:
             body["prompt_logprobs"] = _as_many_as_fit(top, body)
@@ -108,7 +108,7 @@ class ApiAnswerer:
         return Prompt(ids, [_by_id(row) for row in (rows or [])[1:]])
 
     def _ask(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Waits while the model is busy."""
+        """Send one request; waits and retries while the model is busy."""
         sent = {"model": self._model, **GREEDY, **body}
         for attempt in range(1, ATTEMPTS):
             try:
@@ -122,7 +122,7 @@ class ApiAnswerer:
         return self._client.complete(path, sent)
 
     def _all(self, questions: Sequence[Q], ask: Callable[[Q], A]) -> list[A]:
-        """The answers in order; the first error ends what was not begun."""
+        """The answers in order. The first error cancels the requests that have not begun."""
         with ThreadPoolExecutor(self._concurrency) as pool:
             answers = [pool.submit(ask, question) for question in questions]
             try:
@@ -140,9 +140,10 @@ def _message(role: str, content: str) -> dict[str, str]:
 
 
 def _as_many_as_fit(top: int, body: Mapping[str, Any]) -> int:
-    """Of the `top`, those that one request with such a prompt may ask for by default; one at least.
+    """The number of log-probabilities, at most `top`, that one request with this prompt may ask for by
+    default; at least one.
 
-    Of messages a gateway counts the whole body (controlplane/api/request_bounds.py).
+    For messages a gateway counts the whole body (controlplane/api/request_bounds.py).
     """
     prompt = body.get("prompt")
     text = json.dumps(body, ensure_ascii=False) if prompt is None else prompt
@@ -151,14 +152,14 @@ def _as_many_as_fit(top: int, body: Mapping[str, Any]) -> int:
 
 
 def _asking(pair: Pair) -> dict[str, Any]:
-    """Of a text, for an answer as short as there is."""
+    """The fields of a request for the shortest answer to a text."""
     if pair.form is Form.CHAT:
         return {**_conversation(pair), "max_completion_tokens": 1}
     return {"prompt": pair.context + pair.continuation, "max_tokens": 1}
 
 
 def _conversation(pair: Pair) -> dict[str, Any]:
-    """Up to where the answer begins, or ends without the template's end of a turn."""
+    """The conversation up to the answer's beginning, or to its end without the template's end of turn."""
     messages = [_message("user", pair.context)]
     if not pair.continuation:
         return {"messages": messages, "add_generation_prompt": True}

@@ -1,4 +1,4 @@
-"""The REST API as typed calls. Errors come back as the classes of errors.py, found by their `code`."""
+"""The REST API as typed calls. Errors are raised as the classes of errors.py, found by their `code`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from controlplane.management.schemas.placement import PreviewView
 from controlplane.management.schemas.status import Deployments, Models, Operations, StatusView
 from controlplane.state.terms import Phase
 
-if TYPE_CHECKING:  # what one command needs is imported where it is used: the others start sooner
+if TYPE_CHECKING:  # imports that only some commands need are local, so that the others start faster
     from controlplane.management.schemas.cluster import ClusterView
     from controlplane.management.schemas.deploy import (
         DeployModelRequest,
@@ -63,13 +63,13 @@ if TYPE_CHECKING:  # what one command needs is imported where it is used: the ot
     from controlplane.management.schemas.evaluations import EvaluationForm, EvaluationView
     from controlplane.management.schemas.rebalance import RebalanceRequest, RebalanceView
 
-ATTEMPTS = 4  # of one call, in all
+ATTEMPTS = 4  # total tries of one call
 RECONNECTS = 30  # of one watch, since the operation last changed
-STREAM_SILENCE_S = 60.0  # a watch silent for longer is opened anew
+STREAM_SILENCE_S = 60.0  # a watch that is silent for longer is opened again
 
 
 class Client:
-    """Calls one Ostinato. Safe calls and calls that carry an Idempotency-Key are retried; others are not."""
+    """A client of one Ostinato. Safe calls and calls with an Idempotency-Key are retried; others are not."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Client:
             base_url=self.url,
             headers={"Authorization": f"Bearer {key}"} if key else {},
             timeout=httpx.Timeout(30.0, connect=5.0),
-            verify=self.url.scheme == "https",  # reading certificates that nobody asks for takes 50 ms
+            verify=self.url.scheme == "https",  # loading unused certificates takes 50 ms
             trust_env=self.url.host not in {"127.0.0.1", "localhost", "::1"},  # no proxy to ourselves
         )
         self._answer_timeout = httpx.Timeout(timeout_s, connect=5.0)
@@ -123,7 +123,7 @@ class Client:
     # Profiles and estimates
 
     def profile_model(self, name: str, again: bool = False) -> OperationView:
-        """Measure what the profile of a model's architecture lacks, or with `again` everything."""
+        """Measure the missing parts of the profile of a model's architecture; `again`: everything."""
         from controlplane.management.schemas.estimates import ProfileRequest
 
         path = f"/models/{path_part(name)}/profile"
@@ -135,13 +135,13 @@ class Client:
         return parse(ProfileView, self._get(f"/models/{path_part(name)}/profile"))
 
     def estimate(self, name: str, request: EstimateRequest) -> EstimateView:
-        """What a plan costs under a load. Errors: also InvalidRequest, naming the field that is wrong."""
+        """The cost of a plan under a load. Errors: also InvalidRequest, naming the wrong field."""
         from controlplane.management.schemas.estimates import EstimateView
 
         return parse(EstimateView, self._create("POST", f"/models/{path_part(name)}/estimate", request))
 
     def plans(self, name: str, request: PlansRequest) -> list[EstimateView]:
-        """What every plan costs under a load, fewest ranks first."""
+        """The cost of every plan under a load, fewest ranks first."""
         from controlplane.management.schemas.estimates import PlansView
 
         return parse(PlansView, self._create("POST", f"/models/{path_part(name)}/plans", request)).plans
@@ -154,8 +154,8 @@ class Client:
         return parse(EvaluationsView, self._get(f"/models/{path_part(name)}/evaluations")).evaluations
 
     def keep_evaluations(self, name: str, found: Sequence[EvaluationForm]) -> list[EvaluationView]:
-        """Keep figures with the model; each takes the place of an older one of the same task, metric and
-        reference. Returns all that are kept."""
+        """Store evaluations with the model; each replaces an older one of the same task, metric and
+        reference. Returns all stored evaluations."""
         from controlplane.management.schemas.evaluations import EvaluationsRequest, EvaluationsView
 
         path, body = (
@@ -170,12 +170,12 @@ class Client:
         return parse(OperationView, self._create("POST", "/deploy_model", request))
 
     def plan_deployment(self, request: DeployModelRequest) -> PreviewView:
-        """What deploying would do as the cluster is now. Errors: also NoFeasiblePlan, where it would fail."""
+        """Preview a deployment on the present cluster. Errors: also NoFeasiblePlan, where it would fail."""
         return parse(PreviewView, self._retry(lambda: self._http.post("/plan", json=body_of(request))))
 
     def rebalance(self, request: RebalanceRequest) -> RebalanceView:
-        """Propose moves, and begin them unless it is a dry run. Errors: NotReady while others are under way,
-        so that sent twice it begins once."""
+        """Propose moves, and begin them unless it is a dry run. Errors: NotReady while other moves are
+        under way, so a repeated call begins them once."""
         from controlplane.management.schemas.rebalance import RebalanceView
 
         return parse(RebalanceView, self._retry(lambda: self._http.post("/rebalance", json=body_of(request))))
@@ -198,10 +198,10 @@ class Client:
         targets: Targets | None = None,
         engine: EngineForm | None = None,
     ) -> DeploymentView:
-        """Let at most this many variants of a base run at once; change what is named of its replicas, or of
-        its targets or a variant's; begin to place its engines anew, with memory for the variants that are
-        registered now, and with what is named of `engine` (None: chosen again)."""
-        anew = place_anew or None  # what is not asked for is not sent: a server may be older
+        """Change a deployment: the most variants of a base that run at once, its replicas, its or a
+        variant's targets. With `place_anew`, place the base's engines again, with memory for the variants
+        that are registered now and with the sizes named in `engine` (None: chosen again)."""
+        anew = place_anew or None  # absent changes are not sent
         body = TuneRequest(
             maxActiveVariants=max_active_variants,
             replicas=replicas,
@@ -211,12 +211,12 @@ class Client:
         )
         sent = body_of(body)
         for field, form in (("targets", targets), ("engine", engine)):
-            if form is not None:  # what is named and None is taken away
+            if form is not None:  # a field that is set to None is cleared
                 sent[field] = form.model_dump(mode="json", exclude_unset=True)
         return parse(DeploymentView, self._create("PATCH", f"/deployments/{path_part(name)}", sent))
 
     def prefetch(self, name: str) -> DeploymentView:
-        """Have a variant read into host memory; returns when it is there."""
+        """Prefetch a variant into host memory; returns when it is there."""
         path = f"/deployments/{path_part(name)}/prefetch"
         send = lambda: self._http.post(path, timeout=self._answer_timeout)  # noqa: E731
         return parse(DeploymentView, self._retry(send))
@@ -244,11 +244,12 @@ class Client:
         return parse(OperationView, self._create("POST", f"/operations/{path_part(operation_id)}/cancel"))
 
     def watch(self, operation_id: str) -> Iterator[OperationView]:
-        """The operation as it is now and at each change, until it is done. A broken stream is opened anew."""
+        """Yield the operation now and after each change, until it is done. A broken stream is opened
+        again."""
         return self._watch(operation_id, deadline_s=None)
 
     def wait(self, operation: OperationView | str, timeout_s: float | None = None) -> OperationView:
-        """The finished operation; a failed one raises its error. Errors: TimeoutError."""
+        """Wait for an operation, and return it. A failed operation raises its error. Errors: TimeoutError."""
         operation_id = operation if isinstance(operation, str) else operation.id
         deadline_s = None if timeout_s is None else self._clock() + timeout_s
         for view in self._watch(operation_id, deadline_s):
@@ -263,7 +264,7 @@ class Client:
     # Inference
 
     def inference_model(self, request: InferenceModelRequest) -> InferenceModelResponse:
-        """One answer. A model without a chat template completes the text, which `note` then says.
+        """One answer. A model without a chat template completes the text; `note` then says so.
 
         Errors: also NoChatTemplate, if `format` is chat.
         """
@@ -276,14 +277,14 @@ class Client:
     def chat_stream(
         self, model: str, messages: Sequence[Mapping[str, str]], **params: Any
     ) -> Generator[str, None, None]:
-        """The answer's text as it is generated. Errors: also EngineFailed when it breaks off."""
+        """The answer's text as it is generated. Errors: also EngineFailed when the stream breaks."""
         body = {**params, "model": model, "messages": list(messages)}
         with closing(self.chunks("/v1/chat/completions", body)) as chunks:
             for chunk in chunks:
                 yield text_of(chunk)
 
     def complete(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """An OpenAI answer as a whole, asked again while nothing answers: what is asked should be safe to
+        """A whole OpenAI answer. Retried while the server does not answer, so the request must be safe to
         repeat. Errors: also EngineFailed for an answer without choices."""
         send = lambda: self._http.post(path, json=dict(body), timeout=self._answer_timeout)  # noqa: E731
         return answer_of(self._retry(send).text)
@@ -293,7 +294,7 @@ class Client:
     ) -> Generator[dict[str, Any], None, None]:
         """The chunks of a streamed OpenAI answer, as they come. Closing it cancels the request.
 
-        Errors: also EngineFailed when it breaks off, Unavailable after `silence_s` without a chunk.
+        Errors: also EngineFailed when the stream breaks, Unavailable after `silence_s` without a chunk.
         """
         timeout = self._answer_timeout if silence_s is None else httpx.Timeout(silence_s, connect=5.0)
         with self._stream("POST", path, timeout, json={**body, "stream": True}) as events:
@@ -311,7 +312,7 @@ class Client:
     def _create(
         self, method: str, path: str, request: BaseModel | dict[str, Any] | None = None
     ) -> httpx.Response:
-        """A call that changes something: its key lets the server recognise a repetition."""
+        """Send a call that changes something. Its key lets the server recognise a repetition."""
         headers = {"Idempotency-Key": uuid.uuid4().hex}
         body = body_of(request) if isinstance(request, BaseModel) else request
         return self._retry(lambda: self._http.request(method, path, json=body, headers=headers))
@@ -377,7 +378,7 @@ class Client:
 
     @contextmanager
     def _connected(self) -> Iterator[None]:
-        """Turns what the network does to a call into Unavailable, with `reachable: false` in its details."""
+        """Turn a network failure of a call into Unavailable, with `reachable: false` in its details."""
         try:
             yield
         except httpx.TransportError as failure:

@@ -1,4 +1,4 @@
-"""What comes back over HTTP, as views, events and the classes of errors.py; and how calls are written."""
+"""HTTP answers as views, events and the classes of errors.py; and helpers that write calls."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from controlplane.management.schemas.models import OperationView
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-LONGEST_PAUSE_S = 30.0  # a longer Retry-After is the caller's to wait for
+LONGEST_PAUSE_S = 30.0  # the client does not wait longer; the caller gets the error
 
 M = TypeVar("M", bound=BaseModel)
 
 
 def network_message(url: httpx.URL, failure: httpx.TransportError) -> str:
-    """What the network did to a call to `url`, which is printed without its password."""
+    """The message for a network failure of a call to `url`, printed without its password."""
     url = url.copy_with(username=None, password=None)
     if isinstance(failure, httpx.ConnectError) and "SSL" in str(failure):
         return f"{url} does not speak TLS as it should ({failure}); name it with http:// if it has no TLS"
@@ -47,7 +47,7 @@ def checked_url(text: str) -> httpx.URL:
 
 
 def path_part(name: str) -> str:
-    """Raises InvalidRequest for what would make another path of the one that it stands in."""
+    """A name as one part of a path. Raises InvalidRequest for a name that would change the path."""
     if not isinstance(name, str) or name in ("", ".", ".."):
         raise errors.InvalidRequest(f"expected a name, got {name!r}; `ostinato models` lists them")
     try:
@@ -61,7 +61,7 @@ def body_of(request: BaseModel) -> dict[str, Any]:
 
 
 def pause_of(error: Unavailable, attempt: int) -> float | None:
-    """How long to wait before the next attempt; None: do not try again."""
+    """The pause before the next attempt; None: do not try again."""
     if error.details.get("reachable") is False:
         return 0.1 * 2.0 ** (attempt - 1)
     if error.retry_after_s is None or error.retry_after_s > LONGEST_PAUSE_S:
@@ -88,7 +88,7 @@ def validated(cls: type[M], text: str) -> M:
 
 
 def lines_of(chunks: Iterable[str]) -> Iterator[str]:
-    """Lines ended by newlines only: str.splitlines would also cut at characters that JSON leaves raw."""
+    """Lines, ended by newlines only: str.splitlines also splits at characters that JSON leaves raw."""
     rest = ""
     for chunk in chunks:
         *lines, rest = (rest + chunk).split("\n")
@@ -107,7 +107,7 @@ def events_of(lines: Iterable[str]) -> Iterator[str]:
 
 
 def chunk_of(data: str) -> dict[str, Any]:
-    """One chunk of an OpenAI stream. Raises the error that it is instead, or EngineFailed."""
+    """One chunk of an OpenAI stream. Raises the error that the data contains, or EngineFailed."""
     try:
         chunk = json.loads(data)
         if "error" in chunk:
@@ -131,7 +131,7 @@ def answer_of(text: str) -> dict[str, Any]:
 
 
 def text_of(chunk: Mapping[str, Any]) -> str:
-    """What a chat's chunk adds to its text. Raises EngineFailed."""
+    """The text that a chat chunk adds. Raises EngineFailed."""
     try:
         choices = chunk["choices"]
         return (choices[0]["delta"].get("content") or "") if choices else ""
@@ -140,7 +140,7 @@ def text_of(chunk: Mapping[str, Any]) -> str:
 
 
 def finish_of(chunk: Mapping[str, Any]) -> str | None:
-    """Why an answer ended, in the chunk that says so."""
+    """The reason why an answer ended; None in chunks without a reason."""
     choices = chunk.get("choices") or [{}]
     reason = choices[0].get("finish_reason")
     return None if reason is None else str(reason)
@@ -150,7 +150,7 @@ def finish_of(chunk: Mapping[str, Any]) -> str | None:
 
 
 def error_of(operation: OperationView) -> OstinatoError:
-    """Why an operation failed."""
+    """The error of a failed operation."""
     return error_from_body(operation.error or {"message": operation.reason})
 
 

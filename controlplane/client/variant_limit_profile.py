@@ -1,6 +1,7 @@
-"""Measuring a running engine with different numbers of variants at once, through the public API.
+"""Measures a running engine with different numbers of variants at once, through the public API.
 
-Each N gets one burst: `concurrency` callers ask the variants in turn, without a pause, for `seconds`.
+Each limit N gets one burst: `concurrency` callers send requests to the variants in turn, without a pause, for
+`seconds`.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ class Profile:
 def run(
     client: Client, name: str, burst: Burst, max_ttft_s: float | None, tell: Callable[[str], None]
 ) -> Profile:
-    """Measure every sensible N on the engine of base `name`, and leave it with the best.
+    """Measure every sensible N on the engine of base `name`, and set the best.
 
-    However this ends otherwise, the engine gets its former N back.
-    Errors: NotDeployed, InvalidRequest (a variant, too few variants), NotReady, and those of asking.
+    If this fails, the engine gets its former N back. Errors: NotDeployed, InvalidRequest (a variant, too few
+    variants), NotReady, and those of inference.
     """
     view = client.deployment(name)
     slots, variants = _subject(view)
@@ -66,7 +67,7 @@ def run(
 
 
 def _subject(view: DeploymentView) -> tuple[int, list[str]]:
-    """The slots, and the variants that are deployed on a base."""
+    """The engine's slots, and the variants that are deployed on the base."""
     if view.model != view.host:
         raise errors.InvalidRequest(f"'{view.model}' is a variant; profile its base, '{view.host}'")
     if not view.residency or view.plan is None:
@@ -83,7 +84,7 @@ def _subject(view: DeploymentView) -> tuple[int, list[str]]:
 
 @contextmanager
 def _restored(client: Client, view: DeploymentView, slots: int) -> Iterator[None]:
-    """After a failure or Ctrl-C, what was set before."""
+    """After a failure or Ctrl-C, restore the former limit."""
     try:
         yield
     except BaseException:
@@ -98,7 +99,7 @@ def _warm_up(client: Client, variant: str, burst: Burst) -> None:
 
 
 def measure(client: Client, variants: Sequence[str], limit: int, burst: Burst) -> SlotMeasurement:
-    """One burst. Raises what the first caller that failed raised."""
+    """Measure one burst. Raises the first caller's error."""
     turns, lock = itertools.cycle(variants), threading.Lock()
     started = time.monotonic()
     deadline = started + burst.seconds
@@ -130,7 +131,7 @@ class _Reply:
 
 
 def _ask(client: Client, variant: str, burst: Burst, deadline: float) -> _Reply:
-    """One request, given up at the deadline; what it had by then counts."""
+    """Send one request, and stop at the deadline; the tokens until then count."""
     started = time.monotonic()
     reply = _Reply(ttft_s=0.0)
     silence_s = max(MIN_SILENCE_S, deadline - started)
@@ -149,7 +150,7 @@ def _ask(client: Client, variant: str, burst: Burst, deadline: float) -> _Reply:
 
 
 def _count(reply: _Reply, chunk: dict[str, Any], started: float) -> None:
-    """vLLM tells with every chunk how many tokens there are; from others a chunk is taken for a token."""
+    """Count tokens. vLLM reports the number in every chunk; for other engines a chunk counts as a token."""
     count = (chunk.get("usage") or {}).get("completion_tokens")
     tokens = count if count is not None else reply.tokens + bool(chunk["choices"])
     if tokens and not reply.tokens:
@@ -158,7 +159,7 @@ def _count(reply: _Reply, chunk: dict[str, Any], started: float) -> None:
 
 
 def _body(variant: str, max_tokens: int) -> dict[str, Any]:
-    """Answers of one length, whatever the variant would like to say."""
+    """A request for an answer of fixed length, which ignores the end-of-sequence token."""
     usage = {"include_usage": True, "continuous_usage_stats": True}
     return {
         **{"model": variant, "prompt": PROMPT, "max_tokens": max_tokens, "temperature": 0},

@@ -1,1 +1,1 @@
-"""Devices, what of them is promised, and who uses it. Pure."""
+"""Devices, their reservations, and their users. Pure."""

@@ -1,4 +1,4 @@
-"""What Ray Serve says of the application of one worker group."""
+"""Ray Serve's status of the application of one worker group."""
 
 from __future__ import annotations
 
@@ -19,4 +19,4 @@ class EngineView:
     status: EngineStatus
     message: str = ""
     replicas: int = 0
-    installation: str = ""  # that it was launched by; older engines do not say
+    installation: str = ""  # the installation that launched it; older engines do not report it

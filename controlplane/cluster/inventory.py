@@ -16,9 +16,9 @@ from workers.messages import DeviceReport, NodeReport
 
 @dataclass(frozen=True)
 class NodeContact:
-    """What was last heard of a node. `silent_s` is the age of its devices' last sample, or, without a report,
-    how long it has been known. `problem` is why there is nothing newer, as far as that is known, `unmeasured`
-    why its devices could not be measured. `id` is Ray's: a node that was restarted has another one."""
+    """The last news of a node. `silent_s`: the age of its devices' last sample; without a report, the time
+    since it was found. `problem`: why there is nothing newer, if known. `unmeasured`: why its devices
+    could not be measured. `id` is Ray's: a restarted node has another id."""
 
     node: str
     alive: bool
@@ -31,7 +31,7 @@ class NodeContact:
 
 @dataclass(frozen=True)
 class Timeouts:
-    """A node that was not heard of for `stale_s` gets nothing new; after `lost_s` it is lost."""
+    """A node that is silent for `stale_s` gets no new placements; after `lost_s` it is lost."""
 
     stale_s: float = 5.0
     lost_s: float = 30.0
@@ -42,10 +42,10 @@ TIMEOUTS = Timeouts()
 
 @dataclass(frozen=True)
 class NodeState:
-    """A node and its devices as last reported, `age_s` ago. `problem` is why nothing new may be placed on it;
-    empty when something may. What is on one that is `gone` by Ray's word is lost; on one that is `lost`, not
-    having reported for long, engines may run all the same. `ids` are Ray's, of those that live. One that is
-    `starting` has not said yet what its devices can do, and nothing is known to prevent it."""
+    """A node and its devices as last reported, `age_s` ago. `problem`: why no new placement is allowed;
+    empty if it is. `gone`: Ray says that the node ended, so its engines are lost. `lost`: the node has
+    been silent for long, but its engines may still run. `ids`: Ray's ids of the living nodes with this
+    name. `starting`: its devices' rates are not reported yet, and no known problem prevents that."""
 
     name: str
     devices: tuple[Device, ...]
@@ -68,7 +68,7 @@ def node_states(contacts: Iterable[NodeContact], timeouts: Timeouts) -> tuple[No
 
 
 def inventory_of(nodes: Sequence[NodeState]) -> Inventory:
-    """What may be placed on now, and why the rest may not."""
+    """The devices that placement may use now, and the reasons for the rest."""
     usable = [device for node in nodes if not node.problem for device in node.devices]
     unusable = (Unusable(n.name, n.problem, n.lost, n.starting) for n in nodes if n.problem)
     return Inventory(tuple(usable), tuple(unusable))
@@ -80,7 +80,7 @@ def ray_ids(nodes: Iterable[NodeState]) -> dict[str, str]:
 
 
 def _current(namesakes: Sequence[NodeContact]) -> NodeContact:
-    """A node that came back has a new id; the old one is dead."""
+    """The newest of a node's contacts: a node that came back has a new id, and the old id is dead."""
     return min(namesakes, key=lambda contact: (not contact.alive, contact.silent_s))
 
 
@@ -166,14 +166,15 @@ def _device(node: str, sample: DeviceSample, measured: DeviceReport, engine: str
 
 
 def _load(sample: DeviceSample) -> float:
-    """A GPU's is the share of time it was busy. A host always does a little: its load is how much."""
+    """The load: for a GPU, the share of time it was busy; for a CPU host, which is always a little busy,
+    its mean utilisation."""
     if sample.kind == CPU:
         return fmean(sample.utilisation) if sample.utilisation else 0.0
     return load_of(sample.utilisation)
 
 
 def _uses(sample: DeviceSample) -> tuple[HolderMemory, ...]:
-    """The memory taken on a device, by holder; processes without a known holder come first."""
+    """The memory in use on a device, by holder; processes without a known holder come first."""
     bytes_of: dict[str | None, int] = defaultdict(int)
     for process in sample.processes:
         bytes_of[process.holder] += process.memory_bytes

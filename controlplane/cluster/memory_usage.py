@@ -1,4 +1,4 @@
-"""The memory of each node's devices: who uses it and what is reserved, as shown to people. Pure."""
+"""The memory of each node's devices for display: its users and its reservations. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from placement.types import Device, key_of
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """A device, who uses its memory, and what is reserved of it."""
+    """A device, the use of its memory, and its reservations."""
 
     device: Device
     usage: MemoryUsage
@@ -26,7 +26,7 @@ class DeviceMemory:
 
 @dataclass(frozen=True)
 class NodeMemory:
-    """A node as last reported. `elsewhere` are reservations on devices it does not report."""
+    """A node as last reported. `elsewhere`: reservations on devices that the node does not report."""
 
     node: NodeState
     devices: tuple[DeviceMemory, ...]
@@ -34,7 +34,7 @@ class NodeMemory:
 
 
 def memory_by_node(nodes: Sequence[NodeState], ledgers: Ledgers, headroom: float) -> tuple[NodeMemory, ...]:
-    """The memory of all nodes that were seen, and of those that only the ledgers name."""
+    """The memory of all reported nodes, and of the nodes that only the ledgers name."""
     unknown = sorted(set(ledgers) - {node.name for node in nodes})
     absent = [NodeState(name, (), 0.0, f"node {name} is not in the cluster", lost=True) for name in unknown]
     return tuple(_of_node(node, ledgers, headroom) for node in (*nodes, *absent))

@@ -1,9 +1,9 @@
-"""Which memory of which device is reserved for whom, and what is left: pure functions.
+"""Reservations of device memory, and the memory that is left: pure functions.
 
-A reservation is committed together with the placement or the measuring that it is for. The commit names
-the versions of the node ledgers as they were read: of two decisions on the same state of a node one fails.
-The holder of a reservation is a worker group, `measuring:KEY` for the profile of that key, or
-`compressing:NAME` for the model of that name.
+A reservation is committed together with the placement or the measurement that it is for. The commit names the
+versions of the node ledgers as they were read, so one of two decisions on the same state of a node fails. The
+holder of a reservation is a worker group, `measuring:KEY` for the profile of that key, or `compressing:NAME`
+for the model of that name.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from placement.types import Device, DeviceKey, Inventory, Placement, key_of
 
 Ledgers = Mapping[str, Versioned[NodeLedger]]
 
-MEASURING, COMPRESSING = "measuring:", "compressing:"  # no group is called so: models' names have no colon
+MEASURING, COMPRESSING = "measuring:", "compressing:"  # no group has such a name: models' names have no colon
 
 
 @dataclass(frozen=True)
 class MemoryUsage:
-    """Where a device's memory is: the parts, and what is `free` for the next placement, sum to its total,
-    unless more is taken than there is.
+    """The use of a device's memory. The parts, including what is `free` for the next placement, sum to its
+    total, unless more is in use than exists.
 
-    `ours` is, for each holder of a reservation here, what it was promised, or what its processes have taken
-    if that is more; `others` is taken by anybody else; `headroom` is left free.
+    `ours`: for each holder of a reservation here, its reservation, or its processes' use if that is larger.
+    `others`: the use of all other processes. `headroom`: left free.
     """
 
     ours: Mapping[str, int]
@@ -39,12 +39,12 @@ class MemoryUsage:
 
 
 def measuring(key: str) -> str:
-    """The holder of what is reserved to measure the profile of this key."""
+    """The holder of the reservations to measure the profile of this key."""
     return MEASURING + key
 
 
 def compressing(name: str) -> str:
-    """The holder of what is reserved to make the delta of this model."""
+    """The holder of the reservations to make the delta of this model."""
     return COMPRESSING + name
 
 
@@ -62,7 +62,7 @@ def reserve(
 ) -> list[Change]:
     """Reserve memory for each rank of a placement.
 
-    It replaces all that `holder`, and the holders that it is `preempting`, had reserved before.
+    This replaces all earlier reservations of `holder` and of the holders that it is `preempting`.
     """
     wanted: dict[str, list[Reservation]] = defaultdict(list)
     for r in placement.ranks:
@@ -75,14 +75,14 @@ def reserve(
 def reserve_to_measure(
     state: State, key: str, uid: int, devices: Sequence[DeviceKey], memory_bytes: int, now_s: float
 ) -> list[Change]:
-    """Reserve so many bytes of each device to measure a profile, instead of what it had."""
+    """Reserve `memory_bytes` of each device to measure a profile; replaces its earlier reservations."""
     return _reserve(state, measuring(key), uid, devices, memory_bytes, now_s)
 
 
 def reserve_to_compress(
     state: State, name: str, uid: int, device: DeviceKey, memory_bytes: int, now_s: float
 ) -> list[Change]:
-    """Reserve so many bytes of a device to make the delta of a model, instead of what it had."""
+    """Reserve `memory_bytes` of a device to make the delta of a model; replaces its earlier reservations."""
     return _reserve(state, compressing(name), uid, [device], memory_bytes, now_s)
 
 
@@ -96,7 +96,7 @@ def _reserve(
 
 
 def release(state: State, *holders: str) -> list[Change]:
-    """Take back all that was promised to these."""
+    """Release all reservations of these holders."""
     return _replaced(state.ledgers, holders, {})
 
 
@@ -111,14 +111,15 @@ def being_measured(ledgers: Ledgers) -> dict[DeviceKey, str]:
 
 
 def orphans(state: State) -> list[str]:
-    """Holders whose group, deployment, measuring or compressing is gone, or is an earlier one of its name."""
+    """Holders whose group, deployment, measurement or compression no longer exists, or is an earlier one
+    of its name."""
     held = {(r.holder, r.uid) for ledger in state.ledgers.values() for r in ledger.record.reservations}
     gone = {holder for holder, uid in held if uid != _uid_of(state, holder)}
     return sorted(holder for holder in gone if not _is_unreadable(state, holder))
 
 
 def without_orphans(state: State, holder: str) -> list[Change]:
-    """Take back what was promised to groups or measurings of this name that are gone."""
+    """Release the reservations of earlier groups or measurements of this name."""
     uid = _uid_of(state, holder)
     changes: list[Change] = []
     for node in _nodes_of(state.ledgers, (holder,)):
@@ -130,7 +131,8 @@ def without_orphans(state: State, holder: str) -> list[Change]:
 
 
 def _uid_of(state: State, holder: str) -> int | None:
-    """What tells the holder that there is now from earlier ones of its name; None when there is none."""
+    """The uid that distinguishes the present holder from earlier holders of its name; None when there is
+    none."""
     if is_measuring(holder):
         profile = state.profiles.get(holder.removeprefix(MEASURING))
         return profile.record.rounds if profile and profile.record.phase is Phase.PROFILING else None
@@ -141,7 +143,7 @@ def _uid_of(state: State, holder: str) -> int | None:
 
 
 def _is_unreadable(state: State, holder: str) -> bool:
-    """Whether the record that would tell is there, but cannot be read."""
+    """Tell whether the holder's record exists but cannot be read."""
     if is_measuring(holder):
         return state.unreadable(ModelProfile, holder.removeprefix(MEASURING))
     if holder.startswith(COMPRESSING):
@@ -157,10 +159,11 @@ def _uid_compressing(state: State, name: str) -> int | None:
 def available(
     inventory: Inventory, ledgers: Ledgers, headroom: float, exclude: str = "", measured: bool = True
 ) -> Inventory:
-    """The inventory with what is free for the next placement: memory, and the time of each device.
+    """The inventory with the resources that are free for the next placement: memory, and the time of each
+    device.
 
-    `headroom` is the share of each device to leave free. What `exclude` was promised does not count: it is
-    to be placed anew. Without `measured` it is what will be free once nothing is measured any more.
+    `headroom`: the share of each device to leave free. `exclude`: a holder whose reservations do not count,
+    because it is to be placed again. `measured=False`: the memory that will be free once no measurements run.
     """
     promises = promised(ledgers, exclude)
 
@@ -181,9 +184,9 @@ def available(
 
 
 def lasting_load(device: Device, promises: Mapping[str, int]) -> float:
-    """The share of its time that a device will be busy as far as that is known from the recent past: with the
-    work of others, and of the engines that have `promises` there. Measuring, compressing and our own
-    processes end or rest, and engines that have no promise any more are gone."""
+    """The expected load of a device, as a share of its time, from the recent past. It counts other users'
+    work and engines with `promises` there. It leaves out measurements, compressions and our own processes,
+    which end or rest, and engines without a promise, which are gone."""
     passing = sum(
         share
         for holder, share in device.work
@@ -193,8 +196,8 @@ def lasting_load(device: Device, promises: Mapping[str, int]) -> float:
 
 
 def busy_with_others(inventory: Inventory, held: Collection[DeviceKey], profile: str) -> float | None:
-    """The share of their time that other work takes of the devices which the measuring of a profile has, the
-    most of them. None: none of them is seen."""
+    """The largest share of time that other work takes of the devices that measure a profile. None: no such
+    device is reported."""
     shares = [
         device.load - sum(share for holder, share in device.work if holder == measuring(profile))
         for device in inventory.devices
@@ -204,8 +207,8 @@ def busy_with_others(inventory: Inventory, held: Collection[DeviceKey], profile:
 
 
 def without_starts(inventory: Inventory, state: State, now_s: float) -> Inventory:
-    """The inventory without what engines did in the samples' time while they started: reading weights and
-    compiling is over once they serve."""
+    """The inventory without the load of engines' starts during the samples: reading weights and compiling
+    is over once engines serve."""
     starting = {
         group_id
         for d in state.deployments.values()
@@ -223,7 +226,7 @@ def without_starts(inventory: Inventory, state: State, now_s: float) -> Inventor
 
 
 def promised(ledgers: Ledgers, exclude: str = "") -> dict[DeviceKey, dict[str, int]]:
-    """Bytes by device and holder."""
+    """Reserved bytes by device and holder."""
     promises: dict[DeviceKey, dict[str, int]] = {}
     for ledger in ledgers.values():
         for r in ledger.record.reservations:
@@ -234,7 +237,7 @@ def promised(ledgers: Ledgers, exclude: str = "") -> dict[DeviceKey, dict[str, i
 
 
 def stale_holders(inventory: Inventory, ledgers: Ledgers, exclude: str = "") -> frozenset[str]:
-    """Holders that have memory of a device but no reservation there: engines that stopped or are stopping."""
+    """Holders with memory of a device but no reservation there: engines that stopped or are stopping."""
     promises = promised(ledgers, exclude)
     return frozenset(
         use.holder
@@ -245,10 +248,10 @@ def stale_holders(inventory: Inventory, ledgers: Ledgers, exclude: str = "") -> 
 
 
 def memory_usage(device: Device, promises: Mapping[str, int], headroom: float) -> MemoryUsage:
-    """Where the memory of one device is, given the bytes promised by holder.
+    """The use of one device's memory, given the promised bytes by holder.
 
-    A process that the node cannot name (it is in another container) is taken for one of a holder whose
-    engine is not seen, up to what that was promised.
+    A process that the node cannot name (it is in another container) is assigned to a holder whose engine is
+    not visible, up to that holder's promise.
     """
     taken: dict[str | None, int] = defaultdict(int)
     for use in device.uses:
@@ -264,7 +267,7 @@ def memory_usage(device: Device, promises: Mapping[str, int], headroom: float) -
 def _replaced(
     ledgers: Ledgers, holders: Collection[str], wanted: Mapping[str, Iterable[Reservation]]
 ) -> list[Change]:
-    """`wanted`, by node, in the place of all that `holders` have."""
+    """The changes that replace all reservations of `holders` by `wanted`, by node."""
     return [
         change
         for node in sorted({*wanted, *_nodes_of(ledgers, holders)})
@@ -283,7 +286,7 @@ def _nodes_of(ledgers: Ledgers, holders: Collection[str]) -> list[str]:
 def _changed(
     ledgers: Ledgers, node: str, holders: Collection[str], wanted: Iterable[Reservation]
 ) -> list[Change]:
-    """The node's ledger with `wanted` in the place of what `holders` have in it."""
+    """The change that replaces the reservations of `holders` in a node's ledger by `wanted`."""
     ledger = ledgers.get(node)
     others = [r for r in ledger.record.reservations if r.holder not in holders] if ledger else []
     reservations = (*others, *wanted)

@@ -1,1 +1,1 @@
-"""Which profiles there are, what is measured next, where, and what was learned. Pure."""
+"""The profiles: which exist, which is measured next, where, and their results. Pure."""

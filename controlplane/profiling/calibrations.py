@@ -1,4 +1,4 @@
-"""What was measured in the cluster, and calibrations of the estimators from its profiles. Pure."""
+"""Measurements of the cluster, and calibrations of the estimators from its profiles. Pure."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from profiler.physical.calibration import Calibration
 from profiler.request_path import RequestPath
 from profiler.types import ModelSpec
 
-BUSY = 0.1  # of a device's time, from which on others' work is worth saying
+BUSY = 0.1  # share of a device's time from which other work is reported
 Profiles = Mapping[str, Versioned[ModelProfile]]
 
 
 @dataclass(frozen=True)
 class ClusterMeasurements:
-    """What was measured in the cluster: architectures by their profile's key, and the request path."""
+    """Measurements of the cluster: architectures by their profile's key, and the request path."""
 
     profiles: Profiles = field(default_factory=dict)
     path: RequestPath | None = None
@@ -42,7 +42,7 @@ def measurements_of(state: State, settings: Settings, devices: Iterable[Device])
 def calibration_for(
     model: Model, inventory: Inventory, settings: Settings, profiles: Profiles
 ) -> Calibration | None:
-    """What was measured of this model's shape on the device that stands for all; None if nothing was."""
+    """The calibration of this model's shape on the representative device; None if nothing was measured."""
     device = profiled_device(inventory)
     return None if device is None else calibration_on(model, device, settings, profiles)
 
@@ -50,7 +50,7 @@ def calibration_for(
 def calibration_on(
     model: Model, device: Device, settings: Settings, profiles: Profiles
 ) -> Calibration | None:
-    """What was measured of this model's shape on devices like this one; None if nothing was."""
+    """The calibration of this model's shape on devices like this one; None if nothing was measured."""
     key = key_on(model, device, settings)
     profile = profiles.get(key.text) if key else None
     if key is None or profile is None or model.spec is None:
@@ -60,7 +60,7 @@ def calibration_on(
 
 
 def measured_while_busy(model: Model, inventory: Inventory, settings: Settings, profiles: Profiles) -> str:
-    """What to say of a profile that was measured while other work had the device; "": nothing."""
+    """A warning for a profile that was measured while other work used the device; "": none."""
     device = profiled_device(inventory)
     key = key_on(model, device, settings) if device is not None else None
     found = profiles.get(key.text) if key else None
@@ -84,7 +84,7 @@ class _Calibrator:
 
 @lru_cache(maxsize=256)
 def calibration(lines: tuple[str, ...]) -> _Calibrator | None:
-    """A fit to these measurements, given a spec; None when they are not enough for one."""
+    """A fit to these measurements, as a function of a spec; None when they are too few for a fit."""
     try:
         timings = [m for m in from_lines(lines, "a profile") if isinstance(m, Timing)]
     except MeasurementError:

@@ -1,4 +1,4 @@
-"""What is to be measured for a profile, where, and within which bounds. Pure."""
+"""The job that measures a profile: its loads, its devices and its bounds. Pure."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ from profiler.profiling_plan import EngineRun, Reach, count_points, needed_bytes
 from profiler.types import ModelSpec
 from workers.measuring.request import MeasureRequest
 
-MEASURED_TOKENS = 2048  # of the longest prompt and answer that is measured
-FREE_SHARE = 0.9  # of what is free now: others may need a little meanwhile
-HELD_FACTOR = 1.25  # an engine on a CPU takes more than is computed, which others must not lack
+MEASURED_TOKENS = 2048  # of the longest measured prompt and answer
+FREE_SHARE = 0.9  # of the free memory: other processes may need a little meanwhile
+HELD_FACTOR = 1.25  # an engine on a CPU takes more than computed; reserve the difference, too
 
 
 @dataclass(frozen=True)
 class ProfilingJob:
-    """A request, and the node that carries it out. It takes `held_bytes` of each of the devices `held`.
+    """A measuring request, and the node that carries it out. It takes `held_bytes` of each of the devices
+    `held`.
 
-    `quantizations` are those that the profile was to be measured in when the job was made.
+    `quantizations`: those that the profile was to be measured in when the job was made.
     """
 
     node: str
@@ -43,7 +44,7 @@ class ProfilingJob:
 
     @property
     def beginning(self) -> str:
-        """The message for people who wait."""
+        """The message for waiting users."""
         where = f"{self.request.device_kind} of {self.node}"
         return f"measuring its architecture on {where}: an engine with made-up weights starts"
 
@@ -51,9 +52,9 @@ class ProfilingJob:
 def profiling_job(
     profile: ModelProfile, model: Model, inventory: Inventory, settings: Settings
 ) -> ProfilingJob:
-    """What is to be measured, where, within which bounds. Errors: ProfilingFailed, saying what is lacking.
+    """The job that measures a profile. Errors: ProfilingFailed, which names what is missing.
 
-    The device has to be of the profile's kind, even if the cluster has more of another kind by now.
+    The device must be of the profile's kind, even if the cluster now has more devices of another kind.
     """
     if not inventory.devices or model.spec is None or model.path is None:
         raise errors.ProfilingFailed("there is no device to measure on; add one and profile again")
@@ -113,13 +114,13 @@ def profiling_job(
 
 
 def _lacking(engine_runs: tuple[EngineRun, ...], measurements: tuple[str, ...]) -> list[EngineRun]:
-    """Those that not all loads are known of."""
+    """The engine runs with at least one unmeasured load."""
     known = {(m.setting, m.point) for m in from_lines(measurements, "a profile") if isinstance(m, Timing)}
     return [t for t in engine_runs if any((t.setting, point) not in known for point in t.points)]
 
 
 def _held_bytes(spec: ModelSpec, engine_runs: Sequence[EngineRun], reach: Reach) -> int:
-    """Of each device, what to keep from others. On a GPU vLLM fills all it may use with its KV cache."""
+    """The bytes of each device to reserve. On a GPU vLLM fills all its allowed memory with its KV cache."""
     if not reach.on_cpu:
         return reach.device_bytes
     needed = max((needed_bytes(spec, run, reach) for run in engine_runs), default=0)
@@ -128,7 +129,7 @@ def _held_bytes(spec: ModelSpec, engine_runs: Sequence[EngineRun], reach: Reach)
 
 def of_kind(profile: ModelProfile, model: Model, inventory: Inventory, settings: Settings) -> Inventory:
     """The devices that the profile may be measured on."""
-    known: dict[tuple[str, str, str], bool] = {}  # a key is a digest, and thousands of devices are alike
+    known: dict[tuple[str, str, str], bool] = {}  # a key is a digest, and thousands of devices are equal
 
     def fits(device: Device) -> bool:
         alike = device.kind, device.model, device.engine

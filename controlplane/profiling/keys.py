@@ -1,4 +1,4 @@
-"""Which profile a model needs: by its architecture, its dtype and the kind of device. Pure."""
+"""The profile that a model needs, by its architecture, its dtype and the kind of device. Pure."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def carrier_kind(inventory: Inventory) -> str:
-    """What will carry plans: placement prefers GPUs where there are any."""
+    """The kind of device that runs plans: placement prefers GPUs where there are any."""
     return next((d.kind for d in inventory.devices if d.kind != CPU), CPU)
 
 
 def carriers(inventory: Inventory) -> list[Device]:
-    """The devices that may carry plans: all GPUs, or all CPU hosts where there is no GPU."""
+    """The devices that may run plans: all GPUs, or all CPU hosts where there is no GPU."""
     on_cpu = carrier_kind(inventory) == CPU
     return [d for d in inventory.devices if (d.kind == CPU) == on_cpu]
 
 
 def ablest_gpu(inventory: Inventory) -> str:
-    """The name of the GPU that can run most of what some GPUs cannot; "" without GPUs."""
+    """The name of the GPU with the highest compute capability (an unknown one counts as the highest); ""
+    without GPUs."""
     names = sorted({type_name(device) for device in carriers(inventory) if device.kind != CPU})
     return max(names, key=lambda name: compute_capability(name) or (math.inf, 0), default="")
 
@@ -45,21 +46,21 @@ def engine_dtype(settings: Settings, kind: str) -> str:
 
 
 def overheads(settings: Settings, kind: str) -> Overheads:
-    """What a rank is taken to need beside the model, where no profile tells."""
+    """The assumed memory of a rank in addition to the model, where no profile exists."""
     if not settings.is_vllm:
         return CONTEXT_ONLY
     return VLLM_ON_CPU if kind == CPU else VLLM_ON_GPU
 
 
 def spec_of(model: Model) -> ModelSpec:
-    """Errors: NotReady when its files were not read yet."""
+    """The model's spec. Errors: NotReady when its files were not read yet."""
     if model.spec is None:
         raise errors.NotReady(f"'{model.name}' has not been profiled")
     return model.spec
 
 
 def served_spec(spec: ModelSpec, dtype: str) -> ModelSpec:
-    """The model as the engine holds it: a checkpoint's bfloat16 weights take twice the room in float32."""
+    """The model as the engine stores it: a checkpoint's bfloat16 weights need twice the memory in float32."""
     held = DTYPE_BYTES.get(dtype, spec.dtype_bytes)
     return dataclasses.replace(
         spec,
@@ -70,9 +71,9 @@ def served_spec(spec: ModelSpec, dtype: str) -> ModelSpec:
 
 
 def profiled_device(inventory: Inventory) -> Device | None:
-    """The device that stands for all: of the kind that carries plans the commonest model, the freest of it.
+    """The representative device: the freest device of the commonest model, among the kind that runs plans.
 
-    None without devices. Other models in the same cluster are taken for as quick.
+    None without devices. Other models in the same cluster are assumed to be as fast.
     """
     alike = carriers(inventory)
     if not alike:
@@ -83,13 +84,13 @@ def profiled_device(inventory: Inventory) -> Device | None:
 
 
 def key_of_model(model: Model, inventory: Inventory, settings: Settings) -> ProfileKey | None:
-    """Of a base whose files were read; None where there is no device to measure it on."""
+    """The profile's key for a base whose files were read; None where there is no device to measure it on."""
     device = profiled_device(inventory)
     return None if device is None else key_on(model, device, settings)
 
 
 def key_on(model: Model, device: Device, settings: Settings) -> ProfileKey | None:
-    """The profile of a model on one device; None for a model whose files were not read."""
+    """The profile's key for a model on one device; None for a model whose files were not read."""
     if model.spec is None:
         return None
     dtype = engine_dtype(settings, device.kind)
@@ -97,8 +98,8 @@ def key_on(model: Model, device: Device, settings: Settings) -> ProfileKey | Non
 
 
 def quantizations_to_measure(model: Model, key: ProfileKey) -> tuple[str, ...]:
-    """What a model is registered for beside its uncompressed quantization, of what engines of the key's dtype
-    have on its device."""
+    """The compressed quantizations of a registered model that engines with the key's dtype support on its
+    device."""
     served = served_spec(spec_of(model), key.dtype)
     names = quantization_names(model.compression, served, key.device)
     return tuple(name for name in names if name != UNCOMPRESSED)

@@ -1,8 +1,8 @@
-"""How measured memory of ranks corrects the next plan. Pure.
+"""Corrections of the next plan by the measured memory of ranks. Pure.
 
-A profile keeps, for each TP x PP, how many bytes more than estimated a rank of the last deployment took, and
-the next plan of that shape gives each rank so much more. Never less than estimated: when an engine has just
-started, a full batch's activations need not be in memory.
+A profile keeps, for each TP x PP, the excess of a rank's memory over the estimate in the last deployment. The
+next plan of that shape gives each rank this excess. A plan never gives less than the estimate: right after an
+engine's start, a full batch's activations may not be in memory yet.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GIB = 2**30
 
 
 def measured(reports: Sequence[RankReport]) -> tuple[MeasuredRank, ...]:
-    """Of one replica, by rank."""
+    """The measured ranks of one replica, by rank."""
     ranks = (MeasuredRank(r.rank, r.planned_bytes, r.total_bytes) for r in reports)
     return tuple(sorted(ranks, key=lambda r: r.rank))
 
@@ -41,9 +41,9 @@ def describe(ranks: Sequence[MeasuredRank]) -> str:
 
 
 def known_on(model: Model, device: Device, settings: Settings, profiles: Profiles) -> Measured | None:
-    """The calibration on devices like this one, and what each rank is given beyond its estimate by it.
+    """The calibration on devices like this one, and the extra memory of each rank beyond its estimate.
 
-    None without a calibration: what is then estimated roughly is given no more, and teaches nothing.
+    None without a calibration: rough estimates get no extra memory, and no correction is learned from them.
     """
     key = key_on(model, device, settings)
     calibration = calibration_on(model, device, settings, profiles)
@@ -56,10 +56,11 @@ def known_on(model: Model, device: Device, settings: Settings, profiles: Profile
 def applied(
     profiles: Profiles, model: Model, placement: Placement, inventory: Inventory, settings: Settings
 ) -> int | None:
-    """What `known_on` gave each rank of a placement decided on this inventory; None: not calibrated."""
+    """The extra memory that `known_on` gave each rank of a placement on this inventory; None: not
+    calibrated."""
     device = only_type(placement, inventory)
     if device and device.kind == CPU and len({type_name(d) for d in inventory.devices if d.kind == CPU}) > 1:
-        return None  # hosts are estimated together, by what is known of the quickest type
+        return None  # hosts share one estimate, from the fastest type
     known = known_on(model, device, settings, profiles) if device else None
     shape = _shape(_text(placement.plan))
     return known.excess.get(shape, 0) if known else None
@@ -81,7 +82,7 @@ def memory_correction(
 
 
 def corrected(profile: ModelProfile, group: WorkerGroup) -> ModelProfile:
-    """The profile, corrected by a group that was placed by its calibration; a rank of it must be measured."""
+    """The profile, corrected by a group that was placed by its calibration and has a measured rank."""
     assert group.placement is not None
     assert group.memory_excess is not None
     beyond_plan = max(r.measured_bytes - r.planned_bytes for r in group.measured)
@@ -90,8 +91,7 @@ def corrected(profile: ModelProfile, group: WorkerGroup) -> ModelProfile:
 
 
 def _text(plan: Plan) -> str:
-    """Of a plan's shape, as a profile keeps it: "2x1" is TP x PP, and "2x1 fp8" that in another
-    quantization."""
+    """A plan's shape as a profile's key: "2x1" is TP x PP, and "2x1 fp8" the same in another quantization."""
     degrees = f"{plan.tensor_parallel}x{plan.pipeline_parallel}"
     return degrees if plan.quantization == UNCOMPRESSED else f"{degrees} {plan.quantization}"
 
@@ -104,7 +104,7 @@ def _shape(text: str) -> tuple[str, int, int]:
 
 
 def only_type(placement: Placement, inventory: Inventory) -> Device | None:
-    """A device of the type that all ranks are on; None if there are several, or a node does not report."""
+    """A device of the type that all ranks use; None if there are several types, or a node does not report."""
     devices = {key_of(d): d for d in inventory.devices}
     used = [devices.get((r.node, r.device_kind, r.device_index)) for r in placement.ranks]
     types = {(d.kind, d.model, d.engine) if d else None for d in used}

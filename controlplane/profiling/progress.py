@@ -1,4 +1,4 @@
-"""How a profile's record changes as it is measured, and which operations wait for it. Pure."""
+"""The changes of a profile's record while it is measured, and the operations that wait for it. Pure."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from profiler.measurements import Footprint, Timing, from_lines
 from profiler.profile_key import ProfileKey
 from profiler.quantization import UNCOMPRESSED
 
-MAX_ATTEMPTS = 3  # in a row that bring nothing new
+MAX_ATTEMPTS = 3  # in a row without a new result
 
 
 def with_quantizations(profile: ModelProfile, quantizations: Sequence[str]) -> ModelProfile:
-    """The profile, to be measured in these as well when it is next begun."""
+    """The profile, to be measured in these quantizations, too, when it next begins."""
     every = tuple(sorted({*profile.forms, *quantizations}))
     return profile if every == profile.forms else dataclasses.replace(profile, forms=every)
 
@@ -57,7 +57,7 @@ def with_line(
     now_s: float,
     busy: float | None = None,
 ) -> ModelProfile:
-    """The profile with one more measurement; what it holds already changes nothing. `busy`: the share of the
+    """The profile with one more measurement; a known measurement changes nothing. `busy`: the share of the
     device's time that other work took in these `seconds`."""
     if line in profile.measurements:
         return profile
@@ -83,7 +83,7 @@ def _mean_busy(profile: ModelProfile, seconds: float, busy: float | None) -> flo
 
 
 def described(line: str, points: int, all_points: int) -> str:
-    """The message for people who wait."""
+    """The message for waiting users."""
     measurement = next(iter(from_lines([line], "a measurement")))
     count = f"{points} of {all_points} loads measured"
     if isinstance(measurement, Footprint):
@@ -96,15 +96,15 @@ def described(line: str, points: int, all_points: int) -> str:
 
 
 def done(profile: ModelProfile, job: ProfilingJob, now_s: float) -> ModelProfile:
-    """The profile once its measuring has ended well; resumed if more quantizations were requested."""
+    """The profile after a successful measurement; resumed if more quantizations were requested."""
     grown = not set(profile.forms) <= set(job.quantizations)
     return resumed(profile, now_s) if grown else ended(profile, "", now_s)
 
 
 def ended(profile: ModelProfile, problem: str, now_s: float) -> ModelProfile:
-    """The profile once its measuring has ended, with a `problem` or without ('').
+    """The profile after its measurement ended, with a `problem` or without ('').
 
-    It is Ready if an estimate can be made from what was measured.
+    It is Ready if its measurements are enough for an estimate.
     """
     usable = calibration(profile.measurements) is not None
     if not problem:
@@ -116,22 +116,23 @@ def ended(profile: ModelProfile, problem: str, now_s: float) -> ModelProfile:
 
 
 def resumed(profile: ModelProfile, now_s: float) -> ModelProfile:
-    """The profile, to be measured again where loads are lacking."""
+    """The profile, to be measured again for its missing loads."""
     return dataclasses.replace(
         profile, phase=Phase.PENDING, attempts=0, reason="waits to be measured", updated_at_s=now_s
     )
 
 
 def queued(profile: ModelProfile, reason: str, now_s: float) -> ModelProfile:
-    """The profile while it waits for its turn. That is no attempt, and the same reason changes nothing."""
+    """The profile while it waits for its turn. Waiting is not an attempt, and the same reason changes
+    nothing."""
     if (profile.phase, profile.reason) == (Phase.PENDING, reason):
         return profile
     return dataclasses.replace(profile, phase=Phase.PENDING, reason=reason, updated_at_s=now_s)
 
 
 def preempted(profile: ModelProfile, group_id: str, now_s: float) -> ModelProfile:
-    """The profile once its memory went to a worker group that had to be placed anew. What was measured is
-    kept, and the attempt does not count."""
+    """The profile after a worker group took its memory to be placed again. Its measurements stay, and the
+    attempt does not count."""
     return dataclasses.replace(
         profile,
         phase=Phase.PENDING,
@@ -142,7 +143,7 @@ def preempted(profile: ModelProfile, group_id: str, now_s: float) -> ModelProfil
 
 
 def is_whole(profile: ModelProfile) -> bool:
-    """Whether everything that was planned has been measured, in every requested quantization."""
+    """Tell whether all planned loads were measured, in every requested quantization."""
     counted = profile.phase is Phase.READY and 0 < profile.all_points <= profile.points
     return counted and set(profile.forms) <= {UNCOMPRESSED, *_measured_quantizations(profile)}
 
@@ -178,12 +179,12 @@ def waiting(state: State, key: str) -> Iterator[Operation]:
 
 
 def subject(state: State, key: str) -> Model | None:
-    """A model of the profile's shape, whose config is to be measured; the oldest."""
+    """The oldest model of the profile's shape, whose config is to be measured."""
     having = [m.record for m in state.models.values() if m.record.profile == key and m.record.path]
     return min(having, key=lambda m: (m.created_at_s, m.name), default=None)
 
 
 def settled_profile(state: State, model: Model) -> ModelProfile | None:
-    """The profile that a model waits for, if there is nothing more to wait for."""
+    """The profile that a model waits for, if it is settled."""
     profile = state.profiles.get(model.profile or "")
     return profile.record if profile and profile.record.settled else None

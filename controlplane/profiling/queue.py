@@ -1,8 +1,8 @@
-"""Which profile is measured next: one at a time on a device, of each tenant's one before a second of any, and
-the oldest first. Pure.
+"""The queue of profiles: one at a time on a device, one of each tenant before a second one of any, oldest
+first. Pure.
 
-A queued profile reserves no memory, so there is no deadlock: it waits for measurings, which end, and for
-engines, which wait for measurings only.
+A queued profile reserves no memory, so there is no deadlock. It waits for measurements, which end, and for
+engines, which wait for measurements only.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from placement.types import DeviceKey, Inventory, key_of
 
 @dataclass(frozen=True)
 class Queued:
-    """The profile has to wait; `reason` says for what."""
+    """A profile that has to wait; `reason` says what it waits for."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class _FreeMemory:
-    """What is free `now`, and what is free `later`, when nothing is measured any more."""
+    """The free memory `now`, and `later`, when no measurements run."""
 
     now: Inventory
     later: Inventory
 
 
 def next_job(state: State, key: str, inventory: Inventory, settings: Settings) -> ProfilingJob | Queued:
-    """The job of a profile that somebody waits for, if it may begin now, or why it is queued.
+    """The job of a profile that an operation waits for, if it may begin now, or why it is queued.
 
-    Errors: ProfilingFailed, when it cannot be measured even once nothing else is.
+    Errors: ProfilingFailed, when it cannot be measured even without any other measurement.
     """
     if engine := _waiting_engine(state):
         return Queued(f"waits until the engine of '{engine}' has its place")
@@ -54,8 +54,8 @@ def next_job(state: State, key: str, inventory: Inventory, settings: Settings) -
     devices = _candidates(state, key, inventory, settings)
     for older in _before(state, key):
         if devices <= taken.keys():
-            break  # older profiles can take no more of these
-        with suppress(errors.ProfilingFailed):  # that profile will fail, and takes nothing
+            break  # older profiles cannot take further devices of these
+        with suppress(errors.ProfilingFailed):  # that profile will fail, and needs no device
             wanted, _ = _choice(state, older, seen, settings, taken)
             taken = dict.fromkeys(wanted.held, older) | taken
     best, others = _choice(state, key, seen, settings, taken)
@@ -63,7 +63,7 @@ def next_job(state: State, key: str, inventory: Inventory, settings: Settings) -
 
 
 def has_stale_holders(state: State, key: str, inventory: Inventory, settings: Settings) -> bool:
-    """Whether something that was stopped still holds memory of a device for this profile."""
+    """Tell whether a stopped holder still has memory of a device for this profile."""
     model = progress.subject(state, key)
     if model is None:
         return False
@@ -72,7 +72,7 @@ def has_stale_holders(state: State, key: str, inventory: Inventory, settings: Se
 
 
 def _free_memory(state: State, key: str, inventory: Inventory, settings: Settings) -> _FreeMemory:
-    """The memory that is free for `key`, and for all queued profiles, which have no reservations."""
+    """The free memory for `key`, and for all queued profiles, which have no reservations."""
     now, later = (
         reservations.available(
             inventory,
@@ -89,9 +89,9 @@ def _free_memory(state: State, key: str, inventory: Inventory, settings: Setting
 def _choice(
     state: State, key: str, seen: _FreeMemory, settings: Settings, taken: Mapping[DeviceKey, str]
 ) -> tuple[ProfilingJob, list[str]]:
-    """The best job of a profile, and the profiles that have to be measured on its devices before it.
+    """The best job of a profile, and the profiles that must be measured on its devices before it.
 
-    Other devices are chosen only if just as much can be measured there.
+    Other devices are chosen only if they allow the same measurements.
     """
     profile, model = state.profiles[key].record, _subject(state, key)
     best = job.profiling_job(profile, model, seen.later, settings)
@@ -119,15 +119,15 @@ def _candidates(state: State, key: str, inventory: Inventory, settings: Settings
 
 
 def _elsewhere(inventory: Inventory, taken: Collection[DeviceKey]) -> Iterator[Inventory]:
-    """The devices that are not taken: first those of nodes where nothing is measured, since a job runs on one
-    node and may need all of its devices."""
+    """The free devices: first those of nodes without a measurement, since a job runs on one node and may
+    need all of its devices."""
     begun_on = {node for node, _, _ in taken}
     yield replace(inventory, devices=tuple(d for d in inventory.devices if d.node not in begun_on))
     yield replace(inventory, devices=tuple(d for d in inventory.devices if key_of(d) not in taken))
 
 
 def _before(state: State, key: str) -> list[str]:
-    """Profiles in the queue whose turn is before that of this one, in their order."""
+    """The queued profiles with an earlier turn than this one, in their order."""
     turn_of = fair_turns.turns(_asked(state))
     mine = turn_of.get(key, (len(turn_of), math.inf, key))
     waiting = (
@@ -139,7 +139,7 @@ def _before(state: State, key: str) -> list[str]:
 
 
 def _asked(state: State) -> Iterator[Asked]:
-    """Who waits for which profile."""
+    """The operations that wait for profiles."""
     for key, op in progress.awaited(state):
         profile = state.profiles.get(key)
         begun = profile is not None and profile.record.phase is Phase.PROFILING
@@ -147,7 +147,7 @@ def _asked(state: State) -> Iterator[Asked]:
 
 
 def _waiting_engine(state: State) -> str:
-    """A base the first engine of which waits for a measuring to end; empty when there is none."""
+    """A base whose first engine waits for a measurement to end; empty when there is none."""
     return next(
         (
             d.model
@@ -160,8 +160,8 @@ def _waiting_engine(state: State) -> str:
 
 
 def waiting_reason(state: State, keys: Iterable[str]) -> str:
-    """A sentence saying that these profiles are waited for, each named by a model that has it; but by no
-    tenant's, for other tenants may read it."""
+    """A sentence that names the profiles that are waited for, each by one of its models. A tenant's model
+    is not named, because other tenants may read the sentence."""
     names = []
     for key in keys:
         model = progress.subject(state, key)

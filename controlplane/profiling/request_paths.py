@@ -1,4 +1,4 @@
-"""What is known of the request path in this cluster. Pure."""
+"""The known request path of this cluster. Pure."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ NOT_YET = f"{LACKING}is measured once an engine serves"
 
 
 def path_key(settings: Settings, devices: Iterable[Device]) -> str:
-    """What the path depends on, on devices that may be placed on (`inventory_of`); empty where it is not
-    measured, and without devices."""
+    """The key of the request path, for devices that placement may use (`inventory_of`); empty where the
+    path is not measured, and without devices."""
     engines = [device.engine for device in devices]
     if not _is_measured(settings) or not engines:
         return ""
     engine = max(engines, key=_numbers)
-    # Paths measured behind Serve's Python proxy, which was there before, are called otherwise.
+    # Paths measured behind Serve's Python proxy, which earlier versions used, have other keys.
     return f"{__version__}_vllm-{engine or 'unknown'}_haproxy_{settings.gateway_replicas}"
 
 
@@ -34,7 +34,7 @@ def _is_measured(settings: Settings) -> bool:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """0.10 comes after 0.9."""
+    """The version's numbers, so that 0.10 comes after 0.9."""
     return tuple(map(int, re.findall(r"\d+", version)))
 
 
@@ -44,7 +44,7 @@ def known_path(state: State, settings: Settings, devices: Iterable[Device]) -> R
 
 
 def note(state: State, settings: Settings, devices: Iterable[Device]) -> str:
-    """Why the request path of an estimate is assumed; empty where it was measured."""
+    """The reason why an estimate assumes the request path; empty where it was measured."""
     entry = state.paths.get(path_key(settings, devices))
     if not _is_measured(settings):
         return f"{LACKING}is not measured here (OSTINATO_PROFILE_SECONDS, OSTINATO_ENGINE)"

@@ -1,4 +1,4 @@
-"""What an engine is given where its deployment asks for nothing else, by the kind of its devices. Pure.
+"""The default engine of a deployment without requested sizes, by the kind of its devices. Pure.
 
 Profiles measure such engines, and deployments get them (`controlplane.planning.engine_sizes`).
 """
@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from controlplane.settings import Settings
 from placement.types import CPU
 
-BATCHED_TOKENS = 2048  # that a step takes at most; longer prompts take several
+BATCHED_TOKENS = 2048  # most tokens of a step; longer prompts take several steps
 
 
 @dataclass(frozen=True)
 class UsualEngine:
-    """At most `max_requests` at once; at least `slots` for variants and a LoRA rank of `lora_rank`."""
+    """An engine for at most `max_requests` at once, with at least `slots` for variants and a LoRA rank of
+    `lora_rank`."""
 
     max_requests: int
     slots: int
@@ -27,7 +28,7 @@ _ON_GPU = UsualEngine(128, 8, 64)
 
 
 def usual_engine(kind: str, settings: Settings) -> UsualEngine:
-    """Within what this installation allows."""
+    """The usual engine within this installation's limits."""
     usual = of_kind(kind)
     return UsualEngine(
         min(usual.max_requests, settings.concurrency),
