@@ -1,8 +1,8 @@
-"""merge, and what it shares with compress: work on folders, done by this process.
+"""merge, and the helpers that it shares with compress: work on folders, done by this process.
 
-The server has no part in the writing: what a user may read and write is for the operating system to say,
-and an API that writes checkpoints into folders named by its callers would have to say it again. A variant's
-name is only looked up; its folders must be readable here.
+The server does not write these folders. The operating system decides what a user may read and write; an API
+that writes into its callers' folders would have to repeat these checks. A variant's name is only looked up;
+its folders must be readable here.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _readable(model: ModelView) -> Path:
 
 @contextmanager
 def folder_errors() -> Iterator[None]:
-    """What can be wrong with folders, as the errors that the command line reports."""
+    """Turn errors of folders into errors that the command line reports."""
     try:
         yield
     except CheckpointError as error:
@@ -83,7 +83,7 @@ def folder_errors() -> Iterator[None]:
 
 @contextmanager
 def folder_progress(cli: Session, what: str) -> Iterator[Callable[[float, str], None]]:
-    """One line per percent."""
+    """Show one line per percent."""
     shown = -1
     with live_line(quiet=cli.json) as show:
 

@@ -50,7 +50,7 @@ def _row(node: NodeView, device: ClusterDeviceView) -> tuple[str, ...]:
 
 
 def _holders(device: ClusterDeviceView) -> str:
-    """Promised and, after a slash, taken by now."""
+    """The bytes of each holder: reserved and, after a slash, in use."""
     promised: dict[str, int] = defaultdict(int)
     for r in device.reservations:
         promised[r.deployment] += r.bytes

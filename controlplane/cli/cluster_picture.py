@@ -1,4 +1,4 @@
-"""A cluster as a picture: each GPU a bar of its memory, coloured by model, with the layers it holds."""
+"""A picture of a cluster: each GPU is a bar of its memory, coloured by model, with the layers it holds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from placement.solver.cluster import Gpu
 from placement.solver.whatif import WhatIf
 
 GIB = 2**30
-MAX_BARS = 64  # more cannot be told apart
+MAX_BARS = 64  # more bars are unreadable
 MAX_COLOURS = 20
 
 
@@ -29,7 +29,7 @@ def draw(outcome: WhatIf, path: Path) -> None:
 
 
 def _bars(axes: Any, gpus: Sequence[Gpu], names: Sequence[str]) -> None:
-    """`names`: of the deployments that have a colour of their own."""
+    """Draw the bars. `names`: the deployments with their own colour."""
     import matplotlib as mpl
 
     colours = {name: mpl.colormaps["tab20"](number % MAX_COLOURS) for number, name in enumerate(names)}
@@ -47,6 +47,6 @@ def _bars(axes: Any, gpus: Sequence[Gpu], names: Sequence[str]) -> None:
 
 
 def _used_before(gpu: Gpu) -> float:
-    """GiB in use by what no resident accounts for."""
+    """Memory in use (GiB) that belongs to no resident."""
     held = sum(resident.memory_bytes for resident in gpu.residents)
     return max(0, gpu.total_bytes - gpu.free_bytes - held) / GIB

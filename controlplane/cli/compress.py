@@ -1,4 +1,4 @@
-"""compress: a fine-tune on folders, by this process; what it cost is printed."""
+"""compress: this process compresses a fine-tune in folders, and prints the cost."""
 
 from __future__ import annotations
 

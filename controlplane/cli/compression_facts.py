@@ -1,4 +1,4 @@
-"""What compressing cost in quality and gained in loading, for people."""
+"""The loss of quality and the gain in loading of a compression, for people."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _quality(entry: Mapping[str, Any]) -> str:
 
 
 def _loss(entry: Mapping[str, Any]) -> str:
-    """2.00 points (0.32 to 3.64)"""
+    """A loss as text: 2.00 points (0.32 to 3.64)"""
     low, high = ("?" if entry[end] is None else f"{entry[end]:.2f}" for end in ("low", "high"))
     value = "without bound" if entry["value"] is None else f"{entry['value']:.2f}"
     return f"{value} {entry['unit']} ({low} to {high})"

@@ -1,4 +1,4 @@
-"""A deployment in named facts: its plan, where it was placed and why."""
+"""A deployment in named facts: its plan, its placement and the reason."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from profiler.figures import figure, objective_text
 
 
 def deployment_facts(d: DeploymentView) -> list[tuple[str, str]]:
-    """The plan, where it was placed and why."""
+    """The deployment's plan, its placement and the reason."""
     plan = d.plan
     return [
         ("Served by", "" if d.host == d.model else f"the engine of '{d.host}'"),
@@ -33,7 +33,7 @@ def deployment_facts(d: DeploymentView) -> list[tuple[str, str]]:
 
 
 def _replicas(d: DeploymentView) -> str:
-    """Nothing for the one that most deployments have."""
+    """The replicas; empty for the default of one."""
     replicas = d.replicas
     if replicas is None or (replicas.min, replicas.max) == (1, 1):
         return ""
@@ -63,7 +63,7 @@ def target_facts(d: DeploymentView) -> str:
 
 
 def variants_at_once(seen: VariantsAtOnceView | None) -> str:
-    """How many of the registered variants run at once; empty where there are none."""
+    """The number of registered variants that run at once; empty where there are none."""
     if seen is None or not seen.registered:
         return ""
     if seen.atOnce == seen.registered:
@@ -75,7 +75,7 @@ def variants_at_once(seen: VariantsAtOnceView | None) -> str:
 
 
 def _remedy(d: DeploymentView) -> str:
-    """Where its memory allows fewer variants at once than its slots."""
+    """A remedy if the engine's memory allows fewer variants at once than its slots."""
     seen, plan = d.variantsAtOnce, d.plan
     if seen is None or plan is None or seen.atOnce >= min(plan.maxVariants, seen.registered):
         return ""

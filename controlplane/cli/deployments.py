@@ -121,7 +121,7 @@ def deploy(  # noqa: PLR0913 - typer reads a command's options from its paramete
         "toolCallParser": tool_call_parser,
         "reasoningParser": reasoning_parser,
     }
-    if min_replicas and max_replicas is None:  # the maximum is at least the minimum
+    if min_replicas and max_replicas is None:  # the maximum must not be below the minimum
         max_replicas = min_replicas
     if replicas := requested_replicas(min_replicas, max_replicas, target, idle_s):
         body["replicas"] = replicas

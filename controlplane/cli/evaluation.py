@@ -1,4 +1,4 @@
-"""evaluate: tasks put to a deployed model, and the figures kept with it. And how figures are shown."""
+"""evaluate: run tasks on a deployed model, and store the figures with it; also formats figures."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def evaluate(
     kept: list[EvaluationView] = []
     with cli.client() as client, live_line(quiet=cli.json) as show:
         for name in filter(None, (model, reference)):
-            client.model(name)  # so that a name that is wrong is told before any work
+            client.model(name)  # reports a wrong name before
         answering = _answering(client, concurrency, show)
         for task in read:
             found = _measured(task, model, reference, answering)
@@ -69,7 +69,7 @@ def metric(view: EvaluationView) -> str:
 
 
 def value(view: EvaluationView) -> str:
-    """A KL that was not told all of the reference's probability is a lower bound."""
+    """The value. A KL without all of the reference's probability is a lower bound."""
     least = "at least " if view.metric == "kl" and view.coverage < 0.9995 else ""
     return f"{least}{_number(view, view.value)}"
 
@@ -87,7 +87,7 @@ def counted(view: EvaluationView) -> str:
 
 
 def evaluation_facts(views: Sequence[EvaluationView]) -> list[tuple[str, str]]:
-    """A line each, for a model's description."""
+    """One line for each evaluation, for a model's description."""
     return [("Quality" if i == 0 else " ", _sentence(view)) for i, view in enumerate(views)]
 
 
@@ -114,12 +114,12 @@ def _tasks(path: Path) -> tuple[Task, ...]:
 
 
 def _answering(client: Client, concurrency: int, show: Progress) -> Answering:
-    """Makes who answers in a model's name, for a task; the line shows how far it is."""
+    """A function that makes the answerer of a model for a task; the line shows its progress."""
     from controlplane.client.answerer import ApiAnswerer
 
     def make(name: str, task: str) -> Answerer:
         def told(done: int, of: int) -> None:
-            if done * 20 // of > (done - 1) * 20 // of or done == of:  # of thousands not each
+            if done * 20 // of > (done - 1) * 20 // of or done == of:  # every 5 percent only
                 show(f"{task}: {done} of {of} answers of '{name}'")
 
         return ApiAnswerer(client, name, concurrency=concurrency, told=told)
@@ -141,7 +141,7 @@ def _measured(task: Task, model: str, reference: str | None, answering: Answerin
 
 @contextmanager
 def _scoring_errors(task: Task) -> Iterator[None]:
-    """What answers that cannot be scored mean."""
+    """Turn errors of scoring into InvalidRequest."""
     try:
         yield
     except ValueError as error:
@@ -149,7 +149,7 @@ def _scoring_errors(task: Task) -> Iterator[None]:
 
 
 def _keep(client: Client, model: str, found: Sequence[Result]) -> list[EvaluationView]:
-    """As they are kept now."""
+    """Store the results; returns them as the server now has them."""
     from controlplane.management.schemas.evaluations import EvaluationForm
 
     forms = [EvaluationForm.of(result) for result in found]

@@ -1,4 +1,4 @@
-"""How a command fails: two short lines for people or one JSON document, on stderr, and the exit code."""
+"""A command's failure: two short lines for people or one JSON document, on stderr, and the exit code."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ HINTS: dict[str, str] = {
 }
 
 
-# Of codes that no class has: they are about the call itself.
+# Hints for codes without a class, which concern the call itself.
 CALL_HINTS = {
     "path_not_found": (
         "give --url without a path, such as http://127.0.0.1:8000; a server of another version may lack this"
@@ -73,7 +73,7 @@ CALL_HINTS = {
 
 
 class NotSucceeded(Exception):
-    """An operation that ended, but not as asked."""
+    """The operation failed or was cancelled."""
 
     def __init__(self, operation: OperationView) -> None:
         super().__init__(operation.id)
@@ -81,7 +81,7 @@ class NotSucceeded(Exception):
 
 
 class Interrupted(Exception):
-    """Ctrl-C while waiting for an operation, which goes on."""
+    """Ctrl-C while waiting for an operation, which continues."""
 
     def __init__(self, operation: OperationView) -> None:
         super().__init__(operation.id)
@@ -115,13 +115,13 @@ def report_interrupt(operation: OperationView, as_json: bool) -> ExitCode:
 
 
 def report(message: str, code: str, exit_code: ExitCode, as_json: bool) -> ExitCode:
-    """A failure the API knows nothing of."""
+    """Report a failure that does not come from the API."""
     error = {"message": message, "type": "cli_error", "param": None, "code": code}
     return _report({"error": error}, exit_code, as_json)
 
 
 def report_usage(message: str, command: str | None, as_json: bool) -> ExitCode:
-    """A command line that is wrong; `command` is the first of ours in it."""
+    """Report a wrong command line; `command` is the first of our commands in it."""
     error = {"message": message, "type": "cli_error", "param": None, "code": USAGE}
     return _report({"error": error}, ExitCode.USAGE, as_json, _help(message, command))
 
@@ -151,13 +151,13 @@ def _report(body: dict[str, Any], code: ExitCode, as_json: bool, usage: str = ""
 
 
 def _code(error: dict[str, Any], details: dict[str, Any]) -> str:
-    """The API's code; one that this version has no class for is in the details."""
+    """The API's code. A code without a class in this version is in the details."""
     named = details.get("code")
     return named if isinstance(named, str) and named in CALL_HINTS else str(error["code"])
 
 
 def _ways(details: dict[str, Any]) -> str:
-    """What would do, of limits that nothing meets, a line each."""
+    """The relaxations that would make limits feasible, one per line."""
     texts = [
         str(relaxation["text"])
         for relaxation in details.get("relaxations") or ()
@@ -170,8 +170,8 @@ def _ways(details: dict[str, Any]) -> str:
 
 
 def _two_lines(message: str, code: str) -> tuple[str, str]:
-    """Messages read "what happened; what to do". Those without a second half get their code's hint, and so do
-    those that tell a client of the API what to call."""
+    """Split a message "what happened; what to do" into its parts. A message without a second part gets its
+    code's hint, and so does a message that names a REST call."""
     what, _, advice = message.partition("\n")[0].rstrip(": ").partition("; ")
     if not advice or REST_CALL.search(advice):
         advice = CALL_HINTS.get(code) or HINTS.get(code, advice)

@@ -18,7 +18,7 @@ from controlplane.errors import OstinatoError
 from controlplane.management.schemas.models import InferenceModelRequest
 from controlplane.printable import printable
 
-CUT = "length"  # why an answer ended that was to go on
+CUT = "length"  # the finish reason of an answer that reached its limit
 _LONGER = "--max-output allows more, as far as the deployment (`deploy --max-output`) and the context do"
 
 Name = Annotated[str, typer.Argument(help="A deployed model.")]
@@ -108,7 +108,7 @@ def _answer(
     messages: list[dict[str, str]],
     params: dict[str, float],
 ) -> str:
-    """Prints the answer as it comes; Ctrl-C keeps what came so far."""
+    """Print the answer as it comes, and return it. Ctrl-C keeps the text that came so far."""
     said: list[str] = []
     stopped, ended = False, None
     with closing(

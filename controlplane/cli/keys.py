@@ -1,4 +1,4 @@
-"""`ostinato keys`: API keys, made here; the installation learns their SHA-256 from its file of tenants."""
+"""`ostinato keys`: makes API keys; the installation reads their SHA-256 from its file of tenants."""
 
 from __future__ import annotations
 

@@ -10,9 +10,10 @@ from typer.core import TyperCommand
 
 
 class LazyCommand(TyperCommand):
-    """Stands in the group's list under `name` with its `help`; the function of this name in `module` runs.
+    """A command in the group's list with `name` and `help`; it runs the function of this name in `module`.
 
-    Parsing begins with a context, and that is already the real command's: its options, help and completion.
+    Parsing begins with a context, which already belongs to the real command: its options, help and
+    completion.
     """
 
     def __init__(self, name: str, module: str, help: str) -> None:

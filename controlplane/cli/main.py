@@ -1,4 +1,4 @@
-"""The `ostinato` command: its subcommands, and how each way of ending becomes an exit code."""
+"""The `ostinato` command: its subcommands, and the exit code of each result."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from controlplane.cli.failures import ExitCode
 
-# The help of each is its function's docstring: here too, for a list that imports none of them.
+# Each help text repeats the function's docstring, so that the list imports no command's module.
 COMMANDS = (
     LazyCommand(
         "up",
@@ -176,7 +176,7 @@ def options(
 
 
 def run(argv: Sequence[str]) -> int:
-    """One command line, and its exit code. With --debug a traceback comes before the two lines."""
+    """Run one command line; returns its exit code. With --debug a traceback comes before the two lines."""
     cli = Session()
     try:
         result = _group()(args=list(argv), prog_name="ostinato", standalone_mode=False, obj=cli)
@@ -224,10 +224,10 @@ def _report_other(error: BaseException, as_json: bool, command: str | None) -> E
 
     if isinstance(error, ModuleNotFoundError):
         return failures.report(_not_installed(error), "not_installed", failures.ExitCode.FAILED, as_json)
-    if hasattr(error, "format_message"):  # click's usage errors, whichever click typer brings
+    if hasattr(error, "format_message"):  # click's usage errors, for any click that
         message = error.format_message().replace("Value error, ", "")  # pydantic's, before what ours say
         return failures.report_usage(message, command, as_json)
-    if isinstance(error, OSError) and error.strerror:  # of a disk or a folder: no defect
+    if isinstance(error, OSError) and error.strerror:  # an error of a disk or a folder: no defect
         return failures.report(_of_the_machine(error), "machine", failures.ExitCode.FAILED, as_json)
     what = f"{type(error).__name__}: {error}".rstrip(": ")
     return failures.report(
@@ -251,12 +251,12 @@ def _not_installed(error: ModuleNotFoundError) -> str:
 
 
 def _problems(error: ValidationError) -> str:
-    """What pydantic found, as `field: problem`; a problem of the whole has no field."""
+    """The problems that pydantic found, as `field: problem`; a problem of the whole request has no field."""
     problems = [(_field(p["loc"]), _problem(p)) for p in error.errors()]
     return ", ".join(f"{field}: {problem}" if field else problem for field, problem in problems)
 
 
-# What a person gave, by the API's name of it.
+# The user's arguments, by the API's names.
 GIVEN = {"inputText": "TEXT", "model": "NAME", "maxOutputLength": "--max-output"}
 NAMES = "^[A-Za-z0-9][A-Za-z0-9._-]"  # how the pattern of names begins
 
@@ -281,7 +281,8 @@ def _problem(found: ErrorDetails) -> str:
 
 
 def _replace_closed_streams() -> None:
-    """Python has None for a stream that the caller closed. Such a stream reads as empty and keeps nothing."""
+    """Replace streams that the caller closed, for which Python has None. They read as empty and discard
+    output."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - until the end
@@ -289,9 +290,9 @@ def _replace_closed_streams() -> None:
 
 def main() -> None:
     _replace_closed_streams()
-    # httpx imports a command line of its own, and rich and pygments with it, unless that is missing.
+    # httpx imports its own command line, with rich and pygments, unless this module is set.
     sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]
-    # What imports make is no garbage; to look for some, again and again and at the end, is a fifth of a call.
+    # Objects that imports make are not garbage; collecting repeatedly and at the end takes a fifth of a call.
     gc.set_threshold(50_000)
     code = run(sys.argv[1:])
     gc.freeze()

@@ -181,7 +181,7 @@ def _find(client: Client, name: str) -> ModelView | None:
 
 
 def _location(text: str | None) -> str | None:
-    """A URI as it is; a path relative to this folder made absolute, for the server runs elsewhere."""
+    """A location: a URI unchanged, and a path made absolute, because the server runs in another folder."""
     if text is None or "://" in text:
         return text
     return str(Path(text).expanduser().absolute())

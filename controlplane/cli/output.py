@@ -1,4 +1,4 @@
-"""What goes to stdout: one JSON document (or JSON lines), or text and tables for people."""
+"""Output to stdout: one JSON document (or JSON lines), or text and tables for people."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from profiler.quantization import UNCOMPRESSED
 if TYPE_CHECKING:
     from rich.console import Console
 
-_NARROWEST_COLUMN = 8  # of a table on a terminal; narrower ones hold pieces of words
-_PIPED_WIDTH = 240  # a table cut at 80 columns would lose what grep looks for
+_NARROWEST_COLUMN = 8  # of a table on a terminal; narrower columns split words
+_PIPED_WIDTH = 240  # a table cut at 80 columns would lose text
 
 
 def console(stderr: bool = False) -> Console:
-    """A console that prints names and reasons as they are, without markup."""
+    """A console that prints names and reasons unchanged, without markup."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
@@ -29,12 +29,13 @@ def console(stderr: bool = False) -> Console:
 
 
 def print_json(document: Any) -> None:
-    """One JSON document on one line, flushed so that a reader of a stream sees it now."""
+    """Print one JSON document on one line, flushed so that a reader of a stream sees it at once."""
     print(json_text(document), flush=True)
 
 
 def json_text(document: Any) -> str:
-    """JSON escapes some control characters by itself; here all others, as it does: \\u009b."""
+    """The document as JSON. JSON escapes some control characters itself; this escapes all others in the
+    same way: \\u009b."""
     text = json.dumps(document, default=_plain, ensure_ascii=False)
     return text if printable(text) == text else json.dumps(document, default=_plain)
 
@@ -72,7 +73,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], empty: st
 
 
 def _print_blocks(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """For narrow terminals: a row is a block with a line for each cell that is not empty."""
+    """Print rows for narrow terminals: a row is a block with a line for each non-empty cell."""
     for number, row in enumerate(rows):
         if number:
             print_text("")
@@ -80,7 +81,7 @@ def _print_blocks(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None
 
 
 def _print_plain_table(rows: Sequence[Sequence[str]]) -> None:
-    """For pipes and files: a row is a line, whatever its length, and ends with its last word."""
+    """Print rows for pipes and files: a row is one line of any length, and ends with its last word."""
     lines = [[" ".join(cell.splitlines()) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
@@ -88,7 +89,7 @@ def _print_plain_table(rows: Sequence[Sequence[str]]) -> None:
 
 
 def print_facts(facts: Iterable[tuple[str, str]]) -> None:
-    """Aligned `name  value` lines; empty values are left out."""
+    """Print aligned `name  value` lines; empty values are left out."""
     kept = [(name, value) for name, value in facts if value]
     width = max((len(name) for name, _ in kept), default=0)
     for name, value in kept:
@@ -105,5 +106,5 @@ def size(number_bytes: int) -> str:
 
 
 def quantization_suffix(quantization: str) -> str:
-    """For after a plan: nothing where layers are as they are."""
+    """A plan's suffix: empty for uncompressed layers."""
     return "" if quantization == UNCOMPRESSED else f" {quantization}"

@@ -74,7 +74,7 @@ def _row(m: ModelView, d: DeploymentView | None, engines: Mapping[str, list[Engi
 
 
 def _engine(m: ModelView, engines: list[EngineView]) -> str:
-    """A base's by their status."""
+    """A model's engines: a base's by status, a variant's by its base."""
     if not engines:
         return ""
     if m.base:
@@ -86,7 +86,7 @@ def _engine(m: ModelView, engines: list[EngineView]) -> str:
 
 
 def _plans(d: DeploymentView) -> list[PlanView]:
-    """Of all its groups; servers that know of no groups give one."""
+    """The plans of all groups; older servers without groups give one plan."""
     placed = [group.plan for group in d.groups] or [d.plan]
     return [plan for plan in placed if plan is not None]
 

@@ -1,4 +1,4 @@
-"""Pictures as PNG files, wherever the command runs."""
+"""Pictures as PNG files, also on machines without a screen."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from controlplane import errors
 
 @contextmanager
 def drawing(path: Path, size: tuple[float, float], panels: int = 1) -> Iterator[tuple[Any, Any]]:
-    """A matplotlib figure of `size` inches and its axes, written to `path` at the end; with several panels,
-    beside each other, an array of axes, and legends may be placed outside.
+    """A matplotlib figure of `size` inches and its axes, written to `path` at the end. With several panels,
+    next to each other, an array of axes; legends may be placed outside.
 
     Errors: InvalidRequest when the file cannot be written.
     """
     import matplotlib as mpl
 
-    mpl.use("Agg")  # a file, with no screen
+    mpl.use("Agg")  # draws a file without a screen
     import matplotlib.pyplot as plt
 
     layout = "tight" if panels == 1 else "constrained"

@@ -1,4 +1,4 @@
-"""plan: what would be placed where, from a file, computed by this process; nothing is deployed."""
+"""plan: the placement of deployments from a file, computed by this process; nothing is deployed."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _gpus(outcome: WhatIf) -> Iterator[tuple[str, ...]]:
 
 
 def _camel_case(value: Any) -> Any:
-    """The same document with its keys written as the API writes them."""
+    """The same document with its keys in the API's spelling."""
     if isinstance(value, dict):
         return {_camel(key): _camel_case(entry) for key, entry in value.items()}
     return [_camel_case(entry) for entry in value] if isinstance(value, list | tuple) else value
@@ -129,7 +129,7 @@ def _document(outcome: WhatIf) -> dict[str, Any]:
 
 def _gpu_document(node: str, gpu: Gpu) -> dict[str, Any]:
     document = {"node": node, **asdict(gpu)}
-    document["island"] = document.pop("nvlink_domain")  # its name in the API
+    document["island"] = document.pop("nvlink_domain")  # the API's name
     return document
 
 

@@ -1,4 +1,4 @@
-"""The plans of a model as a picture: latency against cost, memory as colour, those nobody beats joined."""
+"""A picture of a model's plans: latency against cost, memory as colour, and the Pareto front as a line."""
 
 from __future__ import annotations
 
@@ -48,5 +48,5 @@ def _draw(figure: Any, axes: Any, plans: Sequence[EstimateView], chosen: Estimat
 
 
 def label(e: EstimateView) -> str:
-    """TP x the layers of its stages, and their quantization."""
+    """A plan's label: TP x the layers of its stages, and their quantization."""
     return f"{e.tensorParallel}x({'+'.join(map(str, e.layersPerStage))}){quantization_suffix(e.quantization)}"

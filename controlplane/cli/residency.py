@@ -1,4 +1,4 @@
-"""Where variants are, as tables."""
+"""Tables of the variants' residency."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ COLUMNS = ("VARIANT", "TIER", "SLOT", "ON DEVICE", "IN HOST MEMORY", "REASON")
 
 
 def print_residency(deployment: DeploymentView) -> None:
-    """A line and a table for each replica of the engine."""
+    """Print a line and a table for each replica of the engine."""
     if deployment.residency is None:
         if deployment.residencyReason:
             print_text(f"\nWhere its variants are is not known: {deployment.residencyReason}")
@@ -42,7 +42,7 @@ def _row(v: VariantResidencyView) -> tuple[str, ...]:
 
 
 def _by_rank(held: dict[int, int]) -> str:
-    """`1.2 MiB` on the only rank; of several each by its number."""
+    """`1.2 MiB` for the only rank; for several ranks, each by its number."""
     if not any(held.values()):
         return "-"
     if len(held) == 1:
@@ -51,7 +51,7 @@ def _by_rank(held: dict[int, int]) -> str:
 
 
 def where(deployment: DeploymentView) -> str:
-    """The tier that a variant has in every replica, in words."""
+    """The tier that a variant reaches in every replica, in words."""
     tiers = {v.tier for engine in deployment.residency or () for v in engine.variants}
     if not tiers:
         return f"read; where it is now is not known ({deployment.residencyReason})"

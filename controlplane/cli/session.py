@@ -1,4 +1,4 @@
-"""What every command shares: where the API is, how to print, and the options read for it."""
+"""The state that all commands share: the API's address, the form of output, and the options for them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ JSON_FLAG = "--json"
 
 @dataclass
 class Session:
-    """One run of the command; the options fill it in."""
+    """One run of the command; the options set its fields."""
 
     url: str | None = None
     json: bool = False
     debug: bool = False
 
     def client(self) -> Client:
-        from controlplane.client.client import Client  # help needs none of it
+        from controlplane.client.client import Client  # help does not need it
 
         try:
             return Client(self.url)
@@ -36,7 +36,7 @@ class Session:
 
 
 def session(ctx: typer.Context) -> Session:
-    """Of a command, whose options are read. Raises BadParameter for one that is NaN or infinite."""
+    """The session of a command. Raises BadParameter for an option that is NaN or infinite."""
     for parameter in ctx.command.params:
         value = ctx.params.get(parameter.name or "")
         if isinstance(value, float) and not math.isfinite(value):
@@ -47,7 +47,7 @@ def session(ctx: typer.Context) -> Session:
 
 
 def asked_for_json(argv: Sequence[str]) -> bool:
-    """Whether a command line that could not be read asked for JSON."""
+    """Tell whether a command line that could not be parsed asked for JSON."""
     end = argv.index("--") if "--" in argv else len(argv)
     return JSON_FLAG in argv[:end]
 

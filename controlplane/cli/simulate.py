@@ -1,4 +1,5 @@
-"""simulate: a scenario on virtual time, computed by this process; nothing is deployed or asked."""
+"""simulate: a scenario in virtual time, computed by this process; nothing is deployed, and no requests are
+sent."""
 
 from __future__ import annotations
 
@@ -87,7 +88,7 @@ def _result(result: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _refusals(result: Mapping[str, Any]) -> Iterator[str]:
-    """Why requests were not answered, of those that were not."""
+    """The reasons for unanswered requests."""
     reasons = {name: entry["mean"] for name, entry in result["refused"].items() if entry["mean"] > 0}
     if reasons:
         told = ", ".join(f"{name} {count:,.4g}" for name, count in reasons.items())

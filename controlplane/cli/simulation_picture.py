@@ -1,4 +1,5 @@
-"""A simulated scenario as a picture: attainment, TTFT and TPOT against the rate, a curve for each policy."""
+"""A picture of a simulated scenario: attainment, TTFT and TPOT against the rate, with a curve for each
+policy."""
 
 from __future__ import annotations
 

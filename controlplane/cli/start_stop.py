@@ -118,7 +118,7 @@ def demo(ctx: typer.Context, json: Json = False) -> None:
 
 
 def _settings(port: int | None, home: Path | None) -> Settings:
-    """The environment's settings, but for what the options say."""
+    """The environment's settings, overridden by the options."""
     from controlplane.settings import Settings
 
     chosen = {"http_port": port, "home": home}

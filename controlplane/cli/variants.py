@@ -134,7 +134,7 @@ def tune(  # noqa: PLR0913 - typer reads a command's options from its parameters
 def placed_anew(
     client: Client, model: str, show: Progress, sizes: EngineForm | None = None
 ) -> DeploymentView:
-    """The deployment once new engines, of these sizes, serve instead of those that there were.
+    """The deployment after new engines of these sizes have replaced the present engines.
 
     Errors: those of the call; EngineFailed when a new engine did not come to serve.
     """
@@ -148,9 +148,9 @@ def placed_anew(
 
 
 def _successors(deployment: DeploymentView, replaced: Sequence[str]) -> list[GroupView]:
-    """The groups that are to take the places of these and have not yet. Others may come and go by load.
+    """The groups that will replace these and have not yet. Other groups may come and go by load.
 
-    Errors: EngineFailed when one of these serves and no other is to take its place.
+    Errors: EngineFailed when one of these groups serves and no group will replace it.
     """
     left = [g for g in deployment.groups if g.name in replaced and g.phase != GroupPhase.DRAINING]
     coming = {g.replaces: g for g in deployment.groups if g.replaces and g.phase != GroupPhase.DRAINING}

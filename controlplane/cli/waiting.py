@@ -1,4 +1,4 @@
-"""Following an operation with one live line on stderr."""
+"""Follows an operation with one live line on stderr."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Progress(Protocol):
 
 @contextmanager
 def live_line(quiet: bool) -> Iterator[Progress]:
-    """A line that is overwritten on a terminal, printed when it changes elsewhere, and absent when quiet."""
+    """A line that is overwritten on a terminal, printed at each change elsewhere, and absent when quiet."""
     if quiet:
         yield lambda line: None
         return
@@ -42,7 +42,7 @@ def live_line(quiet: bool) -> Iterator[Progress]:
 
 
 def follow(client: Client, operation: OperationView, quiet: bool) -> OperationView:
-    """The finished operation. Errors: Interrupted, on Ctrl-C."""
+    """Wait for an operation, and return it when finished. Errors: Interrupted, on Ctrl-C."""
     try:
         with live_line(quiet) as show:
             for view in client.watch(operation.id):

@@ -1,4 +1,4 @@
-"""The demo's account of an estimate, next to a burst of requests of the kind that it is about."""
+"""The demo's estimate, compared with a burst of requests of the same kind."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ TOKENS = 24
 BATCH = 4
 
 
-SETTLE_S = 120.0  # that is waited at most for the request path and for what an engine's start leaves behind
-QUIET_BELOW = 0.2  # of the CPUs' time: a machine on which nothing is asked
+SETTLE_S = 120.0  # longest wait for the request path and for the rest of an engine's start
+QUIET_BELOW = 0.2  # share of the CPUs' time: below it the machine is idle
 LOOK_S = 1.0
 
 
 def settle(console: Console, client: Client, base: str, request: EstimateRequest) -> EstimateView:
-    """The estimate, once the request path is measured and this machine rests. An engine that has just started
-    is followed by work of ours, and the path's own measuring; a busy machine is said to be one."""
+    """The estimate, once the request path is measured and this machine is idle. After an engine's start,
+    our own work and the path's measurement still run. If the machine stays busy, a message says so."""
     give_up_s, busy = time.monotonic() + SETTLE_S, 1.0
     while True:
         estimate, busy = client.estimate(base, request), psutil.cpu_percent(LOOK_S) / 100
@@ -49,7 +49,7 @@ def settle(console: Console, client: Client, base: str, request: EstimateRequest
 
 @dataclass(frozen=True)
 class Seen:
-    """Of one request."""
+    """The measured times of one request."""
 
     ttft_ms: float
     tpot_ms: float
@@ -82,7 +82,7 @@ def compare(console: Console, client: Client, base: str, models: Sequence[str]) 
 
 
 def _ask(client: Client, model: str, number: int) -> Seen:
-    """A prompt of its own, so that no cached one is read."""
+    """Send a unique prompt, so that the engine reads no cached prompt."""
     body = {"model": model, "prompt": f"{number} {PROMPT}", "max_tokens": TOKENS, "temperature": 0}
     times = [time.perf_counter()]
     with closing(client.chunks(PATH, {**body, "ignore_eos": True})) as chunks:

@@ -1,7 +1,7 @@
-"""`ostinato demo`: the main job from nothing to answers, told as it happens, on a cluster of its own.
+"""`ostinato demo`: the main job from an empty cluster to answers, reported as it happens, on its own cluster.
 
-Base and both variants are asked at once, so one engine serves them in one batch; the cluster runs in a
-temporary home and is gone when the demo ends.
+Base and both variants are asked at once, so one engine serves them in one batch. The cluster runs in a
+temporary home and is deleted when the demo ends.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _deploy(console: Console, client: Client) -> None:
 
 
 def _follow(console: Console, client: Client, operation: OperationView) -> None:
-    """Print each new phase and reason of an operation; raises what it fails with."""
+    """Print each new phase and reason of an operation; raises the operation's error."""
     shown = 0
     for state in client.watch(operation.id):
         for event in state.events[shown:]:

@@ -1,4 +1,4 @@
-"""What the demo's adapters are good at, with held-out problems to show it. Pure; needs no dataset package."""
+"""The tasks of the demo's adapters, with held-out problems. Pure; needs no dataset package."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BASE = "smollm2-135m-instruct"
 
 @dataclass(frozen=True)
 class Problem:
-    """One question as the user's only message, and the answer that counts."""
+    """One question as the user's only message, and its correct answer."""
 
     prompt: str
     answer: str

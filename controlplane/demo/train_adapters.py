@@ -34,7 +34,7 @@ EVERY_LINEAR = (*ATTENTION, "gate_proj", "up_proj", "down_proj")
 
 @dataclass(frozen=True)
 class Recipe:
-    """How one task's problems are generated and its adapter is trained."""
+    """The recipe that generates one task's problems and trains its adapter."""
 
     dataset: str
     rank: int
@@ -93,7 +93,8 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def train(name: str, model_dir: Path, data: Path, out: Path, steps: int) -> None:
-    """Fit the adapter and write a PEFT folder `out/name` in bfloat16, with `training.json` beside it."""
+    """Fit the adapter and write a PEFT folder `out/name` in bfloat16, with `name.training.json` next to
+    it."""
     import torch
 
     recipe, device = RECIPES[name], _device()
@@ -149,7 +150,7 @@ def _with_lora(base: Any, recipe: Recipe) -> Any:
 
 
 def prompt_ids(tokenizer: Any, prompt: str) -> list[int]:
-    """What a chat completion with this single user message makes of the template."""
+    """The token ids that a chat completion makes from this single user message with the template."""
     message = [{"role": "user", "content": prompt}]
     text = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -163,7 +164,7 @@ def _encode(tokenizer: Any, row: Row) -> tuple[list[int], int]:
 
 
 def _batches(rows: list[Any], size: int) -> Iterator[list[Any]]:
-    """Shuffled batches for ever, each of rows of about one length, so that little is padding."""
+    """Endless shuffled batches, each of rows of similar length, so that little is padding."""
     shuffle = random.Random(1)
     while True:
         order = sorted(rows, key=lambda row: (len(row[0]) // 8, shuffle.random()))
@@ -191,7 +192,8 @@ def _warm_cosine(step: int, steps: int) -> float:
 
 
 def _save(model: Any, folder: Path) -> None:
-    """The standard PEFT folder, smaller: bfloat16 weights, the base's name instead of a path."""
+    """Write the standard PEFT folder, but smaller: bfloat16 weights, and the base's name instead of a
+    path."""
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -210,7 +212,7 @@ def _save(model: Any, folder: Path) -> None:
 
 
 def evaluate(name: str, model_dir: Path, data: Path, adapter: Path, limit: int) -> dict[str, Any]:
-    """Held-out score of the base and of the base with the adapter merged in; float32, greedy."""
+    """Held-out scores of the base, and of the base with the adapter merged in; float32, greedy."""
     import torch
 
     rows = read_rows(data / name / "heldout.jsonl")[:limit]
@@ -222,7 +224,8 @@ def evaluate(name: str, model_dir: Path, data: Path, adapter: Path, limit: int) 
 
 
 def score(name: str, rows: list[Row], replies: list[str]) -> dict[str, Any]:
-    """`normalised` is the demo's measure; `verbatim` wants the reply to be the answer and nothing else."""
+    """Scores of replies. `normalised` is the demo's measure; `verbatim` requires a reply that is exactly
+    the answer."""
     right = [TASKS[name].is_right(reply, row.answer) for row, reply in zip(rows, replies, strict=True)]
     verbatim = [reply.strip() == row.answer for row, reply in zip(rows, replies, strict=True)]
     shown = list(zip(rows, replies, strict=True))[:4]
@@ -249,7 +252,7 @@ def generate(tokenizer: Any, model: Any, prompts: list[str], max_tokens: int = 6
 
 
 def merge(model: Any, adapter: Path) -> None:
-    """Add alpha / r * B A to every adapted weight; without peft, as Ostinato reads the folder."""
+    """Add alpha / r * B A to every adapted weight, without peft, in the way Ostinato reads the folder."""
     import torch
     from safetensors.torch import load_file
 
@@ -264,7 +267,7 @@ def merge(model: Any, adapter: Path) -> None:
 
 
 def ship(name: str, data: Path, folder: Path) -> None:
-    """Write the demo's few problems, the first of the held-out ones, beside the adapter."""
+    """Write the demo's problems, the first of the held-out problems, next to the adapter."""
     rows = read_rows(data / name / "heldout.jsonl")[:SHIPPED]
     text = json.dumps([asdict(row) for row in rows], indent=1) + "\n"
     (folder / name / "heldout.json").write_text(text, encoding="utf-8")
