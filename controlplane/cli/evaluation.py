@@ -44,7 +44,7 @@ def evaluate(
     kept: list[EvaluationView] = []
     with cli.client() as client, live_line(quiet=cli.json) as show:
         for name in filter(None, (model, reference)):
-            client.model(name)  # reports a wrong name before
+            client.model(name)  # reports a wrong name before any work
         answering = _answering(client, concurrency, show)
         for task in read:
             found = _measured(task, model, reference, answering)

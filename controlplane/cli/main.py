@@ -224,7 +224,7 @@ def _report_other(error: BaseException, as_json: bool, command: str | None) -> E
 
     if isinstance(error, ModuleNotFoundError):
         return failures.report(_not_installed(error), "not_installed", failures.ExitCode.FAILED, as_json)
-    if hasattr(error, "format_message"):  # click's usage errors, for any click that
+    if hasattr(error, "format_message"):  # click's usage errors, for any version of click
         message = error.format_message().replace("Value error, ", "")  # pydantic's, before what ours say
         return failures.report_usage(message, command, as_json)
     if isinstance(error, OSError) and error.strerror:  # an error of a disk or a folder: no defect

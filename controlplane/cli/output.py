@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _NARROWEST_COLUMN = 8  # of a table on a terminal; narrower columns split words
-_PIPED_WIDTH = 240  # a table cut at 80 columns would lose text
+_PIPED_WIDTH = 240  # a table cut at 80 columns would lose text that grep looks for
 
 
 def console(stderr: bool = False) -> Console:

@@ -76,7 +76,7 @@ class InferenceFirst:
             scope[_ID] = named = request_id.header_of(scope["headers"])
             await self._inference(scope, receive, _with(named, send))
         else:
-            scope.pop(DIRECT, None)  # other calls may run in another loop than
+            scope.pop(DIRECT, None)  # other calls may run in another loop than the server's
             await self._app(scope, receive, send)
 
 

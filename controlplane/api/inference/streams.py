@@ -158,7 +158,7 @@ class ClosingStream(StreamingResponse):
         limit = WriteLimit(self._write_s, send)
         try:
             with limit:
-                # This costs less than Starlette's
+                # This costs less than Starlette's task group.
                 await unless_client_leaves(receive, self.stream_response(limit.send), scope.get(DIRECT))
         except TimeoutError:
             self._cut()

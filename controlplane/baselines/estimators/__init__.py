@@ -1,1 +1,1 @@
-"""Estimators that predict from measured tables; the tables' reader; and how well each predicts."""
+"""Estimators that predict from measured tables, the tables' reader, and the evaluation of the predictions."""

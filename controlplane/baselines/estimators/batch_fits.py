@@ -1,8 +1,8 @@
-"""Fits to one measured batch each, and whether they say more than the one fit to all batches. Pure.
+"""Fits to one measured batch each, and the choice between these and the one fit to all batches. Pure.
 
-A batch's own figures need no law of the batch; but they rest on a few rows, and a full model is many layers
-further than these. So how far they may leave the fit to all batches is chosen by cross-validation where it
-matters, at large batches: rows of the deeper fingerprints are predicted from the shallower ones.
+A batch's own figures need no law of the batch. But they rest on a few rows, and a full model has many more
+layers than these rows. So cross-validation chooses how far they may leave the fit to all batches, at large
+batches, where it matters. It predicts rows of the deeper fingerprints from the shallower ones.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from controlplane.baselines.estimators.latency_fit import LatencyFit, Noise, Wor
 from controlplane.baselines.estimators.tables import Point
 from controlplane.baselines.estimators.types import Family, NotPredictable
 
-# How far a batch's own figures may be from those of all batches: a share, and so many times what the rows of
-# the batch are off by. 0: they are those of all batches.
+# The leeway of a batch's own figures around those of all batches: a share, plus a multiple of the errors of
+# the batch's rows. 0: the figures of all batches.
 MIN_OWN = 0.05
 LEEWAYS = (20.0, 1.0, 0.0)
-WORTH = 0.9  # less leeway must leave less than this share of the error
-MAX_ERROR = 0.5  # a single row's, so that no row decides
+WORTH = 0.9  # less leeway must reduce the error below this share
+MAX_ERROR = 0.5  # of a single row, so that no row decides
 
 
 def own_fits(
@@ -33,7 +33,7 @@ def own_fits(
     misfits: Mapping[int, float],
     leeway: float,
 ) -> tuple[LatencyFit, ...]:
-    """A fit at each of a family's measured batches, near the fit to all of them."""
+    """A fit at each of a family's measured batches, near the fit to all batches."""
     fits = []
     for batch in fit.batches:
         alone = [p for p in rows if p.query.batch == batch]
@@ -53,7 +53,7 @@ def choose_leeway(
     works: Mapping[Family, Works],
     misfits: Mapping[int, float],
 ) -> float:
-    """Of LEEWAYS the first, or a later one that errs less at large batches."""
+    """The first of LEEWAYS, or a later one with a smaller error at large batches."""
     chosen, least = LEEWAYS[0], np.inf
     for leeway in LEEWAYS:
         off = [

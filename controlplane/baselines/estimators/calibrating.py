@@ -1,7 +1,8 @@
-"""Hardware constants from the truth of other models: the paper's one-time cost. Never a model's own rows.
+"""Hardware constants from the truth of other models: the paper's one-time cost. Never from a model's own
+rows.
 
-`maveriq`: the exponents of equation 2, fitted anew (maveriq_fit). `ostinato`: what is left of the logarithm
-of (measured / predicted), as a ridge regression on the number format, TP, PP and batch.
+`maveriq`: the exponents of equation 2, fitted again (maveriq_fit). `ostinato`: a ridge regression of the
+remaining logarithm of (measured / predicted) on the number format, TP, PP and batch.
 """
 
 from __future__ import annotations
@@ -26,14 +27,15 @@ from controlplane.baselines.estimators.types import (
 
 Array = NDArray[np.float64]
 
-FEATURE_SPREAD = 0.1  # a format's or a doubling's effect that is believed without much data
-ROW_SPREAD = 0.05  # what single rows scatter by
+FEATURE_SPREAD = 0.1  # the prior spread of the effect of a format or a doubling
+ROW_SPREAD = 0.05  # scatter of single rows
 OUTLIER = 3.0
 
 
 @dataclass(frozen=True)
 class Correction:
-    """exp(features @ slopes), for a latency or a memory; `formats` are those that were seen."""
+    """A factor exp(features @ slopes) for a latency or a memory; `formats` are the formats of the fitted
+    rows."""
 
     formats: tuple[str, ...]
     slopes: Array
@@ -44,7 +46,7 @@ class Correction:
 
 @dataclass(frozen=True)
 class Corrected:
-    """An estimator whose figures are multiplied; its intervals keep their relative width."""
+    """An estimator with corrected figures; its intervals keep their relative width."""
 
     base: TableEstimator
     latency: Correction
@@ -62,7 +64,7 @@ class Corrected:
 
 @dataclass(frozen=True)
 class LeaveOneModelOut:
-    """For each model an estimator that was calibrated without it. Models without others stay uncalibrated."""
+    """Estimators by model, each calibrated without its model. Models without others stay uncalibrated."""
 
     base: TableEstimator
     by_model: dict[str, TableEstimator]
@@ -94,7 +96,7 @@ def calibrated_ostinato(
 
 
 def correct(base: TableEstimator, truth: Iterable[Point]) -> Corrected:
-    """`base` with what it errs by on `truth`, as far as that is a matter of format, TP, PP and batch."""
+    """`base`, corrected by its errors on `truth`, as far as these depend on format, TP, PP and batch."""
     latency: list[tuple[Query, float]] = []
     memory: list[tuple[Query, float]] = []
     for point in truth:
@@ -142,7 +144,7 @@ def _features(query: Query, formats: Sequence[str]) -> Array:
 
 
 def _regress(rows: Sequence[tuple[Query, float]]) -> Correction:
-    """Ridge regression with outliers weighted down; of nothing, a factor of 1."""
+    """Ridge regression with outliers weighted down; without rows, a factor of 1."""
     formats = tuple(sorted({query.family.format for query, _ in rows}))
     if not rows:
         return Correction((), np.zeros(10))

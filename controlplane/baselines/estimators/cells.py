@@ -1,4 +1,4 @@
-"""One cell of a table to one value. Each function raises ValueError saying what was expected."""
+"""Parsers of one cell of a table to one value. Each function raises ValueError saying what was expected."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MAX_COUNT = 10**7
 
 
 def failure(cell: str) -> str | None:
-    """Why a latency cell holds no measurement, or None when it should be a number."""
+    """The reason why a latency cell holds no measurement, or None when it should be a number."""
     text = " ".join(cell.strip().strip("'\"").lower().split())
     if text in FAILED or "out of memory" in text or text.startswith("oom"):
         return text or "empty"
@@ -59,7 +59,7 @@ def positive(cell: str) -> float:
 
 
 def optional(cell: str) -> float | None:
-    """A number of at least 0; None where none was measured."""
+    """A number of at least 0; None for an unmeasured cell."""
     if failure(cell) not in (None, "not positive"):
         return None
     number = _number(cell)

@@ -1,6 +1,6 @@
-"""How well an estimator's predictions from fingerprints agree with the truth, row by row.
+"""The agreement of an estimator's predictions from fingerprints with the truth, row by row.
 
-Truth only enters here, after the estimator was built; only an explicit calibration sees any, and that never
+Truth enters only here, after the estimator was built. Only an explicit calibration sees truth, and never that
 of the model it predicts.
 """
 
@@ -28,7 +28,7 @@ from controlplane.baselines.estimators.types import (
 
 @dataclass(frozen=True)
 class Compared:
-    """A truth row with its prediction, or why there is none."""
+    """A truth row with its prediction, or the reason why there is none."""
 
     truth: Point
     prediction: Prediction | None
@@ -47,7 +47,7 @@ class Errors:
 
 @dataclass(frozen=True)
 class Group:
-    """Rows that share a model, batch size or number format; `latency` or `memory` None without rows."""
+    """Rows that share a model, batch size or number format; `latency` or `memory` is None without rows."""
 
     by: str
     value: str
@@ -77,7 +77,7 @@ class Report:
 def build(
     fingerprints: Table, truth: Table, name: EstimatorName, calibration: Calibration = Calibration.NONE
 ) -> TableEstimator:
-    """`truth` is read by a calibration only."""
+    """Build the estimator. Only a calibration reads `truth`."""
     if calibration is Calibration.NONE:
         return MaverIQ(fingerprints.rows) if name is EstimatorName.MAVERIQ else Ostinato(fingerprints.rows)
     fitted = calibrated_maveriq if name is EstimatorName.MAVERIQ else calibrated_ostinato

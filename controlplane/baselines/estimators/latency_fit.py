@@ -1,6 +1,6 @@
 """Latency of one family, from all of its fingerprints at once.
 
-For each measured TP four figures, all at least 0, by weighted non-negative least squares over every row
+Each measured TP has four figures, all at least 0, by weighted non-negative least squares over every row
 (any n, o, PP and batch), as in MaverIQ's equations 1, 4 and 5 with a term for pipeline hops:
 
     L = n (ttft_layer + o tpot_layer) + ttft_other + o tpot_other + (PP-1) (ttft_hop + o tpot_hop)
@@ -27,28 +27,28 @@ from controlplane.baselines.estimators.types import Family, NotPredictable, Quer
 Array = NDArray[np.float64]
 
 TTFT_LAYER, TPOT_LAYER, TTFT_OTHER, TPOT_OTHER = range(4)
-TPOT_OVERHEAD = 4  # not fitted: what TPOT_LAYER at a TP exceeds its share of the narrowest TP's by
-HOP_SHARE = 0.05  # a hop over the step's work outside of layers, where no pipeline was measured
-LAW_SHARE = 0.15  # how far a measured TP strays from the law of the others, of one layer's time
+TPOT_OVERHEAD = 4  # not fitted: the excess of TPOT_LAYER at a TP over its share of the narrowest TP's
+HOP_SHARE = 0.05  # a hop relative to the step's work outside of layers, where no pipeline was measured
+LAW_SHARE = 0.15  # deviation of a measured TP from the law of the others, relative to one layer's time
 OUTLIER = 3.0  # residuals beyond this many standard deviations count less
-UNKNOWN_ALLREDUCE = 0.2  # overhead of TP = 2 over the time at TP = 1, where only one TP was measured
+UNKNOWN_ALLREDUCE = 0.2  # overhead of TP = 2 relative to TP = 1, where only one TP was measured
 
 
 @dataclass(frozen=True)
 class Prior:
-    """What other families say about a figure: its value and standard deviation, s."""
+    """A figure's expectation from other families: its value and standard deviation, s."""
 
     value: float
     deviation: float
 
 
-# By (TP, one of the four figures or TPOT_OVERHEAD).
+# Priors by (TP, one of the four figures or TPOT_OVERHEAD).
 Priors = Mapping[tuple[int, int], Prior]
 
 
 @dataclass(frozen=True)
 class Noise:
-    """Standard deviation of one latency over itself, by whether a plan has several stages."""
+    """Relative standard deviation of one latency, for plans of one stage and of several stages."""
 
     single: float
     pipelines: float
@@ -60,7 +60,7 @@ class Noise:
 
 @dataclass(frozen=True)
 class LayerWork:
-    """What a pass spends on layers: as many layers' times, and seconds that do not depend on them.
+    """The cost of the layers in a pass: a number of layers' times, and seconds that do not depend on them.
 
     `prompt` and `token`: layers of a prompt's and of a token's pass. `constant_s`: over all passes.
     """
@@ -72,7 +72,7 @@ class LayerWork:
 
 ONE_LAYER = LayerWork(1.0, 1.0)
 
-# What layers cost in rows, where that is not their number; see stage_law.
+# The cost of layers in rows where it is not their number; see stage_law.
 Works = Mapping[Query, LayerWork]
 
 
@@ -102,14 +102,14 @@ class LatencyFit:
         return float(self.coefficients[at]), float(self.covariance[at, at] ** 0.5)
 
     def overhead(self, tp: int) -> tuple[float, float]:
-        """TPOT_OVERHEAD at a measured TP, and its standard deviation; noise may bring it below 0."""
+        """TPOT_OVERHEAD at a measured TP, and its standard deviation; noise may make it negative."""
         row = np.zeros(len(self.coefficients))
         row[4 * self.widths.index(tp) + TPOT_LAYER] = 1.0
         row[TPOT_LAYER] -= self.widths[0] / tp
         return float(row @ self.coefficients), float((row @ self.covariance @ row) ** 0.5)
 
     def prefill_ratio(self) -> tuple[float, float]:
-        """A layer's time for the prompt over its time for a token, and its standard deviation."""
+        """The ratio of a layer's time for the prompt to its time for a token, and its standard deviation."""
         token, token_sd = self.tpot_layer()
         if token <= 0:
             return 1.0, 1e6
@@ -121,8 +121,7 @@ class LatencyFit:
 def fit_latency(
     family: Family, points: Sequence[Point], noise: Noise, law: BatchLaw, priors: Priors, works: Works
 ) -> LatencyFit:
-    """Fit all points of a TP for which they are `sufficient`. Raises NotPredictable when there is no such
-    TP."""
+    """Fit the points of every TP with `sufficient` points. Raises NotPredictable when no TP has them."""
     points = sufficient(points)
     if not points:
         raise NotPredictable(f"no fingerprints of two depths and two output lengths for {family}")
@@ -159,7 +158,7 @@ def fit_latency(
 
 
 def predicted_s(fit: LatencyFit, query: Query, works: Works) -> float:
-    """What a row of a measured TP takes, by the fitted figures."""
+    """The predicted seconds of a row of a measured TP."""
     work = works.get(query) or _all_layers(query)
     return float(_row(query, work, fit.widths, fit.law) @ fit.coefficients) + work.constant_s
 
@@ -186,7 +185,8 @@ def at_batch(fit: LatencyFit, rows: Sequence[Point]) -> LatencyFit:
 
 
 def figures_near(fit: LatencyFit, share: float) -> Priors:
-    """Every figure of a fit as a prior, known to the fit's deviation and `share` of what it is a part of."""
+    """Every figure of a fit as a prior. Its deviation combines the fit's deviation and `share` of the
+    figure's whole."""
     priors = {}
     for at, width in enumerate(fit.widths):
         ttft_layer, tpot_layer, ttft_other, tpot_other = fit.coefficients[4 * at : 4 * at + 4]
@@ -198,7 +198,7 @@ def figures_near(fit: LatencyFit, share: float) -> Priors:
 
 
 def sufficient(points: Sequence[Point]) -> list[Point]:
-    """The points of each TP that has two depths at each of two output lengths: its four figures need them."""
+    """The points of each TP with two depths at each of two output lengths: its four figures need them."""
     depths: dict[int, dict[int, set[int]]] = {}
     for p in points:
         by_output = depths.setdefault(p.query.tensor_parallel, {})
@@ -212,14 +212,14 @@ def sufficient(points: Sequence[Point]) -> list[Point]:
 def form(fit: LatencyFit, tp: int, pp: int) -> Array:
     """[7, coefficients]: the parts of a latency as combinations of the fitted coefficients; see `weights`.
 
-    Rows: a layer's prompt; a layer's token, what is sharded of it and what TP adds; outside of layers the
+    Rows: a layer's prompt; a layer's token, its sharded part and the part that TP adds; outside of layers the
     prompt and a token; the hops of the prompt and of a token.
     """
     width = len(fit.coefficients)
     prompt, token, sharded = (np.zeros(width) for _ in range(3))
     _add(prompt, fit, tp, TTFT_LAYER)
     _add(token, fit, tp, TPOT_LAYER)
-    sharded[TPOT_LAYER] = fit.widths[0] / tp  # of TP = 1; what exceeds it is overhead, which may not be < 0
+    sharded[TPOT_LAYER] = fit.widths[0] / tp  # of TP = 1; the rest is overhead, which may not be < 0
     if token @ fit.coefficients < sharded @ fit.coefficients:
         sharded = token.copy()
     outside, step = np.zeros(width), np.zeros(width)
@@ -249,9 +249,9 @@ def weights(law: BatchLaw, work: LayerWork, output_tokens: int, batch: int) -> A
 
 
 def refine(fit: LatencyFit, points: Sequence[Point], works: Works, reach: float) -> BatchLaw:
-    """The batch law that fits rows of other batches best, held near the one the fit was made with.
+    """The batch law that fits rows of other batches best, held near the fit's own law.
 
-    `reach`: how near, 1 where nothing but the laws' own values is known.
+    `reach`: how near; 1 where only the laws' own values are known.
     """
     known = [p for p in points if p.query.tensor_parallel >= fit.widths[0]]
     rows = [p for p in known if p.query.batch != fit.law.reference]
@@ -270,7 +270,7 @@ def refine(fit: LatencyFit, points: Sequence[Point], works: Works, reach: float)
     names = ("compute", "prompt", "kv", "sequence", "message", "many")
     start = np.array([getattr(fit.law, name) for name in names])
     sd = np.array([0.4, 0.4 * reach, 0.4, 0.8 * reach, 0.8 * reach, 0.08])
-    # A row's prediction errs by the coefficients' noise as well, about as much as the row itself.
+    # A row's prediction has the coefficients' noise as well, about as much as the row itself.
     noise = np.array([1.5 * fit.noise.of(p) for p in rows])
 
     def moved(steps: Array) -> BatchLaw:
@@ -295,7 +295,7 @@ def _all_layers(query: Query) -> LayerWork:
 
 
 def _row(query: Query, work: LayerWork, widths: Sequence[int], law: BatchLaw) -> Array:
-    """The design row of one fingerprint: `weights` on the columns of its TP and on the hops."""
+    """The design row of one fingerprint: `weights` in the columns of its TP and of the hops."""
     prompt, sharded, overhead, outside, step, hop_prompt, hop_token = weights(
         law, work, query.output_tokens, query.batch
     )
@@ -310,7 +310,7 @@ def _row(query: Query, work: LayerWork, widths: Sequence[int], law: BatchLaw) ->
 
 
 def _add(row: Array, fit: LatencyFit, tp: int, part: int) -> None:
-    """The combination of coefficients that is `part` at `tp`: measured, or by the law from a neighbour.
+    """Add the combination of coefficients that is `part` at `tp`: measured, or by the law from a neighbour.
 
     X(TP) = X(t) t / TP + growth (X(u) - X(t) t / u), t the smallest measured TP and u the nearest above it:
     MaverIQ's equation 2 for PP = 1, with the overhead (equation 3) clamped at 0.
@@ -339,7 +339,7 @@ def _add(row: Array, fit: LatencyFit, tp: int, part: int) -> None:
 def _beliefs(
     family: Family, points: Sequence[Point], widths: Sequence[int], priors: Priors
 ) -> tuple[Array, Array]:
-    """Soft rows and their right sides, each divided by its standard deviation."""
+    """The prior's rows and their right sides, each divided by its standard deviation."""
     columns = 4 * len(widths) + 2
     step = _step_s(points)
     rows, expected = [], []
@@ -380,5 +380,5 @@ def _beliefs(
 
 
 def _step_s(points: Sequence[Point]) -> float:
-    """A scale for beliefs: the least time per token of any fingerprint, prompt included."""
+    """A scale for priors: the least time per token of any fingerprint, prompt included."""
     return min(p.latency_s / p.query.output_tokens for p in points)

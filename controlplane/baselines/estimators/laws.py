@@ -1,6 +1,6 @@
-"""How time and memory scale with tensor parallelism, pipeline stages and batch. Pure arithmetic.
+"""Laws of time and memory over tensor parallelism, pipeline stages and batch. Pure arithmetic.
 
-Every law is 1 (or nothing) at the configuration that was measured, and never decreases with the batch.
+Every law is 1 (or nothing) at the measured configuration, and never decreases with the batch.
 """
 
 from __future__ import annotations
@@ -10,19 +10,21 @@ from dataclasses import dataclass
 
 from controlplane.baselines.estimators.maveriq import EXPONENTS, Exponents
 
-SHARPNESS = 4.0  # of the smooth maximum: 19% above both where they meet, 1.5% above at half
+SHARPNESS = 4.0  # of the smooth maximum: 19% above both values where they are equal, 1.5% above at half
 
 WEIGHT_BITS: Mapping[str, float] = {"float16": 16, "bfloat16": 16, "int8": 8, "fp8": 8, "int4": 4} | {
     "int4_gptq": 4.25, "int4_awq": 4.25, "float32": 32,
 }  # fmt: skip
 
 # FLOPs that a GPU sustains in thin products while it reads one byte. On paper an A100 does 156, an A6000 201,
-# an H200 206, an H100 295; products of few rows reach about half of the FLOPs, reads about 85% of the bytes.
+# an H200 206, an H100 295. Products of few rows reach about half of the FLOPs; reads reach about 85% of the
+# bytes.
 FLOPS_PER_BYTE = 135.0
-# Prompts make thick products, which reach more of the FLOPs: their tokens take this share of a single one's.
+# Prompts make thick products, which reach more of the FLOPs: a prompt's token takes this share of a single
+# token's time.
 PROMPT_TOKEN = 0.75
 
-# Kernels for weights of few bits come in two: one for at most four rows, and one for more that reads slower.
+# There are two kernels for weights of few bits: one for at most four rows, and a slower one for more rows.
 FEW_ROWS = 4
 MANY_ROWS: Mapping[str, float] = dict.fromkeys(("int8", "int4", "int4_gptq", "int4_awq"), 1.08)
 
@@ -32,8 +34,8 @@ KV_ELEMENTS: Mapping[str, int] = {
     "llama-2-7b": 2 * 4096, "llama-2-13b": 2 * 5120, "llama-2-70b": 2 * 8 * 128,
 }  # fmt: skip
 
-# How far the published exponents of PP are believed. They were fitted to this engine's full models, but with
-# 30 samples and from a start that some never left; a pipeline that passes one batch on has nothing to gain.
+# The weight of the published exponents of PP. They were fitted to this engine's full models, but with 30
+# samples and from a start that some never left. A pipeline that passes one batch on cannot gain.
 PIPELINE_TRUST = 0.5
 
 
@@ -51,15 +53,16 @@ def weight_bytes_per_value(dtype: str) -> float:
 
 
 def compute_share(dtype: str) -> float:
-    """Time to compute one token over the time to read the weights: 2 FLOPs per value over its bytes."""
+    """The ratio of the time to compute one token to the time to read the weights: 2 FLOPs per value over
+    its bytes."""
     return 2 / weight_bytes_per_value(dtype) / FLOPS_PER_BYTE
 
 
 def kv_bytes(model: str, dtype: str, int8_kv: bool, layer_bytes: float) -> float:
-    """Keys and values of one token in one layer, unsharded.
+    """Bytes of the keys and values of one token in one layer, unsharded.
 
-    For a model that is not in the list: a layer of 12 h^2 weights, and half of what h-wide keys and values
-    take, between full and grouped-query attention.
+    For an unlisted model: assume a layer of 12 h^2 weights, and half the size of h-wide keys and values,
+    which lies between full and grouped-query attention.
     """
     values = layer_bytes / weight_bytes_per_value(dtype)
     elements = KV_ELEMENTS.get(model, (values / 12) ** 0.5)
@@ -67,19 +70,21 @@ def kv_bytes(model: str, dtype: str, int8_kv: bool, layer_bytes: float) -> float
 
 
 def exponents(dtype: str, int8_kv: bool) -> Exponents:
-    """The published ones; for other formats those of the same number of bits."""
+    """The published exponents; for other formats the exponents of the same number of bits."""
     bits = WEIGHT_BITS.get(dtype, 16)
     near = "float16" if bits > 8 else "int8" if bits > 5 else "int4_gptq" if bits > 4 else "int4"
     return EXPONENTS.get((dtype, int8_kv)) or EXPONENTS[near, int8_kv and near != "int4_gptq"]
 
 
 def allreduce_growth(by: Exponents, ranks: int, measured_ranks: int) -> float:
-    """Overhead of tensor parallelism at `ranks` over that at `measured_ranks`; both above 1."""
+    """The ratio of the overhead of tensor parallelism at `ranks` to that at `measured_ranks`; both above
+    1."""
     return float(((ranks - 1) / (measured_ranks - 1)) ** by.beta)
 
 
 def pipeline_factor(by: Exponents, stages: int) -> float:
-    """Latency on `stages` stages over that on one, hops apart: equation 2, O_PP as in its code."""
+    """The ratio of the latency on `stages` stages to that on one, without hops: equation 2, O_PP as in its
+    code."""
     if stages == 1:
         return 1.0
     published = stages**-by.alpha + (stages - 1) ** by.delta * (1 - 2**-by.alpha)
@@ -88,12 +93,12 @@ def pipeline_factor(by: Exponents, stages: int) -> float:
 
 @dataclass(frozen=True)
 class BatchLaw:
-    """How the parts of a pass grow with the batch, relative to batch `reference`.
+    """The growth of a pass's parts with the batch, relative to batch `reference`.
 
     `compute`: time to compute a token over the time to read a layer. `prompt`: the same for one sequence's
-    prompt. `kv`: time to read one cached token of one sequence, over the same. `sequence`: the growth of
-    what is outside the layers, per sequence. `message`: of an all-reduce's time, per sequence.
-    `many`: reading weights for more than four rows over reading them for one. `prompt_tokens`: length of the
+    prompt. `kv`: time to read one cached token of one sequence, relative to the same. `sequence`: growth per
+    sequence of the work outside the layers. `message`: growth per sequence of an all-reduce's time. `many`:
+    reading weights for more than four rows relative to reading them for one. `prompt_tokens`: length of the
     prompts.
     """
 
@@ -105,7 +110,7 @@ class BatchLaw:
     message: float
     many: float
     prompt_tokens: float
-    output_tokens: float  # mean of the fingerprints': the cache they read
+    output_tokens: float  # mean of the fingerprints, for the cache they read
 
     def decode(self, batch: int, output_tokens: float) -> float:
         return self._read(batch, output_tokens) / self._read(self.reference, self.output_tokens)
@@ -114,7 +119,8 @@ class BatchLaw:
         return self.prompt_pass(self.prompt * batch) / self.prompt_pass(self.prompt * self.reference)
 
     def prompt_pass(self, compute: float) -> float:
-        """A layer's time for prompts over that for one token; computing takes `compute` of the latter."""
+        """A layer's time for prompts relative to that for one token; computing takes `compute` of the
+        latter."""
         return smooth_max(self.many if self.prompt_tokens > FEW_ROWS else 1.0, compute)
 
     def outside(self, batch: int) -> float:

@@ -21,7 +21,7 @@ from enum import StrEnum
 from controlplane.baselines.estimators.tables import Measurement, Point, points
 from controlplane.baselines.estimators.types import Family, Interval, NotPredictable, Prediction, Query
 
-# Nine in ten of its errors at batch 1 should be below this; the paper gives medians only (4.4%, 4.1%).
+# Nine in ten errors at batch 1 should be below this; the paper gives medians only (4.4%, 4.1%).
 SPREAD = 0.15
 
 
@@ -32,7 +32,7 @@ class PipelineTerm(StrEnum):
 
 @dataclass(frozen=True)
 class Exponents:
-    """a, b, g, d of equation 2."""
+    """The exponents a, b, g, d of equation 2."""
 
     alpha: float
     beta: float
@@ -40,7 +40,7 @@ class Exponents:
     delta: float
 
 
-# By (dtype, INT8 KV cache), as in the artifact's code, to four places.
+# Exponents by (dtype, INT8 KV cache), as in the artifact's code, to four places.
 EXPONENTS: Mapping[tuple[str, bool], Exponents] = {
     ("float16", False): Exponents(0.0491, 0.6858, 0.1877, 0.5686),
     ("float16", True): Exponents(0.0567, 0.4770, 0.6472, 0.3088),
@@ -54,7 +54,7 @@ EXPONENTS: Mapping[tuple[str, bool], Exponents] = {
 
 @dataclass(frozen=True)
 class Components:
-    """Seconds per token or prompt, of one hidden layer and of all that is not a hidden layer."""
+    """Seconds per token or prompt, of one hidden layer and of everything else."""
 
     ttft_layer: float
     ttft_other: float
@@ -62,7 +62,7 @@ class Components:
     tpot_other: float
 
     def latency_s(self, layers: int, output_tokens: int) -> float:
-        """Equations 1, 4 and 5."""
+        """Latency by equations 1, 4 and 5."""
         ttft = layers * self.ttft_layer + self.ttft_other
         return ttft + output_tokens * (layers * self.tpot_layer + self.tpot_other)
 
@@ -94,7 +94,7 @@ def extract(
 def parallel_latency_s(
     tp: int, pp: int, reference: float, tp_overhead: float, pp_overhead: float, by: Exponents
 ) -> float:
-    """Equation 2. `reference` is L(1,1); overheads are O_TP and O_PP; all clamped at 0."""
+    """Latency by equation 2. `reference` is L(1,1); overheads are O_TP and O_PP; all clamped at 0."""
     shared = max(0.0, reference) / (tp * float(pp) ** by.alpha)
     allreduce = (tp - 1) ** by.beta / pp**by.gamma * max(0.0, tp_overhead) if tp > 1 else 0.0
     hops = (pp - 1) ** by.delta * max(0.0, pp_overhead) if pp > 1 else 0.0
@@ -102,18 +102,19 @@ def parallel_latency_s(
 
 
 def parallel_memory(tp: int, pp: int, base: float, activations: float, pipeline: float) -> float:
-    """W + A, then A for each further rank of a stage, A_p for each rank of each further stage."""
+    """Memory: W + A, then A for each further rank of a stage, A_p for each rank of each further stage."""
     return max(0.0, base) + (tp - 1) * max(0.0, activations) + tp * (pp - 1) * max(0.0, pipeline)
 
 
 def batched(first: float, second: float | None, batch: int) -> float:
-    """Equation 6."""
+    """A figure at a batch, by equation 6."""
     return first if second is None else first + (batch - 1) * max(0.0, second - first)
 
 
 @dataclass
 class MaverIQ:
-    """`exponents` by (dtype, INT8 KV cache). `clamp_components` clamps the four components as well."""
+    """MaverIQ's estimator. `exponents` by (dtype, INT8 KV cache). `clamp_components` clamps the four
+    components as well."""
 
     fingerprints: Iterable[Measurement]
     exponents: Mapping[tuple[str, bool], Exponents] = field(default_factory=lambda: EXPONENTS)
@@ -139,7 +140,7 @@ class MaverIQ:
         return Prediction(_around(latency), None if memory is None else _around(memory))
 
     def latency_s(self, query: Query, batch: int) -> float:
-        """Equations 2 and 3 at batch 1 or 2."""
+        """Latency by equations 2 and 3 at batch 1 or 2."""
         try:
             by = self.exponents[query.family.dtype, query.family.int8_kv]
         except KeyError:
@@ -217,7 +218,7 @@ class MaverIQ:
 
 
 def _two(values: set[int]) -> tuple[int, int] | None:
-    """The two smallest."""
+    """The two smallest values."""
     if len(values) < 2:
         return None
     first, second = sorted(values)[:2]

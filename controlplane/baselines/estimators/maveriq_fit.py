@@ -1,7 +1,7 @@
-"""New constants for MaverIQ's equation 2, from full models that were measured.
+"""New constants for MaverIQ's equation 2, from measured full models.
 
-The paper's loss is the mean absolute percentage error; it has kinks and several minima. So: several fixed
-starts, each descended by Nelder-Mead (no gradient at kinks) inside bounds, and the best of them. The same
+The paper's loss is the mean absolute percentage error; it has kinks and several minima. So Nelder-Mead, which
+needs no gradient, descends from several fixed starts inside bounds, and the best result counts. The same
 input gives the same constants.
 """
 
@@ -56,12 +56,12 @@ def fit(samples: Sequence[Sample], starts: Sequence[Sequence[float]] = STARTS) -
     ).T
     descents = [_descend(start, columns) for start in starts]
     best = min(descents, key=lambda descent: descent[0])
-    again = _descend(best[1], columns)  # from where the first descent's simplex collapsed
+    again = _descend(best[1], columns)  # from the point where the first descent's simplex collapsed
     return Exponents(*(float(value) for value in min(best, again, key=lambda descent: descent[0])[1]))
 
 
 def _descend(start: Sequence[float], columns: Array) -> tuple[float, list[float]]:
-    """(loss, constants)"""
+    """One descent: (loss, constants)."""
     options = {"maxiter": 1500, "xatol": 1e-5, "fatol": 1e-8}
     result = minimize(
         _loss, np.array(start), args=(columns,), method="Nelder-Mead", bounds=BOUNDS, options=options
@@ -95,7 +95,7 @@ def _loss(constants: Array, columns: Array) -> float:
     tp, pp, reference, tp_overhead, second_stage, latency = columns
     pp_overhead = np.maximum(0.0, second_stage - reference / 2.0**alpha)
     shared = np.maximum(0.0, reference) / (tp * pp**alpha)
-    # 0^0 is 1, but a single rank has no overhead whatever the exponent.
+    # 0^0 is 1, but a single rank has no overhead for any exponent.
     allreduce = np.where(tp > 1, (tp - 1) ** beta, 0.0) / pp**gamma * np.maximum(0.0, tp_overhead)
     hops = np.where(pp > 1, (pp - 1) ** delta, 0.0) * pp_overhead
     return float(np.mean(np.abs(shared + allreduce + hops - latency) / latency))

@@ -3,15 +3,15 @@
     M = c + (TP-1) A + (PP-1) P + (TP-1) (PP-1) X            once: context, embedding, head, buffers
       + (B-b) [c' + (TP-1) A' + (PP-1) P' + (TP-1) (PP-1) X']    workspaces that grow with the batch
       + n [W + (TP-1) R + B (s+o) kv + (B-b) K]              per layer: weights, copies of norms, cache
-      + d(TP,PP)                                             what a measured plan has besides
+      + d(TP,PP)                                             the extra of a measured plan
 
   + PP TP (TP-1) pair                                      buffers of each rank for each other of its stage
 
-b: the smallest batch measured, s: prompt tokens, kv: cache bytes per token (known for known models, else
-guessed from the layer), K: what a sequence's cache is besides. A and P are MaverIQ's A and A_p. It takes X
-for P; a further rank of any stage copies what A copies but for the embedding, so that X is between the two
-here where no plan shows it, and X' is A'. `pair` is known where
-tables say what a run adds (Memory-Pre-Run): an engine makes these buffers with its first all-reduce.
+b: the smallest measured batch, s: prompt tokens, kv: cache bytes per token (known for known models, else
+guessed from the layer), K: a sequence's bytes in addition to its cache. A and P are MaverIQ's A and A_p.
+MaverIQ uses P for X. A further rank of any stage copies what A copies, except the embedding; so X lies
+between the two here if no plan shows it, and X' is A'. `pair` is known where tables report what a run adds
+(Memory-Pre-Run): an engine makes these buffers with its first all-reduce.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ from controlplane.baselines.estimators.types import Family, Query
 Array = NDArray[np.float64]
 
 MIB = 2**20
-PAGE_BYTES = 4 * MIB  # what an allocator rounds by, as noise of one rank's figure
-PLAN_SHARE = 0.05  # how far a plan's own overhead strays from the law, as a share of its fixed part
+PAGE_BYTES = 4 * MIB  # an allocator's rounding, as noise of one rank's figure
+PLAN_SHARE = 0.05  # deviation of a plan's own overhead from the law, as a share of its fixed part
 WEIGHTS = 8  # the column of W
-LAW_PARTS = 11  # columns before those of measured plans
+LAW_PARTS = 11  # columns before the columns of measured plans
 
 
 @dataclass(frozen=True)
 class Belief:
-    """A combination of coefficients (factor by column), its expected value and standard deviation; bytes."""
+    """A prior on a combination of coefficients (factor by column): its expected value and standard
+    deviation; bytes."""
 
     parts: Mapping[int, float]
     value: float
@@ -48,7 +49,8 @@ class Belief:
 
 @dataclass(frozen=True)
 class MemoryFit:
-    """`plans` are the measured (TP, PP), one coefficient each after the law's; bytes."""
+    """A fit of memory. `plans` are the measured (TP, PP), with one coefficient each after the law's;
+    bytes."""
 
     family: Family
     plans: tuple[tuple[int, int], ...]
@@ -65,7 +67,7 @@ class MemoryFit:
         return float(self.coefficients[WEIGHTS])
 
     def predict(self, query: Query) -> tuple[float, float]:
-        """(bytes over all GPUs, standard deviation)."""
+        """The predicted (bytes over all GPUs, standard deviation)."""
         row = _row(query, self.plans, self.batches[0], self.prompt_tokens)
         known = _cache(query, self.prompt_tokens) * self.kv_bytes + _pairs(query) * self.pair_bytes
         value = max(0.0, float(row @ self.coefficients) + known)
@@ -78,18 +80,19 @@ class MemoryFit:
 
 @dataclass(frozen=True)
 class MemoryForm:
-    """Memory at any batch: `whole` is fitted to all batches, `own` to each of several that were measured.
+    """Memory at any batch: `whole` is fitted to all batches, `own` to each batch if several were measured.
 
-    At a measured batch its own fit counts: what an allocator keeps does not grow in a line with the batch.
+    At a measured batch its own fit counts: an allocator's reserve does not grow linearly with the batch.
     """
 
     whole: MemoryFit
     own: Mapping[int, MemoryFit]
 
     def predict(self, query: Query) -> tuple[float, float]:
-        """(bytes over all GPUs, standard deviation). Never less than at a smaller measured batch."""
+        """The predicted (bytes over all GPUs, standard deviation). Never less than at a smaller measured
+        batch."""
         value, deviation = self.whole.predict(query)
-        unmeasured = deviation / max(1.0, value)  # also by how far the batch is beyond the measured ones
+        unmeasured = deviation / max(1.0, value)  # includes the batch's distance from the measured ones
         smaller = [batch for batch in self.own if batch <= query.batch]
         if not smaller:
             return value, deviation
@@ -132,7 +135,7 @@ def fit_memory(family: Family, points: Sequence[Point], prompt_tokens: float) ->
     noise = np.array([PAGE_BYTES * p.query.ranks**0.5 for p in measured]) + 0.0005 * seen
     pair, kv = pair_bytes(measured), 0.0
     pairs = np.array([_pairs(p.query) for p in measured]) * pair
-    for _ in range(2):  # the guess of the cache needs the layer's bytes, and those the guess
+    for _ in range(2):  # the cache's guess needs the layer's bytes, which need the guess
         cache = np.array([_cache(p.query, prompt_tokens) for p in measured]) * kv
         beliefs = _priors(plans, seen, kv, prompt_tokens)
         coefficients, covariance = _solve(design, seen - cache - pairs, noise, beliefs, -kv * prompt_tokens)
@@ -150,7 +153,7 @@ def _row(query: Query, plans: Sequence[tuple[int, int]], reference: int, prompt_
 
 
 def pair_bytes(points: Sequence[Point]) -> float:
-    """What a rank holds for each other rank of its stage: what runs add, beyond what they add on one rank."""
+    """A rank's bytes for each other rank of its stage: the memory that runs add, beyond that on one rank."""
     runs = [
         (p.query, p.run_bytes) for p in points if p.run_bytes is not None and p.query.pipeline_parallel == 1
     ]
@@ -167,12 +170,12 @@ def _pairs(query: Query) -> int:
 
 
 def _cache(query: Query, prompt_tokens: float) -> float:
-    """Token-layers in the cache."""
+    """The number of token-layers in the cache."""
     return query.layers * query.batch * (prompt_tokens + query.output_tokens)
 
 
 def _priors(plans: Sequence[tuple[int, int]], seen: Array, kv: float, prompt_tokens: float) -> list[Belief]:
-    """Where the rows may say little."""
+    """Priors for figures that the rows may not determine."""
     small = float(seen.min())
     overhead = [Belief({at: 1.0}, 0.3 * small, 0.3 * small) for at in (1, 2)]
     growth = [Belief({at: 1.0}, 0.02 * small, 0.1 * small) for at in (4, 5, 6)]
@@ -191,7 +194,7 @@ def _priors(plans: Sequence[tuple[int, int]], seen: Array, kv: float, prompt_tok
 def _solve(
     design: Array, seen: Array, noise: Array, beliefs: Sequence[Belief], min_cache: float
 ) -> tuple[Array, Array]:
-    """Bounded least squares; columns are scaled to one before. A sequence's cache stays above 0."""
+    """Bounded least squares with scaled columns. A sequence's cache stays above 0."""
     extra = np.zeros((len(beliefs), design.shape[1]))
     for i, belief in enumerate(beliefs):
         for column, factor in belief.parts.items():

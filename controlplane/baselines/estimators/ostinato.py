@@ -1,10 +1,10 @@
-"""The default estimator of tables: every fingerprint counts, and what was not measured follows physics.
+"""The default estimator of tables: it uses every fingerprint, and physics for unmeasured configurations.
 
-Built in a few passes, each a pure function of the fingerprints: (1) fit the plans of one stage, and choose by
-cross-validation what stages cost beside their layers; what rows disagree by is the noise; (2) families tell
-each other how fast weights are read, and together how long the prompts were; (3) fit again with both, and the
-growth with the batch from the batches that are there; (4) fit each batch with that as what is expected, as
-far as cross-validation says that this is better at large batches.
+It is built in a few passes, each a pure function of the fingerprints. (1) Fit the plans of one stage, and
+choose the stages' extra cost by cross-validation. The disagreement of rows is the noise. (2) Families share
+the reading rate of weights, and together determine the prompts' length. (3) Fit again with both, and with the
+growth with the batch from the measured batches. (4) Fit each batch with that as its prior, as far as
+cross-validation prefers it at large batches.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ Array = NDArray[np.float64]
 PointsOf = dict[Family, tuple[Point, ...]]
 
 NINETY_PERCENT = 1.645  # standard deviations of a normal error
-SEQUENCE_SHARE = 0.004  # sampling one more sequence, over all that is outside of layers
-MESSAGE_SHARE = 1 / 64  # one more row in an all-reduce, over its start
-UNKNOWN_KV = 2e-5  # a cached token over a layer's weights, without figures of memory
-OWN_GROWTH = 0.25  # how far a family's growth may be from that of all, over what it may be before these told
+SEQUENCE_SHARE = 0.004  # sampling one more sequence, relative to all work outside of layers
+MESSAGE_SHARE = 1 / 64  # one more row in an all-reduce, relative to its start
+UNKNOWN_KV = 2e-5  # a cached token relative to a layer's weights, without figures of memory
+OWN_GROWTH = 0.25  # deviation of a family's growth from that of all, relative to its deviation without them
 PASSES = 2
-NOISE_PASSES = 3  # outliers of the noise of one are not those of the next
+NOISE_PASSES = 3  # outliers by one pass's noise may not be outliers by the next's
 
 
 class Ostinato:
@@ -87,10 +87,10 @@ class Ostinato:
         return _interval(*self._forms[key].latency(query))
 
     def _pipelines(self, points_of: PointsOf) -> tuple[StageLaw, Noise]:
-        """What stages cost beside their layers, and what rows of one and of several stages scatter by.
+        """The extra cost of stages, and the scatter of rows of one and of several stages.
 
-        Plans of one stage say what a layer takes; pipelines are held against that. Their noise is what they
-        disagree by among themselves.
+        Plans of one stage give the time of a layer; pipelines are compared with that. Their noise is the
+        disagreement among them.
         """
         self.stages, self.noise = StageLaw(), Noise(pooling.NOISE, pooling.NOISE)
         single, several = _by_stages(points_of)
@@ -126,7 +126,8 @@ class Ostinato:
         return fits
 
     def _at_each_batch(self, points_of: PointsOf) -> dict[Family, tuple[LatencyFit, ...]]:
-        """By family, a fit at each measured batch, as near to that of all as cross-validation says."""
+        """Fits at each measured batch, by family, as near to the fit of all batches as cross-validation
+        chooses."""
         works = {family: self._works(family, points_of[family]) for family in self.latency}
         leeway = batch_fits.choose_leeway(self.latency, points_of, self.noise, works, self.misfits)
         return {
@@ -137,7 +138,7 @@ class Ostinato:
         }
 
     def _works(self, family: Family, rows: Sequence[Point]) -> Works:
-        """What layers cost in each row's pipeline, by the last fit's figures."""
+        """The cost of layers in each row's pipeline, by the last fit's figures."""
         fit = self.latency.get(family)
         if fit is None:
             return {}
@@ -145,7 +146,7 @@ class Ostinato:
         return {query: self.stages.work(query, *stage_law.layer_s(fit, query)) for query in known}
 
     def _law(self, family: Family, rows: Sequence[Point], prompt_tokens: float) -> BatchLaw:
-        """Before any batch was looked at: a roofline, with the bytes that memory implies."""
+        """The prior batch law: a roofline, with the bytes that memory implies."""
         reference = min(p.query.batch for p in rows)
         rate = self._rates.get(family.dtype, 1.0)
         share = rate * laws.compute_share(family.dtype)
@@ -169,7 +170,7 @@ def _fit(
     works: Works,
     reach: float | None,
 ) -> LatencyFit:
-    """A fit to the smallest batch alone; with `reach`, then to all batches, with a law fitted to them."""
+    """A fit to the smallest batch; with `reach`, then to all batches, with a law fitted to them."""
     alone = [p for p in rows if p.query.batch == law.reference]
     if not latency_fit.sufficient(alone):
         alone = list(rows)
@@ -185,14 +186,14 @@ def _fit(
 
 
 def _by_stages(points_of: PointsOf) -> tuple[PointsOf, PointsOf]:
-    """Rows of one stage, and of several; families without any are left out."""
+    """Rows of one stage, and of several stages; families without rows are left out."""
     single = {f: tuple(p for p in rows if p.query.pipeline_parallel == 1) for f, rows in points_of.items()}
     several = {f: tuple(p for p in rows if p.query.pipeline_parallel > 1) for f, rows in points_of.items()}
     return {f: rows for f, rows in single.items() if rows}, {f: rows for f, rows in several.items() if rows}
 
 
 def _layers(fits: dict[Family, LatencyFit], memory: dict[Family, MemoryFit]) -> list[pooling.Layer]:
-    """Only what was measured on one GPU: bytes over bandwidth."""
+    """The layers that were measured on one GPU: bytes over bandwidth."""
     return [
         pooling.Layer(family, memory[family].layer_bytes, *fit.tpot_layer())
         for family, fit in fits.items()
@@ -201,7 +202,7 @@ def _layers(fits: dict[Family, LatencyFit], memory: dict[Family, MemoryFit]) -> 
 
 
 def _hidden(memory: Mapping[Family, MemoryFit]) -> dict[Family, float]:
-    """The width of hidden states in a unit of its own: a layer's values grow with its square."""
+    """The width of hidden states in an arbitrary unit: a layer's values grow with its square."""
     layers = {f: fit.layer_bytes / laws.weight_bytes_per_value(f.dtype) for f, fit in memory.items()}
     return {family: values**0.5 for family, values in layers.items() if values > 0}
 

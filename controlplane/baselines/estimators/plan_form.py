@@ -14,24 +14,24 @@ from controlplane.baselines.estimators.types import Query
 
 Array = NDArray[np.float64]
 
-# Errors of the laws, as standard deviations relative to a latency.
-# A full model is not the sum of its layers: MaverIQ's median of 4.4% at batch 1 is that of a normal error of
-# this size.
+# Errors of the laws, as relative standard deviations of a latency. A full model is not the sum of its layers:
+# MaverIQ's median error of 4.4% at batch 1 fits a normal error of this size.
 OF_FINGERPRINTS = 0.065
-PER_WIDTH = 0.04  # per doubling of TP beyond what was measured
-# Per doubling of both TP and the batch: ranks that no fingerprint joined may have slower links between them,
-# and an all-reduce's messages grow with the batch.
+PER_WIDTH = 0.04  # per doubling of TP beyond the measured TP
+# Per doubling of both TP and the batch: unmeasured groups of ranks may have slower links, and an all-reduce's
+# messages grow with the batch.
 PER_WIDTH_AND_BATCH = 0.1
 PER_STAGE = 0.01  # per doubling of stages beyond
-PER_BATCH = 0.03  # per doubling of the batch from the smallest that was measured
-# Of what rows of a batch are off by beyond their noise: full models are many layers further. And at most.
+PER_BATCH = 0.03  # per doubling of the batch from the smallest measured batch
+# Factor of the errors of a batch's rows beyond their noise, because full models have many more layers; and
+# its maximum.
 PER_MISFIT, MAX_MISFIT = 5.0, 0.15
 
 
 class PlanForm:
-    """All that does not depend on layers, tokens and batch is done once.
+    """The precomputed parts of a plan that do not depend on layers, tokens and batch.
 
-    `fits`: by batch, of one family; `of_all`: the fit to all batches, which says what is beyond the largest.
+    `fits`: by batch, of one family. `of_all`: the fit to all batches, for larger batches than measured.
     `misfits`: by batch, see `pooling.misfit_by_batch`.
     """
 
@@ -66,7 +66,7 @@ class PlanForm:
         )
 
     def latency(self, query: Query) -> tuple[float, float]:
-        """(s, standard deviation)"""
+        """The predicted latency (s, standard deviation)."""
         at = max(0, int(np.searchsorted(self.batches, query.batch, side="right")) - 1)
         parts = self._parts(query, at)
         prompt, sharded, overhead = self.pipeline * parts[:3]
@@ -83,8 +83,8 @@ class PlanForm:
         return value, float(np.sqrt(max(0.0, variance)))
 
     def _parts(self, query: Query, at: int) -> Array:
-        """[7] parts of `latency_fit.form` at the query's batch and output length. They never fall with it:
-        none is below that of a smaller measured batch, and none above that of the next larger one."""
+        """[7] parts of `latency_fit.form` at the query's batch and output length. They never fall with the
+        batch: none is below that of a smaller measured batch, and none above that of the next larger one."""
         least = np.zeros(7)
         for i in range(at):
             least = np.maximum(least, self._grown(i, int(self.batches[i]), query.output_tokens))
@@ -104,7 +104,7 @@ class PlanForm:
 
 
 def _grown(fit: LatencyFit, parts: Array, batch: int, output_tokens: int) -> Array:
-    """Parts of a fit at another batch, by its law."""
+    """The parts of a fit at another batch, by its law."""
     growth = latency_fit.weights(fit.law, ONE_LAYER, 2, batch)
     growth[1] = fit.law.decode(batch, output_tokens)
     return np.asarray(parts * growth)

@@ -1,8 +1,8 @@
-"""What families say about each other: they ran on the same machine.
+"""Information that families share, because they ran on the same machine.
 
-A layer's time per token is mostly its weights' bytes over what a kernel of that number format reads per
-second, plus launches: tpot_layer = bytes s(format) + c. Regressed over the other families, weighted by how
-well each is known, it tells a family's figure to within a few percent when its own is noisy.
+A layer's time per token is mostly its weights' bytes over the reading rate of that number format's kernel,
+plus launches: tpot_layer = bytes s(format) + c. A regression over the other families, weighted by their
+precision, predicts a noisy family's figure to within a few percent.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from controlplane.baselines.estimators.types import Family
 
 Array = NDArray[np.float64]
 
-MIN_SPREAD = 0.03  # kernels of one format differ at least this much between models
-OVERHEAD_SPREAD = 0.25  # how far models' all-reduces differ beyond the width of their messages
+MIN_SPREAD = 0.03  # kernels of one format differ by at least this much
+OVERHEAD_SPREAD = 0.25  # difference of models' all-reduces beyond the width of their messages
 MIN_FAMILIES = 4
-MIN_RATE = 0.3  # of the quickest format's
-# Noise of one latency over itself: where rows do not repeat or overlap, and bounds for what they say.
+MIN_RATE = 0.3  # of the fastest format's rate
+# Relative noise of one latency where rows do not repeat or overlap, and its bounds elsewhere.
 NOISE, MIN_NOISE, MAX_NOISE = 0.006, 0.0015, 0.1
-DEVIATION = 1.25  # of a normal error, over its mean absolute value
-NORMAL_MEDIAN = 1.48  # the same over the median of absolute values
+DEVIATION = 1.25  # standard deviation of a normal error over its mean absolute value
+NORMAL_MEDIAN = 1.48  # the same over the median absolute value
 SHARED = 0.2  # of the residuals' variance
 EXPLAINED = 2.0  # a prediction from another depth errs by this many times a row's noise anyway
-FEW = 6  # degrees of freedom's worth that NOISE counts for
+FEW = 6  # degrees of freedom that NOISE counts for
 PROMPTS = np.geomspace(1, 16384, 169)
 USUAL_PROMPT, PROMPT_SPREAD = 16.0, 2.0  # in tokens and as a logarithm; where fingerprints do not tell
 
@@ -56,9 +56,10 @@ class Layer:
 
 
 def pooled_noise(fits: Sequence[LatencyFit]) -> float:
-    """Relative standard deviation of one latency, from what overlapping rows disagree by.
+    """Relative standard deviation of one latency, from the disagreement of overlapping rows.
 
-    What all families disagree by in one plan is not noise but a law that is missing; then noise is as usual.
+    An error that all families share in one plan is not noise but a missing law; then the noise is the
+    default.
     """
     off = [np.array(residuals) for residuals in _by_plan(fits).values()]
     if not off:
@@ -82,7 +83,8 @@ def _by_plan(fits: Sequence[LatencyFit]) -> Mapping[tuple[object, ...], list[flo
 
 
 def _shared(off: Sequence[Array]) -> float:
-    """How much of the residuals' variance is common to families; 0 where too few have the same plans."""
+    """The share of the residuals' variance that families have in common; 0 where too few have the same
+    plans."""
     known = [residuals for residuals in off if len(residuals) >= MIN_FAMILIES]
     total = sum(float(np.sum(residuals**2)) for residuals in known) / max(1, sum(map(len, known)))
     if total <= 0:
@@ -92,7 +94,7 @@ def _shared(off: Sequence[Array]) -> float:
 
 
 def misfit_by_batch(fits: Sequence[LatencyFit], noise: Noise) -> Mapping[int, float]:
-    """What rows of each batch are off by beyond their noise, relative, in fits to all batches."""
+    """Relative errors of each batch's rows beyond their noise, in fits to all batches."""
     squares: dict[int, list[float]] = {}
     for fit in fits:
         for query, residual in fit.residuals.items():
@@ -102,16 +104,17 @@ def misfit_by_batch(fits: Sequence[LatencyFit], noise: Noise) -> Mapping[int, fl
 
 
 def unexplained(noise: float, pipelines_error: float) -> Noise:
-    """Pipelines count less where plans of one stage do not tell them: `pipelines_error`, StageLaw.error.
+    """Noise with a lower weight for pipelines where plans of one stage do not predict them. `pipelines_error`
+    is StageLaw.error.
 
-    What no law says is then theirs, not the layers'.
+    The unexplained error then belongs to the pipelines, not to the layers.
     """
     structure = (DEVIATION * pipelines_error) ** 2 - (EXPLAINED * noise) ** 2
     return Noise(noise, float((noise**2 + max(0.0, structure)) ** 0.5))
 
 
 def layer_priors(layers: Sequence[Layer]) -> Mapping[Family, Prior]:
-    """A prior for each family, from the others. Families that others say nothing about are left out."""
+    """A prior for each family, from the others. Families without enough others are left out."""
     priors = {}
     for layer in layers:
         others = [other for other in layers if other.family != layer.family]
@@ -127,7 +130,7 @@ def layer_priors(layers: Sequence[Layer]) -> Mapping[Family, Prior]:
 
 @dataclass(frozen=True)
 class Seen:
-    """One family's figure (s), its standard deviation, and what the figure is regressed over."""
+    """One family's figure (s), its standard deviation, and the regressors."""
 
     row: Sequence[float]
     value: float
@@ -137,7 +140,7 @@ class Seen:
 def _regress(row: Sequence[float], seen: Sequence[Seen], min_spread: float) -> Prior | None:
     """The figure at `row` by non-negative weighted least squares over `seen`; None if that is not positive.
 
-    `min_spread`: how far families lie from the law beyond their noise at least, relative.
+    `min_spread`: the smallest relative deviation of families from the law beyond their noise.
     """
     design = np.array([one.row for one in seen])
     values, noise = np.array([one.value for one in seen]), np.array([one.deviation for one in seen])
@@ -163,7 +166,8 @@ def _row(layer: Layer, formats: Sequence[str]) -> list[float]:
 
 
 def overhead_priors(fits: Sequence[LatencyFit], hidden: Mapping[Family, float]) -> Mapping[Family, Priors]:
-    """What a layer's token costs at a wider TP beyond its share of the narrowest, from the other families.
+    """Priors from the other families for the excess cost of a layer's token at a wider TP over its share of
+    the narrowest.
 
     That is the all-reduces' time: the same machine's for all, with messages as wide as the hidden states.
     `hidden`: that width by family, in any unit; families without one are left out.
@@ -182,7 +186,7 @@ def overhead_priors(fits: Sequence[LatencyFit], hidden: Mapping[Family, float]) 
 
 
 def _overhead(family: Family, others: Sequence[LatencyFit], tp: int, hidden: Mapping[Family, float]) -> Prior:
-    """A line over the width. What families are off it by beyond OVERHEAD_SPREAD is taken for noise."""
+    """A line over the width. Families' errors beyond OVERHEAD_SPREAD count as noise."""
     design = np.array([[1.0, hidden[fit.family]] for fit in others])
     row = np.array([1.0, hidden[family]])
     size = design.max(axis=0)
@@ -201,9 +205,9 @@ def _overhead(family: Family, others: Sequence[LatencyFit], tp: int, hidden: Map
 
 
 def outside_priors(fits: Sequence[LatencyFit]) -> Priors:
-    """What is outside of layers, by TP: the same host's work for all families, and heads that differ little.
+    """Priors for the work outside of layers, by TP: the same host's work for all families, and similar heads.
 
-    Between noise and the bound at 0, a small figure comes out too large; the layers then pay for it.
+    Between noise and the bound at 0, a small figure comes out too large, and the layers' figures too small.
     """
     priors = {}
     for tp in sorted({width for fit in fits for width in fit.widths}):
@@ -217,7 +221,7 @@ def outside_priors(fits: Sequence[LatencyFit]) -> Priors:
 
 
 def _usual(known: Sequence[tuple[float, float]], floor: float) -> Prior:
-    """The median, and how far families lie from it beyond what their own noise explains."""
+    """The median, and families' deviation from it beyond their own noise."""
     value = median(figure for figure, _ in known)
     apart = (1.5 * median(abs(figure - value) for figure, _ in known)) ** 2
     noise = median(deviation**2 for _, deviation in known)
@@ -225,11 +229,11 @@ def _usual(known: Sequence[tuple[float, float]], floor: float) -> Prior:
 
 
 def reading_rates(layers: Sequence[Layer]) -> Mapping[str, float]:
-    """How fast kernels of each number format read weights, over the quickest format's.
+    """The rates at which kernels of each number format read weights, relative to the fastest format's.
 
-    The quickest format tells the memory's bandwidth, and with it the GPU's FLOPs (laws.FLOPS_PER_BYTE). A
-    format whose kernels read slower takes longer for a token already, so that computing the token and
-    reading its cache, which no format slows, weigh less.
+    The fastest format gives the memory's bandwidth, and with it the GPU's FLOPs (laws.FLOPS_PER_BYTE). A
+    format with slower kernels already takes longer for a token. So computing the token and reading its cache,
+    which no format slows, have a smaller share.
     """
     rates: dict[str, list[float]] = {}
     for layer in layers:
@@ -242,14 +246,15 @@ def reading_rates(layers: Sequence[Layer]) -> Mapping[str, float]:
 
 @dataclass(frozen=True)
 class Growth:
-    """BatchLaw.sequence and BatchLaw.message: what the host and the links do, whichever model runs."""
+    """BatchLaw.sequence and BatchLaw.message: properties of the host and the links, the same for all
+    models."""
 
     sequence: float
     message: float
 
 
 def shared_growth(fits: Sequence[LatencyFit]) -> Growth | None:
-    """The medians over families with several batches; None where these are too few."""
+    """The medians over families with several batches; None where there are too few."""
     laws_of = [fit.law for fit in fits if len(fit.batches) > 1]
     if len(laws_of) < MIN_FAMILIES:
         return None
@@ -257,10 +262,10 @@ def shared_growth(fits: Sequence[LatencyFit]) -> Growth | None:
 
 
 def prompt_tokens(fits: Sequence[LatencyFit]) -> float:
-    """The length of the prompts, which tables do not tell: what makes prompts take as long as they do.
+    """The length of the prompts, which tables do not give: the length that best explains the prompts' times.
 
-    A layer's prompt takes smooth_max(1, tokens x compute share) of its token's time; formats of fewer bits
-    have a larger share, so that together they show also prompts too short to slow 16-bit weights.
+    A layer's prompt takes smooth_max(1, tokens x compute share) of its token's time. Formats of fewer bits
+    have a larger share, so all formats together also show prompts too short to slow 16-bit weights.
     """
     against = ((np.log(PROMPTS) - np.log(USUAL_PROMPT)) / PROMPT_SPREAD) ** 2
     for fit in fits:
@@ -272,7 +277,7 @@ def prompt_tokens(fits: Sequence[LatencyFit]) -> float:
 
 
 def prompt_share(fit: LatencyFit, tokens: float) -> float:
-    """BatchLaw.prompt: from the family's own figures where they tell, else from the prompts' length."""
+    """BatchLaw.prompt: from the family's own figures where they are enough, else from the prompts' length."""
     ratio, sd = fit.prefill_ratio()
     reference = fit.law.reference
     grid = np.geomspace(1e-3, 1e3, 241)
@@ -283,7 +288,8 @@ def prompt_share(fit: LatencyFit, tokens: float) -> float:
 
 
 def _surprise(ratio: float, expected: Array, deviation: Array) -> Array:
-    """-2 log likelihood of a prompt's time over a token's; at 1, the fit's bound, it may be any less."""
+    """-2 log likelihood of the ratio of a prompt's time to a token's; at the fit's bound of 1, the true
+    ratio may be lower."""
     if ratio <= 1 + 1e-9:
         return np.asarray(-2 * log_ndtr((1 - expected) / deviation), dtype=np.float64)
     return np.asarray(((expected - ratio) / deviation) ** 2 + 2 * np.log(deviation), dtype=np.float64)

@@ -1,17 +1,18 @@
-"""What stages of very few layers cost beside their layers, and which law says so best.
+"""The extra cost of stages of very few layers, and the choice of the law that describes it best.
 
-A pipeline of 1 or 2 layers a stage does not run like one of 10: its stages may be over before the host has
-launched the next one, or wait for each other. A pass through the layers of a pipeline takes
+A pipeline of 1 or 2 layers a stage does not run like a pipeline of 10 layers a stage. Its stages may end
+before the host has launched the next stage, or wait for each other. A pass through the layers of a pipeline
+takes
 
     sum over stages of max(floor, w_i t),    w_i = (1 - wait) l_i + wait max(l)
 
 of l_i layers of t seconds each. `floor`: a stage's least time, s. `wait`: the share by which shorter stages
-wait for the longest. Both are the host's and the engine's, so that all families of a table share them; with
-both 0, stages add up. Full models hide the floor; their fingerprints would carry it to them, 20 times over.
+wait for the longest. Both belong to the host and the engine, so all families of a table share them; with both
+0, stages add up. Full models hide the floor; their fingerprints would add it to them, 20 times over.
 
-Which of the two is at work, and how much of it, is chosen by cross-validation: plans of one depth tell what
-hops cost, and the other depth of the same plans is predicted. A law is chosen on some families and judged on
-others; where there is one family, on some of its plans and on others.
+Cross-validation chooses which of the two is at work, and its size: plans of one depth give the cost of hops,
+and predict the other depth of the same plans. A law is chosen on some families and validated on others; with
+one family, it is chosen on some of its plans and validated on the others.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from controlplane.baselines.estimators.types import Family, Query
 
 Array = NDArray[np.float64]
 
-FLOORS = 24  # tried between half of a quick layer and five times the slowest
+FLOORS = 24  # values between half of a fast layer and five times the slowest
 WAITS = tuple(np.linspace(0, 1, 11)[1:].tolist())
 REFINEMENTS = (0.03, 0.01, 0.003)  # relative steps of a floor, absolute ones of a wait
 FOLDS = 5
-WORTH = 0.95  # a law of more constants must leave less than this share of the error of a simpler one
-MAX_ERROR = 0.5  # a single row's, so that no row decides
+WORTH = 0.95  # a law with more constants must have less than this share of the error of a simpler one
+MAX_ERROR = 0.5  # of a single row, so that no row decides
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,8 @@ class StageLaw:
         return np.asarray((1 - self.wait) * stages + self.wait * stages.max())
 
     def work(self, query: Query, prompt_s: float, token_s: float) -> LayerWork:
-        """Of layers that take `prompt_s` for a prompt and `token_s` for a token. A single stage has no floor:
-        there the host runs ahead."""
+        """The work of layers that take `prompt_s` for a prompt and `token_s` for a token. A single stage
+        has no floor: there the host runs ahead."""
         layers, floor = self.layers(query), self.floor_s if query.pipeline_parallel > 1 else 0.0
         prompt, token = layers[layers * prompt_s >= floor], layers[layers * token_s >= floor]
         idle = len(layers) - len(prompt) + (query.output_tokens - 1) * (len(layers) - len(token))
@@ -76,7 +77,7 @@ def choose(points_of: Mapping[Family, Sequence[Point]], alone: Mapping[Family, L
 
 
 def _errors(families: Sequence[_Pipelines], law: StageLaw) -> Array:
-    """By family, or by plan where there is only one family."""
+    """A law's errors by family, or by plan where there is only one family."""
     if len(families) > 1:
         return np.array([family.error(law) for family in families])
     (family,) = families
@@ -85,7 +86,7 @@ def _errors(families: Sequence[_Pipelines], law: StageLaw) -> Array:
 
 
 def _refined(families: Sequence[_Pipelines], law: StageLaw) -> StageLaw:
-    """The law with the least error between its neighbours of the grid."""
+    """The law with the least error, refined between its neighbours on the grid."""
     for step in REFINEMENTS:
         nearby = [
             StageLaw(law.floor_s * (1 + step * up), wait, law.error)
@@ -98,9 +99,9 @@ def _refined(families: Sequence[_Pipelines], law: StageLaw) -> StageLaw:
 
 
 def _classes(families: Sequence[_Pipelines]) -> list[list[StageLaw]]:
-    """Laws to choose from, those of fewer constants first."""
+    """The laws to choose from, with fewer constants first."""
     token_s = np.concatenate([family.token_s for family in families])
-    token_s = token_s[token_s > 0]  # noise hides some
+    token_s = token_s[token_s > 0]  # noise hides some layers' times
     floors: list[float] = []
     if len(token_s):
         low, high = np.quantile(token_s, (0.05, 1.0))
@@ -115,8 +116,8 @@ def _classes(families: Sequence[_Pipelines]) -> list[list[StageLaw]]:
 
 
 def _held_out(errors: Array) -> float:
-    """[laws, parts] of errors: what the best law of the other folds' parts errs by, on average. A single part
-    can judge nothing: its error with the first law."""
+    """The average error of the best law of the other folds' parts, from `errors` [laws, parts]. A single
+    part can validate nothing: return its error with the first law."""
     parts = errors.shape[1]
     if parts == 1:
         return float(errors[0, 0])
@@ -152,7 +153,7 @@ class _Pipelines:
         return float(self.errors(law).mean())
 
     def errors(self, law: StageLaw) -> Array:
-        """[rows] relative errors at each of two depths, with hops from the other one."""
+        """[rows] relative errors at each of two depths, with the hops of the other depth."""
         left = self.seen - self.outside - self._layers_s(law)
         rows = np.stack([self.hops, self.hops * self.passes], axis=1) / self.seen[:, None]
         left = left / self.seen
@@ -171,7 +172,7 @@ class _Pipelines:
 
 
 def _pipelines(fit: LatencyFit, points: Iterable[Point]) -> _Pipelines | None:
-    """None without pipelines of two depths."""
+    """The rows of a family's pipelines. None without pipelines of two depths."""
     known = [
         p
         for p in points
@@ -205,7 +206,7 @@ def _pipelines(fit: LatencyFit, points: Iterable[Point]) -> _Pipelines | None:
 
 
 def _row(fit: LatencyFit, query: Query) -> tuple[float, float, float]:
-    """(a layer's prompt, its token, all that is outside of layers but hops), s."""
+    """(a layer's prompt, its token, all work outside of layers except hops), s."""
     parts = np.maximum(0.0, latency_fit.form(fit, query.tensor_parallel, 1) @ fit.coefficients)
     prompt, token, overhead, first, step, *_ = parts * latency_fit.weights(
         fit.law, ONE_LAYER, query.output_tokens, query.batch
@@ -215,7 +216,8 @@ def _row(fit: LatencyFit, query: Query) -> tuple[float, float, float]:
 
 
 def _non_negative(rows: Array, left: Array) -> Array:
-    """[2] least squares with both at least 0: the free one, or the better of those with one at 0."""
+    """[2] least squares with both at least 0: the unbounded solution, or the better one with one value at
+    0."""
     gram, right = rows.T @ rows, rows.T @ left
     determinant = gram[0, 0] * gram[1, 1] - gram[0, 1] ** 2
     if determinant > 1e-12 * gram[0, 0] * gram[1, 1]:

@@ -1,7 +1,7 @@
-"""The paper artifact's CSV tables, as they are, to measurements.
+"""Reads the paper artifact's CSV tables, unchanged, as measurements.
 
     Model,TP,PP,PP_Map,DTYPE,INT8_KV_Cache,Output_Lenght,Batch_Size,Latency,Memory-Pre-Run,Memory-After-Run,
-    Time-Gen-Graph,Time-Prof               ("Lenght" is theirs; fingerprints add Time-Gen-Fingerprint)
+    Time-Gen-Graph,Time-Prof               ("Lenght" is the artifact's; fingerprints add Time-Gen-Fingerprint)
 
 Latency and times are seconds, memory is GiB summed over GPUs. `PP_Map` has the layers of each stage, so its
 sum is the number of layers of the model that the row measured. Columns may come in any order and there may
@@ -37,8 +37,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Measurement:
-    """One row. `memory_bytes` is MEMORY_COLUMN, over all GPUs; `run_bytes` how much of it the run added to
-    what PRE_RUN_COLUMN holds. None where they were not measured."""
+    """One row. `memory_bytes`: MEMORY_COLUMN, over all GPUs. `run_bytes`: the part that the run added to
+    PRE_RUN_COLUMN. None where they were not measured."""
 
     query: Query
     latency_s: float
@@ -49,7 +49,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Failure:
-    """A row without a measurement, and what stood in its place."""
+    """A row without a measurement, and its cell's text."""
 
     line: int
     reason: str
@@ -67,7 +67,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Point:
-    """Replicates of one query, by their median."""
+    """The median of the replicates of one query."""
 
     query: Query
     latency_s: float
@@ -77,7 +77,7 @@ class Point:
 
 
 def read_table(path: Path) -> Table:
-    """Raises TableError."""
+    """Read a table. Raises TableError."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -92,7 +92,7 @@ def read_table(path: Path) -> Table:
 
 
 def parse_table(text: str, name: str = "table") -> Table:
-    """Raises TableError naming line and column."""
+    """Parse a table. Raises TableError naming line and column."""
     lines = _lines(text, name)
     header = next(lines, None)
     if header is None:
@@ -115,7 +115,7 @@ def parse_table(text: str, name: str = "table") -> Table:
 
 
 def points(rows: Iterable[Measurement]) -> tuple[Point, ...]:
-    """One point per query, in the order of queries: the order of rows says nothing."""
+    """One point per query, in the order of queries: the order of rows has no meaning."""
     grouped: dict[Query, list[Measurement]] = {}
     for row in rows:
         grouped.setdefault(row.query, []).append(row)
@@ -140,7 +140,7 @@ def _point(query: Query, rows: Sequence[Measurement]) -> Point:
 
 
 def _lines(text: str, name: str) -> Iterator[tuple[int, list[str]]]:
-    """(line number, cells) of every line that is not blank."""
+    """(line number, cells) of every non-blank line."""
     text = text.lstrip("\ufeff")
     first = text.lstrip().partition("\n")[0]
     delimiter = max(",;\t", key=first.count)
@@ -154,7 +154,7 @@ def _lines(text: str, name: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def _key(column: str) -> str:
-    """A column's name without case, spaces and dashes, and "Lenght" spelt either way."""
+    """A column's name without case, spaces and dashes, with either spelling of "Lenght"."""
     return re.sub(r"[\s_\-\ufeff'\"]", "", column).lower().replace("lenght", "length")
 
 

@@ -1,4 +1,5 @@
-"""What every estimator of tables takes and gives. Seconds and bytes; memory is summed over all GPUs."""
+"""Types of the inputs and outputs of every estimator of tables. Seconds and bytes; memory is summed over
+all GPUs."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ class EstimatorName(StrEnum):
 
 
 class Calibration(StrEnum):
-    """Whether truth is used: not at all, or that of other models for constants of the hardware."""
+    """The use of truth: none, or the truth of other models for constants of the hardware."""
 
     NONE = "none"
     LEAVE_ONE_MODEL_OUT = "leave-one-model-out"
@@ -39,12 +40,12 @@ class TableError(CheckpointError):
 
 
 class NotPredictable(ValueError):
-    """The fingerprints do not say enough for a query; the message says what is missing."""
+    """The fingerprints are not enough for a query; the message names what is missing."""
 
 
 @dataclass(frozen=True, order=True)
 class Family:
-    """What is fitted together: one model in one number format. `dtype` is that of the weights."""
+    """A unit of fitting: one model in one number format. `dtype` is that of the weights."""
 
     model: str
     dtype: str
@@ -90,11 +91,11 @@ class Prediction:
 
 
 class TableEstimator(Protocol):
-    """Built from fingerprints; a pure function of the query from then on."""
+    """An estimator built from fingerprints; then a pure function of the query."""
 
     @property
     def name(self) -> str: ...
 
     def predict(self, query: Query) -> Prediction:
-        """Raises NotPredictable."""
+        """Predict a query. Raises NotPredictable."""
         ...

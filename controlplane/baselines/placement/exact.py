@@ -8,7 +8,7 @@ tau = seconds per output token:
     subject to  tau >= sum l decode + rest + hops,   tau >= groups (l decode + rest or gap)   for every stage,
                 tau >= turns
                 sum_k y[s,k] = 1,   y <= l <= cap y,   sum l = layers,   each GPU in one stage at most
-                u[s] >= a[i,s] - a[i,s+1] for every domain i,  v[s] alike for every node
+                u[s] >= a[i,s] - a[i,s+1] for every domain i,  v[s] in the same way for every node
 
 Memory, rate, heads and headroom are in the caps and columns. Within a shape every intent falls with latency.
 """
@@ -37,7 +37,7 @@ from placement.solver.view import Floats, Ints, View
 from placement.types import CostMeasure, Placement
 
 MAX_GPUS = 16
-GAP = 1e-6  # relative; what HiGHS may leave
+GAP = 1e-6  # HiGHS's relative gap
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Exact(Policy):
         return "exact"
 
     def search(self, shared: Shared, request: Request) -> Placement | None:
-        """Raises ValueError for clusters of more than 16 GPUs."""
+        """Search for the optimal placement. Raises ValueError for clusters of more than 16 GPUs."""
         if shared.cluster.gpu_count > MAX_GPUS:
             raise ValueError(f"the exact policy takes up to {MAX_GPUS} GPUs, got {shared.cluster.gpu_count}")
         view, estimator = shared.view(request), shared.estimator(request)
@@ -89,7 +89,7 @@ class _Rows:
 
 @dataclass(frozen=True)
 class _Program:
-    """Where each variable is: y and l by stage and group, then u and v by hop, then tau."""
+    """The position of each variable: y and l by stage and group, then u and v by hop, then tau."""
 
     pp: int
     columns: int
@@ -148,7 +148,7 @@ def _solve(request: Request, view: View, shape: Shape, estimator: Estimator) -> 
 def _seconds(
     at: _Program, shape: Shape, costs: Costs, estimator: Estimator
 ) -> tuple[Floats, Floats, tuple[float, float]]:
-    """Rows that give the seconds of the prompt and of a token, and what both have beside."""
+    """Rows for the seconds of the prompt and of a token, and the constant that both also have."""
     hops = np.array([estimator.hop_s(shape, link) for link in Link])  # (links, prompt and token)
     rows = []
     for which, layer, rest in (
@@ -197,7 +197,8 @@ def _add_structure(
 
 
 def _add_hops(rows: _Rows, at: _Program, places: Ints, variable: Callable[[int], int]) -> None:
-    """The hop's variable is 1 where its stages are in different places; without one it is -1."""
+    """Set the hop's variable to 1 where its stages are in different places; -1 marks a group without a
+    place."""
     for hop in range(at.pp - 1):
         for place in np.unique(places).tolist():
             row = at.row()
@@ -225,8 +226,8 @@ def _add_pace(
 def _add_limits(
     rows: _Rows, at: _Program, request: Request, most_s: float, seconds: tuple[Floats, Floats], apart_s: float
 ) -> None:
-    """`seconds`: rows of the prompt and of the whole request, both but for `apart_s`, the fast part of the
-    hops and the request path."""
+    """Add the limits. `seconds`: rows of the prompt and of the whole request, both without `apart_s`, the
+    fast part of the hops and the request path."""
     prompt, whole = seconds
     limits = request.slos
     latency_s = min(limits.latency_s or np.inf, most_s)
@@ -238,7 +239,7 @@ def _add_limits(
 
 
 def _latency_of_cost(request: Request, shape: Shape, memory_bytes: int) -> float:
-    """The latency at which the limit of cost is met exactly; memory alone is checked afterwards."""
+    """The latency at which the cost limit is met exactly; a limit on memory is checked afterwards."""
     if request.slos.cost is None or request.cost is CostMeasure.MEMORY:
         return float(np.inf)
     if request.cost is CostMeasure.GPU_HOURS:
@@ -255,7 +256,7 @@ def _upper(at: _Program, costs: Costs) -> Floats:
 
 
 def _integers(at: _Program) -> Ints:
-    """u and v follow from y."""
+    """The integer variables: y and l; u and v follow from y."""
     kinds = np.zeros(at.width, dtype=np.int64)
     kinds[: 2 * at.pp * at.columns] = 1
     return kinds

@@ -1,10 +1,11 @@
 """The paper's policies (MaverIQ, section 6): plans ranked first, then GPUs by load, then layers by memory.
 
-Kept: the rank of plans by the intent alone, each plan's figures taken with even stages on idle GPUs; the
-three GPU selections; the blocks of equal size and their round robin. Where its code errs, this follows the
-text: ranks are listed by stage, not by size; nothing that fails to fit is tried twice. A block's size spreads
-evenly what does not grow with layers (runtime, embedding, head), so a mapping by blocks can overflow a small
-fragment: then blocks are counted by what ranks really hold, which is kinder to the paper than to fail there.
+Kept from the paper: the rank of plans by the intent alone, with each plan's figures for even stages on idle
+GPUs; the three GPU selections; the blocks of equal size and their round robin. Where the paper's code has
+errors, this follows the text: ranks are listed by stage, not by size, and a plan that does not fit is not
+tried twice. A block's size spreads memory that does not grow with layers (runtime, embedding, head) evenly,
+so a mapping by blocks can overflow a small fragment. Then blocks are counted by the ranks' real memory, which
+favours the paper over a failure.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from profiler.plans import even_stages
 
 THETA = 0.7
 LOADED = 1.0  # packing fills GPUs up to this load
-MAX_SETS = 64  # sets of GPUs that are tried for one plan
+MAX_SETS = 64  # sets of GPUs to try for one plan
 
 
 class Selection(StrEnum):
-    """Which GPUs come first (section 6, "Load-aware GPU selection")."""
+    """The order of GPUs (section 6, "Load-aware GPU selection")."""
 
     HYBRID = "hybrid"  # below theta: most loaded first; then the least loaded
     PACKING = "packing"  # below full load: most loaded first
@@ -44,7 +45,8 @@ class Selection(StrEnum):
 
 @dataclass(frozen=True)
 class Maveriq(Policy):
-    """`theta` is hybrid's threshold, `uneven` the fragmentation-aware mapping (off: stages stay even)."""
+    """MaverIQ's policy. `theta`: hybrid's threshold. `uneven`: the fragmentation-aware mapping (off: even
+    stages)."""
 
     selection: Selection = Selection.HYBRID
     theta: float = THETA
@@ -81,8 +83,8 @@ class Maveriq(Policy):
     def _sets(self, view: View, shape: Shape, need: int) -> Iterator[list[int]]:
         """Sets of TP x PP GPUs of one server and type with enough free memory in total, best first.
 
-        The paper generates all sets; of n GPUs that is n choose TP x PP. Neighbours in the order of the
-        selection are what it prefers among them, and are all that is tried here.
+        The paper generates all sets; for n GPUs that is n choose TP x PP. This tries only neighbours in the
+        order of the selection, which the paper prefers among them.
         """
         servers: dict[tuple[int, int], list[int]] = {}
         for gpu in range(len(view)):
@@ -107,7 +109,8 @@ class Maveriq(Policy):
         shape: Shape,
         estimator: Estimator,
     ) -> Iterator[tuple[int, ...]]:
-        """By blocks of mem_total / (TP x layers), section 6's equation; then by what each rank holds.
+        """Layers per stage: first by blocks of mem_total / (TP x layers), section 6's equation; then by each
+        rank's memory.
 
         Stage i has GPUs [i TP, (i + 1) TP) of those with most free memory first.
         """
@@ -126,7 +129,7 @@ class Maveriq(Policy):
                 yield round_robin(layers, rooms)
 
     def _preference(self, view: View, gpu: int) -> tuple[int, float]:
-        """Least first."""
+        """The sort key of a GPU; the smallest comes first."""
         load = float(view.load[gpu])
         match self.selection:
             case Selection.LEAST_LOADED:

@@ -1,4 +1,4 @@
-"""Policies by name."""
+"""Placement policies by name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class PolicyName(StrEnum):
 
 
 def policy(name: PolicyName, theta: float = THETA, *, uneven: bool = True) -> Policy:
-    """`theta` and `uneven` are knobs of the paper's policies."""
+    """The policy of this name. `theta` and `uneven` are settings of the paper's policies."""
     match name:
         case PolicyName.OSTINATO:
             return Joint()

@@ -1,6 +1,6 @@
 """Routing policies to compare with, one per file: `pick(snapshot, request, state)` returns a group's index,
 or -1 for none.
 
-Each file names its source. `choose` has the list, in which `controlplane.routing.least_harm`, the policy that
-gateways run, comes first.
+Each file names its source. `choose` lists the policies. The first is `controlplane.routing.least_harm`, the
+policy that gateways run.
 """

@@ -1,13 +1,13 @@
 """llm-d-router's scorers of queue depth, KV cache and LoRA affinity, each of weight 1.
 
-Sources: `scorer/loraaffinity/lora_affinity.go` at ebab687 of github.com/llm-d/llm-d-router, as PR 2625
-mended it (the adapters of an endpoint are counted once); the weights are those of a scorer that is given
-none (`DefaultScorerWeight`), in the set of `test/integration/epp/testdata/default-config.yaml` without its
-scorer of prefixes. The highest sum gets the request; of equals any (`max-score-picker`).
+Sources: `scorer/loraaffinity/lora_affinity.go` at ebab687 of github.com/llm-d/llm-d-router, as corrected in
+PR 2625 (the adapters of an endpoint are counted once). The weights are the default of a scorer without a
+weight (`DefaultScorerWeight`), in the set of `test/integration/epp/testdata/default-config.yaml` without its
+scorer of prefixes. The highest sum gets the request; ties are broken at random (`max-score-picker`).
 
-An adapter is active where any request of it is: its name is in `vllm:lora_requests_info`. Affinity is 1.0
-where it is active, 0.8 where it is not and fewer adapters are active than there are slots, else 0.0 (its
-0.6, for adapters that only wait, is never met: vLLM lists waiting ones as active). The base is never
+An adapter is active where it has any request: its name is in `vllm:lora_requests_info`. Affinity is 1.0 where
+it is active, 0.8 where it is not and fewer adapters are active than there are slots, else 0.0. (The router's
+0.6, for adapters that only wait, never occurs: vLLM lists waiting adapters as active.) The base is never
 active.
 """
 

@@ -2,10 +2,10 @@
 groups.
 
 LoRAServe (arXiv 2511.22880) is known by its abstract only: "workload-aware dynamic adapter placement and
-routing designed to tame rank diversity". So: alike ranks lie together, each group gets the same load, a hot
-variant is in several groups, and demand decides anew at every tick. A request weighs what it takes of a
-group that runs its class of ranks only: one over the rows that the group would hold within the promised
-TPOT. Compiled.
+routing designed to tame rank diversity". So variants of similar rank share groups, each group gets the same
+load, a hot variant is in several groups, and demand decides again at every tick. A request's weight is its
+share of a group that runs only its class of ranks: one over the rows that the group could hold within the
+promised TPOT. Compiled.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from profiler.compiled import Records, compiled
 from profiler.step_time.records import CLASSES, MAX_ROWS, RANK_CLASSES
 from profiler.step_time.steps import decode_curve_s
 
-HOT = 0.25  # of a group's part: a variant with more is in every group that its part touches
-COLD = 0.01  # of all load: shared by all variants, so that those nobody asks are spread, too
+HOT = 0.25  # of a group's part: a variant with a larger share is in every group that its part touches
+COLD = 0.01  # of all load: shared by all variants, so that variants without requests are spread, too
 _MOST_RATE = 1e12
-_ROUNDING = 1e-9  # a part that ends where a group does touches no other
+_ROUNDING = 1e-9  # a part that ends at a group's end touches no other group
 
 
 @compiled
 def place(snapshot: Snapshot, state: RouterState) -> None:
-    """Sets the homes of all variants but the base. Linear in the variants and quadratic in the groups."""
+    """Set the homes of all variants except the base. Linear in the variants and quadratic in the groups."""
     groups = usable_groups(snapshot)
     variants = len(state.homes)
     asked = _load(snapshot, state)
-    each = asked * COLD / max(1, variants) if asked > 0.0 else 1.0  # what nobody asks weighs
+    each = asked * COLD / max(1, variants) if asked > 0.0 else 1.0  # the weight of a variant without requests
     part = (asked + each * (variants - 1)) / max(1, groups)
     if groups == 0 or not part > 0.0:
         return
@@ -51,7 +51,7 @@ def place(snapshot: Snapshot, state: RouterState) -> None:
 
 @compiled
 def _span(before: float, load: float, part: float, groups: int) -> tuple[int, int]:
-    """The first and the last part that a variant is in: one, but for a hot one."""
+    """The first and the last part of a variant: the same one, unless the variant is hot."""
     if load < HOT * part:
         middle = min(groups - 1, int((before + load / 2) / part))
         return middle, middle
@@ -60,7 +60,7 @@ def _span(before: float, load: float, part: float, groups: int) -> tuple[int, in
 
 @compiled
 def _begin(state: RouterState, v: int, g: int) -> None:
-    """A move is a first home that changes."""
+    """Set a variant's first home. A changed first home counts as a move."""
     home = state.homes[v]
     if home.count > 0 and home.groups[0] != g:
         state.clock[0].moves += 1
@@ -89,14 +89,14 @@ def _load(snapshot: Snapshot, state: RouterState) -> float:
 
 @compiled
 def _rate(state: RouterState, v: int) -> float:
-    """Requests a second; none where it is no number."""
+    """A variant's requests per second; 0 if it is not a number."""
     rate = state.demand[v].rate
     return min(rate, _MOST_RATE) if rate > 0.0 else 0.0
 
 
 @compiled
 def request_weight(snapshot: Snapshot, state: RouterState, c: int) -> float:
-    """One over the rows of a class that a group holds with steps within the class's mean promise."""
+    """One over the rows of a class that a group can hold with steps within the class's mean promise."""
     model = snapshot.models[0]
     asked = state.classes[c]
     if not asked.rate_tokens > 0.0:
@@ -116,7 +116,7 @@ def request_weight(snapshot: Snapshot, state: RouterState, c: int) -> float:
 
 @compiled
 def _row_s(snapshot: Snapshot, c: int) -> float:
-    """What a row of the first variant of a class adds to a step."""
+    """The time that a row of the first variant of a class adds to a step."""
     for v in range(1, snapshot.variants.shape[1]):
         if snapshot.variants[0, v].rank_class == c:
             return snapshot.variants[0, v].row_s  # type: ignore[no-any-return]
@@ -125,8 +125,8 @@ def _row_s(snapshot: Snapshot, c: int) -> float:
 
 @compiled
 def _next_group(snapshot: Snapshot, g: int) -> int:
-    """The usable group with the next larger key (of equal ones, the next); the first after -1; `g` if it is
-    the last."""
+    """The usable group with the next larger key (among equal keys, the next index); the first after -1;
+    `g` if it is the last."""
     best = -1
     for other in range(len(snapshot.groups)):
         follows = g < 0 or _is_before(snapshot.groups, g, other)

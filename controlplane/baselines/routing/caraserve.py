@@ -1,16 +1,18 @@
 """CaraServe's rank-aware scheduling (Toppings, ATC '25; arXiv 2401.11240, section 5, Algorithm 1).
 
-Of the servers with memory for the request it takes the one with the lowest cost: what the request adds to
-the latency of those that run there, its prefill once and its part of a decode step for every token of an
-average response; and a large penalty where the step would be longer than the SLO on time per token.
+Among the servers with memory for the request, it takes the server with the lowest cost. The cost is the
+latency that the request adds to the requests that run there: its prefill once, and its part of a decode step
+for every token of an average response. A large penalty is added if the step would be longer than the SLO on
+time per token.
 
-- Its performance model is ours: it knows ranks, padded or not, bytes of deltas and BOFT, KV length; the
-  paper's is linear in the sum, or in the maximum times the count, of the ranks.
-- The average response is the request's expected one. The SLO, one for all in the paper, is the tightest of
-  the group's and the request's own.
-- The paper takes servers that have the adapter; here every group may fetch it. As in the paper the cost
-  knows nothing of loads, nor of TTFT, nor of pools.
-- Where no group has room all are candidates, for there is no queue before the groups. Ties: at random.
+- The performance model is ours: it knows ranks, padded or not, bytes of deltas and BOFT, KV length. The
+  paper's model is linear in the sum of the ranks, or in their maximum times their count.
+- The average response is the request's expected one. The paper has one SLO for all; here it is the tightest
+  of the group's and the request's own.
+- The paper takes servers that have the adapter; here every group may fetch it. As in the paper, the cost
+  ignores loads, TTFT and pools.
+- Where no group has room, all groups are candidates, because there is no queue before the groups. Ties: at
+  random.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from profiler.step_time.records import PREFILL_KNOTS
 from profiler.step_time.steps import prefill_curve_s, step_with_one_more_s
 
 PENALTY_S = 1e6
-_MANY = 1 << 20  # a batch of more rows is no batch
+_MANY = 1 << 20  # a batch with more rows is invalid
 
 
 @compiled
@@ -46,7 +48,7 @@ def pick(snapshot: Snapshot, request: Records, state: RouterState) -> int:
 
 @compiled
 def cost_s(snapshot: Snapshot, g: int, request: Records) -> float:
-    """Infinite where it cannot be worked out."""
+    """The cost of a request in a group, s; infinite if it cannot be computed."""
     group = snapshot.groups[g]
     model = snapshot.models[group.model]
     if group.batch.rows < 0 or group.batch.rows > _MANY:
@@ -64,7 +66,7 @@ def cost_s(snapshot: Snapshot, g: int, request: Records) -> float:
 
 @compiled
 def prefill_s(snapshot: Snapshot, g: int, request: Records) -> float:
-    """How long the steps take that fill its prompt."""
+    """The time of the steps that prefill the request's prompt, s."""
     group = snapshot.groups[g]
     model = snapshot.models[group.model]
     if not (0.0 < request.prompt < 1e12 and model.batched_tokens > 0 and model.prefill_grain > 0.0):

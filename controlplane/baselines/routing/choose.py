@@ -1,4 +1,4 @@
-"""Every policy by its name and number, and the one call that runs any of them. Compiled."""
+"""Every policy by its name and number, and the function that runs any of them. Compiled."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _loraserve = loraserve.pick
 
 @compiled
 def choose(policy: int, snapshot: Snapshot, request: Records, state: RouterState) -> int:  # noqa: PLR0911
-    """The index of the group for `request`, by the policy of that number in POLICIES; -1: there is none."""
+    """The index of the group for `request`, by the policy of that number in POLICIES; -1: no group."""
     if policy == 0:
         return _least_harm(snapshot, request, state)
     if policy == 1:

@@ -1,11 +1,12 @@
-"""Punica's placement (MLSys '24, section 5.1; CaraServe's "FirstFit"): requests are packed together.
+"""Punica's placement (MLSys '24, section 5.1; CaraServe's "FirstFit"): it packs requests together.
 
-A request goes to the GPU with the most requests that still has a row and memory for its KV cache; of
-several, to the one with the highest identifier (here: key). Groups stay empty, and can be given back, until
-they are needed.
+A request goes to the GPU with the most requests that still has a row and memory for its KV cache. If several
+qualify, it goes to the GPU with the highest identifier (here: key). Groups stay empty, and can be released,
+until they are needed.
 
-Punica queues a request that fits nowhere and moves requests away from GPUs with few of them; here it goes
-to the group with the fewest requests, and none moves. A row is one of the engine's `max_rows` (Punica: 32).
+Punica queues a request that fits nowhere, and moves requests away from GPUs with few requests. Here such a
+request goes to the group with the fewest requests, and no request moves. A row is one of the engine's
+`max_rows` (Punica: 32).
 """
 
 from __future__ import annotations

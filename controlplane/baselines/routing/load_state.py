@@ -1,18 +1,19 @@
-"""llm-d-router's scorers of queue depth and KV cache, and `lora-load-state-scorer` (PR 2792, open), in
-equal parts.
+"""llm-d-router's scorers of queue depth and KV cache, and `lora-load-state-scorer` (PR 2792, open), in equal
+parts.
 
-Sources: `scorer/loraloadstate/lora_load_state.go` of that pull request at 0bcc84e; the weights are the
-default configuration's for queue and KV cache (2 each), and 2 for the new scorer, as in its README; the
-scorer of prefixes is left out. The highest sum gets the request; of equals any.
+Sources: `scorer/loraloadstate/lora_load_state.go` of that pull request at 0bcc84e. The weights are the
+default configuration's for queue and KV cache (2 each), and 2 for the new scorer, as in its README. The
+scorer of prefixes is left out. The highest sum gets the request; ties are broken at random.
 
 An adapter scores 1.0 where it is in a slot, 0.7 in the host's memory, 0.6 where a slot is free, 0.3 where a
-slot holds an idle adapter, else 0.0. These are scaled by 0.94; 0.03 more get the group of the highest hash,
-until the adapter is in a slot there, and groups with free slots, by their share. A request for the base
-scores by the share of free slots. Pricing by measured loads (`loadHorizonSeconds`) is off, as by default.
+slot holds an idle adapter, else 0.0. These scores are scaled by 0.94. The group of the highest hash gets 0.03
+more, until the adapter is in a slot there; groups with free slots get up to 0.03 more, by their share of free
+slots. A request for the base scores by the share of free slots. Pricing by measured loads
+(`loadHorizonSeconds`) is off, as by default.
 
-A snapshot counts the variants that are asked, not those in slots: a slot is free here if fewer are asked
-than there are slots, so "free" and "holds an idle adapter" are one tier. What loads is nowhere yet, as
-there.
+A snapshot counts the variants with requests, not the variants in slots. A slot is free here if there are
+fewer variants with requests than slots, so "free" and "holds an idle adapter" are one tier. A loading variant
+counts as absent, as in the router.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def residency(snapshot: Snapshot, g: int, request: Records, is_home: bool) -> fl
 
 @compiled
 def free_slots(snapshot: Snapshot, g: int) -> float:
-    """Their share."""
+    """The share of a group's slots that are free."""
     group = snapshot.groups[g]
     slots = snapshot.models[group.model].slots
     if slots <= 0:

@@ -1,10 +1,9 @@
-"""LoRAServe-like routing: to the least busy of a variant's homes
-(`controlplane.baselines.routing.by_rank`).
+"""LoRAServe-like routing: to the least busy of a variant's homes (`controlplane.baselines.routing.by_rank`).
 
 LoRAServe (arXiv 2511.22880) places adapters by rank and demand, moves them as demand drifts, and reads an
-adapter from another GPU's memory where it is not placed. What is here follows its abstract: its algorithm
-could not be read. Busy is who has most requests; a variant without a home that is usable, and the base, go
-to any group.
+adapter from another GPU's memory where it is not placed. This policy follows its abstract, because its
+algorithm could not be read. The least busy group has the fewest requests. A variant without a usable home,
+and the base, go to any group.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Any usable group, each as likely (CaraServe's "Random")."""
+"""Any usable group, all equally likely (CaraServe's "Random")."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
 """Dynamo's placement of LoRAs by rendezvous hashing with a replica factor (PR 5992, merged).
 
 Source: `lib/llm/src/lora/routing/hrw.rs` and, for the factor, `controller.rs` (PR 8180) of
-github.com/ai-dynamo/dynamo: a LoRA's replicas are the workers where its hash is highest; there are as many
-as its share of the requests in flight is of all slots, at least one. Of these the least busy gets the
-request.
+github.com/ai-dynamo/dynamo. A LoRA's replicas are the workers where its hash is highest. Their number is the
+LoRA's share of the requests in flight times the number of all slots, at least one. The least busy replica
+gets the request.
 
-- The factor follows every request; Dynamo's every 3 s, smoothed, and comes down late. It normalises the
-  factors so that all replicas fill the slots: here they are rounded down, which keeps within that without
-  looking at the other LoRAs.
-- Dynamo skips workers whose slots are full, and prefers those of the set that have loaded the LoRA already,
-  of which a hot one does not leave its first: both left out.
-- The least busy is that with the fewest requests (Dynamo: round robin, or by KV cache and prefix). The base
+- The factor follows every request; Dynamo's is updated every 3 s, smoothed, and decreases late. Dynamo
+  normalises the factors so that all replicas fill the slots. Here they are rounded down, which stays within
+  the slots without reading the other LoRAs.
+- Dynamo skips workers whose slots are full, and prefers workers of the set that have loaded the LoRA already,
+  so that a hot LoRA does not leave its first worker. Both are left out.
+- The least busy replica has the fewest requests (Dynamo: round robin, or by KV cache and prefix). The base
   goes to any group.
 """
 
@@ -38,7 +38,7 @@ def pick(snapshot: Snapshot, request: Records, state: RouterState) -> int:
 
 @compiled
 def replicas(snapshot: Snapshot, request: Records) -> int:
-    """How many groups the variant of a request may be in."""
+    """The number of groups that a request's variant may use."""
     own, of_all, slots = 0.0, 0.0, 0.0
     for g in range(len(snapshot.groups)):
         group = snapshot.groups[g]

@@ -1,16 +1,14 @@
-"""Ray Serve's model multiplexing (`MultiplexMixin.apply_multiplex_routing`, Ray 2.60), as Ray Serve LLM has
+"""Ray Serve's model multiplexing (`MultiplexMixin.apply_multiplex_routing`, Ray 2.60), as Ray Serve LLM uses
 it for adapters.
 
-The power of two choices among the replicas that have the model; where there are none, or both that were
-drawn are full, among those with the fewest models; then among all. A request for the base goes to two of
-all.
+It makes the power of two choices among the replicas that have the model. If there are none, or both drawn
+replicas are full, it chooses among the replicas with the fewest models; then among all. A request for the
+base chooses between two of all replicas.
 
-- A group has a variant that is in a slot or on its way there. Ray hears of it a moment later, and waits up
-  to two seconds for a full replica that has the model before it goes on.
-- The models of a group are the variants that its requests ask: how many more idle ones it has is not in a
-  snapshot.
-- Full: no row is free (Ray Serve LLM's default of 1e9 requests would leave a model on one replica for
-  ever).
+- A group has a variant that is in a slot or loading. Ray learns of it a moment later, and waits up to two
+  seconds for a full replica that has the model before it continues.
+- The models of a group are the variants with requests there: a snapshot does not contain its idle variants.
+- Full: no row is free (Ray Serve LLM's default of 1e9 requests would leave a model on one replica for ever).
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ def pick(snapshot: Snapshot, request: Records, state: RouterState) -> int:
 
 @compiled
 def _first(is_variant: bool, having: Two, few: Two, taking: Two, all_of_them: Two) -> Two:
-    """The first of these that has anybody."""
+    """The first of these that has a candidate."""
     if is_variant and having.first >= 0:
         return having
     if is_variant and few.first >= 0:

@@ -1,14 +1,14 @@
-"""llm-d-router's shuffle sharding of LoRA adapters (PR 720, an experiment, closed), with its scorers of
-queue and KV cache.
+"""llm-d-router's shuffle sharding of LoRA adapters (PR 720, an experiment, closed), with its scorers of queue
+and KV cache.
 
 Source: `pkg/plugins/scorer/lora_aware.go` at cfc42c4 of github.com/llm-d/llm-d-router. Each adapter has a
-shard of the endpoints, drawn by its hash: all of up to 3, three quarters of 4 to 7, two thirds of 8 and
-more (rounded up). Its scorer gives 1 inside and 0 outside, and 0.5 everywhere for the base. The pull
-request names no weights: all have 1, what a scorer has that is given none. The highest sum gets the
-request; of equals any.
+shard of the endpoints, drawn by its hash: all of up to 3, three quarters of 4 to 7, two thirds of 8 and more
+(rounded up). Its scorer gives 1 inside and 0 outside, and 0.5 everywhere for the base. The pull request names
+no weights, so all scorers have the default weight of 1. The highest sum gets the request; ties are broken at
+random.
 
-There a shard is the beginning of a seeded shuffle, and is kept from an adapter's first request on; here the
-groups of the highest hashes, drawn as evenly, which changes least when groups come and go.
+There a shard is the beginning of a seeded shuffle, and is kept from an adapter's first request on. Here a
+shard is the groups of the highest hashes, drawn as evenly, which changes least when groups come and go.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""What happens every few seconds under each policy. The policy that gateways run has production's tick
-(`controlplane.routing.placements.tick`). Compiled.
-"""
+"""The work that each policy does every few seconds. The policy that gateways run has production's tick
+(`controlplane.routing.placements.tick`). Compiled."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Ray Serve's power of two choices (`PowerOfTwoChoicesRequestRouter`, Ray 2.60).
 
-Of two replicas at random the one with the shorter queue gets the request, if it takes any more
-(`max_ongoing_requests`; here: a row is free, for Ray Serve LLM's default of 1e9 never refuses). Ray draws
-again, after a pause, until one takes it; here two are drawn of those that do, or of all if none does. Its
-choice of replicas on the same node first is left out.
+Among two random replicas the one with the shorter queue gets the request, if it takes another request
+(`max_ongoing_requests`; here: a row is free, because Ray Serve LLM's default of 1e9 never refuses). Ray draws
+again, after a pause, until a replica takes the request. Here two are drawn among the replicas with a free
+row, or among all if no row is free. Ray's first preference, replicas on the same node, is left out.
 """
 
 from __future__ import annotations

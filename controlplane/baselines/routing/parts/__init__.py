@@ -1,1 +1,1 @@
-"""What several of these policies share: room, queues as engines report them, scores, hashed homes."""
+"""Parts that several of these policies share: room, queues as engines report them, scores, hashed homes."""

@@ -1,8 +1,8 @@
 """llm-d-router's scorers of an engine's load: its queue, and its KV cache. Compiled.
 
 Sources: `scorer/queuedepth/queue.go` and `scorer/kvcacheutilization/kvcache_utilization.go`, under
-`pkg/epp/framework/plugins/scheduling` of github.com/llm-d/llm-d-router. Each gives 0 to 1, the best 1.
-There the engine reports what waits; here it is worked out from what was sent.
+`pkg/epp/framework/plugins/scheduling` of github.com/llm-d/llm-d-router. Each scorer gives 0 to 1, the best 1.
+There the engine reports its waiting requests; here they are computed from the sent requests.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ class Queues(NamedTuple):
 
 @compiled
 def waiting(snapshot: Snapshot, g: int) -> float:
-    """How many of a group's requests its engine would report as waiting: for a row, for KV cache, for a slot
-    of their variant, or until the next step takes their prompt; whichever are most."""
+    """The number of a group's requests that its engine would report as waiting: for a row, for KV cache,
+    for a slot of their variant, or for the next step that takes their prompt. The largest of these numbers
+    counts."""
     group = snapshot.groups[g]
     model = snapshot.models[group.model]
     rows = float(group.batch.rows)
@@ -57,12 +58,12 @@ def queue_score(snapshot: Snapshot, g: int, among: Queues) -> float:
 
 @compiled
 def cache_score(snapshot: Snapshot, g: int) -> float:
-    """The share of the KV cache that is free."""
+    """The free share of the KV cache."""
     group = snapshot.groups[g]
     return within_one(1.0 - group.batch.context / snapshot.models[group.model].kv_tokens)
 
 
 @compiled
 def within_one(score: float) -> float:
-    """What is no number counts as 0."""
+    """The score, bounded to 0 to 1; NaN counts as 0."""
     return min(score, 1.0) if score > 0.0 else 0.0

@@ -1,6 +1,6 @@
 """Highest random weight (rendezvous) hashing: a variant's homes are the groups where its hash is highest.
 
-When a group goes, only the variants that were there move; nothing is kept. Compiled.
+When a group leaves, only its variants move; no state is kept. Compiled.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _HALVINGS = 60  # no two hashes of 53 bits differ by less
 
 @compiled
 def weight(variant: int, key: np.uint64) -> float:
-    """In [0, 1): of a variant and a group."""
+    """The weight of a variant and a group, in [0, 1)."""
     return float(pair(np.uint64(variant), key) >> _11) / 9007199254740992.0
 
 
@@ -31,7 +31,7 @@ def usable_groups(snapshot: Snapshot) -> int:
 
 @compiled
 def highest_weight(snapshot: Snapshot, variant: int) -> float:
-    """Of the usable groups, for one home."""
+    """The highest weight of a variant among the usable groups, for one home."""
     highest = 0.0
     for g in range(len(snapshot.groups)):
         if snapshot.groups[g].usable:
@@ -41,8 +41,8 @@ def highest_weight(snapshot: Snapshot, variant: int) -> float:
 
 @compiled
 def least_weight(snapshot: Snapshot, variant: int, homes: int) -> float:
-    """The weight from which on a usable group is one of that many homes. By halving, for there is no memory
-    to sort in."""
+    """The weight from which a usable group is one of `homes` homes. Found by bisection, because there is
+    no memory to sort in."""
     low, high = 0.0, 1.0
     for _ in range(_HALVINGS):
         middle = (low + high) / 2

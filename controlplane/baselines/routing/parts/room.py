@@ -1,4 +1,4 @@
-"""Whether a group could run a request at once. Compiled."""
+"""Tests whether a group could run a request at once. Compiled."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from profiler.compiled import Records, compiled
 
 @compiled
 def has_room(snapshot: Snapshot, g: int, request: Records) -> bool:
-    """A row is free, and KV cache for the request's prompt and expected output."""
+    """Tell whether a group has a free row, and KV cache for the request's prompt and expected output."""
     batch = snapshot.groups[g].batch
     model = snapshot.models[snapshot.groups[g].model]
     fits = batch.context + request.prompt + request.output <= model.kv_tokens
@@ -17,7 +17,7 @@ def has_room(snapshot: Snapshot, g: int, request: Records) -> bool:
 
 @compiled
 def any_room(snapshot: Snapshot, request: Records) -> bool:
-    """Some usable group has room."""
+    """Tell whether any usable group has room."""
     for g in range(len(snapshot.groups)):
         if snapshot.groups[g].usable and has_room(snapshot, g, request):
             return True

@@ -1,7 +1,7 @@
-"""The power of two choices: two candidates at random, of these the one with fewer requests. Compiled.
+"""The power of two choices: two random candidates, and of these the one with fewer requests. Compiled.
 
-Every candidate gets a random number from one draw and its key, and the two smallest are drawn: each pair is
-as likely, and the order in which the groups stand does not matter.
+Every candidate gets a random number from one draw and its key; the two smallest numbers win. Each pair is
+equally likely, and the order of the groups does not matter.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def with_candidate(two: Two, g: int, drawn: np.uint64, key: np.uint64) -> Two:
 
 @compiled
 def fewer_requests(snapshot: Snapshot, two: Two) -> int:
-    """The group of the two with fewer requests, the first if they have as many; -1 if there is none."""
+    """The group of the two with fewer requests, the first if they have equally many; -1 if there is none."""
     if two.second < 0:
         return two.first
     fewer = snapshot.groups[two.second].batch.rows < snapshot.groups[two.first].batch.rows
