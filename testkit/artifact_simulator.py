@@ -120,7 +120,7 @@ def _pass_s(machine: Machine, shape: Shape, query: Query, new: int) -> float:
 
 
 def _stages_s(machine: Machine, query: Query, layer: float) -> float:
-    """What a pipeline's stages take beside their layers of `layer` seconds."""
+    """The time of a pipeline's stages in addition to their layers of `layer` seconds."""
     stages = [layers * layer for layers in query.layers_per_stage]
     luck = np.random.default_rng(list(str(query.family).encode())).normal()
     floor = machine.stage_floor_s * math.exp(machine.floor_spread * luck)

@@ -162,7 +162,7 @@ def without(folder: Path, name: str) -> Path:
 
 
 def both(folder: Path, other: Path) -> Path:
-    """The weights of another folder beside those of this one."""
+    """The weights of another folder, added to those of this folder."""
     for path in other.glob("model*"):
         shutil.copy(path, folder)
     return folder

@@ -52,7 +52,7 @@ class Machine:
         return max(move, compute) / tp + self.launch_s + self.cut_s * math.log2(tp) + pairs * self.pair_s / tp
 
     def variants_s(self, parts: Sequence[tuple[Request, int, int]], tp: int) -> float:
-        """Of a layer, in a step of these requests."""
+        """The time of a layer in a step of these requests."""
         asked = [(self.mix[r.number % len(self.mix)], tokens) for r, tokens, _ in parts] if self.mix else []
         kernels = {id(kernel): kernel for kernel, _ in asked if kernel is not None}
         if not kernels:
@@ -67,7 +67,7 @@ class Machine:
         return total + computed / self.flops / tp
 
     def gap_s(self, batch: Batch) -> float:
-        """Between two steps of a stage that ends nobody's; of steps that decode."""
+        """The time between two decode steps of a stage in which no request ends."""
         return 0.0 if batch.fills else self.step_s + 2e-6 * len(batch.parts)
 
     def rest_s(self, sequences: int, tp: int) -> float:

@@ -241,7 +241,7 @@ class InMemoryCluster:
         return found
 
     def _engine(self, host: str) -> Engine:
-        """Of a worker group by its name, or of any of a base's."""
+        """The engine of a worker group by its name, or of any group of a base."""
         ours = [name for name in sorted(self.engines) if host_of(name) == host]
         if host not in self.engines and ours:
             return self.engines[ours[0]]

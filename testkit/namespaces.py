@@ -64,7 +64,7 @@ class Hosts:
             psutil.wait_procs(found, timeout=5)
 
     def cut_off(self, host: str) -> None:
-        """Nothing goes to it any more or comes from it; nobody is told."""
+        """Cut off a host: no packets reach it or leave it, and no peer is told."""
         ip("link", "set", f"{self._spaces[host]}v", "down")
 
     def join(self, host: str) -> None:

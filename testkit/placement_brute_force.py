@@ -1,7 +1,7 @@
 """Every placement of a small instance: all shapes, all ordered choices of GPUs, all splits of the layers.
 
-What a placement takes is summed here once more, from the times of single stages; memory is written down
-from its definition. Of the solver only the list of shapes and the estimator's times of a stage are used.
+This sums a placement's time again, from the times of single stages, and computes memory from its definition.
+It uses only the solver's list of shapes and the estimator's times of a stage.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def least(request: Request, shape: Shape, estimator: Estimator, stages: Stages) 
 
 
 def memory(request: Request, shape: Shape) -> tuple[Rows, int]:
-    """Bytes of a rank of each stage beside its layers, and of each layer."""
+    """Bytes of a rank of each stage without its layers, and of each layer."""
     figures, tp = request.model, shape.tp
     heads = max(1, figures.kv_heads // tp)
     cached = -(-shape.compression.kv_bytes_per_token * heads // figures.kv_heads)

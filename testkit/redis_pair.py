@@ -66,7 +66,7 @@ class RedisPair:
         return self.primary.process
 
     def kill(self) -> None:
-        """The primary, which nobody replaces."""
+        """The primary, which has no failover."""
         self.primary.kill()
 
     def start(self) -> None:
@@ -86,7 +86,7 @@ class RedisPair:
             client.replicaof("NO", "ONE")
         self._forward.port = self.replica.port
         self.primary = self.replica
-        self.primary.options = ()  # started again, it follows nobody
+        self.primary.options = ()  # after a restart it follows no primary
 
     def follow(self) -> None:
         """A new replica, after a failover."""

@@ -15,8 +15,8 @@ import redis
 
 
 def free_port() -> int:
-    """One that the kernel gives nobody who did not ask for it by its number, and below those that Ray's
-    workers and a node of Redis Cluster (+10000) take; so it stays free until whoever asked listens there."""
+    """A port that the kernel does not assign by itself, below the ports of Ray's workers and of a Redis
+    Cluster node (+10000); so it stays free until the caller listens there."""
     while True:
         port = random.SystemRandom().randrange(20_000, 32_000)
         with socket.socket() as sock, contextlib.suppress(OSError):
@@ -51,7 +51,7 @@ class RedisServer:
         )
 
     def _start(self) -> bool:
-        """Whether it came up; it does not when somebody took the port meanwhile."""
+        """Tell whether the server started; it does not if another process took the port meanwhile."""
         self.process = subprocess.Popen(
             [
                 redis_binary(),

@@ -20,7 +20,8 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 def started(
     config: EngineConfig, environment: dict[str, str]
 ) -> Iterator[tuple[Worker, asyncio.AbstractEventLoop]]:
-    """It has started, in a loop that runs in a thread. Its processes have this `environment` besides ours."""
+    """A started worker, in a loop that runs in a thread. Its processes have this `environment` in addition
+    to ours."""
     before = dict(os.environ)
     os.environ.update(environment)
     with loops.in_a_thread() as loop:

@@ -112,7 +112,7 @@ def _add_probes(app: FastAPI, services: Services) -> None:
     @app.get("/health", tags=["probes"])
     @app.get("/healthz", tags=["probes"])
     async def healthz() -> dict[str, str]:
-        """By the names that vLLM's clients, SageMaker's and Kubernetes' ask for."""
+        """Health, under the paths that clients of vLLM, SageMaker and Kubernetes use."""
         return {"status": "ok"}
 
     @app.get("/version", tags=["probes"], responses=management.ERRORS)
@@ -121,12 +121,13 @@ def _add_probes(app: FastAPI, services: Services) -> None:
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:
-        """What there is, for people: one page, that needs nothing from elsewhere."""
+        """The API's calls for people: one page, which needs nothing from other hosts."""
         return HTMLResponse(page_of(app.openapi()))
 
     @app.get("/readyz", tags=["probes"], responses=management.ERRORS)
     async def readyz() -> dict[str, Any]:
-        """Ready once it knows the routes: they stay in force while the state store is away."""
+        """Ready once the gateway knows the routes: they stay in force while the state store is
+        unreachable."""
         return {"status": "ok", "revision": (await services.routes.some()).revision}
 
     @app.get("/metrics", tags=["probes"], response_class=Response)

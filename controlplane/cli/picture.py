@@ -12,8 +12,8 @@ from controlplane import errors
 
 @contextmanager
 def drawing(path: Path, size: tuple[float, float], panels: int = 1) -> Iterator[tuple[Any, Any]]:
-    """A matplotlib figure of `size` inches and its axes, written to `path` at the end. With several panels,
-    next to each other, an array of axes; legends may be placed outside.
+    """A matplotlib figure of `size` inches and its axes, written to `path` at the end. Several panels stand
+    next to each other, as an array of axes; legends may be placed outside.
 
     Errors: InvalidRequest when the file cannot be written.
     """

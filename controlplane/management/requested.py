@@ -69,7 +69,7 @@ def targets(form: Targets | None) -> ServingTargets:
 
 
 def changed_targets(present: ServingTargets, change: Targets) -> ServingTargets:
-    """What is named changes, to nothing if it is null."""
+    """The present values with the named changes; null clears a value."""
     fields = {"ttft_ms": "ttft_s", "tpot_ms": "tpot_s", "deadline_ms": "deadline_s"}
     wanted = targets(change)
     named = {fields.get(name, name) for name in change.model_fields_set}
@@ -118,7 +118,7 @@ def engine(form: EngineForm | None) -> EngineSizes:
 
 
 def changed_engine(present: EngineSizes, change: EngineForm) -> EngineSizes:
-    """What is named changes, to nothing if it is null."""
+    """The present values with the named changes; null clears a value."""
     named = {_SIZES[name]: getattr(change, name) for name in change.model_fields_set}
     return dataclasses.replace(present, **named)
 

@@ -29,7 +29,7 @@ class ProfilingJob:
     """A measuring request, and the node that carries it out. It takes `held_bytes` of each of the devices
     `held`.
 
-    `quantizations`: those that the profile was to be measured in when the job was made.
+    `quantizations`: the profile's quantizations to measure when the job was made.
     """
 
     node: str

@@ -210,7 +210,7 @@ class ControllerReplica:
 
 
 def build(args: dict[str, Any] | None = None) -> serve.Application:
-    """The application; `args` are those of a Serve config file (`gateway_replicas` only)."""
+    """Build the application; `args` come from a Serve config file (`gateway_replicas` only)."""
     settings = Settings()
     if unknown := start_checks.unknown_variables(os.environ):
         log.warning(start_checks.describe_unknown(unknown))

@@ -88,7 +88,8 @@ class RayCluster:
     # --- engines of worker groups --------------------------------------------------------------
 
     async def launch(self, config: EngineConfig) -> None:
-        """Ask Serve for the engine of a worker group; returns before it runs (`observe` tells when it does).
+        """Ask Serve for the engine of a worker group; returns before it runs (`observe` reports when it
+        runs).
 
         Errors: Unavailable when a node of the plan is gone; then another plan is needed.
         """

@@ -23,7 +23,7 @@ from testkit.redis_server import free_port
 COMPILED = {
     DIRECTORY_VARIABLE: os.environ.get(DIRECTORY_VARIABLE, str(Path.home() / ".cache/ostinato/compiled"))
 }
-GIVE_UP_S = 900.0  # nothing takes a machine so long, however busy it is: what is waited for does not come
+GIVE_UP_S = 900.0  # no step takes this long even on a busy machine: the awaited event does not come
 
 
 class Cluster:

@@ -42,7 +42,7 @@ def serving(cluster: Cluster, base_folder: Path, adapters: dict[str, Path]) -> I
 
 
 def openai_client(cluster: Cluster) -> Iterator[openai.OpenAI]:
-    """The official client, as anybody would make it."""
+    """The official client, with its defaults."""
     http = openai.DefaultHttpxClient(trust_env=False)
     with openai.OpenAI(
         base_url=f"{cluster.url}/v1", api_key="unused", max_retries=0, timeout=GIVE_UP_S, http_client=http

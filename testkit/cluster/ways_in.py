@@ -54,7 +54,7 @@ def _spellings(http: httpx.Client) -> None:
 
 
 def _offering(url: str, count: int) -> list[bytes]:
-    """The answers to so many requests, each with that offer, on one connection."""
+    """The answers to this number of requests, each with that offer, on one connection."""
     parts, body = urlsplit(url), json.dumps(BODY).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n" + OFFER
     sent = b"%bContent-Length: %d\r\n\r\n%b" % (head, len(body), body)

@@ -70,7 +70,7 @@ def write_texts(file: Path) -> Path:
 
 
 def share_right(folder: Path, prompts: list[str], answers: list[str]) -> float:
-    """Of greedy answers of two tokens, each token from a pass of its own: no batch, no cache."""
+    """The share of right greedy answers of two tokens, each token from its own pass: no batch, no cache."""
     model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     right = 0
     for prompt, answer in zip(prompts, answers, strict=True):

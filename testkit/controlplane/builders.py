@@ -55,7 +55,7 @@ def state(*records: Any) -> State:
 
 
 def holders(now: State) -> set[str]:
-    """Who is promised memory."""
+    """The holders of reservations."""
     return {r.holder for found in now.ledgers.values() for r in found.record.reservations}
 
 

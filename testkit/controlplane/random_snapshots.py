@@ -62,8 +62,8 @@ def next_draw(state: RouterState) -> int:
 
 
 def world(seed: int, groups: int | None = None) -> World:
-    """Up to eight groups, or so many, of up to two models, with few requests each, so that ties are
-    common."""
+    """Up to eight groups, or the given number, of up to two models, with few requests each, so that ties
+    are common."""
     rng = np.random.default_rng(seed)
     models = records(STEP_MODEL, int(rng.integers(1, 3)))
     for model in models:

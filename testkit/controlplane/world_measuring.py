@@ -15,9 +15,9 @@ from testkit.controlplane.world_reservations import Checked, cluster
 from testkit.measured_cluster import HOST, MeasuredCluster
 
 MIB = 1 << 20
-# Beside a measuring of the models below there is no room for an engine, which needs 256 MiB at least.
+# While the models below are measured there is no room for an engine, which needs 256 MiB at least.
 TIGHT = replace(HOST, total_bytes=2350 * MIB, free_bytes=2350 * MIB)
-# The same, but beside an engine there is enough to measure, with less to spare.
+# The same, but next to an engine there is enough memory to measure, with less to spare.
 ROOMIER = replace(HOST, total_bytes=2420 * MIB, free_bytes=2420 * MIB)
 
 

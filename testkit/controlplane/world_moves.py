@@ -18,7 +18,7 @@ from testkit.controlplane.world_groups import base_of
 
 
 def fill(world: World, *free: int) -> None:
-    """The nodes with so many bytes free for newcomers."""
+    """Set each node's bytes that are free for newcomers."""
     devices = tuple(replace(d, free_bytes=n) for d, n in zip(NODES.devices, free, strict=True))
     world.cluster.devices = Inventory(devices)
 

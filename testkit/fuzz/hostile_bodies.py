@@ -1,7 +1,6 @@
-"""Bodies that somebody made to break an engine, drawn by what vLLM says of itself, and what becomes of them.
+"""Hostile bodies that try to break an engine, drawn from vLLM's own description, and their results.
 
-They pass what a gateway checks and changes of a body; what the engine's worker answers is read as a gateway
-reads it.
+The bodies pass through a gateway's checks and changes. The worker's answers are read as a gateway reads them.
 """
 
 from __future__ import annotations
@@ -60,12 +59,12 @@ SCHEMAS: tuple[Any, ...] = (
     {"type": "object", "properties": {}, "additionalProperties": False, "required": ["a"]},
 )
 CHOICES: tuple[Any, ...] = ([], [""], ["a", ""], ["\x00"], ["\ud800"], ["é"] * 3, [1])
-# Of both versions of vLLM that we support: bodies have fields of the other one, too.
+# The fields of both supported versions of vLLM: bodies have fields of the other version, too.
 NAMED = {
     path: sorted({name for fields in OF_VERSIONS.values() for name in fields[path]} | FIELDS[path].keys())
     for path in PATHS
 }
-# What harmed an engine or those beside it, before it was bounded.
+# Bodies that harmed an engine or its other requests before they were bounded.
 ATTACKS: tuple[tuple[str, dict[str, Any]], ...] = (
     (CHAT, {"chat_template_kwargs": {"tokenize": True, "padding": "max_length", "max_length": 2 * 10**7}}),
     (CHAT, {"mm_processor_kwargs": {"num_crops": 10**9}, "media_io_kwargs": {"video": {"num_frames": -1}}}),
@@ -140,8 +139,8 @@ TAGS = (
 @dataclass
 class Found:
     """`codes` of the answers: "ok", or an error's. `passed`: how often each field reached the worker.
-    `broken` has seeds and what happened. `growth_bytes`: of the memory of the worker's processes.
-    `alone_s` and `beside_s`: what answers to two other tenants took, before these bodies and beside them."""
+    `broken`: seeds and their failures. `growth_bytes`: growth of the worker processes' memory. `alone_s`
+    and `beside_s`: times of two other tenants' answers before and during these bodies."""
 
     codes: Counter[str] = field(default_factory=Counter)
     passed: Counter[str] = field(default_factory=Counter)
@@ -231,7 +230,7 @@ def _asked(path: str, random: Random) -> dict[str, Any]:
 
 
 def _asking_for_a_form(random: Random) -> dict[str, Any]:
-    """Of the answer."""
+    """The fields that request a form of the answer."""
     schema = random.choice(SCHEMAS)
     if random.random() < 0.2:
         named = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
@@ -318,7 +317,7 @@ def _config(base: Path) -> EngineConfig:
 
 
 async def ask_beside_others(to: Served, seeds: range, rows: int, alone_s: float) -> Found:
-    """The same beside two tenants, each with one request after the other; and how much memory that takes."""
+    """The same, while two tenants each send one request after the other; also measures the memory."""
     alone, beside = Others(to), Others(to)
     await alone.go_on(asyncio.sleep(alone_s))
     memory = Memory()
@@ -355,7 +354,7 @@ class Others:
 
 
 class Memory:
-    """Of this process and of those that it started."""
+    """Growth of the memory of this process and of its child processes."""
 
     def __init__(self) -> None:
         self._before = _own_bytes()

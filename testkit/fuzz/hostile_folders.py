@@ -1,6 +1,6 @@
-"""Folders of models, adapters and deltas that somebody made to break their reader, and what becomes of them.
+"""Hostile folders of models, adapters and deltas that try to break their reader, and their results.
 
-Each is a sound one with a few changes, drawn from a seed: the same seed draws the same folder.
+Each folder is a sound folder with a few changes, drawn from a seed: the same seed draws the same folder.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def scratch(files: Files, special: dict[str, Special], name: str, random: Random
 
 
 def values(files: Files, special: dict[str, Special], name: str, random: Random) -> None:
-    """Of a JSON file, or of a header."""
+    """Change a JSON file, or a safetensors header."""
     head, data = _split(files[name]) if name.endswith(".safetensors") else (files[name], None)
     try:
         found = json.loads(head)
@@ -198,7 +198,8 @@ def values(files: Files, special: dict[str, Special], name: str, random: Random)
 
 
 def config(files: Files, special: dict[str, Special], name: str, random: Random) -> None:
-    """Of a base, of every architecture, with every key that its reader knows; of a variant, one field."""
+    """Replace a base's config by that of any architecture, with every key that its reader knows; change
+    one field of a variant."""
     if "config.json" not in files:
         field(files, random)
         return
@@ -261,7 +262,7 @@ def length(files: Files, special: dict[str, Special], name: str, random: Random)
 
 
 def content(files: Files, special: dict[str, Special], name: str, random: Random) -> None:
-    """Of the tensors, or the end of a file."""
+    """Change the tensors, or the end of a file."""
     raw, count = bytearray(files[name]), random.choice((1, 16))
     if len(raw) > 2 * count:
         at = random.randrange(len(raw) // 2, len(raw) - count + 1)

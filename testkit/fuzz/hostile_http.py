@@ -77,13 +77,14 @@ def repair(to: Installation) -> None:
 
 
 def _is_ready(to: Installation, name: str) -> bool:
-    """Now; it is registered where it was not. Hostile requests go on meanwhile, and may delete its base."""
+    """Tell whether the model is ready now; register it if it was not. Meanwhile hostile requests continue,
+    and may delete its base."""
     found = to.http.get(f"/models/{name}")
     if found.status_code == 404:
         path = str(to.files / name)
         where = {"source": path} if name == "base" else {"base": "base", "adapter": path}
         accepted = to.post("/register_model", {"model": name, **where})
-        if accepted.status_code in (404, 409):  # its base is gone; somebody registered the name
+        if accepted.status_code in (404, 409):  # its base is gone, or a hostile request registered the name
             return False
         to.end(accepted)
     return found.status_code == 200 and found.json()["phase"] == "Ready"

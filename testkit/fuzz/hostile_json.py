@@ -1,4 +1,4 @@
-"""JSON that somebody made to break its reader: values of the wrong type, size or depth, or no JSON."""
+"""Hostile JSON that tries to break its reader: values of the wrong type, size or depth, or no JSON."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _change_object(value: dict[str, Any], random: Random) -> dict[str, Any]:
 
 
 def _near(value: Any, random: Random) -> Any:
-    """Of the same type, most often."""
+    """Another value, most often of the same type."""
     match value:
         case bool():
             return not value

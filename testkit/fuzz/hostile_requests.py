@@ -1,4 +1,4 @@
-"""Requests that somebody made to break a gateway, drawn from a seed by what the gateway says of itself."""
+"""Hostile requests that try to break a gateway, drawn from a seed and from the gateway's own description."""
 
 from __future__ import annotations
 

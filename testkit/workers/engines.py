@@ -111,7 +111,7 @@ class Engine:
             time.sleep(0.001)
 
     def run(self) -> None:
-        """Until nobody is left."""
+        """Run until no requests are left."""
         deadline = time.monotonic() + DEADLINE_S
         while self.llm.llm_engine.has_unfinished_requests():
             assert time.monotonic() < deadline, self.scheduler

@@ -25,7 +25,7 @@ SHAPE = {
 
 
 def a_job(tmp_path: Path, setting: Setting, points: tuple[Point, ...], **more: Any) -> Job:
-    """Of a model in `tmp_path` whose weights are not there: none is read."""
+    """A job for a model in `tmp_path` without weights: none are read."""
     folder = random_variants.write_tiny_base(
         tmp_path / "model", **SHAPE, num_hidden_layers=max(2, setting.layers)
     )

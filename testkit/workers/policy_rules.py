@@ -103,8 +103,8 @@ def _in_turn(s: Snapshot, decision: Decision) -> int:
 
 
 def _out_of_turn(s: Snapshot, in_turn: int, decision: Decision, overdue: bool) -> None:
-    """Behind a blocked request only the base's run, and children of living parents; behind an overdue one
-    whoever's variant is not closed."""
+    """Behind a blocked request only the base's requests run, and children of living parents. Behind an
+    overdue request, requests of variants that are not closed run."""
     blocked = s.waiting[in_turn]
     parents = {} if overdue else _parents(s, in_turn, blocked)
     for request in s.waiting[in_turn:]:
@@ -125,8 +125,8 @@ def _out_of_turn(s: Snapshot, in_turn: int, decision: Decision, overdue: bool) -
 
 
 def _parents(s: Snapshot, in_turn: int, blocked: Waiting) -> dict[int, int]:
-    """Of each variant the oldest that runs, but for children that came after who is blocked; else the first
-    in the line of those that begin in their turn."""
+    """By variant, the oldest running request, except children that came after the blocked request. If
+    there is none, the first queued request that begins in its turn."""
     old = [r for r in s.running if r.parent is None or _place(r) < _place(blocked)]
     oldest = {r.variant: r.key for r in sorted(old, key=_place, reverse=True)}
     first = {w.variant: w.key for w in reversed(s.waiting[:in_turn])}
@@ -134,7 +134,7 @@ def _parents(s: Snapshot, in_turn: int, blocked: Waiting) -> dict[int, int]:
 
 
 def _orphans(s: Snapshot, blocked: Waiting) -> list[Running]:
-    """Children whose parent is gone, who came after a request that is blocked, and have far to go."""
+    """Children whose parent is gone, that came after the blocked request, and that have many tokens left."""
     alive = {r.key for r in s.running} | {w.key for w in s.waiting}
     orphans = [r for r in s.running if r.parent is not None and r.parent not in alive]
     young = [r for r in orphans if _place(r) > _place(blocked)]

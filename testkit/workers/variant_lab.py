@@ -103,9 +103,9 @@ class Lab:
         return Answer(choice["prompt_token_ids"], choice["token_ids"], choice["logprobs"]["token_logprobs"])
 
     def check(self, rows: Sequence[tuple[str, Prompt]], passes: Sequence[Sequence[Answer]]) -> None:
-        """Each model's answers are those of its merged weights.
+        """Check that each model's answers are those of its merged weights.
 
-        Float32 throughout: the engine sums in another order than transformers, no more.
+        Float32 everywhere: the engine only sums in another order than transformers.
         """
         for model in MODELS:
             mine = [a for answers in passes for a, (m, _) in zip(answers, rows, strict=True) if m == model]

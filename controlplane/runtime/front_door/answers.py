@@ -21,7 +21,7 @@ DIED = errors.Unavailable(
 )
 UNEXPECTED = errors.OstinatoError("the front door failed at this request; try again")
 HIDDEN = errors.Forbidden("what runs behind this address is not told; GET /docs lists what there is")
-# By HAProxy's original status.
+# The error for each status that HAProxy would answer.
 _MEANING: Mapping[int, errors.OstinatoError] = {
     500: UNEXPECTED,
     502: DIED,

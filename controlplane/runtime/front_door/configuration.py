@@ -108,12 +108,13 @@ def _edits(limits: Limits, folder: str, listens_on_all: bool, backends: int, gat
             backends,
         ),
         Edit(
-            "the gateways",  # and no other application's replicas
+            "the gateways",  # not other applications' replicas
             rf"^(    server {GATEWAY}\S+ \S+:(\d+)) check\b",
             lambda found: f"{found[1]} check port {int(found[2]) + OFFSET}",
             gateways,
         ),
-        # The kernel ends a connection on which a client takes nothing, also one that HAProxy has done with.
+        # The kernel ends a connection on which a client reads nothing, even after HAProxy has finished with
+        # it.
         Edit(
             "the port of the API",
             r"^(frontend http_frontend\n    bind \S+)$",

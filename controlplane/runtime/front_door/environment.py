@@ -23,7 +23,7 @@ EVERYWHERE: Mapping[str, str] = {
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
     CALLBACK: "controlplane.runtime.front_door.fallback:prepare",
     "RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH": "controlplane.runtime.front_door.manager:prepare",
-    # Fewer ports than lie between a gateway's and that of its sign of life.
+    # Fewer ports than the distance between a gateway's port and the port of its sign of life.
     "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": "30000",
     "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(30_000 + OFFSET - 1),
     # Serve notices a dead proxy after three checks, by default ten seconds apart.
