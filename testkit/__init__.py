@@ -1,1 +1,1 @@
-"""What tests share, and benchmarks may use: models, clusters, references, servers."""
+"""Shared parts of tests, which benchmarks may use: models, clusters, references, servers."""

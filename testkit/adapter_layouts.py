@@ -1,6 +1,6 @@
-"""Adapters' folders as trainers write them, in small, on a tiny Llama: hidden 128, 2 layers, heads of 64.
+"""Small adapters' folders as trainers write them, on a tiny Llama: hidden 128, 2 layers, heads of 64.
 
-As `base_layouts`: `SERVED` maps names to builders; `REFUSED` adds what the message must say.
+As in `base_layouts`: `SERVED` maps names to builders; `REFUSED` adds the text that the message must contain.
 """
 
 from __future__ import annotations

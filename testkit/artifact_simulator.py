@@ -1,9 +1,9 @@
-"""A machine that writes tables in the artifact's schema: the reference that estimators are tested against.
+"""A simulated machine that writes tables in the artifact's schema: the reference for tests of estimators.
 
-It is built from operations, not from the estimators' own laws: every matrix multiplication of a layer is the
-longer of its bytes and its FLOPs plus a launch; every generated token reads the cache as long as it is by
-then; all-reduces are of hidden-size messages over NVLink pairs or PCIe; memory is allocated in pages. Stages
-may have a least time, hidden by full models, or wait for each other; runs and engines differ.
+It is built from operations, not from the estimators' own laws. Every matrix multiplication of a layer takes
+the longer of its bytes and its FLOPs, plus a launch. Every generated token reads the whole present cache.
+All-reduces are of hidden-size messages over NVLink pairs or PCIe. Memory is allocated in pages. Stages may
+have a least time, hidden by full models, or wait for each other. Runs and engines differ.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class Machine:
-    """Rates in bytes/s and FLOP/s as sustained; times in s."""
+    """A machine: sustained rates in bytes/s and FLOP/s; times in s."""
 
     bandwidth: float = 768e9 * 0.86
     flops: float = 155e12 * 0.55
@@ -86,7 +86,7 @@ H100 = Machine(
 )  # fmt: skip
 PCIE_ONLY = Machine(pair_bytes_per_s=10e9, pair_latency_s=25e-6, bus_bytes_per_s=8e9, bus_latency_s=35e-6)
 SLOW_COMPUTE = Machine(flops=60e12 * 0.6, step_s=3e-3, hop_s=0.25e-3)
-# Hosts that take longer for a stage than one layer does: what full models hide, fingerprints show.
+# Hosts that take longer for a stage than one layer takes: full models hide this, fingerprints show it.
 SLOW_HOST = Machine(stage_floor_s=0.7e-3)
 UNLIKE_HOSTS = Machine(stage_floor_s=0.8e-3, floor_spread=0.3)
 SLOW_FIRST_STAGE = Machine(stage_floor_s=2e-3, first_only=True)
@@ -96,7 +96,7 @@ SWITCHING = Machine(many=(("int8", 0.7), ("int4", 0.42), ("int4_gptq", 0.5)))
 
 
 def latency_s(machine: Machine, shape: Shape, query: Query, prompt_tokens: int) -> float:
-    """The prompt, then one step per token after the first."""
+    """The time of the prompt, then of one step per token after the first."""
     prompt = machine.setup_s + _pass_s(machine, shape, query, prompt_tokens)
     prompt += query.layers * _attention_s(machine, shape, query, prompt_tokens, 0)
     steps = range(1, query.output_tokens)
@@ -105,7 +105,7 @@ def latency_s(machine: Machine, shape: Shape, query: Query, prompt_tokens: int) 
 
 
 def _pass_s(machine: Machine, shape: Shape, query: Query, new: int) -> float:
-    """All but attention: `new` tokens of each sequence through all stages."""
+    """The time of all work except attention: `new` tokens of each sequence through all stages."""
     rows, tp = query.batch * new, query.tensor_parallel
     layer = sum(
         _matmul_s(machine, query.family.dtype, rows, m / tp, n)
@@ -129,7 +129,7 @@ def _stages_s(machine: Machine, query: Query, layer: float) -> float:
 
 
 def _attention_s(machine: Machine, shape: Shape, query: Query, new: int, cached: int) -> float:
-    """One layer's: the longer of reading the cache and computing, and its launches."""
+    """The time of one layer's attention: the longer of reading the cache and computing, and its launches."""
     tp = query.tensor_parallel
     kv_bytes = 2 * shape.hidden / shape.heads * shape.kv_heads * (1 if query.family.int8_kv else 2) / tp
     read = query.batch * (cached + new) * kv_bytes / (0.7 * machine.bandwidth)
@@ -159,7 +159,7 @@ def _allreduce_s(machine: Machine, tp: int, message: float) -> float:
 
 
 def memory_bytes(machine: Machine, shape: Shape, query: Query, prompt_tokens: int) -> float:
-    """Over all ranks: context, embedding and head, weights, cache, and a workspace by batch."""
+    """Memory over all ranks: context, embedding and head, weights, cache, and a workspace by batch."""
     tp, total = query.tensor_parallel, 0.0
     bits = BITS[query.family.dtype]
     for stage, layers in enumerate(query.layers_per_stage):

@@ -1,8 +1,8 @@
-"""Folders of bases as hubs and trainers write them, in small: each builder makes one of a tiny model.
+"""Small folders of bases as hubs and trainers write them: each builder makes one of a tiny model.
 
-`SERVED` maps a layout's name to its builder; a builder returns the folder, and a folder that transformers
-reads as the same model where it cannot read this one. `REFUSED` adds what the message must say: the file or
-tensor, the reason and what to do.
+`SERVED` maps a layout's name to its builder. A builder returns the folder, and a folder that transformers
+reads as the same model where it cannot read the first. `REFUSED` adds the text that the message must contain:
+the file or tensor, the reason and what to do.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def header_of(folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:
 
 
 def stale_index(folder: Path) -> Path:
-    """A merge wrote one file over a sharded checkpoint, whose index was left."""
+    """A folder where a merge wrote one file over a sharded checkpoint, and left the old index."""
     sharded(folder)
     for path in shards_of(folder):
         path.unlink()
@@ -129,7 +129,7 @@ def cast(folder: Path, dtype: torch.dtype, but: str = "") -> Path:
 
 
 def quantized(folder: Path, *parts: str) -> Path:
-    """Linear layers in integers, with what belongs to them."""
+    """Linear layers in integers, with their scales and other tensors."""
 
     def change(tensors: Tensors) -> Tensors:
         found: Tensors = {}

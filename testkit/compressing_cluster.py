@@ -1,4 +1,4 @@
-"""Clusters in this process that make deltas: one as a test says, one by the real process."""
+"""Clusters in this process that make deltas: one controlled by the test, one with the real process."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ LAYERS = 4
 
 
 class ScriptedCompressor(InMemoryCluster):
-    """Makes an adapter of a tiny model, layer by layer, each of which waits until it may `go`.
+    """A cluster that makes an adapter of a tiny model, layer by layer; each layer waits until it may `go`.
 
-    It is cut off `cuts` times, each after one more layer (or, with `stuck`, after none), says that it cannot
-    go on if there is a `failure`, and knows in `done` what was finished before, by folder.
+    It is cut off `cuts` times, each after one more layer (or, with `stuck`, after none). With a `failure` it
+    reports that it cannot continue. `done` records, by folder, the layers that were finished before.
     """
 
     def __init__(self, inventory: Inventory = Inventory((CPU,))) -> None:  # noqa: B008

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def in_a_thread() -> Iterator[asyncio.AbstractEventLoop]:
-    """Closed afterwards: vLLM's client leaves its sockets to a loop that is not, and when that client is
-    collected its context waits for them for good."""
+    """An event loop in a thread, closed afterwards. vLLM's client leaves its sockets to an open loop; when
+    that client is collected, its context would wait for them for ever."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()

@@ -1,4 +1,4 @@
-"""The cluster in this process, with a node that tells measurements made by a formula."""
+"""The cluster in this process, with a node that computes its measurements by a formula."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ EVERY_KIND: tuple[RandomVariant, ...] = (
     RandomBoft("boft-m1", 7, 1, 16),
     RandomBoft("boft-m2", 8, 2, 8),
 )
-# And numbers of 16 and 4 bits in a low-rank delta, which packing and kernels treat in ways of their own.
+# Also 16-bit and 4-bit numbers in a low-rank delta, which packing and kernels handle separately.
 EVERY_FORM = (*EVERY_KIND, RandomDelta("svd-16bit", 9, "wide svd", full=False))
 WIDE = ((16, 12), (4, 40))  # bits, ranks
 
@@ -221,7 +221,7 @@ def first_layers(base: Path, folder: Path, layers: int) -> Path:
 
 
 def _layer(name: str) -> int:
-    """Which layer a tensor is of; 0 for those of none."""
+    """The layer of a tensor; 0 for tensors outside of layers."""
     return int(name.split(".")[2]) if name.startswith("model.layers.") else 0
 
 

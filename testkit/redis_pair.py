@@ -1,4 +1,4 @@
-"""Two real Redis servers, a primary and its replica; a proxy leads clients to whichever is the primary."""
+"""Two real Redis servers, a primary and its replica; a proxy leads clients to the present primary."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FOLLOWS_S = 60.0
 
 
 class _Forward(socketserver.BaseRequestHandler):
-    """What clients and the server at `port` say to each other."""
+    """A connection of the proxy between a client and the server at `port`."""
 
     port: int
 
@@ -75,12 +75,12 @@ class RedisPair:
         _wait_until_it_follows(self.replica)
 
     def lag(self) -> None:
-        """From here on the replica gets nothing."""
+        """From now on the replica receives nothing."""
         with redis.Redis(port=self.replica.port) as client:
             client.replicaof("127.0.0.1", 1)
 
     def fail_over(self) -> None:
-        """The primary is killed, and clients are led to the replica, which has none itself."""
+        """Kill the primary, and lead clients to the replica, which has no replica itself."""
         self.primary.kill()
         with redis.Redis(port=self.replica.port) as client:
             client.replicaof("NO", "ONE")

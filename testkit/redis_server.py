@@ -1,4 +1,4 @@
-"""A real Redis of one's own, which can be killed and started again."""
+"""A separate real Redis, which can be killed and started again."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class RedisServer:
         return True
 
     def _is_up(self) -> bool:
-        """Whether the server that answers is this one, with its data loaded."""
+        """Tell whether the answering server is this one, with its data loaded."""
         with contextlib.suppress(redis.RedisError), redis.Redis(port=self.port) as client:
             return bool(client.info("server")["process_id"] == self.process.pid and client.ping())
         return False
@@ -84,7 +84,7 @@ class RedisServer:
             self.kill()
 
     def kill(self) -> None:
-        """SIGKILL: what was not on disk or in the kernel is gone."""
+        """Send SIGKILL: data that was not on disk or in the kernel is lost."""
         self.process.kill()
         self.process.wait(60)
 

@@ -93,7 +93,7 @@ def compression_of(request: Request, placed: Placement) -> Compression:
 
 
 def rank_bytes(request: Request, placed: Placement, stage: int) -> int:
-    """What a rank needs, written down again from the definition: no function of the solver is used."""
+    """A rank's memory, computed again from the definition, without the solver's functions."""
     figures, compression, plan = request.model, compression_of(request, placed), placed.plan
     tp, pp = plan.tensor_parallel, plan.pipeline_parallel
     tokens = request.concurrency * (request.input_tokens + request.output_tokens)

@@ -1,1 +1,1 @@
-"""What tests of api share."""
+"""Shared parts of the tests of api."""

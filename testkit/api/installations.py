@@ -66,7 +66,7 @@ class Installation:
         self.server = uvicorn.Server(uvicorn.Config(self.app, log_level="error", timeout_graceful_shutdown=1))
         key = self.settings.api_key
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        # To read the certificates of all authorities takes as long as most tests.
+        # Reading all authorities' certificates takes as long as most tests.
         self.http = httpx.Client(base_url=self.url, headers=headers, timeout=90, verify=False)
 
     async def _main(self) -> None:
@@ -99,7 +99,7 @@ class Installation:
         return self.http.post(path, json=body, **options)
 
     def end(self, accepted: httpx.Response) -> dict[str, Any]:
-        """The operation, when it is done."""
+        """Wait for an operation, and return it when it is done."""
         assert accepted.status_code in (200, 202), accepted.text
         where = f"/operations/{accepted.json()['id']}"
         operation: dict[str, Any] = wait_for(lambda: (o := self.http.get(where).json())["done"] and o)
@@ -129,7 +129,7 @@ class Installation:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=90)
 
     def records(self) -> tuple[Any, ...]:
-        """What is registered, deployed and being done."""
+        """The registered models, the deployments and the running operations."""
         state = self.repository.read()
         kinds = (state.models, state.deployments, state.operations)
         return tuple({key: found.record for key, found in kind.items()} for kind in kinds)

@@ -29,8 +29,8 @@ def write(path: Path, *entries: dict[str, Any]) -> None:
 
 
 def started(start: Start, path: Path, *entries: dict[str, Any], **options: Any) -> Installation:
-    """An installation with these tenants; by default one of each role, and a second deployer. Unless told
-    otherwise they share their files."""
+    """An installation with these tenants; by default one of each role, and a second deployer. By default
+    they share their files."""
     write(path, *(entries or (entry(name, role) for name, role in ROLES.items())))
     return start(api_key=OWN_KEY, tenants=str(path), **{"tenant_folders": False, **options})
 
@@ -47,7 +47,7 @@ class As:
         return self.installation.http.request(method, path, json=body, headers=headers)
 
     def end(self, accepted: httpx.Response) -> dict[str, Any]:
-        """The operation, when it is done, as the tenant sees it."""
+        """Wait for an operation, and return it as the tenant sees it."""
         self.installation.end(accepted)
         seen: dict[str, Any] = self.ask("GET", f"/operations/{accepted.json()['id']}").json()
         return seen

@@ -1,1 +1,1 @@
-"""What tests of client share."""
+"""Shared parts of the tests of client."""

@@ -1,4 +1,4 @@
-"""An HTTP server that speaks the REST contract with scripted answers and remembers what it was asked."""
+"""An HTTP server that speaks the REST contract with scripted answers, and records its requests."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def chat_chunks(*pieces: str) -> Answer:
 
 
 class FakeApi:
-    """Answers each route from its script, in order; the last answer is given for ever."""
+    """A fake API that answers each route from its script, in order; the last answer is repeated for ever."""
 
     def __init__(self) -> None:
         self.url = ""

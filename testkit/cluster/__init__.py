@@ -1,1 +1,1 @@
-"""What tests of cluster share."""
+"""Shared parts of the tests of cluster."""

@@ -1,4 +1,4 @@
-"""A real local cluster for tests: started, driven over HTTP, looked into, and ended without a trace."""
+"""A real local cluster for tests: started, driven over HTTP, inspected, and ended without leftovers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from controlplane.settings import Settings
 from profiler.compiled import DIRECTORY_VARIABLE
 from testkit.redis_server import free_port
 
-# For a process whose home is another folder: what this machine has compiled, which takes half a minute.
+# For a process with another home: this machine's compiled code, which takes half a minute to compile.
 COMPILED = {
     DIRECTORY_VARIABLE: os.environ.get(DIRECTORY_VARIABLE, str(Path.home() / ".cache/ostinato/compiled"))
 }
@@ -44,14 +44,14 @@ class Cluster:
     # --- its life --------------------------------------------------------------------------------
 
     def up(self) -> float:
-        """Start it. Returns the seconds that took."""
+        """Start the cluster. Returns the seconds that it took."""
         started = time.monotonic()
         self.local = local.up(self.settings, lambda message: None)
         self.http = httpx.Client(base_url=self.url, timeout=120, trust_env=False)
         return time.monotonic() - started
 
     def down(self) -> float:
-        """End it. Returns the seconds that took; fails if a process of it is left."""
+        """End the cluster. Returns the seconds that it took; fails if one of its processes is left."""
         self.http.close()
         members, started = self.processes(), time.monotonic()
         assert members, "the cluster has no processes to end"
@@ -64,7 +64,7 @@ class Cluster:
         return took_s
 
     def discard(self) -> None:
-        """End it if need be, and delete its home."""
+        """End the cluster if needed, and delete its home."""
         local.end_leftovers(self.settings, lambda message: None)
         shutil.rmtree(self.home, ignore_errors=True)
 
@@ -86,7 +86,7 @@ class Cluster:
         return str(reply.json()["id"])
 
     def finish(self, operation_id: str) -> dict[str, Any]:
-        """The operation when it is done. Fails if it failed."""
+        """Wait for an operation, and return it. Fails if the operation failed."""
 
         def done() -> dict[str, Any] | None:
             operation: dict[str, Any] = self.get(f"/operations/{operation_id}")
@@ -108,7 +108,7 @@ class Cluster:
         self.perform("POST", "/deploy_model", {"model": name, "maxOutputLength": max_output})
 
     def records(self) -> dict[str, set[str]]:
-        """What was acknowledged: models and deployments with their phases, operations by id."""
+        """The acknowledged state: models and deployments with their phases, operations by id."""
         return {
             "models": {f"{m['model']} {m['phase']}" for m in self.get("/models")["models"]},
             "deployments": {f"{d['model']} {d['phase']}" for d in self.get("/deployments")["deployments"]},
@@ -126,14 +126,14 @@ class Cluster:
     # --- its processes ---------------------------------------------------------------------------
 
     def supervisor(self) -> psutil.Process | None:
-        """What starts it again; it is none of its processes."""
+        """The cluster's supervisor, which is not one of its processes."""
         return pidfile.living(self.home / "supervisor.json")
 
     def processes(self) -> set[psutil.Process]:
-        """Everything that bears the cluster's mark in its environment or its temporary folder on its
-        command line, and all descendants of these.
+        """All processes with the cluster's mark in their environment or its temporary folder on their command
+        line, and their descendants.
 
-        Each process is looked at by itself: one that ends meanwhile takes no other out of the answer.
+        Each process is inspected separately: a process that ends meanwhile removes no other from the result.
         """
         by_pid = {p.pid: p for p in psutil.process_iter()}
         parents = {pid: _parent(p) for pid, p in by_pid.items()}
@@ -201,10 +201,10 @@ def _runs(process: psutil.Process) -> bool:
 
 
 def until(check: Callable[[], Any], what: str, every_s: float = 0.25) -> Any:
-    """The first true result of `check`, which may also fail on the way. A check may take the cluster, or what
-    looks at all processes, several hundredths of a second of CPU, which it waits for.
+    """The first true result of `check`, which may also raise before that.
 
-    What comes late still comes: how long things take is printed here, and measured in benchmarks.
+    A check may take several hundredths of a second of CPU, and waits for it. Late results are accepted: the
+    time is printed here, and measured in benchmarks.
     """
     give_up_s, last = time.monotonic() + GIVE_UP_S, None
     while time.monotonic() < give_up_s:

@@ -1,4 +1,4 @@
-"""Two hosts for one cluster, and a third that is none of its. They need root."""
+"""Two hosts for one cluster, and a third that does not belong to it. They need root."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HEAD, OTHER, OUTSIDE = "one", "two", "outside"
 
 
 class HostPair(Cluster):
-    """A cluster whose head node is on a host of its own; the other can be killed and started again.
+    """A cluster whose head node has its own host; the other host can be killed and started again.
 
     The state is in Redis, on the bridge; processes and files are this machine's.
     """
@@ -66,5 +66,5 @@ class HostPair(Cluster):
     # --- its failures ----------------------------------------------------------------------------
 
     def kill_node(self, host: str) -> None:
-        """As its power going off would, but that its connections break off."""
+        """End a host as a power failure would, except that its connections are closed."""
         self._hosts.kill(host)

@@ -1,4 +1,4 @@
-"""Processes killed under load: what is done to them, and what must hold afterwards."""
+"""Tests that kill processes under load: the kills, and the conditions that must hold afterwards."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ class Load:
 
 
 def is_broken_off(error: str) -> bool:
-    """Whether the connection ended before the answer did."""
+    """Tell whether the connection ended before the answer did."""
     return error == CUT or error.startswith(TRANSPORT)
 
 
@@ -126,7 +126,7 @@ def _judge(reply: httpx.Response) -> str | None:
 
 
 def _last_event(reply: httpx.Response) -> str | None:
-    """What the stream ended with; vLLM sends [DONE] after an error event too."""
+    """The end of the stream; vLLM sends [DONE] after an error event too."""
     last = ""
     for line in reply.iter_lines():
         if line.startswith("data: "):

@@ -1,4 +1,5 @@
-"""What tests of variants that engines refuse share: asking others meanwhile, and how a deployment ends."""
+"""Shared parts of tests of variants that engines refuse: requests to other variants meanwhile, and the
+deployment's end."""
 
 from __future__ import annotations
 
@@ -16,14 +17,14 @@ from testkit.cluster.clusters import Cluster, until
 from testkit.cluster.served import BASE, LORAS
 
 PAUSE_S = (
-    0.1  # between a model's requests: without one they take the cores from the engine that they wait for
+    0.1  # pause between a model's requests: without it they take the cores of the engine that they wait for
 )
 MODELS = (BASE, *(lora.name for lora in LORAS))
 
 
 @contextmanager
 def asked_meanwhile(cluster: Cluster) -> Iterator[None]:
-    """The base and both LoRAs are asked all the time; every request is answered with a text."""
+    """Send requests to the base and both LoRAs all the time; every request must get a text."""
     done = threading.Event()
     answers: list[tuple[str, int, str]] = []
 
@@ -58,8 +59,10 @@ def refused(cluster: Cluster, name: str) -> dict[str, Any]:
 
 
 def refused_when_read_again(cluster: Cluster, name: str) -> dict[str, Any]:
-    """The same of a variant that was served until now. An engine forgets it when the last batch with it has
-    ended: a deployment before that finds it in memory."""
+    """The same for a variant that was served until now.
+
+    An engine forgets a variant when its last batch has ended: an earlier deployment finds it in memory.
+    """
 
     def ended() -> dict[str, Any] | None:
         operation = _deployed(cluster, name)
@@ -72,7 +75,7 @@ def refused_when_read_again(cluster: Cluster, name: str) -> dict[str, Any]:
 
 
 def _deployed(cluster: Cluster, name: str) -> dict[str, Any]:
-    """The operation, ended."""
+    """Deploy a variant; returns the operation after its end."""
     operation = cluster.submit("POST", "/deploy_model", {"model": name, "maxOutputLength": 16})
     path = f"/operations/{operation}"
     until(lambda: cluster.get(path)["done"], f"the end of the deployment of {name}")
@@ -91,6 +94,6 @@ def _refusal(cluster: Cluster, name: str, ended: dict[str, Any]) -> dict[str, An
 
 
 def ostinato(cluster: Cluster, *argv: str) -> subprocess.CompletedProcess[str]:
-    """The command line, in a process of its own."""
+    """Run the command line in a separate process."""
     command = [sys.executable, "-c", "from controlplane.cli.main import main; main()", "--url", cluster.url]
     return subprocess.run([*command, *argv], check=False, capture_output=True, text=True, timeout=900)

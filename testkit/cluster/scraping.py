@@ -19,7 +19,8 @@ class Prometheus:
     """The real server, its targets discovered through GET /metrics/targets."""
 
     def __init__(self, folder: Path, targets_url: str, listen: str = "", inside: Sequence[str] = ()) -> None:
-        """It answers on `listen`, or on a free port here. `inside` is a command that runs it elsewhere."""
+        """The server listens on `listen`, or on a free port here. `inside` is a command that runs it
+        elsewhere."""
         self.url = f"http://{listen or f'127.0.0.1:{free_port()}'}"
         config = {
             "global": {"scrape_interval": "3s", "scrape_timeout": "3s"},
@@ -55,7 +56,7 @@ class Prometheus:
         return found
 
     def problems(self) -> list[tuple[str, str]]:
-        """Targets it could not scrape, and why."""
+        """The targets that it could not scrape, with the reasons."""
         targets = httpx.get(f"{self.url}/api/v1/targets", timeout=60, trust_env=False).json()["data"]
         return [(t["scrapeUrl"], t["lastError"]) for t in targets["activeTargets"] if t["lastError"]]
 

@@ -1,4 +1,4 @@
-"""What the shared clusters serve: a base of few layers and two LoRAs of it."""
+"""The models of the shared clusters: a base of few layers and two LoRAs of it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def roots(base_folder: Path, adapters: dict[str, Path]) -> str:
 
 
 def serving(cluster: Cluster, base_folder: Path, adapters: dict[str, Path]) -> Iterator[Cluster]:
-    """The cluster with the base and both LoRAs deployed. Down afterwards, and no process left."""
+    """The cluster with the base and both LoRAs deployed. It is ended afterwards, and no process is left."""
     try:
         print(f"\n{cluster.settings.engine} cluster up in {cluster.up():.1f} s")
         started = time.monotonic()

@@ -1,4 +1,4 @@
-"""Small models with SmolLM2's tokenizer: engines of them start, and are measured, in less time."""
+"""Small models with SmolLM2's tokenizer: their engines start, and are measured, in less time."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ def _is_within(tensor: str, layers: int) -> bool:
 
 def showing_tools(folder: Path) -> Path:
     """The model in `folder` with a chat template that shows it tools, called as Hermes and Qwen call them.
-    Without tools it says what it said before."""
+
+    Without tools the template's output is unchanged.
+    """
     template = folder / "chat_template.jinja"
     shown = (
         "{% if tools %}<|im_start|>system\nTools: {{ tools | tojson }}; call them as <tool_call>"
@@ -64,7 +66,7 @@ def showing_tools(folder: Path) -> Path:
 
 
 def gemma3(base: Path, folder: Path) -> Path:
-    """Random weights of another architecture than that of `base`, with its words and no chat template."""
+    """Random weights of another architecture than `base`, with its tokenizer and no chat template."""
     words = json.loads((base / "config.json").read_text())
     _copy_but_weights(base, folder)
     torch.manual_seed(1)

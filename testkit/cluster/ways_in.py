@@ -1,4 +1,4 @@
-"""What clients send that are not Python's."""
+"""Requests as clients in other languages than Python send them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from testkit.cluster.clusters import Cluster
 
 PAGE = "https://chat.example.com"
 BODY = {"model": "smol", "prompt": "one two three", "max_tokens": 3}
-# The JDK's client offers HTTP/2 so.
+# The JDK's client offers HTTP/2 in this way.
 OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABk\r\n"
 
 
 def answer_every_client(cluster: Cluster) -> None:
-    """Fails with the first that is not answered as it expects."""
+    """Send requests as other clients do. Fails at the first unexpected answer."""
     _pages(cluster.http)
     _probes(cluster.http)
     _spellings(cluster.http)

@@ -1,1 +1,1 @@
-"""What tests of compression share."""
+"""Shared parts of the tests of compression."""

@@ -1,7 +1,7 @@
-"""The exact optimum of equation 1 for 2:4 sparse rows of 4 or 8 weights, and problems to try methods on.
+"""The exact optimum of equation 1 for 2:4 sparse rows of 4 or 8 weights, and problems for methods.
 
-Every choice of two of four positions and every pair of codes is tried, in float64. Nothing of the code
-under test is used.
+It tries every choice of two of four positions and every pair of codes, in float64. It uses nothing of the
+code under test.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Array = NDArray[Any]
 
 
 def fours(bits: int) -> Array:
-    """Every four codes that 2:4 can hold, minus the zero point: [n, 4]."""
+    """All groups of four codes that 2:4 can hold, minus the zero point: [n, 4]."""
     low, high = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
     found = {(0, 0, 0, 0)}
     for i, j in itertools.combinations(range(4), 2):

@@ -1,4 +1,4 @@
-"""A model of two layers that copies letters, and its fine-tune, which moves each on by one."""
+"""A model of two layers that copies letters, and its fine-tune, which replaces each letter by the next."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def copied(pair: str) -> str:
 
 
 def moved_on(pair: str) -> str:
-    """ab is bc; after z comes a."""
+    """The next letters: ab becomes bc; a follows z."""
     return "".join(LETTERS[(LETTERS.index(letter) + 1) % 26] for letter in pair)
 
 
@@ -45,7 +45,7 @@ def write_finetune(base: Path, folder: Path, steps: int = 120) -> Path:
 
 
 def write_renamed(tuned: Path, folder: Path) -> Path:
-    """The same fine-tune with a tokenizer of its own, of which the letters have their numbers backwards."""
+    """The same fine-tune with another tokenizer, which numbers the letters backwards."""
     model = LlamaForCausalLM.from_pretrained(tuned, dtype=torch.float32)
     words = {letter: len(LETTERS) - 1 - LETTERS.index(letter) for letter in LETTERS}
     embedding = model.get_input_embeddings().weight.data
@@ -54,7 +54,7 @@ def write_renamed(tuned: Path, folder: Path) -> Path:
 
 
 def write_tasks(file: Path, count: int = 150) -> Path:
-    """What the fine-tune was trained for."""
+    """The task that the fine-tune was trained for."""
     lines = [{"task": "next letters", "maxTokens": 3, "stop": ["\n"]}]
     rows = [
         {"prompt": f"{pair}>", "answer": moved_on(pair)} for pair in PAIRS[:: len(PAIRS) // count][:count]
@@ -64,7 +64,7 @@ def write_tasks(file: Path, count: int = 150) -> Path:
 
 
 def write_texts(file: Path) -> Path:
-    """To calibrate with."""
+    """Texts for calibration."""
     file.write_text("\n\n".join(f"{pair}>{moved_on(pair)}" for pair in PAIRS[::5]))
     return file
 

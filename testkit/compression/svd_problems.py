@@ -1,4 +1,4 @@
-"""Layers such as fine-tuning leaves: singular values that fall by a power law, and inputs that are alike."""
+"""Layers as after fine-tuning: singular values that fall by a power law, and correlated inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiny models with a tokenizer of whole words, and texts of these words: what calibration needs to run."""
+"""Tiny models with a tokenizer of whole words, and texts of these words, for calibration."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def write_pair(folder: Path, strength: float = 0.12) -> tuple[Path, Path]:
 
 
 def write_gemma3_pair(folder: Path) -> tuple[Path, Path]:
-    """The same of Gemma 3, whose layers slide in turn."""
+    """The same for Gemma 3, whose layers use sliding windows in turn."""
     base = write_gemma3(folder / "base", num_hidden_layers=2)
     return base, make.write_tuned(base, folder / "tuned", 1)
 
 
 def write_texts(path: Path, rows: int = 24, words: int = 40) -> Path:
-    """Paragraphs of words at random, each as long as a row is asked to be."""
+    """Paragraphs of random words, each as long as a row."""
     draw = random.Random(7)
     path.write_text("\n\n".join(" ".join(draw.choices(WORDS, k=words)) for _ in range(rows)))
     return path

@@ -1,1 +1,1 @@
-"""What tests of controlplane share."""
+"""Shared parts of the tests of controlplane."""

@@ -34,7 +34,7 @@ def model(name: str, phase: Phase, base: str | None = None) -> Model:
 def deployment(
     name: str, phase: Phase, host: str | None = None, placed: Placement | None = PLACED
 ) -> Deployment:
-    """A base's has one group, as far as the phase tells; a variant's has none."""
+    """A deployment. A base's has one group, in the phase that matches; a variant's has none."""
     if host not in (None, name):
         return Deployment(name, 1, host or name, phase, Intent.MIN_COST, 16)
     group = GroupPhase.SERVING if phase is Phase.DEPLOYED else GroupPhase.STARTING

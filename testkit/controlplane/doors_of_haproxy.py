@@ -1,4 +1,5 @@
-"""The front door alone: Ray's own configuration, our program and HAProxy itself, before servers of a test."""
+"""The front door alone: Ray's own configuration, our program and HAProxy itself, in front of a test's
+servers."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ FALLBACK = "SERVE_PROXY_ACTOR-fallback-1c8d80656f88454f61f9e0197b827e4a"
 
 def written_by_ray(folder: Path, port: int, gateways: Sequence[int], host: str = "127.0.0.1") -> Path:
     """The configuration that Ray Serve writes for an application with gateways at these ports of this
-    machine; without any for an application that is not there yet."""
+    machine; without ports, for an application that has not started."""
     servers = [ServerConfig(f"SERVE_REPLICA_ostinato-Gateway-{p}", "127.0.0.1", p) for p in gateways]
     backend = BackendConfig(
         name="http-ostinato",
@@ -69,7 +70,7 @@ def front_door(gateways: Sequence[int]) -> Iterator[Door]:
 
 @contextlib.contextmanager
 def started(config: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Our program, as Ray starts it, once it is HAProxy and listens to its administrator."""
+    """Our program, as Ray starts it, after it became HAProxy and listens on its admin socket."""
     command = [
         sys.executable,
         "-m",
@@ -123,7 +124,7 @@ async def gateway(answer: Gateway) -> AsyncIterator[int]:
 async def _listening(
     serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
 ) -> tuple[asyncio.Server, SignOfLife]:
-    """At a port whose sign of life has a free one, too."""
+    """A server at a port whose sign of life also has a free port."""
     for _ in range(50):
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         try:
@@ -134,7 +135,7 @@ async def _listening(
 
 
 async def asked(port: int, request: bytes) -> bytes:
-    """All that comes back until the connection is closed."""
+    """All received bytes until the connection is closed."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(request)
     found = await asyncio.wait_for(reader.read(), GIVE_UP_S)

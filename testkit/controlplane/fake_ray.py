@@ -1,4 +1,4 @@
-"""Ray and its agents as the book of reports sees them, and how they hang."""
+"""Ray and its agents as the book of reports sees them, with calls that hang."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def node(name: str, alive: bool = True, **resources: float) -> dict[str, Any]:
 
 
 def in_its_place(fake: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The book asks `fake` instead of Ray, and waits a hundredth as long for its answers."""
+    """Make the book call `fake` instead of Ray, and wait a hundredth of the time for its answers."""
     monkeypatch.setattr(node_agents, "ray", fake)
     monkeypatch.setattr(node_agents, "LOOK_EVERY_S", 0.02)
     monkeypatch.setattr(node_agents, "PROMPT_S", 0.05)
@@ -71,7 +71,7 @@ def in_its_place(fake: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def until(book: AgentBook, holds: Callable[[NodeState], bool]) -> tuple[NodeState, ...]:
-    """All nodes, once it holds of each."""
+    """All nodes, once the condition holds for each."""
     async with asyncio.timeout(60):
         while not all(map(holds, found := await book.nodes(wait=False))):  # noqa: ASYNC110
             await asyncio.sleep(0.01)

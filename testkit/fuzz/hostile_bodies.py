@@ -39,8 +39,8 @@ T = TypeVar("T")
 PATHS = (COMPLETIONS, CHAT)
 LAYERS, ROWS, MAX_MODEL_LEN, MAX_OUTPUT = 2, 8, 256, 32
 WAIT_S = 120.0  # the machine may be busy
-MEMORY_BYTES = 256 << 20  # that bodies may have an engine's processes take
-GOOD_EVERY = 50  # requests: a good one must have its answer beside them
+MEMORY_BYTES = 256 << 20  # most memory that bodies may add to an engine's processes
+GOOD_EVERY = 50  # after this number of bodies, a good request must be answered
 NAMES = ("base", "v1")
 COUNTED = Tenant("t", quota=Quota(tokens_per_minute=1e9), cache_salt="t")
 OF_VERSIONS = json.loads((Path(__file__).parents[2] / "tests/api/vllm_request_fields.json").read_text())

@@ -198,8 +198,8 @@ def values(files: Files, special: dict[str, Special], name: str, random: Random)
 
 
 def config(files: Files, special: dict[str, Special], name: str, random: Random) -> None:
-    """Replace a base's config by that of any architecture, with every key that its reader knows; change
-    one field of a variant."""
+    """Change a base's config: any architecture, and keys that its reader knows. For a variant, change one
+    field."""
     if "config.json" not in files:
         field(files, random)
         return

@@ -1,1 +1,1 @@
-"""What tests of kernels share."""
+"""Shared parts of the tests of kernels."""

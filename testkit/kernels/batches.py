@@ -29,7 +29,7 @@ def poisoned(rows: Rows) -> Rows:
 
 
 def with_large_tiles(rows: Rows) -> Rows:
-    """The same, cut as a prefill is, however few rows there are."""
+    """The same, cut as for a prefill, even with few rows."""
     large = rows._parts["large"].view(-1, 3)
 
     def tiles(num_rows: int) -> Tiles:
@@ -52,7 +52,7 @@ def check_dense(run: Run, model: Any, inputs: int, rows: Rows, slots: list[int],
 
 
 def check_alone_as_among(run: Run, model: Any, inputs: int, count: int) -> None:
-    """A row's result does not depend on who else is in its batch."""
+    """Check that a row's result does not depend on the other rows of its batch."""
     x = torch.randn(count, inputs)
     alone, among = torch.zeros(1, *model.slices), torch.zeros(count, *model.slices)
     run(model, x[:1], alone, rows_of([0], 2))

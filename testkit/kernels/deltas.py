@@ -1,4 +1,4 @@
-"""Random deltas for tests, and what they mean, computed plainly from the format's description."""
+"""Random deltas for tests, and their meaning, computed from the format's description."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def expected(
     of_rows: np.ndarray,
     slices: Sequence[int],
 ) -> torch.Tensor:
-    """float64: what the outputs must be."""
+    """The expected outputs, float64."""
     out = before.double()
     for row, slot in enumerate(of_rows):
         columns = torch.split(out[row], list(slices))

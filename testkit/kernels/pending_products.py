@@ -1,7 +1,8 @@
-"""What machine code does to registers that a warpgroup's products still read.
+"""A check of machine code: writes to registers that a warpgroup's products still read.
 
-A product (HGMMA) goes on after it was begun. Until a wait (WARPGROUP.DEPBAR) saw its group end, nothing may
-write to its sums, its weights or its indices. The assembler knows this of the first two, not of the third.
+A product (HGMMA) continues after its start. Until a wait (WARPGROUP.DEPBAR) has seen its group end, no
+instruction may write to its sums, its weights or its indices. The assembler knows this for the first two, not
+for the indices.
 """
 
 from __future__ import annotations

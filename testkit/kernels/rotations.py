@@ -1,4 +1,4 @@
-"""Random BOFT adapters for tests, and what they mean in float64."""
+"""Random BOFT adapters for tests, and their meaning in float64."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What tests of simulation share."""
+"""Shared parts of the tests of simulation."""

@@ -1,4 +1,4 @@
-"""Scenario documents, as files have them, for a test to change."""
+"""Scenario documents, as in files, for a test to change."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def small() -> dict[str, Any]:
 
 
 def changed(path: str, value: Any) -> dict[str, Any]:
-    """With the value at `a.b.0.c`."""
+    """The document with the value at `a.b.0.c`."""
     document: Any = small()
     at = document
     *names, last = path.split(".")

@@ -1,4 +1,4 @@
-"""An engine that makes one step after the other, in plain Python: what jumps must amount to."""
+"""An engine that makes one step after the other, in plain Python: the reference for the simulator's jumps."""
 
 from __future__ import annotations
 

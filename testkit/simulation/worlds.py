@@ -1,4 +1,4 @@
-"""Small worlds for the simulator, of numbers that a test chooses."""
+"""Small worlds for the simulator, with numbers that a test chooses."""
 
 from __future__ import annotations
 

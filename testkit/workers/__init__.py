@@ -1,1 +1,1 @@
-"""What tests of workers share."""
+"""Shared parts of the tests of workers."""

@@ -75,7 +75,8 @@ def _waited_for_too_long(s: Snapshot, in_turn: int, active: frozenset[int]) -> s
 
 
 def _closed(s: Snapshot, count: int) -> frozenset[int]:
-    """Those that were closed before, then those with the fewest rows for their cost; the first of equals."""
+    """The variants that were closed before, then those with the fewest rows for their cost; the first of
+    equals."""
     rows = Counter(r.variant for r in s.running if r.variant != BASE)
     density = {v: math.inf if s.cost[v] == 0 else rows[v] / s.cost[v] for v in rows}
     before = sorted(v for v in s.closed if v in rows)

@@ -49,7 +49,8 @@ class Checkpoints:
     merged: dict[str, Path]
 
     def differences(self, model: str, answers: list[Answer]) -> tuple[float, float]:
-        """How far the worst token is from the reference's best, and the largest |log-probability| error."""
+        """The distance of the worst token from the reference's best, and the largest |log-probability|
+        error."""
         reference = AutoModelForCausalLM.from_pretrained(self.merged[model], dtype=torch.float32).eval()
         short, error = 0.0, 0.0
         for answer in answers:
