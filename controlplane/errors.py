@@ -28,7 +28,7 @@ OstinatoError
 |- ProfilingFailed 502         an architecture could not be measured
 |- CompressionFailed 502       a fine-tune could not be compressed to a delta of its base
 |- Unavailable 503             deploying, restarting, or the state store is unreachable
-|- Late 504                     past its own deadline, after which it is dropped
+|- Late 504                     past its own target, after which it is dropped
 |- Cut 504                      the engine said nothing for too long
 `- TimedOut 504                longer than the installation's limit for a request
 
@@ -198,7 +198,7 @@ class Unavailable(OstinatoError):
 
 
 class Late(OstinatoError):
-    """The request's own deadline passed. A retry would be later still, so answers have `x-should-retry:
+    """The request is past its own target. A retry would be later still, so answers have `x-should-retry:
     false`, which OpenAI's clients know."""
 
     status, code = 504, "late"
