@@ -9,16 +9,17 @@ from pathlib import Path
 
 INDEX = "model.safetensors.index.json"
 REPO = "(REPO is the model's name on Hugging Face, such as Qwen/Qwen3-8B)"
+ADAPTER_REPO = "(REPO is the name of the adapter's own repository on Hugging Face, not that of its base)"
 
 
 def quoted(path: Path, ending: str = "") -> str:
     return shlex.quote(f"{path}{ending}")
 
 
-def download(folder: Path, *files: str) -> str:
+def download(folder: Path, *files: str, of_adapter: bool = False) -> str:
     """Fetch `files`, or all files that are missing or differ, from Hugging Face; Ostinato installs `hf`."""
     wanted = "".join(f" {shlex.quote(file)}" for file in files)
-    return f"`hf download REPO{wanted} --local-dir {quoted(folder)}` {REPO}"
+    return f"`hf download REPO{wanted} --local-dir {quoted(folder)}` {ADAPTER_REPO if of_adapter else REPO}"
 
 
 def set_aside(path: Path) -> str:
@@ -56,6 +57,18 @@ def split_experts(folder: Path) -> str:
     )
 
 
+def with_head(folder: Path) -> str:
+    """Write the model that AutoModel saved, with the head of the model that its training began with."""
+    code = (
+        "import sys; from transformers import AutoModel as A, AutoModelForCausalLM as M, AutoTokenizer as T; "
+        "_, base, old, new = sys.argv; m = M.from_pretrained(base); "
+        "setattr(m, m.base_model_prefix, A.from_pretrained(old)); m.save_pretrained(new); "
+        "T.from_pretrained(old).save_pretrained(new)"
+    )
+    new = quoted(folder, "-saved")
+    return f'`python -c "{code}" BASE {quoted(folder)} {new}`, then {register(folder, "-saved")}'
+
+
 def _saved_again(folder: Path, saving: str) -> str:
     code = (
         "import sys; from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; "
@@ -81,6 +94,34 @@ def rename_tensors(folder: Path, files: Collection[str], old: str, new: str) -> 
     return f'`python -c "{code}" {quoted(folder)}/model-*.safetensors`, then `{index}`'
 
 
+def count_tokens(folder: Path) -> str:
+    code = (
+        "import sys; from transformers import AutoTokenizer as T; print(len(T.from_pretrained(sys.argv[1])))"
+    )
+    return f'`python -c "{code}" {quoted(folder)}`'
+
+
+def without_metadata(file: Path) -> str:
+    """Take the metadata out of a safetensors file, in place: the header keeps its length."""
+    code = (
+        "import json, sys; f = open(sys.argv[1], 'r+b'); n = int.from_bytes(f.read(8), 'little'); "
+        "h = json.loads(f.read(n)); del h['__metadata__']; "
+        "t = json.dumps(h, separators=(',', ':'), ensure_ascii=False).encode().ljust(n); "
+        "assert len(t) == n; f.seek(8); f.write(t)"
+    )
+    return f'`python -c "{code}" {quoted(file)}`'
+
+
+def rename_biases(file: Path) -> str:
+    """Give the biases of adapted modules the names that PEFT reads since 0.6."""
+    code = (
+        "import sys; from safetensors.torch import load_file, save_file; f = sys.argv[1]; t = load_file(f); "
+        "save_file({n[:-4] + 'base_layer.bias' if n.endswith('.bias') and n[:-4] + 'lora_A.weight' in t "
+        "else n: v.clone() for n, v in t.items()}, f, {'format': 'pt'})"
+    )
+    return f'`python -c "{code}" {quoted(file)}`'
+
+
 def adapter_from_pickle(old: Path, new: Path) -> str:
     """Convert an adapter's pickle to safetensors; only tensors are read from the pickle, its code never
     runs."""
@@ -92,16 +133,26 @@ def adapter_from_pickle(old: Path, new: Path) -> str:
     return f'`python -c "{code}" {quoted(old)} {quoted(new)}`'
 
 
-def merge(folder: Path, *, own_tokenizer: bool) -> str:
-    """Merge the adapter in `folder` into the base that its config names. The tokenizer is the adapter's, if
-    its folder has one, else the base's."""
+def merge(folder: Path, *, own_tokenizer: bool, rows: int | None = None, then: str = "") -> str:
+    """Merge the adapter in `folder` into the base that its config names, and register the result.
+
+    The tokenizer is the adapter's, if its folder has one, else the base's. With `rows` the base's embedding
+    and head get that many rows first. `then` is a step before the registration.
+    """
     words = "old" if own_tokenizer else "m.peft_config['default'].base_model_name_or_path"
+    names, more, load = "AutoPeftModelForCausalLM as P", "", "m = P.from_pretrained(old)"
+    if rows is not None:
+        names, more = "PeftConfig as C, PeftModel as P", "AutoModelForCausalLM as M, "
+        load = (
+            "b = M.from_pretrained(C.from_pretrained(old).base_model_name_or_path); "
+            f"b.resize_token_embeddings({rows}); m = P.from_pretrained(b, old)"
+        )
     code = (
-        "import sys; from peft import AutoPeftModelForCausalLM as P; from transformers import AutoTokenizer "
-        f"as T; _, old, new = sys.argv; m = P.from_pretrained(old); T.from_pretrained({words})"
+        f"import sys; from peft import {names}; from transformers import {more}AutoTokenizer as T; "
+        f"_, old, new = sys.argv; {load}; T.from_pretrained({words})"
         ".save_pretrained(new); m.merge_and_unload().save_pretrained(new)"
     )
     return (
-        f'`pip install peft`, `python -c "{code}" {quoted(folder)} {quoted(folder, "-merged")}`, then '
+        f'`pip install peft`, `python -c "{code}" {quoted(folder)} {quoted(folder, "-merged")}`, {then}then '
         f"{register(folder, '-merged')}"
     )

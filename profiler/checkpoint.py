@@ -28,7 +28,7 @@ from profiler.model_files import small_files
 from profiler.model_purpose import check_purpose
 from profiler.odd_tensors import UNQUANTIZED, problem, quantization_problem
 from profiler.types import ModelSpec, TensorRef
-from profiler.weight_files import locate, weight_files
+from profiler.weight_files import SINGLE, locate, weight_files
 
 CONFIG_DTYPES = {"float32": 4, "float16": 2, "half": 2, "bfloat16": 2, "float": 4}
 BFLOAT16 = ", dtype='bfloat16'"
@@ -174,10 +174,20 @@ def _check_named_weights(raw: dict[str, Any], folder: Path) -> None:
     if named is not None and named != read[0]:
         raise CheckpointError(
             f"{folder / 'config.json'}: transformers_weights names {shown(named)}, which is not read here; "
-            f"to serve the weights of {read[0]}, delete transformers_weights from config.json and register "
-            f"the model again; to serve those of {shown(named)}, move that file to a folder of its own, as "
-            "model.safetensors, with a copy of the config and the tokenizer"
+            f"delete transformers_weights from that file{_renaming(folder, named, read[0])}, and register "
+            "the model again"
         )
+
+
+def _renaming(folder: Path, named: Any, read: str) -> str:
+    """How to serve the file that transformers would read, if it is in `folder`."""
+    plain = isinstance(named, str) and named.endswith(".safetensors") and "/" not in named
+    if not plain or not is_file(folder / named):
+        return f" ({read} is served then)"
+    return (
+        f", and give transformers' choice the usual name, unless you know that {read} is the right one: "
+        f"{advice.set_aside(folder / read)} and {advice.rename_file(folder, named, SINGLE)}"
+    )
 
 
 def _check_tokenizer(folder: Path) -> None:

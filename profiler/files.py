@@ -199,9 +199,9 @@ def _check_metadata(metadata: Any, path: Path) -> None:
     """Check that metadata values are texts, as the safetensors library requires. Raises CheckpointError."""
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise CheckpointError(
-            f"{path}: expected every value of its __metadata__ to be a text, got {shown(metadata)}; in the "
-            "script that wrote the file, write texts, and run it again: "
-            '`save_file(tensors, file, metadata={"format": "pt"})`'
+            f"{path}: expected every value of its __metadata__ to be a text, got {shown(metadata)}; take the "
+            f"metadata out, which models do not need: {advice.without_metadata(path)}; a script that writes "
+            'such files should call `save_file(tensors, file, metadata={"format": "pt"})`'
         )
 
 

@@ -10,16 +10,21 @@ from profiler import advice
 FIRST_BYTES = 64  # enough to recognise the kind
 
 
+def _of_adapter(path: Path) -> bool:
+    return path.name.startswith("adapter_")
+
+
 def _pull(path: Path) -> str:
     return (
-        f"download the model again with {advice.download(path.parent)}, or run `git lfs install` and `git "
-        f"lfs pull` in {path.parent}"
+        f"download it again with {advice.download(path.parent, of_adapter=_of_adapter(path))}, or run `git "
+        f"lfs install` and `git lfs pull` in {path.parent}"
     )
 
 
 def _download(path: Path) -> str:
     return (
-        f"download the file itself with {advice.download(path.parent, path.name)}, or from the link with "
+        "download the file itself with "
+        f"{advice.download(path.parent, path.name, of_adapter=_of_adapter(path))}, or from the link with "
         "/resolve/ in the place of /blob/"
     )
 

@@ -99,8 +99,10 @@ def _raw_pickle(folder: Path, found: str) -> str:
 
 def _odd_name(folder: Path, found: str) -> str:
     return (
-        "a name that transformers does not look for; if that file holds the whole model, rename it: "
-        f"{advice.rename_file(folder, found, 'model.safetensors')}"
+        "a name that transformers does not look for; rename it: "
+        f"{advice.rename_file(folder, found, 'model.safetensors')}, and register the model again, which "
+        "checks that the file holds the whole model; if it does not, download the missing files: "
+        f"{advice.download(folder)}"
     )
 
 

@@ -28,9 +28,10 @@ def check_purpose(folder: Path, raw: Mapping[str, Any]) -> None:
         own = advice.quoted(folder, "-adapter")
         raise CheckpointError(
             f"{folder} holds a whole model and an adapter ({ADAPTER}); move the adapter away: `mkdir {own} "
-            f"&& mv {advice.quoted(folder)}/adapter_* {own}`, and register the model again. If the adapter "
-            "was not merged into the model (merge_and_unload), register it as a variant: `ostinato register "
-            f"VARIANT --base NAME --adapter {own}`"
+            f"&& mv {advice.quoted(folder)}/adapter_* {own}`, and register the model again, if the adapter "
+            "was merged into it (merge_and_unload). If it was not, or if you do not know, register the model "
+            f'that "base_model_name_or_path" in {ADAPTER} names, and the adapter as its variant: `ostinato '
+            f"register VARIANT --base NAME --adapter {own}`, which is right in both cases"
         )
     chunks = raw.get("dual_chunk_attention_config")
     if chunks:

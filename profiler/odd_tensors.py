@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from profiler import advice
 from profiler.architectures.description import Description, Shapes
+from profiler.architectures.registry import TEXT_ONLY
 from profiler.files import shown
 from profiler.types import TensorRef
 
@@ -105,13 +107,12 @@ def _some(names: Collection[str]) -> str:
 
 def _renamed(description: Description, expected: Shapes, tensors: Tensors, folder: Path) -> str | None:
     """All tensors have the right names, except for a prefix."""
+    found = _Found(folder, description, expected, tensors)
     for match, meaning in _RENAMED:
         wrong = [name for name in tensors.keys() - expected.keys() if match(name)]
         if wrong and not expected.keys() <= tensors.keys():
             file = tensors[min(wrong)].file
-            files = {ref.file for ref in tensors.values()}
-            what = meaning(folder, files, description.tied)
-            return f"{folder}: {file} has tensors named {_some(wrong)}: {what}"
+            return f"{folder}: {file} has tensors named {_some(wrong)}: {meaning(found)}"
     return None
 
 
@@ -119,35 +120,63 @@ def _starts(*prefixes: str) -> Callable[[str], bool]:
     return lambda name: name.startswith(prefixes)
 
 
-Meaning = Callable[
-    [Path, Collection[str], bool], str
-]  # arguments: a folder, its weight files, whether the head is tied
+@dataclass(frozen=True)
+class _Found:
+    """A checkpoint whose tensors do not match its config."""
+
+    folder: Path
+    description: Description
+    expected: Shapes
+    tensors: Tensors
+
+    def renaming(self, old: str, new: str) -> str:
+        files = {ref.file for ref in self.tensors.values()}
+        return advice.rename_tensors(self.folder, files, old, new)
+
+    def others(self, old: str, new: str) -> list[str]:
+        """The tensors that the model would not have if `old` in their names were replaced by `new`."""
+        renamed = {name: name.replace(old, new, 1) for name in self.tensors}
+        return sorted(
+            name
+            for name, mended in renamed.items()
+            if mended not in self.expected and not _ignored(mended, self.description)
+        )
+
+
+Meaning = Callable[[_Found], str]
 
 
 def _fixed(text: str) -> Meaning:
-    return lambda folder, files, tied: text
+    return lambda found: text
 
 
-def _prefixed(old: str, new: str, origin: str, saving: str) -> Meaning:
-    return lambda folder, files, tied: (
-        f"{origin}; where it was trained, save it again with `{saving}`, or take {old} out of the names: "
-        f"{advice.rename_tensors(folder, files, old, new)}"
+def _prefixed(old: str, origin: str, lost: str, saving: str) -> Meaning:
+    return lambda found: (
+        f"{origin}; take {old} out of the names{lost}: {found.renaming(old, '')}; or, where it was trained, "
+        f"save it again with `{saving}`"
     )
 
 
 _IMAGES = (
-    "they are of a model for text and images, which is not served; register the text-only model of its family"
+    "they are of a model for text and images, which is not served; register a text-only model, such as "
+    f"{TEXT_ONLY}"
 )
 
 
 def _of_images(old: str, new: str) -> Meaning:
-    return lambda folder, files, tied: (
-        f"{_IMAGES}, or, if these files hold nothing but its language model, rename the tensors: "
-        f"{advice.rename_tensors(folder, files, old, new)}"
-    )
+    def meaning(found: _Found) -> str:
+        if others := found.others(old, new):
+            return f"{_IMAGES} (these files hold more than a language model: {others[0]})"
+        return (
+            "they are of the language model in a model for text and images, and these files hold nothing "
+            f"else; rename the tensors: {found.renaming(old, new)}"
+        )
+
+    return meaning
 
 
-def _with_adapter(folder: Path, files: Collection[str], tied: bool) -> str:
+def _with_adapter(found: _Found) -> str:
+    folder = found.folder
     return (
         "they were saved from a model with a PEFT adapter in it; where it was trained, save the merged model "
         f"with `model.merge_and_unload().save_pretrained('{folder}-merged')`, or the adapter alone with "
@@ -155,34 +184,35 @@ def _with_adapter(folder: Path, files: Collection[str], tied: bool) -> str:
     )
 
 
-def _without_head(folder: Path, files: Collection[str], tied: bool) -> str:
+def _without_head(found: _Found) -> str:
     saved = "AutoModel saved them, which leaves out the head for generating text. "
-    if tied:
+    if found.description.tied:
         return (
             f"{saved}This model's head is its embedding (tie_word_embeddings), so nothing is lost; write it "
-            f"again with AutoModelForCausalLM: {advice.save_again(folder)}. Models for embeddings are not "
-            "served"
+            f"again with AutoModelForCausalLM: {advice.save_again(found.folder)}. Models for embeddings are "
+            "not served"
         )
     return (
-        f"{saved}The head is lost in these files, and loading would make up a random one; where the model "
-        "was trained, save it with AutoModelForCausalLM, or download the model again, with its head: "
-        f"{advice.download(folder)}. Models for embeddings are not served"
+        f"{saved}The head is not in these files, and downloading them again brings none; if the model was "
+        f"trained to generate text, add the head of its base: {advice.with_head(found.folder)} (BASE is the "
+        "model that its training began with, by its page or its author). A model for embeddings is not "
+        "served: choose another"
     )
 
 
-def _own_names(folder: Path, files: Collection[str], tied: bool) -> str:
+def _own_names(found: _Found) -> str:
+    folder = found.folder.with_name(f"{found.folder.name}-hf")
     return (
         "they are Meta's or Mistral's own names, which are not read; download the repository in the format "
-        "of transformers, whose name often ends in -hf: "
-        f"{advice.download(folder.with_name(f'{folder.name}-hf'))}, or convert these files with the script "
-        "convert_*_weights_to_hf.py of transformers' repository on GitHub"
+        f"of transformers, whose name often ends in -hf: {advice.download(folder)}, or convert these files "
+        "with the script convert_*_weights_to_hf.py of transformers' repository on GitHub"
     )
 
 
-def _fused_experts(folder: Path, files: Collection[str], tied: bool) -> str:
+def _fused_experts(found: _Found) -> str:
     return (
         "all experts of a layer are fused in one tensor, as transformers 5 holds them in memory; write them "
-        f"one by one: {advice.split_experts(folder)}"
+        f"one by one: {advice.split_experts(found.folder)}"
     )
 
 
@@ -191,8 +221,8 @@ _RENAMED: tuple[tuple[Callable[[str], bool], Meaning], ...] = (
         _starts("_orig_mod."),
         _prefixed(
             "_orig_mod.",
-            "",
             "they were saved from a model compiled by torch.compile, which puts _orig_mod. before every name",
+            "",
             "model._orig_mod.save_pretrained(folder)",
         ),
     ),
@@ -200,8 +230,8 @@ _RENAMED: tuple[tuple[Callable[[str], bool], Meaning], ...] = (
         _starts("module."),
         _prefixed(
             "module.",
-            "",
             "they were saved from a model wrapped by DataParallel, which puts module. before every name",
+            "",
             "model.module.save_pretrained(folder)",
         ),
     ),
@@ -210,8 +240,8 @@ _RENAMED: tuple[tuple[Callable[[str], bool], Meaning], ...] = (
         _starts("base_model.model."),
         _prefixed(
             "base_model.model.",
-            "",
             "they were saved from a model wrapped by PEFT, which puts base_model.model. before every name",
+            ", which loses nothing, because no tensor of an adapter is in these files",
             "model.merge_and_unload().save_pretrained(folder)",
         ),
     ),
@@ -237,17 +267,16 @@ KV_SCALE = re.compile(r".*\.(k_scale|v_scale|k_proj\.output_scale|v_proj\.output
 
 
 def _known_extras(description: Description, expected: Shapes, tensors: Tensors, folder: Path) -> str | None:
-    extra = tensors.keys() - expected.keys()
+    found = _Found(folder, description, expected, tensors)
     for match, meaning in _EXTRAS:
-        if found := {name for name in extra if match(name)}:
-            what = meaning(folder, (), description.tied)
-            return f"{folder}: {tensors[min(found)].file} holds {_some(found)}: {what}"
+        if names := {name for name in tensors.keys() - expected.keys() if match(name)}:
+            return f"{folder}: {tensors[min(names)].file} holds {_some(names)}: {meaning(found)}"
     return None
 
 
 def _left_out(what: str) -> Meaning:
     """Tensors that transformers does not load; a saved copy does not have them."""
-    return lambda folder, files, tied: f"{what}; write a copy without them: {advice.save_again(folder)}"
+    return lambda found: f"{what}; write a copy without them: {advice.save_again(found.folder)}"
 
 
 _EXTRAS: tuple[tuple[Callable[[str], bool], Meaning], ...] = (
@@ -272,8 +301,8 @@ _EXTRAS: tuple[tuple[Callable[[str], bool], Meaning], ...] = (
     (
         _starts("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "visual."),
         _fixed(
-            "the part of a model that reads images, which is not served; register the text-only model of its "
-            "family"
+            "the part of a model that reads images, which is not served; register a text-only model, such as "
+            f"{TEXT_ONLY}"
         ),
     ),
     (lambda name: ".lora_A." in name or ".lora_B." in name, _with_adapter),
@@ -294,13 +323,25 @@ def _resized(description: Description, expected: Shapes, tensors: Tensors, folde
             f"{head.shape[0]} and config.json says vocab_size {description.vocab}: tokens were added to one "
             "of the two only, and no engine loads that; where it was trained, call "
             f"`model.resize_token_embeddings({max(ref.shape[0], head.shape[0])})`, which resizes both, and "
-            f"save it with save_pretrained; or download the model again: {advice.download(folder)}"
+            "save it with save_pretrained; if you downloaded it, ask its author for such files, or register "
+            "the model that it was made from, which its page names"
         )
     return (
         f"{description.embedding} in {folder} has {ref.shape[0]} rows, but config.json says vocab_size "
         f"{description.vocab}: the vocabulary was resized (resize_token_embeddings), and the config is from "
-        f'before; write "vocab_size": {ref.shape[0]} in {folder / "config.json"}, copy the tokenizer that '
-        "has the added tokens into the folder, and register the model again"
+        f'before; write "vocab_size": {ref.shape[0]} in {folder / "config.json"}, and register the model '
+        f"again{_added_tokens(folder, description.vocab, ref.shape[0])}"
+    )
+
+
+def _added_tokens(folder: Path, before: int, rows: int) -> str:
+    """How to tell whether the tokenizer in `folder` has the added tokens."""
+    if rows <= before:
+        return ""
+    return (
+        f". Its tokenizer should have more than {before} tokens: {advice.count_tokens(folder)} prints how "
+        "many; if it has no more, copy the tokenizer's files from the output folder of the training, or ask "
+        "the model's author for them"
     )
 
 

@@ -45,9 +45,9 @@ def weight_files(folder: Path) -> tuple[str, ...]:
     if single and shards and shards != (SINGLE,) and len(missing) < len(shards):
         raise CheckpointError(
             f"{folder} holds weights twice: in {SINGLE}, and in the files that {INDEX} names, such as "
-            f"{shards[0]}; `ls -l {advice.quoted(folder)}` says which are newer: to serve {SINGLE}, run "
-            f"{advice.set_aside(folder / INDEX)}, to serve the others, run "
-            f"{advice.set_aside(folder / SINGLE)}"
+            f"{shards[0]}; serve {SINGLE}, which transformers reads: {advice.set_aside(folder / INDEX)}; "
+            "only if you saved the model again as shards (they are newer by `ls -l "
+            f"{advice.quoted(folder)}`), serve those: {advice.set_aside(folder / SINGLE)}"
         )
     if single:
         return (SINGLE,)

@@ -186,7 +186,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "the embedding saved as a whole": (
         lambda f: write(f, tensors=also(model__embed_tokens__weight=(96, 128))),
-        f"embed_tokens.weight is the base's embedding as a whole.*save_embedding_layers=False.*{MERGED}",
+        f"embed_tokens.weight is the base's embedding as a whole.*{MERGED}.*whether or not.*save_embedding",
     ),
     "the head of the base beside its adapter": (
         lambda f: write(f, tensors={**HEAD_LORA, **also(lm_head__base_layer__weight=(96, 128))}),
@@ -207,7 +207,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "a trained bias": (lambda f: write(f, bias="all"), f"bias.*{MERGED}"),
     "a stored bias": (
         lambda f: write(f, tensors=also(model__layers__0__self_attn__q_proj__bias=(128,))),
-        f"trained bias.*{MERGED}",
+        "trained bias, but this base has none there; .*trained on .adapter_config.json names some/base",
     ),
     "DoRA by its config": (lambda f: write(f, use_dora=True), f"use_dora is set: DoRA.*{MERGED}"),
     "DoRA by its tensors": (
@@ -220,7 +220,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "KaSA by its tensors": (
         lambda f: write(f, tensors=also(model__layers__0__self_attn__q_proj__lora_diag=(4,))),
-        f"lora_diag is of KaSA.*{MERGED}",
+        f"lora_diag is of KaSA.*output folder of the training.*author.*{MERGED}",
     ),
     "VeLoRA": (lambda f: write(f, velora_config={"scale": 1}), f"velora_config is set: VeLoRA.*{MERGED}"),
     "VeLoRA by its tensors": (
@@ -233,7 +233,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "trained tokens": (
         lambda f: write(f, trainable_token_indices=[3]),
-        f"trainable_token_indices is set: trained rows.*{MERGED}",
+        f"trainable_token_indices is set: trained rows.*{MERGED}.*if tokens were added.*tokenizer.json",
     ),
     "fully trained modules": (lambda f: write(f, modules_to_save=["lm_head"]), f"modules_to_save.*{MERGED}"),
     "a classifier": (
@@ -241,8 +241,12 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
         "SEQ_CLS.*classifies, which.*choose another",
     ),
     "PiSSA": (
+        lambda f: write(f, init_lora_weights="pissa"),
+        f"is 'pissa'.*in the same way when it loads the adapter to merge it; {MERGED}",
+    ),
+    "PiSSA by a random method": (
         lambda f: write(f, init_lora_weights="pissa_niter_4"),
-        f"pissa_niter_4.*changed the base's weights.*path_initial_model_for_weight_conversion.*{MERGED}",
+        "pissa_niter_4.*does not repeat.*the merged model.*path_initial_model_for_weight_conversion",
     ),
     "an unknown initialisation": (
         lambda f: write(f, init_lora_weights="true"),
@@ -251,13 +255,14 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "AdaLoRA": (lambda f: write(f, peft_type="ADALORA"), f"got ADALORA, which is not served; {MERGED}"),
     "MLX": (
         lambda f: beside(
-            write(f), adapter_config__json='{"fine_tune_type": "lora", "lora_parameters": {"rank": 8}}'
+            write(f),
+            adapter_config__json='{"model": "some/base", "lora_parameters": {"rank": 8}}',
         ),
-        "adapter of MLX.*mlx_lm fuse --model BASE --adapter-path",
+        "adapter of MLX.*pip install mlx-lm.*mlx_lm fuse --model BASE --adapter-path.*some/base",
     ),
     "empty tensors of DeepSpeed": (
         lambda f: write(f, tensors={name: torch.zeros(0) for name in weights()}),
-        "empty.*ZeRO-3.*save the adapter again",
+        "empty.*ZeRO-3.*save the adapter again.*ask its author",
     ),
     "no tensors": (lambda f: write(f, tensors={}), "holds no tensors.*save the adapter again"),
     "a state_dict's names": (
@@ -270,7 +275,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "names of a model for images": (
         lambda f: write(f, tensors=weights(prefix="base_model.model.model.language_model.")),
-        "text and images.*take language_model. out.*`python -c",
+        "text and images; if .*names some/base.*take language_model. out.*`python -c.*do not know, choose",
     ),
     "no prefix of PEFT": (
         lambda f: write(f, tensors=weights(prefix="model.")),
@@ -310,7 +315,15 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "a pattern that looks ahead": (
         lambda f: write(f, rank_pattern={"(?!q).*": 8}),
-        "rank_pattern.*looking ahead.*not supported; .*names of the modules",
+        'rank_pattern.*looking ahead.*not supported; .*write "r": 4 and no rank_pattern',
+    ),
+    "a pattern of alphas that looks ahead": (
+        lambda f: write(f, alpha_pattern={"(?!q).*": 8}),
+        'not supported; .*such as "q_proj": 8.*this adapter has q_proj, v_proj',
+    ),
+    "ranks that differ": (
+        lambda f: write(f, tensors=MIXED),
+        r'in that config write "r": 4 and "rank_pattern": {"layers.1.self_attn.q_proj": 8, "layers.1.self',
     ),
     "a checkpoint in a trainer's folder": (
         lambda f: write(f / "checkpoint-500").parent,
@@ -322,7 +335,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "a git-lfs pointer": (
         lambda f: beside(write(f), adapter_model__safetensors=POINTER),
-        "a git-lfs pointer.*git lfs pull",
+        "a git-lfs pointer.*REPO is the name of the adapter's own repository.*git lfs pull",
     ),
     "a git-lfs pointer for the config": (
         lambda f: beside(write(f), adapter_config__json=POINTER),
@@ -334,6 +347,6 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "the weights alone": (
         lambda f: without(write(f), "adapter_config.json"),
-        "alone; copy adapter_config.json there",
+        "alone; copy adapter_config.json there.*the adapter's own repository",
     ),
 }

@@ -300,7 +300,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "one file and the shards of an index": (
         lambda f: both(plain(f), sharded(f.parent / "sharded")),
-        "weights twice.*`mv .*index.json.unused`.*`mv .*model.safetensors.unused`",
+        "weights twice.*serve model.safetensors, which transformers reads: `mv .*index.json.unused`.*only if",
     ),
     "a tensor in two shards": (
         lambda f: (
@@ -330,7 +330,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "another name alone": (
         lambda f: (plain(f) / SINGLE).rename(f / "weights.safetensors").parent,
-        "`mv .*weights.safetensors .*/model.safetensors`",
+        "`mv .*weights.safetensors .*/model.safetensors`.*checks that the file holds the whole.*hf download",
     ),
     "no weights": (lambda f: without(plain(f), SINGLE), "found no weights; copy .*hf download"),
     "the weights lie in a folder in it": (
@@ -348,7 +348,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "an adapter and a whole model": (
         lambda f: beside(stray(plain(f), "adapter_model.safetensors"), adapter_config__json="{}"),
-        "a whole model and an adapter.*`mkdir .*mv .*register VARIANT --base NAME --adapter",
+        "`mkdir .*mv .*if you do not know, register .*base_model_name_or_path.*register VARIANT --base NAME",
     ),
     "quantization_config left in": (
         lambda f: configured(plain(f), quantization_config={"quant_method": "bitsandbytes"}),
@@ -395,20 +395,27 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "torch.compile's names": (
         lambda f: renamed(plain(f), "_orig_mod.{}".format),
-        "_orig_mod.*torch.compile.*model._orig_mod.save_pretrained.*python -c",
+        "_orig_mod.*torch.compile.*python -c.*model._orig_mod.save_pretrained",
     ),
     "DataParallel's names": (lambda f: renamed(plain(f), "module.{}".format), "DataParallel.*save"),
     "no model. in the names": (
         lambda f: renamed(plain(f), lambda n: n.removeprefix("model.")),
-        "AutoModel saved.*head is lost.*AutoModelForCausalLM",
+        "AutoModel saved.*head is not in these files.*AutoModelForCausalLM.*BASE is the model",
     ),
     "PEFT's names": (
         lambda f: renamed(plain(f), "base_model.model.{}".format),
-        "wrapped by PEFT.*merge_and_unload",
+        "wrapped by PEFT.*loses nothing.*python -c.*merge_and_unload",
     ),
     "a language model's names within another": (
         lambda f: renamed(plain(f), lambda n: n.replace("model.", "model.language_model.", 1)),
-        "text and images",
+        "text and images, and these files hold nothing else; rename",
+    ),
+    "a language model's names beside a part for images": (
+        lambda f: added(
+            renamed(plain(f), lambda n: n.replace("model.", "model.language_model.", 1)),
+            model__vision_tower__weight=(2, 2),
+        ),
+        "text and images, which is not served; register a text-only model.*model.vision_tower.weight",
     ),
     "Meta's names": (
         lambda f: renamed(plain(f), lambda n: n.replace("model.embed_tokens", "tok_embeddings")),
@@ -422,13 +429,13 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
         lambda f: changed(
             plain(f), lambda ts: {n: torch.ones(44, 16) if t.shape == (40, 16) else t for n, t in ts.items()}
         ),
-        '44 rows.*vocab_size 40.*write "vocab_size": 44',
+        '44 rows.*vocab_size 40.*write "vocab_size": 44.*more than 40 tokens: `python -c.*author',
     ),
     "an embedding resized without its head": (
         lambda f: changed(
             plain(f), lambda ts: {n: torch.ones(44, 16) if "embed_tokens" in n else t for n, t in ts.items()}
         ),
-        r"has 44 rows, lm_head.weight has 40.*resize_token_embeddings\(44\)",
+        r"has 44 rows, lm_head.weight has 40.*resize_token_embeddings\(44\).*if you downloaded it",
     ),
     "a tensor is missing": (
         lambda f: changed(plain(f), lambda ts: {n: t for n, t in ts.items() if n != "model.norm.weight"}),
@@ -436,7 +443,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "metadata that is no text": (
         lambda f: header_of(plain(f), lambda header: header["__metadata__"].update(step=1000)),
-        "__metadata__ to be a text.*save_file",
+        "__metadata__ to be a text.*python -c.*save_file",
     ),
     "a sentence-transformers folder": (
         lambda f: beside(plain(f, QWEN), modules__json='[{"type": "sentence_transformers.models.Pooling"}]'),
@@ -448,7 +455,11 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "transformers_weights names another file": (
         lambda f: configured(plain(f), transformers_weights="old.safetensors"),
-        "names old.safetensors.*delete transformers_weights",
+        "names old.safetensors.*delete transformers_weights.*.model.safetensors is served then",
+    ),
+    "transformers_weights names another file of the folder": (
+        lambda f: configured(stray(plain(f), "old.safetensors"), transformers_weights="old.safetensors"),
+        "delete transformers_weights.*`mv .*unused` and `mv .*old.safetensors .*/model.safetensors`",
     ),
     "no architectures": (
         lambda f: configured(plain(f), "architectures"),

@@ -64,11 +64,12 @@ def _architecture(reader: ConfigReader) -> str:
 
 
 EXAMPLE = '["LlamaForCausalLM"]'
+TEXT_ONLY = "google/gemma-3-1b-it for Gemma 3"
 # What the ending of a class name means for the model.
 _ENDINGS = {
     "ForConditionalGeneration": (
         "it takes images or sound beside text, or has an encoder, though many of these have a text-only "
-        "model in their family, such as google/gemma-3-1b-it for Gemma 3"
+        f"model in their family, such as {TEXT_ONLY}"
     ),
     "ForSequenceClassification": "it classifies texts and generates none",
     "ForTokenClassification": "it classifies tokens and generates no text",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,8 +20,9 @@ from profiler.types import ModelSpec, TensorRef
 from profiler.variants import peft
 from profiler.variants.modules import merged_facts, require_float, require_module, total_bytes
 from profiler.variants.name_patterns import NamePattern
-from profiler.variants.odd_names import CONFIG, MERGE, TRAINED_ON, WEIGHTS
+from profiler.variants.odd_names import CONFIG, MERGE, MODULES, RANKS, TRAINED_ON, WEIGHTS
 from profiler.variants.peft import endings
+from profiler.variants.told_ranks import ranks_as_config
 from profiler.variants.types import (
     LoraManifest,
     LoraModule,
@@ -70,6 +72,7 @@ DEFAULT_RANK = DEFAULT_ALPHA = 8  # PEFT's defaults
 # Named initialisations that do not change the base's weights (all others, such as PiSSA, do).
 HARMLESS_INITS = frozenset({"gaussian", "eva", "orthogonal", "mica", "lora_ga"})
 CHANGING_INITS = ("pissa", "olora", "corda", "loftq")
+REPEATED_INITS = frozenset({"pissa", "olora"})  # the change follows from the base; others draw or read data
 
 
 @dataclass(frozen=True)
@@ -113,9 +116,9 @@ def read(folder: Path, base: ModelSpec, limits: VariantLimits) -> LoraManifest:
     """
     config = parse_config(read_json(folder / CONFIG, MAX_CONFIG_BYTES), limits.max_lora_rank)
     tensors, file = peft.read_weights(folder)
-    modules = {
-        name: _module(name, a, b, base, config) for name, (a, b) in _pairs(tensors, base, folder).items()
-    }
+    pairs = _pairs(tensors, base, folder)
+    ranks = {name.removeprefix("model."): a.shape[0] for name, (a, _) in pairs.items() if a.shape}
+    modules = {name: _module(name, a, b, base, config, ranks) for name, (a, b) in pairs.items()}
     peft.check_targets(config.targets, modules)
     facts = ((name, ModuleFacts(total_bytes((m.a, m.b)), rank=m.rank)) for name, m in modules.items())
     spec = VariantSpec(VariantKind.LORA, total_bytes(tensors.values()), merged_facts(base, facts))
@@ -153,13 +156,20 @@ def _refuse_bias_and_init(raw: dict[str, Any]) -> None:
     init = raw.get("init_lora_weights")
     if not isinstance(init, str) or init.lower() in HARMLESS_INITS:
         return
+    if init.lower() in REPEATED_INITS:
+        raise AdapterError(
+            f"{CONFIG}: init_lora_weights is {init!r}, which changed the base's weights before training: the "
+            "adapter fits that changed base only. PEFT changes the base in the same way when it loads the "
+            f"adapter to merge it; {MERGE}"
+        )
     if init.lower().startswith(CHANGING_INITS):
         raise AdapterError(
-            f"{CONFIG}: init_lora_weights is {init[:40]!r}, which changed the base's weights before "
-            "training: the adapter fits that changed base only; where it was trained, save it again for the "
-            "base as it is: `model.save_pretrained(folder, "
-            "path_initial_model_for_weight_conversion=INITIAL)`, INITIAL "
-            f"being the folder of the adapter before its training, or {MERGE}"
+            f"{CONFIG}: init_lora_weights is {init[:40]!r}, which changed the base's weights before training "
+            "in a way that PEFT does not repeat when it loads the adapter; ask its author for the merged "
+            "model, or, where you train it, save that at the end: "
+            "`model.merge_and_unload().save_pretrained(folder)`. If you kept the folder INITIAL of the "
+            "adapter from before its training, `model.save_pretrained(folder, "
+            "path_initial_model_for_weight_conversion=INITIAL)` makes an adapter of the base as it was"
         )
     if init.lower() in ("true", "false"):
         raise AdapterError(
@@ -190,8 +200,7 @@ def _compiled(text: str, key: str) -> str | NamePattern:
     except ValueError as error:
         raise AdapterError(
             f"{CONFIG}: {key} has a pattern that cannot be used, {text[:80]!r}: {error}; in that file "
-            "replace it by the names of the modules that it means, such as "
-            '"layers.0.self_attn.q_proj": 8, and register it again'
+            f"{RANKS if key == 'rank_pattern' else MODULES}, and register it again"
         ) from error
 
 
@@ -237,7 +246,8 @@ def _pairs(
             "For "
             'DeepSpeed ZeRO-3 write "stage3_gather_16bit_weights_on_model_save": true in zero_optimization '
             "of its config, for FSDP save with trainer.accelerator.state.fsdp_plugin.set_state_dict_type("
-            '"FULL_STATE_DICT"); load the last checkpoint, and save the adapter again with save_pretrained'
+            '"FULL_STATE_DICT"); load the last checkpoint, and save the adapter again with save_pretrained. '
+            "If you downloaded it, ask its author to do so, or choose another: this file has no weights"
         )
     return {module: (a, sides["B"][module]) for module, a in sides["A"].items()}
 
@@ -255,18 +265,19 @@ def _classify(name: str, ref: TensorRef, base: ModelSpec) -> tuple[str, str]:
     return match[1], match[2]
 
 
-def _of_shape(side: str, ref: TensorRef, shape: tuple[int, ...], rank: int) -> str:
+def _of_shape(side: str, ref: TensorRef, shape: tuple[int, ...], ranks: Mapping[str, int]) -> str:
     """What to do: if the shape's other side is right, the ranks differ, otherwise the bases differ."""
     at = 0 if side == "A" else 1
     if len(ref.shape) == 2 and ref.shape[1 - at] == shape[1 - at]:
-        return (
-            f'write "r": {ref.shape[at]} (or this module\'s rank in rank_pattern) in {CONFIG} in the place '
-            f"of {rank}, and register it again"
-        )
+        if side == "B":
+            return "its lora_A has that rank, so the file is damaged or was mixed: save or download it again"
+        return f"in that config write {ranks_as_config(ranks)}, and register it again"
     return f"register it with {TRAINED_ON}"
 
 
-def _module(name: str, a: TensorRef, b: TensorRef, base: ModelSpec, config: LoraConfig) -> LoraModule:
+def _module(
+    name: str, a: TensorRef, b: TensorRef, base: ModelSpec, config: LoraConfig, ranks: Mapping[str, int]
+) -> LoraModule:
     """The module of a pair of tensors, after checking their shapes (rank, in) and (out, rank)."""
     out, into = require_module(name, base, WEIGHTS)
     rank = config.rank_of(name)
@@ -274,6 +285,6 @@ def _module(name: str, a: TensorRef, b: TensorRef, base: ModelSpec, config: Lora
         if ref.shape != shape:
             raise AdapterError(
                 f"{WEIGHTS}: lora_{side} of {name} has shape {ref.shape}, but rank {rank} (by {CONFIG}) on "
-                f"this base needs {shape}; {_of_shape(side, ref, shape, rank)}"
+                f"this base needs {shape}; {_of_shape(side, ref, shape, ranks)}"
             )
     return LoraModule(a, b, rank, config.scaling_of(name))

@@ -18,7 +18,7 @@ from profiler.errors import AdapterError, CheckpointError
 from profiler.files import is_file, shown
 from profiler.types import ModelSpec, TensorRef
 from profiler.variants.modules import layer_of
-from profiler.variants.odd_names import CONFIG, MERGE, WEIGHTS, meaning
+from profiler.variants.odd_names import CONFIG, MERGE, MERGE_TOKENS, WEIGHTS, meaning
 from profiler.variants.types import FileRef
 from profiler.weight_files import locate_in
 
@@ -55,17 +55,16 @@ def require_type(raw: Mapping[str, Any], expected: str) -> None:
 
 # Options that act on some tokens or requests only, so merged weights cannot represent them.
 UNMERGEABLE = frozenset({"alora_invocation_tokens", "arrow_config"})
+WITH_TOKENS = frozenset({"modules_to_save", "trainable_token_indices"})  # often set because tokens were added
 
 
 def refuse_options(raw: Mapping[str, Any], refused: Mapping[str, str]) -> None:
     """Raise AdapterError for any option in `refused` (key: its meaning) that is set."""
     for key, what in refused.items():
         if raw.get(key):
-            instead = (
-                "train an adapter without it, or choose another (no merged model can do the same)"
-                if key in UNMERGEABLE
-                else MERGE
-            )
+            instead = MERGE_TOKENS if key in WITH_TOKENS else MERGE
+            if key in UNMERGEABLE:
+                instead = "train an adapter without it, or choose another (no merged model can do the same)"
             raise AdapterError(f"{CONFIG}: {key} is set: {what} not served; {instead}")
 
 

@@ -64,11 +64,13 @@ def _read_adapter(folder: Path, raw: Mapping[str, Any], base: ModelSpec, limits:
     if kind == "BOFT":
         return boft.read(folder, base)
     if kind is None and "lora_parameters" in raw:
-        fused = quoted(folder, "-fused")
+        fused, base_name = quoted(folder, "-fused"), raw.get("model")
+        named = f' ("model" in {CONFIG} says {shown(base_name)})' if base_name else ""
         raise AdapterError(
-            f"{CONFIG}: an adapter of MLX, which is not served; fuse it into its base and register the "
-            f"result: `python -m mlx_lm fuse --model BASE --adapter-path {quoted(folder)} --save-path "
-            f"{fused} --de-quantize`, then `ostinato register NAME {fused}`"
+            f"{CONFIG}: an adapter of MLX, which is not served; on a Mac, fuse it into its base: `pip "
+            f"install mlx-lm`, `python -m mlx_lm fuse --model BASE --adapter-path {quoted(folder)} "
+            f"--save-path {fused} --de-quantize`, BASE being the model that it was trained on{named}, then "
+            f"register the result here: `ostinato register NAME {fused}`"
         )
     if isinstance(kind, str) and kind in UNMERGEABLE_TYPES:
         raise AdapterError(
@@ -96,10 +98,11 @@ def _no_variant(folder: Path) -> str:
     if is_file(folder / WEIGHTS):
         return (
             f"{expected}, found {WEIGHTS} alone; copy {CONFIG} there, which the trainer wrote beside it, or "
-            f"fetch it with {download(folder, CONFIG)}"
+            f"fetch it with {download(folder, CONFIG, of_adapter=True)}"
         )
     return (
-        f"{expected}, found neither; copy the whole folder that the trainer wrote, or run {download(folder)}"
+        f"{expected}, found neither; copy the whole folder that the trainer wrote, or run "
+        f"{download(folder, of_adapter=True)}"
     )
 
 

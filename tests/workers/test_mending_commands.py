@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoModel, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from profiler.checkpoint import read_model
 from profiler.errors import AdapterError, CheckpointError
@@ -44,6 +45,7 @@ BASES = {
     "PEFT's names": "",
     "a language model's names within another": "",
     "fused experts": "-saved",
+    "metadata that is no text": "",
     "a sentence-transformers folder": "",
     "a byte-order mark": "",
 }
@@ -158,6 +160,66 @@ def test_an_adapter_that_is_not_served_is_merged(
     assert read_model(merged).vocab_size == 96
     assert (merged / "tokenizer.json").is_file()
     assert load_file(merged / "model.safetensors")["model.embed_tokens.weight"].eq(1).all()
+
+
+def test_an_adapter_with_added_tokens_is_merged_into_a_resized_base(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = adapter_layouts.also(model__embed_tokens__weight=(100, 128), lm_head__weight=(100, 128))
+    folder = adapter_layouts.write(tmp_path / "adapter", tensors=rows, base_model_name_or_path=str(base))
+    message = refusal_of_adapter(folder, base)
+    assert "copy tokenizer.json and tokenizer_config.json of the training" in message
+    run(message, monkeypatch)
+    assert read_model(merged := tmp_path / "adapter-merged").vocab_size == 100
+    assert load_file(merged / "model.safetensors")["lm_head.weight"].eq(1).all()
+    with_tokenizer(folder)
+    assert "copy tokenizer.json" not in refusal_of_adapter(folder, base)
+
+
+def test_biases_under_older_names_are_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PEFT leaves out the bias of an adapted module unless its name has base_layer in it."""
+    torch.manual_seed(1)
+    base = Tiny("Qwen2", SIZES).write(tmp_path / "base")
+    with_tokenizer(base)
+    biases = adapter_layouts.also(
+        model__layers__0__self_attn__q_proj__bias=(128,), model__layers__0__self_attn__k_proj__bias=(64,)
+    )
+    folder = adapter_layouts.write(tmp_path / "adapter", tensors=biases, base_model_name_or_path=str(base))
+    message = refusal_of_adapter(folder, base)
+    run(message, monkeypatch)
+    run(message[message.index("`pip") :], monkeypatch)
+    merged = load_file(tmp_path / "adapter-merged" / "model.safetensors")
+    assert all(merged[f"model.layers.0.self_attn.{m}_proj.bias"].eq(1).all() for m in "qk")
+
+
+@pytest.mark.parametrize("init", ["pissa", "olora"])
+def test_an_adapter_of_a_changed_base_is_merged_as_it_was_trained(
+    init: str, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=init, task_type="CAUSAL_LM")
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), config)
+    for name, weight in model.named_parameters():
+        if "lora_" in name:
+            weight.data += torch.randn_like(weight) * 0.1
+    model.save_pretrained(tmp_path / "adapter")
+    run(refusal_of_adapter(tmp_path / "adapter", base), monkeypatch)
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "adapter-merged", dtype=torch.float32)
+    ids = torch.tensor([[5, 17, 33, 60, 8]])
+    with torch.inference_mode():
+        assert (model(ids).logits - merged(ids).logits).abs().max() < 1e-3
+
+
+def test_a_model_without_its_head_gets_the_head_of_its_base(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    AutoModel.from_pretrained(base).save_pretrained(tmp_path / "body")
+    with_tokenizer(tmp_path / "body")
+    config = tmp_path / "body" / "config.json"
+    config.write_text(config.read_text().replace('"LlamaModel"', '"LlamaForCausalLM"'))
+    run(refusal(tmp_path / "body").replace('" BASE ', f'" {base} '), monkeypatch)
+    assert read_model(tmp_path / "body-saved").vocab_size == 96
+    head, saved = (load_file(f / "model.safetensors") for f in (base, tmp_path / "body-saved"))
+    assert torch.equal(head["lm_head.weight"], saved["lm_head.weight"])
 
 
 @pytest.mark.parametrize("kind", ["PROMPT_TUNING", "PREFIX_TUNING", "P_TUNING"])
