@@ -15,6 +15,7 @@ import threading
 # this.
 OFFSET = 50
 _ANSWER = b"HTTP/1.0 200 OK\r\ncontent-length: 7\r\n\r\nsuccess"
+_REFUSAL = b"HTTP/1.0 405 Method Not Allowed\r\ncontent-length: 0\r\n\r\n"
 _WAIT_S = 1.0  # for a check's request
 
 
@@ -41,5 +42,5 @@ class SignOfLife:
                     return
                 with connection, contextlib.suppress(OSError):  # the check disconnected
                     connection.settimeout(_WAIT_S)
-                    connection.recv(4096)
-                    connection.sendall(_ANSWER)
+                    is_check = connection.recv(4096).startswith(b"GET ")
+                    connection.sendall(_ANSWER if is_check else _REFUSAL)

@@ -55,7 +55,11 @@ def ranks_among(processes: set[psutil.Process], expected: int) -> list[psutil.Pr
     """The processes that an engine's core spawned; a group that a crowded machine made start anew has them
     again after a while. The names that vLLM gives them are not always set (test_engine_killed.py)."""
     titles = {p: f"{name(p)} {title(p)}" for p in processes}
-    spawned = {p.pid: p for p, called in titles.items() if "VLLM::" in called or "spawn_main" in called}
+    spawned = {
+        p.pid: p
+        for p, called in titles.items()
+        if ("VLLM::" in called and "VLLM::grammars" not in called) or "spawn_main" in called
+    }
     found = [p for p in spawned.values() if p.is_running() and p.ppid() in spawned]
     assert len(found) == expected, sorted(called[-80:] for called in titles.values())
     return found
