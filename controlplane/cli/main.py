@@ -76,7 +76,7 @@ COMMANDS = (
         "tune",
         "controlplane.cli.variants",
         "Set how many variants of a base run at once, now and after restarts, or measure what is best; "
-        "change how many engines it has, or what requests are served by; or place its engines anew, with "
+        "change how many engines it has, or what requests are served by; or place its engines again, with "
         "other sizes.",
     ),
     LazyCommand(

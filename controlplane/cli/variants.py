@@ -85,7 +85,7 @@ def tune(  # noqa: PLR0913 - typer reads a command's options from its parameters
     json: Json = False,
 ) -> None:
     """Set how many variants of a base run at once, now and after restarts, or measure what is best; change
-    how many engines it has, or what requests are served by; or place its engines anew, with other sizes."""
+    how many engines it has, or what requests are served by; or place its engines again, with other sizes."""
     cli = session(ctx)
     named = requested_replicas(min_replicas, max_replicas, target, idle_s)
     aimed = requested_targets(target_ttft_ms, target_tpot_ms, deadline_ms, priority, late)

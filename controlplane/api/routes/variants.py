@@ -83,11 +83,11 @@ def _variants(state: State, deployment: Deployment) -> dict[str, int]:
 
 async def tune(services: Services, name: str, request: TuneRequest, caller: Caller) -> DeploymentView:
     """Change how many variants of a base run at once, now and after every restart, or its replicas; what
-    requests are served by; or begin to place its engines anew.
+    requests are served by; or begin to place its engines again.
 
-    An engine that cannot be told now learns it with the next request, which carries it.
-    Errors: NotDeployed, Forbidden (it is the installation's), InvalidRequest, NotReady; NoFeasiblePlan (new
-    engines have no room beside the old).
+    An engine that cannot be reached now learns the change from the next request, which carries it.
+    Errors: NotDeployed, Forbidden (the base is the installation's), InvalidRequest, NotReady; NoFeasiblePlan
+    (new engines have no room next to the old ones).
     """
     seen = await services.read_for(caller)
     uid = find_deployment(seen, name).uid

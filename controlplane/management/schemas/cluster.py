@@ -48,7 +48,7 @@ class UseView(View):
 class ClusterDeviceView(View):
     """A GPU, or a CPU host.
 
-    Of `totalBytes`, `usedBytes` are in use by any process, `reservedBytes` are reserved for deployments and
+    `usedBytes` of `totalBytes` are in use by any process, `reservedBytes` are reserved for deployments and
     measurings, and `headroomBytes` are never given. `freeBytes` are left for the next placement: neither
     reserved, nor used beyond the reservations, nor headroom. `load` is 0 to 1.
     An `island` is an NVLink domain.

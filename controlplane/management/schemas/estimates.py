@@ -94,7 +94,7 @@ class EstimateView(View):
     the prompts of others: `pathMs` is what the request path through proxy, gateway and the engine's front
     takes, `engineTtftMs` what the engine takes of prompts that reach it together; of one request `ttftMs` is
     their sum. Where the path was not measured it is assumed. `kvCapacityTokens` fit into the devices' free
-    memory beside all else; `concurrency` such requests run at once, as many as fit and as an engine runs at
+    memory next to all else; `concurrency` such requests run at once, as many as fit and as an engine runs at
     most; both are null where there are not enough devices. `costGibS` is memory x latency.
     `variantsAtOnce`: how many of the base's registered variants run at once in an engine of this plan.
     """
@@ -183,8 +183,8 @@ class PlansView(View):
 
 
 class MeasuredView(View):
-    """One measured load, on a fingerprint of so many layers. Its `variants` are synthetic; the engine
-    launched the kernels of `launchedKinds` for it, or, where there are none, of its variants' kinds."""
+    """One measured load, on a fingerprint with `layersPerStage` layers. Its `variants` are synthetic. The
+    engine launched the kernels of `launchedKinds` for it; without any, those of its variants' kinds."""
 
     tensorParallel: int
     layersPerStage: list[int]

@@ -195,7 +195,7 @@ class ModelView(View):
     """A registered model. `kind` is base, lora, boft, sparse_delta or svd_delta, null until it is known.
 
     `path` is the folder it was read from, as the server sees it. One with a `compression` is made here, of
-    the fine-tune `source`; its `adapter` is what came out. `tenant` is whose it is; empty: the
+    the fine-tune `source`; its `adapter` is what came out. `tenant` is the owner; empty: the
     installation's.
     """
 

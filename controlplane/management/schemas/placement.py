@@ -103,8 +103,8 @@ class ChoiceView(View):
 
 
 class VariantsAtOnceView(View):
-    """Of a base's `registered` variants any `atOnce` run at once in an engine of it; `tooLarge` names those
-    for which its memory is too small even alone."""
+    """Any `atOnce` of a base's `registered` variants run at once in one engine of the base; `tooLarge` names
+    the variants that do not fit into its memory even alone."""
 
     registered: int
     atOnce: int
