@@ -232,17 +232,16 @@ def test_a_lost_stream_frees_its_slot(cluster: Cluster, client: openai.OpenAI) -
 
 def test_a_lost_whole_request_frees_its_slot(cluster: Cluster) -> None:
     """The client closes its connection once the engine has made some of the tokens."""
-    answers = 8
+    answers, where = 8, urlsplit(cluster.url)
     body = json.dumps(
         {"model": BASE, "prompt": PROMPT, "max_tokens": 480, "n": answers, "ignore_eos": True}
     ).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n"
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: {where.netloc}\r\ncontent-length: {len(body)}\r\n"
 
     def made() -> float:
         return cluster.engine_metric("vllm:generation_tokens_total", BASE) - before
 
     before = cluster.engine_metric("vllm:generation_tokens_total", BASE)
-    where = urlsplit(cluster.url)
     with socket.create_connection((where.hostname, where.port)) as connection:
         connection.sendall(f"{head}content-type: application/json\r\n\r\n".encode() + body)
         until(lambda: made() > 0, "the engine to make tokens", every_s=0.02)
