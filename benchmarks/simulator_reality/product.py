@@ -15,7 +15,8 @@ from benchmarks.simulator_reality.measuring import Measured, Workload, measure
 from benchmarks.simulator_reality.seeing import Seen
 from benchmarks.simulator_reality.types import Asked, Facts, Play, Timed, VariantFacts
 from controlplane.management.schemas.estimates import EstimateRequest
-from controlplane.settings import Settings
+from controlplane.profiling.usual_engine import BATCHED_TOKENS
+from controlplane.traffic.host_router import RoutingRules
 
 
 async def measured(running: Running, work: Workload, repeats: int) -> Measured:
@@ -27,8 +28,7 @@ async def measured(running: Running, work: Workload, repeats: int) -> Measured:
 
 
 def facts_of(running: Running) -> Facts:
-    client, served, settings = running.client, running.served, Settings().model_dump()
-    factor = settings.get("max_in_flight_factor")
+    client, served = running.client, running.served
     plan = client.deployment(BASE).plan
     path = client.estimate(BASE, EstimateRequest(batch=1)).pathMs
     variants = tuple(
@@ -40,9 +40,9 @@ def facts_of(running: Running) -> Facts:
         rows=served.rows,
         slots=served.slots,
         kv_tokens=plan.kvCacheTokens if plan else served.rows * served.max_model_len,
-        batched_tokens=settings["batched_tokens"],
+        batched_tokens=BATCHED_TOKENS,
         max_model_len=served.max_model_len,
-        max_ongoing=math.ceil(factor * served.rows) if factor else max(64, 4 * served.rows),
+        max_ongoing=math.ceil(RoutingRules().in_flight_factor * served.rows),
         policy="least-harm",
         path_s=path.value / 1e3 if path else 0.0,
         variants=variants,
