@@ -163,8 +163,8 @@ def rehearse(folder: Path) -> None:
     """A few streams, which are cut soon."""
     out = folder / "unread_streams.json"
     main(["--streams", "4", "--megabytes", "8", "--out", str(out)])
-    found = rehearsing.check(out, "counted", "idle_mib", "closed_after_s")
-    assert found["not_closed"] == 0
+    found = rehearsing.check(out, "counted", "idle_mib")
+    # A client that reads nothing sees no end of its connection: unread bytes come before it.
     # A proxy that was quicker on a busy machine looks like a client that left.
     assert sum(found["counted"].values()) == 4
     assert found["counted"].keys() <= {"cut", "client_disconnected"}
