@@ -59,8 +59,8 @@ def test_at_rest_a_plan_is_estimated_as_it_is_predicted(
 ) -> None:
     asked, known = candidate(tp, split), estimator(*measured)
     figures, account = known(asked), known.account(asked)
-    sizes = {"kv_cache_tokens": 16 * CONTEXT, "max_sequences": 16}
-    plan = replace(TEMPLATE, tensor_parallel=tp, layers_per_stage=split, **sizes)
+    sized = replace(TEMPLATE, kv_cache_tokens=16 * CONTEXT, max_sequences=16)
+    plan = replace(sized, tensor_parallel=tp, layers_per_stage=split)
     ground = Ground(LLAMA_7B, (RATES,) * plan.world_size, CALIBRATION if measured else None)
     found = predict(ground, plan, Workload(1, IN, OUT))
     assert account.plan == plan

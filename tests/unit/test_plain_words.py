@@ -29,8 +29,9 @@ def texts(path: Path) -> Iterator[tuple[int, str]]:
     """The file's comments and docstrings, each with the line that it begins in."""
     source = path.read_text()
     for node in ast.walk(ast.parse(source)):
-        has_docstring = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        if has_docstring and (text := ast.get_docstring(node)) is not None:
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if (text := ast.get_docstring(node)) is not None:
             yield node.body[0].lineno, text
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
