@@ -11,7 +11,7 @@ of the variants:
 
 Files lie in the page cache. TTFT of a prompt of PROMPT tokens, in milliseconds, medians: `disk`, the
 variant was never asked for; `host`, it has left the GPU for others; `warm`, it is in a slot. `mode` is how it
-gets there from host memory (`arrivals.py`). `beside`: so many streams of the base decode meanwhile, and
+gets there from host memory (`arrivals.py`). `beside`: this number of base streams decode meanwhile, and
 `gap_p99_ms` are the gaps between their tokens until the first token is there (`none`: with nothing that
 arrives). `read_gb_per_s`: one thread
 reads the files. `same_tokens`: how many of the answers are those of the same variant when it is warm; a
@@ -80,7 +80,7 @@ class Measuring:
         self._ask(self._new(1)[0], 0)  # whatever comes with a first one
 
     def from_disk(self, streams: int) -> dict[str, Any]:
-        """Variants that were never asked for, with so many streams beside; then the same from host memory."""
+        """Variants without an earlier request, next to N base streams; then the same from host memory."""
         asked = self._new(max(self._sizes.rounds, 2 * self._sizes.slots))
         disk = [self._ask(variant, streams) for variant in asked]
         return self._found(streams, {"disk": disk, **self._from_host(asked, streams)})

@@ -130,7 +130,7 @@ def _requests() -> Iterator[Request]:
 
 
 def paper(count: int) -> list[dict[str, Any]]:
-    """Of the first `count` models. Uneven against even stages: every policy with both, by intent."""
+    """Compare uneven with even stages for the first `count` models: every policy with both, by intent."""
     policies: list[Policy] = [Joint(), Joint(uneven=False)]
     policies += [Maveriq(selection, uneven=uneven) for selection in Selection for uneven in (True, False)]
     rows = []

@@ -62,7 +62,7 @@ ROW_MS = (BASE_28 - BASE_ALONE) / 27
 PROMPT_TOKEN_MS = (PROMPT_2048 - PROMPT_128) / (2048 - 128)
 DELTA_MS, DELTA_2BIT_MS = (DELTAS_28 - BASE_28) / 28, (DELTAS_28_2BIT - BASE_28) / 28
 DELTA_TOKEN_MS = (GAP_930 - 27 * (DELTA_MS + ROW_MS)) / 930 - PROMPT_TOKEN_MS
-TURN_MS, QUANTUM = 6.0, 8  # of whole models: a copy within the GPU before so many steps
+TURN_MS, QUANTUM = 6.0, 8  # whole models: a copy within the GPU every QUANTUM steps
 INT4_BYTES, INT4_SHARE = 3.24e9 + 0.26e9, 0.75  # linears, and a whole head; of a copy's speed
 BESIDE_WEIGHTS_MS = BASE_ALONE - MODEL_BYTES / COPY_BYTES_PER_S * 1e3
 
@@ -198,7 +198,7 @@ def scenario(engine: Engine) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Size:
-    """`served`: so many of the served rows are simulated."""
+    """Simulate the first `served` of the served rows."""
 
     rates: tuple[float, ...] = RATES
     seeds: int = 2

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 Headers = Iterable[tuple[bytes, bytes]]
 LOOK_S = 0.1
 TURNS = 4  # read, begun, answered by the engine, written
-NOBODY = Tenant(name=UNKNOWN, weight=0.1)
+UNKNOWN_TENANT = Tenant(name=UNKNOWN, weight=0.1)
 BUSY = errors.Overloaded(
     "more requests come than can be passed on, and yours more than its share of them; send fewer at once or"
     " try again",
@@ -100,7 +100,7 @@ class EarlyRefusal:
     def decide(self, path: str, headers: Headers, now_s: float) -> Decision:
         if not self._sheds or path in _SERVES or (path in _OPEN and self._is_open(now_s)):
             return Decision(None, None)
-        tenant = NOBODY if path in _OPEN else self.tenant_of(headers)
+        tenant = UNKNOWN_TENANT if path in _OPEN else self.tenant_of(headers)
         after_s = self._shedding.arrive(tenant.name, tenant.weight, now_s)
         if after_s is not None:
             self._refused += 1
@@ -119,7 +119,7 @@ class EarlyRefusal:
         tenants = self._tenants()
         if hmac.compare_digest(key, self._key):
             return tenants.installation
-        return tenants.of_key(key) or NOBODY
+        return tenants.of_key(key) or UNKNOWN_TENANT
 
     async def watch(self) -> None:
         """Measure the lateness and adapt the budget, until cancelled."""

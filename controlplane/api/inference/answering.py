@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from fastapi.responses import Response
 
 from controlplane.api.inference.body import parse_body
@@ -42,14 +45,27 @@ async def answer(
         call = engine_call(path, body, route, raw, record.counted, services.request_bounds, tenant=tenant)
 
         limit = cut_at(path, body, route.max_output_tokens)
-        tokens = estimated_tokens(len(raw), body, limit, route.context_tokens)
-        prompt = estimated_prompt(len(raw))
-        terms = request_terms(headers, body, route.targets, tenant, tokens, prompt, limit is not None)
+        terms = terms_of(route, headers, body, len(raw), limit, tenant)
         if body.get("stream") is True:
             record.admit(terms, stream=body)
             return await streamed(services.engines.stream(route.host, call, terms), call.grammar, record)
         record.admit(terms)
         return await _whole(services, route, call, record)
+
+
+def terms_of(
+    route: Route,
+    headers: Headers,
+    body: Mapping[str, Any],
+    body_bytes: int,
+    limit: int | None,
+    tenant: Tenant,
+) -> RequestTerms:
+    """The terms of a request for this route, with its cost estimated from the size of its body. Each answer
+    is cut at `limit` tokens; None: at the context's end. Errors: those of `request_terms`."""
+    tokens = estimated_tokens(body_bytes, body, limit, route.context_tokens)
+    prompt = estimated_prompt(body_bytes)
+    return request_terms(headers, body, route.targets, tenant, tokens, prompt, limit is not None)
 
 
 async def ask(services: Services, route: Route, call: EngineCall, terms: RequestTerms) -> EngineReply:

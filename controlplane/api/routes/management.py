@@ -44,9 +44,6 @@ from controlplane.traffic.request_terms import (
     Headers,
     RequestTerms,
     cut_at,
-    estimated_prompt,
-    estimated_tokens,
-    request_terms,
 )
 from controlplane.traffic.route_table import Route
 from controlplane.traffic.tenants import DEFAULT, Caller, Tenant
@@ -225,9 +222,7 @@ async def infer(
         route = await services.routes.resolve(body.model, tenant)
         record.resolved(route)
         limit = cut_at(CHAT, {"max_tokens": body.maxOutputLength}, route.max_output_tokens)
-        tokens = estimated_tokens(len(body.inputText), {}, limit, route.context_tokens)
-        prompt = estimated_prompt(len(body.inputText))
-        record.admit(request_terms(headers, {}, route.targets, tenant, tokens, prompt, limit is not None))
+        record.admit(answering.terms_of(route, headers, {}, len(body.inputText), limit, tenant))
         answer = await _answer(services, route, body, record.terms)
         if record.charge is not None:
             record.charge.settle(answer.inputTokens + answer.outputTokens)

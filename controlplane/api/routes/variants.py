@@ -94,8 +94,8 @@ async def tune(services: Services, name: str, request: TuneRequest, caller: Call
     require_change(caller.tenant, seen, name)
     limit = request.maxActiveVariants
     requested.require_ceilings(request.engine, services.settings)
-    anew = request.placeAnew or request.engine is not None
-    inventory = await services.engines.inventory() if anew else None
+    places_again = request.placeAnew or request.engine is not None
+    inventory = await services.engines.inventory() if places_again else None
 
     def change(deployment: Deployment) -> Deployment:
         if deployment.uid != uid:  # another one, perhaps another tenant's

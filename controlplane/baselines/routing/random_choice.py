@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from controlplane.baselines.routing.parts.two import draw, nobody, with_candidate
+from controlplane.baselines.routing.parts.two import draw, no_groups, with_candidate
 from controlplane.routing.snapshot import Snapshot
 from controlplane.routing.state import RouterState
 from profiler.compiled import Records, compiled
@@ -10,7 +10,7 @@ from profiler.compiled import Records, compiled
 
 @compiled
 def pick(snapshot: Snapshot, request: Records, state: RouterState) -> int:
-    drawn, two = draw(state.chance), nobody()
+    drawn, two = draw(state.chance), no_groups()
     for g in range(len(snapshot.groups)):
         if snapshot.groups[g].usable:
             two = with_candidate(two, g, drawn, snapshot.groups[g].key)

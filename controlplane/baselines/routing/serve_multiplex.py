@@ -13,7 +13,7 @@ base chooses between two of all replicas.
 
 from __future__ import annotations
 
-from controlplane.baselines.routing.parts.two import Two, draw, fewer_requests, nobody, with_candidate
+from controlplane.baselines.routing.parts.two import Two, draw, fewer_requests, no_groups, with_candidate
 from controlplane.routing.snapshot import LOADING, Snapshot
 from controlplane.routing.state import RouterState
 from profiler.compiled import Records, compiled
@@ -21,8 +21,8 @@ from profiler.compiled import Records, compiled
 
 @compiled
 def pick(snapshot: Snapshot, request: Records, state: RouterState) -> int:
-    drawn, all_of_them, taking = draw(state.chance), nobody(), nobody()
-    having, few, fewest = nobody(), nobody(), -1
+    drawn, all_of_them, taking = draw(state.chance), no_groups(), no_groups()
+    having, few, fewest = no_groups(), no_groups(), -1
     for g in range(len(snapshot.groups)):
         group = snapshot.groups[g]
         if not group.usable:
@@ -34,7 +34,7 @@ def pick(snapshot: Snapshot, request: Records, state: RouterState) -> int:
         if request.variant and snapshot.held[request.variant, g].where >= LOADING:
             having = with_candidate(having, g, drawn, group.key)
         if fewest < 0 or group.distinct < fewest:
-            few, fewest = nobody(), max(0, group.distinct)
+            few, fewest = no_groups(), max(0, group.distinct)
         if group.distinct <= fewest:
             few = with_candidate(few, g, drawn, group.key)
     return fewer_requests(snapshot, _first(request.variant > 0, having, few, taking, all_of_them))

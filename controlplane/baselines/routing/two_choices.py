@@ -8,7 +8,7 @@ row, or among all if no row is free. Ray's first preference, replicas on the sam
 
 from __future__ import annotations
 
-from controlplane.baselines.routing.parts.two import draw, fewer_requests, nobody, with_candidate
+from controlplane.baselines.routing.parts.two import draw, fewer_requests, no_groups, with_candidate
 from controlplane.routing.snapshot import Snapshot
 from controlplane.routing.state import RouterState
 from profiler.compiled import Records, compiled
@@ -16,7 +16,7 @@ from profiler.compiled import Records, compiled
 
 @compiled
 def pick(snapshot: Snapshot, request: Records, state: RouterState) -> int:
-    drawn, taking, all_of_them = draw(state.chance), nobody(), nobody()
+    drawn, taking, all_of_them = draw(state.chance), no_groups(), no_groups()
     for g in range(len(snapshot.groups)):
         group = snapshot.groups[g]
         if group.usable:

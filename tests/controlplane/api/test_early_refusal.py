@@ -18,8 +18,8 @@ import pytest
 import uvicorn
 
 from controlplane.api.early_refusal import (
-    NOBODY,
     OPEN_PER_MINUTE,
+    UNKNOWN_TENANT,
     Decision,
     EarlyRefusal,
     EarlyRefusals,
@@ -253,8 +253,8 @@ def test_tenants_are_known_by_their_keys(known: EarlyRefusal) -> None:
     assert (who((b"authorization", GREEDY)).name, who((b"authorization", GREEDY)).weight) == ("greedy", 3.0)
     assert who((b"host", b"x"), (b"authorization", b"Bearer own")).is_admin
     for other in (b"Bearer else", b"Bearer ", b"", b"greedy \xff"):
-        assert who((b"authorization", other)) is NOBODY
-    assert who((b"host", b"x")) is NOBODY
+        assert who((b"authorization", other)) is UNKNOWN_TENANT
+    assert who((b"host", b"x")) is UNKNOWN_TENANT
     twice = ((b"authorization", b"Bearer else"), (b"authorization", GREEDY))  # the guard takes the last
     assert who(*twice).name == "greedy"
     assert early_of(Settings(api_key="", tenants="")).tenant_of(()) is DEFAULT

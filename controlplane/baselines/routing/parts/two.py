@@ -30,7 +30,7 @@ def draw(chance: Records) -> np.uint64:
 
 
 @compiled
-def nobody() -> Two:
+def no_groups() -> Two:
     return Two(-1, -1, np.uint64(0), np.uint64(0))
 
 
