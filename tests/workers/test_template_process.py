@@ -36,10 +36,9 @@ TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "
 
 @pytest.fixture
 def templates() -> Iterator[Templates]:
-    made, before = Templates(cpu_s=2), chat_template_utils._compile_jinja_template
+    made = Templates(cpu_s=2)
     yield made
     made.close()
-    chat_template_utils._compile_jinja_template = before
 
 
 def rendered(template: str, **variables: Any) -> str:
@@ -55,6 +54,25 @@ def test_a_text_is_as_transformers_renders_it(templates: Templates, template: st
     templates.install()
     assert rendered(template, **variables) == expected
     assert templates._idle.keys() == {template}, "it was not rendered in a process"
+
+
+def test_transformers_renders_by_itself_again_after_a_close() -> None:
+    """An engine that ends leaves nothing in the process that started it."""
+    before = chat_template_utils._compile_jinja_template
+    made = Templates()
+    made.install()
+    assert chat_template_utils._compile_jinja_template is not before
+    made.close()
+    assert chat_template_utils._compile_jinja_template is before
+
+
+def test_an_idle_process_that_ended_is_replaced(templates: Templates) -> None:
+    assert templates.render("{{ 1 + n }}", {"n": 1}) == "2"
+    (process,) = templates._idle.values()
+    process._process.kill()
+    process._process.wait()
+    assert templates.render("{{ 1 + n }}", {"n": 2}) == "3"
+    assert list(templates._idle.values()) != [process]
 
 
 def test_vllm_can_parse_a_template(templates: Templates) -> None:

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,12 +42,14 @@ class Templates:
         self._cpu_s = cpu_s
         self._idle: OrderedDict[str, _Process] = OrderedDict()
         self._lock = threading.Lock()
+        self._uninstall: Callable[[], None] | None = None
 
     def install(self) -> None:
-        """Make transformers render every chat of this process here."""
+        """Make transformers render every chat of this process here, until `close`."""
         from transformers.utils import chat_template_utils as utils
 
-        utils._compile_jinja_template = partial(Remote, self)
+        before, utils._compile_jinja_template = utils._compile_jinja_template, partial(Remote, self)
+        self._uninstall = partial(setattr, utils, "_compile_jinja_template", before)
 
     def check(self, template: str) -> None:
         """Check that servers may analyse the template, as vLLM does. Raises TemplateFailed."""
@@ -60,6 +63,9 @@ class Templates:
         template = asked["template"]
         with self._lock:
             process = self._idle.pop(template, None)
+        if process and process.ended:
+            process.kill()
+            process = None
         process = process or _Process(self._cpu_s)
         try:
             answer = process.ask(asked, WALL_LIMIT_S)
@@ -78,6 +84,9 @@ class Templates:
         return answer["text"]
 
     def close(self) -> None:
+        if self._uninstall:
+            self._uninstall()
+            self._uninstall = None
         with self._lock:
             idle, self._idle = self._idle, OrderedDict()
         for process in idle.values():
@@ -112,6 +121,11 @@ class _Process:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
+
+    @property
+    def ended(self) -> bool:
+        """Whether the process is gone: the node's memory ran out, or somebody ended it."""
+        return self._process.poll() is not None
 
     def ask(self, asked: dict[str, Any], limit_s: float) -> dict[str, str]:
         """The text, or the error that the template raised. Raises OSError; `kill` the process then."""

@@ -79,9 +79,11 @@ class VllmEngine:
         torch_check.check()
         launch = launch or Launch(config)
         launch.begin()
+        templates = Templates()
         try:
-            return await cls._start(config, launch)
+            return await cls._start(config, launch, templates)
         except Exception as e:
+            templates.close()
             error = launch.blame(e)
             launch.close()
             if error is e:
@@ -89,7 +91,7 @@ class VllmEngine:
             raise error from e
 
     @classmethod
-    async def _start(cls, config: EngineConfig, launch: Launch) -> VllmEngine:
+    async def _start(cls, config: EngineConfig, launch: Launch, templates: Templates) -> VllmEngine:
         with uncollected():
             vllm = entrypoints()
         tokenizer = await asyncio.to_thread(
@@ -99,7 +101,6 @@ class VllmEngine:
         arguments = engine_arguments(config, launch.network_arguments())
         mode = "mistral" if is_tekken(tokenizer) else "hf"  # by itself vLLM would drop tekken's first token
         arguments += ["--tokenizer", str(tokenizer), "--tokenizer-mode", mode]
-        templates = Templates()
         templates.install()
         told = launch.scratch("template")
         arguments += await asyncio.to_thread(base_template.arguments, templates, tokenizer, told)
