@@ -195,7 +195,7 @@ def _on(tenants: Sequence[Tenant], device: DeviceKey) -> list[Tenant]:
 
 
 def _keys(placement: Placement) -> list[DeviceKey]:
-    return [(rank.node, rank.device_kind, rank.device_index) for rank in placement.ranks]
+    return [rank.device for rank in placement.ranks]
 
 
 def _cost(proposal: Proposal) -> tuple[int, int, list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from enum import StrEnum
+from typing import NamedTuple
 
 from profiler.types import CPU, DeviceRates, Estimate, Interval, Plan
 
@@ -86,12 +87,16 @@ class Inventory:
     unusable: tuple[Unusable, ...] = ()
 
 
-DeviceKey = tuple[str, str, int]
+class DeviceKey(NamedTuple):
+    """A device of the cluster: the CPU of a host and its GPU 0 are two devices."""
+
+    node: str
+    kind: str
+    index: int
 
 
 def key_of(device: Device) -> DeviceKey:
-    """(node, kind, index): the CPU of a host and its GPU 0 are two devices."""
-    return device.node, device.kind, device.index
+    return DeviceKey(device.node, device.kind, device.index)
 
 
 class Intent(StrEnum):
@@ -215,6 +220,10 @@ class RankPlacement:
     layer_start: int
     layer_end: int
     memory_bytes: int
+
+    @property
+    def device(self) -> DeviceKey:
+        return DeviceKey(self.node, self.device_kind, self.device_index)
 
 
 @dataclass(frozen=True)

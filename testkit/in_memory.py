@@ -180,7 +180,7 @@ class ScriptedWorker(Worker):
 
 
 class InMemoryCluster:
-    """Implements the controller's Runtime and the gateway's ClusterAccess.
+    """Implements `ClusterControl` for the controller and `ClusterAccess` for the API.
 
     An engine starts when it is observed, unless its launch is held; hosts in `broken` fail to start.
     """

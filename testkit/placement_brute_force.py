@@ -86,7 +86,7 @@ def stages_of(view: View, shape: Shape, estimator: Estimator, chosen: tuple[tupl
         rests=(slower[-1] * last.prefill_rest_s, slower[-1] * last.decode_rest_s),
         gaps=slower * np.where(is_last, 0.0, [r.decode_gap_s for r in rates]),
         beside=slower * beside,
-        hops=(sum(h[0] for h in hops), sum(h[1] for h in hops)),
+        hops=(sum(h.prompt for h in hops), sum(h.token for h in hops)),
         room=np.array([min(int(view.usable[gpu]) for gpu in g) for g in chosen]),
     )
 

@@ -14,7 +14,7 @@ import logging
 import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 from profiler.errors import CheckpointError
 from profiler.files import is_file, read_json
@@ -46,7 +46,7 @@ TEXTS = (
 
 def load_tokenizer(folder: Path) -> Any:
     """transformers' tokenizer of the model in `folder`. Raises CheckpointError."""
-    return _load(folder)[0]
+    return _load(folder).tokenizer
 
 
 def is_corrected(folder: Path) -> bool:
@@ -54,7 +54,7 @@ def is_corrected(folder: Path) -> bool:
 
     Raises CheckpointError like `load_tokenizer`.
     """
-    return _load(folder)[1]
+    return _load(folder).is_corrected
 
 
 def served_folder(folder: Path, scratch: Path) -> Path:
@@ -115,15 +115,21 @@ def _difference_to_pieces(tokenizer: Any, file: Path) -> str | None:
     return next((t for t in plain if tokenizer.encode(t, add_special_tokens=False) != truth.encode(t)), None)
 
 
-def _load(folder: Path) -> tuple[Any, bool]:
-    """The tokenizer, and whether its class differs from the one that transformers chooses."""
+class _Loaded(NamedTuple):
+    """A tokenizer, and whether its class differs from the class that transformers chooses."""
+
+    tokenizer: Any
+    is_corrected: bool
+
+
+def _load(folder: Path) -> _Loaded:
     from transformers import AutoTokenizer
 
     chosen, failure = None, None
     try:
         chosen = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         if difference(chosen, folder) is None:
-            return chosen, False
+            return _Loaded(chosen, False)
     except MemoryError:
         raise  # its memory is limited (`workers.limited`)
     except Exception as error:  # neither library raises a narrower error
@@ -137,7 +143,7 @@ def _load(folder: Path) -> tuple[Any, bool]:
         raise _unreadable(folder, failure or error) from error
     if text is None:
         log.warning("%s: the class that is named changes ids: the tokenizer's file is taken as it is", folder)
-        return other, True
+        return _Loaded(other, True)
     if chosen is None or not is_file(folder / FILE):
         raise CheckpointError(
             f"{folder}: no class of transformers makes the ids of {FILE} or {SENTENCEPIECE} of {text!r:.60};"
@@ -145,7 +151,7 @@ def _load(folder: Path) -> tuple[Any, bool]:
         )
     # Its settings change ids, whatever the class: transformers has always used them.
     log.warning("%s: its settings change what %s makes of %r", folder, FILE, text)
-    return chosen, False
+    return _Loaded(chosen, False)
 
 
 def _without_a_type(folder: Path, target: Path) -> Path:

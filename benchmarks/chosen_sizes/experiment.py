@@ -85,7 +85,7 @@ class Experiment:
         return reservations.available(inventory, state.ledgers, self._settings.headroom, exclude=name)
 
     def _group(self, name: str) -> WorkerGroup:
-        return transitions.find_group(self._repository.read(), name)[1]
+        return transitions.find_group(self._repository.read(), name).group
 
     async def _conclude(
         self,

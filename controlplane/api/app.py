@@ -138,7 +138,7 @@ def _add_probes(app: FastAPI, services: Services) -> None:
     @app.get("/metrics/targets", tags=["probes"])
     async def targets() -> list[dict[str, Any]]:
         """Every process that serves metrics, in Prometheus' HTTP service discovery format."""
-        addresses = await services.engines.metrics_targets()
+        addresses = await services.cluster.metrics_targets()
         return [
             {"targets": [address], "labels": {"component": what}} for address, what in addresses if address
         ]

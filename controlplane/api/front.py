@@ -126,7 +126,7 @@ def _without_body(send: Send) -> Send:
 
 
 def _of_unpacked(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    return [header for header in headers if header[0] not in (_ENCODED, b"content-length")]
+    return [(name, value) for name, value in headers if name not in (_ENCODED, b"content-length")]
 
 
 def unpacked(receive: Receive, encoding: str, limit: int) -> Receive:

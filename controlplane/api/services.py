@@ -1,4 +1,4 @@
-"""The services that the routes need: the state, the route table, the engines and the settings."""
+"""The services that the routes need: the state, the route table, the cluster and the settings."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ from workers.messages import (
 
 
 class ClusterAccess(Protocol):
-    """The cluster for the routes: its engines, by the base model that hosts them, and its nodes."""
+    """The cluster for the routes: its engines, by the base model that hosts them, and its nodes.
+
+    `controlplane.runtime.ray_cluster.RayCluster` implements it.
+    """
 
     async def call(self, host: str, request: EngineCall, terms: RequestTerms) -> EngineReply: ...
 
@@ -76,7 +79,7 @@ class Services:
     settings: Settings
     repository: Repository
     routes: RouteBook
-    engines: ClusterAccess
+    cluster: ClusterAccess
     metrics: Metrics
     tenants: TenantsBook
     audit: AuditLog

@@ -103,7 +103,7 @@ def release(state: State, *holders: str) -> list[Change]:
 def being_measured(ledgers: Ledgers) -> dict[DeviceKey, str]:
     """The key of the profile that is measured on each device."""
     return {
-        (ledger.record.node, r.kind, r.index): r.holder.removeprefix(MEASURING)
+        DeviceKey(ledger.record.node, r.kind, r.index): r.holder.removeprefix(MEASURING)
         for ledger in ledgers.values()
         for r in ledger.record.reservations
         if is_measuring(r.holder)
@@ -231,7 +231,7 @@ def promised(ledgers: Ledgers, exclude: str = "") -> dict[DeviceKey, dict[str, i
     for ledger in ledgers.values():
         for r in ledger.record.reservations:
             if r.holder != exclude:
-                holders = promises.setdefault((ledger.record.node, r.kind, r.index), {})
+                holders = promises.setdefault(DeviceKey(ledger.record.node, r.kind, r.index), {})
                 holders[r.holder] = holders.get(r.holder, 0) + r.memory_bytes
     return promises
 

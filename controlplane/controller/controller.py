@@ -29,7 +29,7 @@ from controlplane.controller.demand import DemandBook
 from controlplane.controller.deployment_actions import DeploymentActions
 from controlplane.controller.forgetting import Forgetting
 from controlplane.controller.group_actions import GroupActions
-from controlplane.controller.interfaces import Hooks, Runtime
+from controlplane.controller.interfaces import Hooks, ClusterControl
 from controlplane.controller.metrics import ControllerMetrics, set_counts
 from controlplane.controller.path_action import PathAction
 from controlplane.controller.profile_actions import ProfileActions
@@ -109,14 +109,14 @@ OPERATION_OF: Mapping[type[Action], OperationKind] = {
 
 
 class Controller:
-    """`run` until cancelled. All state is in `repository`; all effects go through `runtime`."""
+    """`run` until cancelled. All state is in `repository`; all effects go through `cluster`."""
 
     def __init__(
-        self, settings: Settings, repository: Repository, runtime: Runtime, metrics: ControllerMetrics
+        self, settings: Settings, repository: Repository, cluster: ClusterControl, metrics: ControllerMetrics
     ) -> None:
         self._settings = settings
         self._repository = repository
-        self._runtime = runtime
+        self._cluster = cluster
         self._metrics = metrics
         self._audit = AuditLog(settings, metrics.audit_lost)
         self._admitting = asyncio.Lock()
@@ -125,12 +125,12 @@ class Controller:
         self._failures: Counter[str] = Counter()  # in a row, by key of unfinished actions
         self._engines: dict[str, EngineView] = {}
         self._identity = ""  # the store's, after an engine with an identity was seen
-        self._profiles = ProfileActions(settings, repository, runtime, self._note, self._conclude)
-        self._compressing = CompressActions(settings, repository, runtime, self._note, self._conclude)
+        self._profiles = ProfileActions(settings, repository, cluster, self._note, self._conclude)
+        self._compressing = CompressActions(settings, repository, cluster, self._note, self._conclude)
         self._demand = DemandBook()
         hooks = Hooks(self._note, self._conclude, self._view, self._demand.wanted)
-        self._groups = GroupActions(settings, repository, runtime, hooks, self._fail_all)
-        self._deployments = DeploymentActions(repository, runtime, hooks, self._groups.stop)
+        self._groups = GroupActions(settings, repository, cluster, hooks, self._fail_all)
+        self._deployments = DeploymentActions(repository, cluster, hooks, self._groups.stop)
         self._forgetting = Forgetting(repository)
         self._do: dict[type[Action], Callable[[str], Awaitable[None]]] = {
             ReadModel: self._read_model,
@@ -138,7 +138,7 @@ class Controller:
             Compress: self._compressing.compress,
             RemoveArtifact: self._compressing.remove,
             Measure: self._profiles.measure,
-            MeasurePath: PathAction(settings, repository, runtime).measure,
+            MeasurePath: PathAction(settings, repository, cluster).measure,
             BeginProfile: self._profiles.begin,
             EndProfile: self._profiles.end,
             Launch: self._launch,
@@ -190,16 +190,16 @@ class Controller:
     async def step(self) -> None:
         """Look once, and start the actions that are due."""
         busy = frozenset(self._tasks)  # before looking: the result of an action that ends now may be unseen
-        engines = await self._runtime.observe()
+        engines = await self._cluster.observe()
         await self._require_own(engines)
-        nodes = await self._runtime.nodes(wait=False)
+        nodes = await self._cluster.nodes(wait=False)
         state = await self._repository.read_async()
         now_s, deployments = time.time(), [versioned.record for versioned in state.deployments.values()]
         self._engines = rescheduling.mark_start_timeouts(
             engines, deployments, now_s, self._settings.start_limit_s
         )
         self._report(state, nodes)
-        demand = self._runtime.demand()
+        demand = self._cluster.demand()
         wanted = self._demand.note(deployments, demand, now_s)
         path_key = request_paths.path_key(self._settings, inventory_of(nodes).devices)
         quiet = demand is not None and not any(demand.values())
@@ -339,7 +339,7 @@ class Controller:
             return
         model = versioned.record
         try:
-            read = await self._files.read(model, None, self._limits(model), self._runtime.convert_bundled)
+            read = await self._files.read(model, None, self._limits(model), self._cluster.convert_bundled)
         except (ReaderDied, errors.OstinatoError) as e:  # the engine then fails to start and reports why
             log.warning("the files of '%s', registered by an older version, cannot be read: %s", name, e)
             return
@@ -365,7 +365,7 @@ class Controller:
         try:
             if model.reads > MAX_READS:
                 raise errors.SourceUnreadable(_read_in_vain("the controller ended meanwhile"))
-            ready = await self._files.read(model, base, limits, self._runtime.convert_bundled)
+            ready = await self._files.read(model, base, limits, self._cluster.convert_bundled)
         except ReaderDied as e:
             if model.reads < MAX_READS:
                 raise _KilledReader(f"what read its files did not answer: {e}") from e

@@ -11,9 +11,10 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import NamedTuple
 
 from controlplane import errors
-from controlplane.controller.interfaces import ClusterControl, Hooks
+from controlplane.controller.interfaces import EngineControl, Hooks
 from controlplane.controller.transitions import (
     delete_deployment,
     end_open_operations,
@@ -39,13 +40,21 @@ LOOK_S = 0.5
 Stop = Callable[[str], Awaitable[None]]
 
 
+class _DeployedVariant(NamedTuple):
+    """The deployment (None: gone) and name of a variant's base, and the variant as its engines know it."""
+
+    base: Deployment | None
+    host: str
+    variant: VariantRef
+
+
 class DeploymentActions:
     """One method per action of `reconcile`; its argument is the base or the variant of the action."""
 
-    def __init__(self, repository: Repository, engines: ClusterControl, hooks: Hooks, stop: Stop) -> None:
+    def __init__(self, repository: Repository, cluster: EngineControl, hooks: Hooks, stop: Stop) -> None:
         """`stop` ends the engine of a worker group."""
         self._repository = repository
-        self._runtime = engines
+        self._cluster = cluster
         self._stop = stop
         self._note, self._conclude, self._view = hooks.note, hooks.conclude, hooks.view
 
@@ -117,14 +126,13 @@ class DeploymentActions:
 
     # --- variants ------------------------------------------------------------------------------
 
-    async def _variant(self, name: str) -> tuple[Deployment | None, str, VariantRef]:
-        """The deployment and name of a variant's base, and the reference of the variant for its engines."""
+    async def _variant(self, name: str) -> _DeployedVariant:
         state = await self._repository.read_async()
         if name not in state.deployments or name not in state.models:
             raise Superseded(name)
         host = state.deployments[name].record.host
         base = state.deployments.get(host)
-        return base.record if base else None, host, variant_ref(state.models[name].record)
+        return _DeployedVariant(base.record if base else None, host, variant_ref(state.models[name].record))
 
     async def load_variant(self, name: str) -> None:
         """Load a variant into the engines of its base.
@@ -136,7 +144,7 @@ class DeploymentActions:
         base, host, variant = await self._variant(name)
         await self._note(OperationKind.DEPLOY, name, Phase.DEPLOYING, await self._loading(name, host), 0.7)
         group_ids = base.serving_ids() if base else ()
-        calls = (self._runtime.load_variant(group_id, variant) for group_id in group_ids)
+        calls = (self._cluster.load_variant(group_id, variant) for group_id in group_ids)
         answers = await asyncio.gather(*calls, return_exceptions=True)
         failed = {
             group_id: _as_error(answer, host)
@@ -225,7 +233,7 @@ class DeploymentActions:
 
         An engine that does not answer keeps it: no request names it, and a later deployment finds it there.
         """
-        calls = (self._runtime.unload_variant(group_id, variant) for group_id in group_ids)
+        calls = (self._cluster.unload_variant(group_id, variant) for group_id in group_ids)
         with suppress(TimeoutError):
             async with asyncio.timeout(UNLOAD_S):
                 await asyncio.gather(*calls, return_exceptions=True)
@@ -234,7 +242,7 @@ class DeploymentActions:
         base, host, variant = await self._variant(name)
         await self._note(OperationKind.UNDEPLOY, name, Phase.DELETING, f"unloading it from '{host}'", 0.5)
         for group_id in base.group_ids() if base else ():
-            await self._runtime.unload_variant(group_id, variant)
+            await self._cluster.unload_variant(group_id, variant)
         await self._forget_deployment(name)
 
     async def stop_cancelled(self, name: str) -> None:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from controlplane import errors
 from controlplane.cluster import reservations
 from controlplane.cluster.inventory import inventory_of
-from controlplane.controller.interfaces import ClusterControl, Hooks
+from controlplane.controller.interfaces import EngineControl, Hooks
 from controlplane.controller.launch_action import Fail, LaunchAction
 from controlplane.controller.transitions import (
     NoSuccessor,
@@ -48,14 +48,14 @@ class GroupActions:
     """One method per action of `reconcile` on a worker group, by its id."""
 
     def __init__(
-        self, settings: Settings, repository: Repository, engines: ClusterControl, hooks: Hooks, fail: Fail
+        self, settings: Settings, repository: Repository, cluster: EngineControl, hooks: Hooks, fail: Fail
     ) -> None:
         """`fail` ends a deployment that never served, and everything that waits for it, with an error."""
         self._settings = settings
         self._repository = repository
-        self._runtime = engines
+        self._cluster = cluster
         self._hooks = hooks
-        self._launching = LaunchAction(settings, repository, engines, hooks.note, fail)
+        self._launching = LaunchAction(settings, repository, cluster, hooks.note, fail)
         self.launch = self._launching.launch
 
     # --- serving -------------------------------------------------------------------------------
@@ -64,7 +64,7 @@ class GroupActions:
         """The engine answers. The memory of its ranks is recorded, and its profile learns from it."""
         begun, before = find_group(await self._repository.read_async(), group_id)
         ranks, host = await self._ranks(group_id), host_of(group_id)
-        inventory = inventory_of(await self._runtime.nodes(wait=False))
+        inventory = inventory_of(await self._cluster.nodes(wait=False))
 
         def change(state: State) -> Sequence[Change]:
             if not is_still(state, group_id, begun.record.uid, before.placement):
@@ -83,7 +83,7 @@ class GroupActions:
         """The memory of the ranks, as their engine reports; empty without a report, which is not required."""
         try:
             async with asyncio.timeout(REPORT_S):
-                reports = await self._runtime.reports(group_id)
+                reports = await self._cluster.reports(group_id)
         except (TimeoutError, errors.OstinatoError) as e:
             log.warning("the engine of %s does not say what it takes: %r", group_id, e)
             return ()
@@ -91,7 +91,7 @@ class GroupActions:
 
     async def replan(self, group_id: str) -> None:
         """Give up the group's place, and stop its engine there; then it is launched elsewhere."""
-        nodes, view = await self._runtime.nodes(wait=False), self._hooks.view(group_id)
+        nodes, view = await self._cluster.nodes(wait=False), self._hooks.view(group_id)
 
         def change(deployment: Deployment, state: State, group: WorkerGroup) -> WorkerGroup | NoSuccessor:
             reason = rescheduling.replacement_reason(group, view, nodes)
@@ -131,7 +131,7 @@ class GroupActions:
 
     async def stop(self, group_id: str) -> None:
         """Stop an engine; its memory is not free at once."""
-        await self._runtime.stop(group_id)
+        await self._cluster.stop(group_id)
         self._launching.stopped_s = time.monotonic()
 
     async def drain(self, group_id: str) -> None:
@@ -140,7 +140,7 @@ class GroupActions:
         Raises Superseded when its deployment is undeployed meanwhile: another deployment's engine may have
         its name.
         """
-        uid = find_group(await self._repository.read_async(), group_id)[0].record.uid
+        uid = find_group(await self._repository.read_async(), group_id).deployment.record.uid
         await self._until_quiet(group_id, uid)
         require_draining(await self._repository.read_async(), group_id, uid)
         await self.stop(group_id)
@@ -158,7 +158,7 @@ class GroupActions:
             require_draining(await self._repository.read_async(), group_id, uid)
             reports: list[WorkerReport] = []
             with suppress(errors.OstinatoError):
-                reports = await self._runtime.reports(group_id)
+                reports = await self._cluster.reports(group_id)
             if any(report.ongoing_requests for report in reports):
                 busy_s = time.monotonic()
             elif time.monotonic() - busy_s >= QUIET_S:

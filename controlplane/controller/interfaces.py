@@ -1,4 +1,4 @@
-"""What actions need from the cluster's engines, and from the controller."""
+"""The cluster as the controller and its actions use it (`RayCluster` implements it), and the hooks of actions."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from workers.measuring.request import MeasureRequest
 from workers.messages import EngineConfig, VariantRef, WorkerReport
 
 
-class ClusterControl(Protocol):
-    """What the controller's actions need from the cluster. An engine has the id of its worker group."""
+class EngineControl(Protocol):
+    """The engines and nodes, for actions on groups. An engine has the id of its worker group."""
 
     async def inventory(self) -> Inventory: ...
 
@@ -51,7 +51,7 @@ class Hooks:
 
 
 class Measurer(Protocol):
-    """What measuring needs from the cluster."""
+    """Measurements on the cluster, for profiles."""
 
     async def inventory(self) -> Inventory: ...
 
@@ -64,7 +64,7 @@ class Measurer(Protocol):
 
 
 class Compressor(Protocol):
-    """What making deltas needs from the cluster."""
+    """Compressions on the cluster."""
 
     async def inventory(self) -> Inventory: ...
 
@@ -77,7 +77,7 @@ class Compressor(Protocol):
 
 
 class PathProber(Protocol):
-    """What measuring the request path needs from the cluster."""
+    """Measurements of the request path, from inside the cluster."""
 
     async def nodes(self, wait: bool = True) -> tuple[NodeState, ...]: ...
 
@@ -102,8 +102,8 @@ Conclude = Callable[
 ]
 
 
-class Runtime(Measurer, Compressor, PathProber, ClusterControl, Protocol):
-    """What the controller needs from the cluster."""
+class ClusterControl(Measurer, Compressor, PathProber, EngineControl, Protocol):
+    """Everything that the controller does with the cluster. `controlplane.runtime.ray_cluster` implements it."""
 
     async def observe(self) -> dict[str, EngineView]: ...
 

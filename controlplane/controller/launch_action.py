@@ -9,15 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
 
 from controlplane import errors
 from controlplane.cluster import reservations
 from controlplane.cluster.inventory import NodeState, ray_ids
-from controlplane.controller.interfaces import ClusterControl, Note
+from controlplane.controller.interfaces import EngineControl, Note
 from controlplane.controller.profile_actions import RECLAIM_WAIT_S
 from controlplane.controller.transitions import (
     NoSuccessor,
@@ -46,8 +45,6 @@ from controlplane.state.worker_groups import GroupPhase, WorkerGroup, group_id_o
 from placement.rebalancing import without
 from placement.types import Constraint, Inventory, Placement
 from workers.messages import EngineConfig
-
-T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -91,12 +88,12 @@ class LaunchAction:
     """The action Launch. `stopped_s` is when an engine was last stopped (`time.monotonic`)."""
 
     def __init__(
-        self, settings: Settings, repository: Repository, engines: ClusterControl, note: Note, fail: Fail
+        self, settings: Settings, repository: Repository, cluster: EngineControl, note: Note, fail: Fail
     ) -> None:
         """`fail` ends a deployment that never served, and everything that waits for it, with an error."""
         self._settings = settings
         self._repository = repository
-        self._runtime = engines
+        self._cluster = cluster
         self._note = note
         self._fail = fail
         self.stopped_s = float("-inf")
@@ -117,37 +114,33 @@ class LaunchAction:
         if not is_still(state, group_id, uid, placement) or _is_cancelled(state, group_id):
             raise Superseded(group_id)
         try:
-            await self._runtime.launch(decision.config)
+            await self._cluster.launch(decision.config)
         except Exception as e:
             log.warning("%s could not be launched: %r", group_id, e)
             await self._not_launched(group_id, f"it could not be launched: {e}")
 
-    async def _resample_until(self, decide: Callable[[_Sample], Awaitable[T | None]]) -> T:
-        """The result of `decide` for a sample of the devices; while it is None, newer samples are taken.
+    async def _samples(self) -> AsyncIterator[_Sample]:
+        """Samples of the devices, which are taken until the caller has decided.
 
-        A sample may still show memory of stopped engines. On the last sample `decide` must decide.
+        A sample may still show memory of stopped engines. The caller must decide on the last sample.
         """
         give_up_s = time.monotonic() + RECLAIM_WAIT_S
         while True:
             requested_s, requested_at_s = time.monotonic(), time.time()
-            sample = _Sample(
-                await self._runtime.inventory(), requested_s, requested_at_s, requested_s > give_up_s
-            )
-            if (decision := await decide(sample)) is not None:
-                return decision
+            last = requested_s > give_up_s
+            yield _Sample(await self._cluster.inventory(), requested_s, requested_at_s, last)
+            if last:
+                return
             await asyncio.sleep(LOOK_AGAIN_S)
 
     async def _await_reclaim(self, holders: Collection[str]) -> None:
         """Wait, up to RECLAIM_WAIT_S, until no device shows memory of these holders."""
-
-        async def gone(sample: _Sample) -> bool | None:
-            stale = reservations.stale_holders(
-                sample.inventory, (await self._repository.read_async()).ledgers
-            )
-            return sample.last or not stale & set(holders) or None
-
-        if holders:
-            await self._resample_until(gone)
+        if not holders:
+            return
+        async for sample in self._samples():
+            ledgers = (await self._repository.read_async()).ledgers
+            if not reservations.stale_holders(sample.inventory, ledgers) & set(holders):
+                return
 
     async def _not_launched(self, group_id: str, reason: str) -> None:
         """Give up the place, to be placed again; fail a deployment that never served after MAX_LAUNCHES."""
@@ -170,12 +163,13 @@ class LaunchAction:
         Errors: NoFeasiblePlan.
         """
 
-        async def decide(sample: _Sample) -> _Committed | _Queued | None:
-            nodes = await self._runtime.nodes(wait=False)
-            return await asyncio.to_thread(persist, partial(self._place, group_id, sample, nodes))
-
-        decision: _Committed | _Queued = await self._resample_until(decide)
-        return decision
+        async for sample in self._samples():
+            nodes = await self._cluster.nodes(wait=False)
+            place = partial(self._place, group_id, sample, nodes)
+            decision: _Committed | _Queued | None = await asyncio.to_thread(persist, place)
+            if decision is not None:
+                return decision
+        raise AssertionError("no decision on the last sample")
 
     def _place(
         self, group_id: str, sample: _Sample, nodes: Sequence[NodeState]
@@ -207,23 +201,26 @@ class LaunchAction:
 
     def _find_placement(self, state: State, group_id: str, sample: _Sample) -> Place | None:
         """The place; None when newer samples should be awaited. Errors: NoFeasiblePlan."""
-        deployment, group = find_group(state, group_id)
-
-        def free_memory(inventory: Inventory) -> FreeMemory:
-            rested = reservations.without_starts(inventory, state, sample.requested_at_s)
-            seen = reclaimable_memory.free_memory(
-                rested, state.ledgers, self._settings.headroom, exclude=group_id
-            )
-            # No move is urgent enough to end a measurement or to wait for one.
-            return seen.beside() if is_spare(group, deployment.record.groups) else seen
-
-        decide, seen = partial(self._decide_placement, state, group_id), free_memory(sample.inventory)
+        decide = partial(self._decide_placement, state, group_id)
+        seen = self._free_memory(state, group_id, sample, sample.inventory)
         stopped_lately = sample.requested_s - self.stopped_s < SAMPLED_S
         after = _reclaimed(state, group_id, sample, stopped_lately)
         may_change = stopped_lately or after != sample.inventory
         if sample.last or not may_change:
             return reclaimable_memory.place(decide, seen)
-        return reclaimable_memory.place_or_resample(decide, seen, free_memory(after))
+        return reclaimable_memory.place_or_resample(
+            decide, seen, self._free_memory(state, group_id, sample, after)
+        )
+
+    def _free_memory(self, state: State, group_id: str, sample: _Sample, inventory: Inventory) -> FreeMemory:
+        """The memory of `inventory` that the group may use, without the load of engines' starts."""
+        deployment, group = find_group(state, group_id)
+        rested = reservations.without_starts(inventory, state, sample.requested_at_s)
+        seen = reclaimable_memory.free_memory(
+            rested, state.ledgers, self._settings.headroom, exclude=group_id
+        )
+        # No move is urgent enough to end a measurement or to wait for one.
+        return seen.beside() if is_spare(group, deployment.record.groups) else seen
 
     def _decide_placement(self, state: State, group_id: str, free: Inventory) -> Placement:
         """Errors: NoFeasiblePlan."""
@@ -275,7 +272,7 @@ class LaunchAction:
 
     async def _refused(self, group_id: str, error: errors.NoFeasiblePlan) -> None:
         """There is no room: a deployment that never served ends, and one that has served waits for room."""
-        state, nodes = await self._repository.read_async(), await self._runtime.nodes(wait=False)
+        state, nodes = await self._repository.read_async(), await self._cluster.nodes(wait=False)
         versioned, _ = find_group(state, group_id)
         if not versioned.record.established:
             await self._fail(host_of(group_id), error)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from controlplane.cluster import reservations
 from controlplane.state import deployments
@@ -113,13 +113,21 @@ def mark_serving(
     return Put(deployments.with_group(established, serves), deployment.version), serves
 
 
-def find_group(state: State, group_id: str) -> tuple[Versioned[Deployment], WorkerGroup]:
-    """The group `group_id` and its deployment. Raises Superseded, also when that is being undeployed."""
+class GroupOfDeployment(NamedTuple):
+    """A worker group, and its deployment with the version that was read."""
+
+    deployment: Versioned[Deployment]
+    group: WorkerGroup
+
+
+def find_group(state: State, group_id: str) -> GroupOfDeployment:
+    """The group `group_id` and its deployment. Raises Superseded, also when the deployment is being
+    undeployed."""
     deployment = state.deployments.get(host_of(group_id))
     group = deployment.record.group(number_of(group_id)) if deployment else None
     if deployment is None or group is None or deployment.record.phase is Phase.DELETING:
         raise Superseded(group_id)
-    return deployment, group
+    return GroupOfDeployment(deployment, group)
 
 
 def find_loading(state: State, name: str, model_uid: int) -> Versioned[Deployment]:

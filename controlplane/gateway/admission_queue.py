@@ -17,7 +17,7 @@ from controlplane.traffic.admission import MIN_RETRY_S, Admission, Reason, Refus
 from controlplane.traffic.host_router import HostRouter
 from controlplane.traffic.member import RoutedRequest
 from controlplane.traffic.request import InferenceRequest
-from controlplane.traffic.waiting_line import LineLimits, Waiting
+from controlplane.traffic.waiting_line import Backlog, LineLimits, Waiting
 
 # The longest time to retry: a line that hardly moves allows no forecast.
 MAX_RETRY_S = 60.0
@@ -56,9 +56,9 @@ class AdmissionQueue:
         """The number of requests that wait."""
         return len(self._line) + len(self._again)
 
-    def standing(self) -> dict[Priority, tuple[int, float | None]]:
-        """The number of requests in the line by priority, and the arrival time of the oldest."""
-        return self._line.standing()
+    def backlog(self) -> dict[Priority, Backlog]:
+        """The requests in the line, by priority."""
+        return self._line.backlog()
 
     def at_once(self, request: InferenceRequest, resent: bool = False) -> RoutedRequest | None:
         """As `enter`, if no request waits and a worker has room; None otherwise."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from controlplane.gateway import warming
 from controlplane.gateway.engine_limits import EngineLimits
-from controlplane.gateway.exchange import Exchange
+from controlplane.gateway.request_sender import RequestSender
 from controlplane.gateway.host_workers import HostWorkers
 from controlplane.gateway.worker_directory import Alive, Find
 from controlplane.state.terms import Priority
@@ -18,11 +18,18 @@ from controlplane.traffic.request_terms import NO_TERMS, RequestTerms
 from workers.messages import EngineCall, EngineHead, EngineReply
 
 
-class HostView(NamedTuple):
-    """The metrics of one host: by priority, the number of waiting requests and how long the oldest waits; the
-    mean relative error of predicted times per token (None: unknown)."""
+class WaitingRequests(NamedTuple):
+    """The number of requests that wait, and for how long the oldest has waited."""
 
-    waiting: dict[Priority, tuple[int, float]]
+    count: int
+    longest_s: float
+
+
+class HostView(NamedTuple):
+    """The metrics of one host: the waiting requests by priority, and the mean relative error of predicted
+    times per token (None: unknown)."""
+
+    waiting: dict[Priority, WaitingRequests]
     step_error: float | None
 
 
@@ -51,9 +58,9 @@ class EngineClient:
 
     async def call(self, host: str, call: EngineCall, terms: RequestTerms = NO_TERMS) -> EngineReply:
         """One request, answered as a whole. Raises Overloaded, Late, Cut, EngineFailed or Unavailable."""
-        with Exchange(host, self._workers(host), call, terms, streams=False) as exchange:
-            answer = await exchange.answer()
-            body = await exchange.read()
+        with RequestSender(host, self._workers(host), call, terms, streams=False) as sender:
+            answer = await sender.send()
+            body = await sender.read()
             return EngineReply(answer.status, answer.content_type, body)
 
     async def stream(
@@ -63,10 +70,10 @@ class EngineClient:
 
         Closing the generator closes the connection, which cancels the request in the engine.
         """
-        with Exchange(host, self._workers(host), call, terms, streams=True) as exchange:
-            answer = await exchange.answer()
+        with RequestSender(host, self._workers(host), call, terms, streams=True) as sender:
+            answer = await sender.send()
             yield EngineHead(answer.status, answer.content_type)
-            while (piece := await exchange.piece()) is not None:
+            while (piece := await sender.piece()) is not None:
                 yield piece
 
     def demand(self) -> dict[str, float]:
@@ -110,7 +117,7 @@ class EngineClient:
 def _view(workers: HostWorkers) -> HostView:
     now_s = time.monotonic()
     waiting = {
-        priority: (count, 0.0 if since_s is None else max(0.0, now_s - since_s))
-        for priority, (count, since_s) in workers.queue.standing().items()
+        priority: WaitingRequests(count, 0.0 if since_s is None else max(0.0, now_s - since_s))
+        for priority, (count, since_s) in workers.queue.backlog().items()
     }
     return HostView(waiting, workers.router.error)

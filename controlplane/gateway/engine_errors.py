@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
 from controlplane import errors
 from profiler.errors import CheckpointError
@@ -17,12 +17,20 @@ GRAMMAR = "structured_outputs"  # workers' name for the field of a grammar, whic
 GIVEN_UP = "Internal server error"
 
 
+class _Reported(NamedTuple):
+    """An error as an engine reports it."""
+
+    message: str
+    param: str | None
+    code: Any
+
+
 def from_engine(status: int, body: bytes, grammar: str = "") -> errors.OstinatoError:
     """The error of a reply that is not 2xx. Client mistakes stay 400s; all others are the engine's.
 
     `grammar` is the request's field that restricts its answer, if it has one.
     """
-    message, param, code = _read(body)
+    message, param, code = _reported(body)
     for refusal in (errors.AdapterMismatch, errors.SourceUnreadable):
         if code == refusal.code:
             return refusal(message)
@@ -62,15 +70,15 @@ def refused(error: ValueError) -> errors.OstinatoError:
 def from_engine_event(event: bytes, grammar: str = "") -> errors.OstinatoError:
     """As `from_engine`, for an error event inside a stream, whose status is its `code`."""
     body = event.removeprefix(b"data: ").partition(b"\n")[0]
-    code = _read(body)[2]
+    code = _reported(body).code
     return from_engine(code if isinstance(code, int) else 500, body, grammar)
 
 
-def _read(body: bytes) -> tuple[str, str | None, Any]:
-    """(message, param, code) of an OpenAI-style body, or the start of any other body."""
+def _reported(body: bytes) -> _Reported:
+    """The error in an OpenAI-style body; as its message the start of any other body."""
     try:
         error = json.loads(body)
         error = error.get("error", error)
-        return str(error["message"]), error.get("param"), error.get("code")
+        return _Reported(str(error["message"]), error.get("param"), error.get("code"))
     except (ValueError, KeyError, TypeError, AttributeError):
-        return f"the engine answered: {body[:200].decode(errors='replace')}", None, None
+        return _Reported(f"the engine answered: {body[:200].decode(errors='replace')}", None, None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
 
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
@@ -17,6 +18,12 @@ from controlplane.gateway.engine_client import HostView
 log = logging.getLogger(__name__)
 
 _TRIES = 5
+
+
+class _Families(NamedTuple):
+    requests: GaugeMetricFamily
+    longest_wait: GaugeMetricFamily
+    step_error: GaugeMetricFamily
 
 
 class LineMetrics(Collector):
@@ -29,13 +36,13 @@ class LineMetrics(Collector):
         return iter(_families())
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        length, longest, missed = families = _families()
+        families = _families()
         for base, view in self._read().items():
-            for priority, (count, waited_s) in view.waiting.items():
-                length.add_metric([base, str(priority)], count)
-                longest.add_metric([base, str(priority)], waited_s)
+            for priority, waiting in view.waiting.items():
+                families.requests.add_metric([base, str(priority)], waiting.count)
+                families.longest_wait.add_metric([base, str(priority)], waiting.longest_s)
             if view.step_error is not None:
-                missed.add_metric([base], view.step_error)
+                families.step_error.add_metric([base], view.step_error)
         return iter(families)
 
     def _read(self) -> Mapping[str, HostView]:
@@ -49,8 +56,8 @@ class LineMetrics(Collector):
         return {}
 
 
-def _families() -> tuple[GaugeMetricFamily, GaugeMetricFamily, GaugeMetricFamily]:
-    return (
+def _families() -> _Families:
+    return _Families(
         GaugeMetricFamily(
             "ostinato_line_requests", "Requests that wait for their turn.", labels=["model", "priority"]
         ),

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from controlplane.state import deployments
 from controlplane.state.records import Deployment, Scaling
@@ -26,9 +27,16 @@ GAP_S = 5.0
 BAND = 0.5
 
 
+class Sample(NamedTuple):
+    """The requests under way at a time."""
+
+    at_s: float
+    in_flight: float
+
+
 @dataclass(frozen=True)
 class History:
-    """`samples` are (time, requests under way) of the last DOWN_S, the oldest first.
+    """`samples` are those of the last DOWN_S, the oldest first.
 
     `busy_s` is when a request was last under way or a group last started; at first, when the history began.
     Since `steady_s` the number of `groups` is the same, and none of them starts.
@@ -37,7 +45,7 @@ class History:
     steady_s: float
     busy_s: float
     groups: int = 0
-    samples: tuple[tuple[float, float], ...] = ()
+    samples: tuple[Sample, ...] = ()
 
 
 def noted(
@@ -45,19 +53,19 @@ def noted(
 ) -> History:
     """The history with one more sample. A group that is `starting` is not idle before it has served."""
     known = history or History(now_s, now_s, groups)
-    if known.samples and not 0 <= now_s - known.samples[-1][0] <= GAP_S:
+    if known.samples and not 0 <= now_s - known.samples[-1].at_s <= GAP_S:
         known = History(now_s, now_s, groups)
     return History(
         steady_s=now_s if starting or groups != known.groups else known.steady_s,
         busy_s=now_s if starting or in_flight > 0 else known.busy_s,
         groups=groups,
-        samples=(*(s for s in known.samples if s[0] >= now_s - DOWN_S), (now_s, in_flight)),
+        samples=(*(s for s in known.samples if s.at_s >= now_s - DOWN_S), Sample(now_s, in_flight)),
     )
 
 
 def wanted(scaling: Scaling, target: float, current: int, history: History, now_s: float) -> int:
     """The target number of groups instead of `current`, for `target` requests under way in each."""
-    latest = history.samples[-1][1] if history.samples else 0.0
+    latest = history.samples[-1].in_flight if history.samples else 0.0
     if scaling.min_groups == 0 and latest <= 0 and (current == 0 or now_s - history.busy_s >= scaling.idle_s):
         return 0
     steady_s = now_s - history.steady_s if history.groups == current else 0.0

@@ -43,7 +43,7 @@ class CompressJob:
 
     @property
     def node(self) -> str:
-        return self.device[0]
+        return self.device.node
 
 
 @dataclass(frozen=True)
@@ -253,7 +253,7 @@ def _compressing_bytes(state: State, exclude: str) -> Counter[DeviceKey]:
     for ledger in state.ledgers.values():
         for r in ledger.record.reservations:
             if r.holder.startswith(reservations.COMPRESSING) and r.holder != exclude:
-                promised[ledger.record.node, r.kind, r.index] += r.memory_bytes
+                promised[DeviceKey(ledger.record.node, r.kind, r.index)] += r.memory_bytes
     return promised
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from controlplane import errors
 from controlplane.state.records import AutoRelax
@@ -14,12 +14,18 @@ from profiler.figures import figure
 from profiler.plans import no_quantization_reason
 from profiler.types import ModelSpec
 
-# The name of a constraint in a request, and the factor from the solver's unit to the request's.
+class _Target(NamedTuple):
+    """A constraint as a request names it, and the factor from the solver's unit to the request's."""
+
+    name: str
+    factor: float
+
+
 _SLOS = {
-    Constraint.LATENCY: ("SLOs.e2e_ms", 1000.0),
-    Constraint.TTFT: ("SLOs.ttft_ms", 1000.0),
-    Constraint.TPOT: ("SLOs.tpot_ms", 1000.0),
-    Constraint.COST: ("SLOs.cost", 1.0),
+    Constraint.LATENCY: _Target("SLOs.e2e_ms", 1000.0),
+    Constraint.TTFT: _Target("SLOs.ttft_ms", 1000.0),
+    Constraint.TPOT: _Target("SLOs.tpot_ms", 1000.0),
+    Constraint.COST: _Target("SLOs.cost", 1.0),
 }
 # Constraints about times, which come from a profile.
 TIMED = frozenset({*_SLOS, Constraint.RATE})
@@ -81,14 +87,14 @@ def _reasons(unusable: Sequence[Unusable]) -> str:
 
 
 def name_of(constraint: Constraint) -> str:
-    return _SLOS[constraint][0] if constraint in _SLOS else _NAMES.get(constraint, constraint.value)
+    return _SLOS[constraint].name if constraint in _SLOS else _NAMES.get(constraint, constraint.value)
 
 
 def as_data(relaxation: Relaxation) -> dict[str, Any]:
     name = name_of(relaxation.constraint)
     requested, offered, text = relaxation.asked, relaxation.offered, relaxation.text
     if relaxation.constraint in _SLOS:
-        factor = _SLOS[relaxation.constraint][1]
+        factor = _SLOS[relaxation.constraint].factor
         requested, offered = requested * factor, rounded(offered * factor, up=True)
         text = (
             f"raise {name} from {figure(requested, 4)} to {offered:.10g} ({figure(relaxation.factor)} times)"

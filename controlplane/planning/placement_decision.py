@@ -407,9 +407,8 @@ def _residents(others: Iterable[Deployment]) -> dict[DeviceKey, list[Resident]]:
             if (placed := group.placement) is None:
                 continue
             for rank in placed.ranks:
-                key = rank.node, rank.device_kind, rank.device_index
                 held = resident(group_id, rank, placed, other.constraints.group, other.constraints.scope)
-                residents.setdefault(key, []).append(held)
+                residents.setdefault(rank.device, []).append(held)
     return residents
 
 

@@ -62,10 +62,9 @@ def _broken(
             return f"node {rank.node} is not in the cluster"
         if problem := _away(node, group.node_ids.get(rank.node, ""), engine):
             return problem
-        key = rank.node, rank.device_kind, rank.device_index
-        promised[key] = promised.get(key, 0) + rank.memory_bytes
-    for key, wanted in promised.items():
-        if problem := _shrunk(known[key[0]], key, wanted):
+        promised[rank.device] = promised.get(rank.device, 0) + rank.memory_bytes
+    for device, wanted in promised.items():
+        if problem := _shrunk(known[device.node], device, wanted):
             return problem
     return ""
 
@@ -85,7 +84,7 @@ def _shrunk(node: NodeState, key: DeviceKey, wanted: int) -> str:
     """Why a device no longer has enough memory. Only a node that reports can show that."""
     if node.problem:
         return ""
-    name = f"{key[1]}:{key[2]} of node {key[0]}"
+    name = f"{key.kind}:{key.index} of node {key.node}"
     total = {key_of(device): device.total_bytes for device in node.devices}.get(key)
     if total is None:
         return f"{name} is gone"

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from controlplane.settings import Settings
 from controlplane.state.records import Deployment, Model
 from controlplane.state.repository import State
 from controlplane.state.worker_groups import GroupPhase
-from placement.types import CPU, Device, DeviceKey, Inventory, Placement, RankPlacement, key_of
+from placement.types import CPU, Device, Inventory, Placement, key_of
 from profiler.compiled import Records, records
 from profiler.errors import PlanError
 from profiler.physical.calibration import Calibration
@@ -135,7 +135,9 @@ class _Engine:
     load_bytes_per_s: float
 
 
-_Sampled = tuple[Records, Records]  # [1] and [V]
+class _Sampled(NamedTuple):
+    model: Records  # [1]
+    variants: Records  # [V]
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,7 @@ class _Engines:
     def of(self, placement: Placement, config: EngineConfig) -> _Engine | None:
         """The engine of a placement; None if a device is currently unknown."""
         devices = {key_of(device): device for device in self.inventory.devices}
-        on = [devices.get(_device(rank)) for rank in placement.ranks]
+        on = [devices.get(rank.device) for rank in placement.ranks]
         used = [device for device in on if device is not None]
         if not used or len(used) != len(on):
             return None
@@ -222,7 +224,7 @@ class _Engines:
         model = made.copy().view(np.recarray)
         found = with_parts(model, engine.ground, specs, known, engine.load_bytes_per_s)
         found.fetch_s = found.bytes / FETCH_BYTES_PER_S
-        return model, found
+        return _Sampled(model, found)
 
     def _part(self, engine: _Engine, spec: VariantSpec) -> Added | None:
         return self.memo.get(("variant", engine.key, _content(spec)), partial(_variant, engine, spec))
@@ -240,10 +242,6 @@ def _variant(engine: _Engine, spec: VariantSpec) -> Added | None:
         return sampled_part(engine.ground, engine.plan, spec)
     except PlanError:
         return None
-
-
-def _device(rank: RankPlacement) -> DeviceKey:
-    return rank.node, rank.device_kind, rank.device_index
 
 
 def _divided(rates: DeviceRates, ranks: int) -> DeviceRates:
@@ -267,7 +265,7 @@ def _together(
     numbers = {key: number for number, key in enumerate(found)}
     models = records(STEP_MODEL, len(found))
     parts = records(VARIANT, (len(found), 1 + len(variants)))
-    for number, (model, own) in enumerate(found.values()):
-        models[number], parts[number] = model[0], own
+    for number, sampled in enumerate(found.values()):
+        models[number], parts[number] = sampled.model[0], sampled.variants
     rows = {variant.uid: row for row, variant in enumerate(variants, start=1)}
     return StepModels(models, parts, {group: numbers[key] for group, key in key_of_group.items()}, rows)

@@ -132,7 +132,8 @@ def _sum_at(lines: Iterable[Line], count: int, layers: int) -> Line:
 
 
 def _at(line: Line, layers: int) -> int:
-    return line[0] + layers * line[1]
+    fixed, each = line
+    return fixed + layers * each
 
 
 def at_once(plan: Plan, spec: ModelSpec, variants: Sequence[Model]) -> AtOnce | None:

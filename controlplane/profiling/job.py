@@ -13,7 +13,7 @@ from controlplane.profiling.keys import key_on, profiled_device, served_spec
 from controlplane.profiling.usual_engine import BATCHED_TOKENS, usual_engine
 from controlplane.settings import Settings
 from controlplane.state.records import Model, ModelProfile
-from placement.types import CPU, Device, DeviceKey, Inventory
+from placement.types import CPU, Device, DeviceKey, Inventory, key_of
 from profiler.measurements import Timing, from_lines
 from profiler.profiling_plan import EngineRun, Reach, count_points, needed_bytes, profiling_plan
 from profiler.types import ModelSpec
@@ -94,7 +94,7 @@ def profiling_job(
     used = max((run.setting.world_size for run in lacking), default=0)
     return ProfilingJob(
         device.node,
-        held=tuple((d.node, d.kind, d.index) for d in enough[:used]),
+        held=tuple(map(key_of, enough[:used])),
         held_bytes=_held_bytes(spec, lacking, reach),
         quantizations=profile.forms,
         request=MeasureRequest(

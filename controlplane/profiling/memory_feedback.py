@@ -106,6 +106,6 @@ def _shape(text: str) -> tuple[str, int, int]:
 def only_type(placement: Placement, inventory: Inventory) -> Device | None:
     """A device of the type that all ranks use; None if there are several types, or a node does not report."""
     devices = {key_of(d): d for d in inventory.devices}
-    used = [devices.get((r.node, r.device_kind, r.device_index)) for r in placement.ranks]
+    used = [devices.get(r.device) for r in placement.ranks]
     types = {(d.kind, d.model, d.engine) if d else None for d in used}
     return used[0] if len(types) == 1 else None

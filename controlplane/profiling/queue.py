@@ -129,13 +129,13 @@ def _elsewhere(inventory: Inventory, taken: Collection[DeviceKey]) -> Iterator[I
 def _before(state: State, key: str) -> list[str]:
     """The queued profiles with an earlier turn than this one, in their order."""
     turn_of = fair_turns.turns(_asked(state))
-    mine = turn_of.get(key, (len(turn_of), math.inf, key))
+    mine = turn_of.get(key, fair_turns.Turn(len(turn_of), math.inf, key))
     waiting = (
         turn
         for other, turn in turn_of.items()
         if (profile := state.profiles.get(other)) and profile.record.phase is Phase.PENDING
     )
-    return [turn[-1] for turn in sorted(waiting) if turn < mine]
+    return [turn.what for turn in sorted(waiting) if turn < mine]
 
 
 def _asked(state: State) -> Iterator[Asked]:

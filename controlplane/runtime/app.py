@@ -36,7 +36,7 @@ with uncollected():
     from controlplane.gateway.route_book import RouteBook
     from controlplane.gateway.tenants_book import TenantsBook
     from controlplane.runtime import start_checks
-    from controlplane.runtime.cluster import RayCluster
+    from controlplane.runtime.ray_cluster import RayCluster
     from controlplane.runtime.front_door import environment
     from controlplane.runtime.loopback import keep_replica_on_loopback
     from controlplane.runtime.replica_http import answer_first
@@ -153,7 +153,7 @@ class Gateway:
         log_at_once()
         self._controller = controller  # keeps the controller in this application
         self._metrics_address = _serve_metrics(Settings())
-        telling = _step_models().keep_telling(_cluster().asked, _cluster().learn)
+        telling = _step_models().keep_telling(_cluster().hosts_with_requests, _cluster().learn)
         sharing = keep_sharing(_rates_of_all, _rates().hear, lambda: _tenants().tenants.any_rates)
         loop = asyncio.get_running_loop()
         loops = (telling, sharing, _early_refusal().watch())

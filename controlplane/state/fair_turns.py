@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 
@@ -22,12 +22,16 @@ class Asked:
     begun: bool = False
 
 
-Turn = tuple[int, float, str]
+class Turn(NamedTuple):
+    """`place` things of the same tenant go before `what`, which was requested at `since_s`."""
+
+    place: int
+    since_s: float
+    what: str
 
 
 def turns(asked: Iterable[Asked]) -> dict[str, Turn]:
-    """The turn of each thing: how many things of the same tenant go before it, then since when it was
-    requested. The lowest is next. If several tenants ask for a thing, its best place counts."""
+    """The turn of each thing. The lowest is next. If several tenants ask for a thing, its best place counts."""
     by_tenant: dict[str, list[Asked]] = {}
     for one in asked:
         by_tenant.setdefault(one.tenant, []).append(one)
@@ -37,7 +41,7 @@ def turns(asked: Iterable[Asked]) -> dict[str, Turn]:
         first = dict.fromkeys(a.what for a in ordered)
         since_s = {a.what: a.since_s for a in reversed(ordered)}
         for place, what in enumerate(first):
-            turn = (place, since_s[what], what)
+            turn = Turn(place, since_s[what], what)
             found[what] = min(turn, found.get(what, turn))
     return found
 
@@ -46,7 +50,7 @@ def shares(counts: Mapping[K, int], room: int) -> dict[K, int]:
     """The part of `room` for each key: the same for all, up to its count; what a key does not need goes to
     the others."""
     got: dict[K, int] = {}
-    for number, (key, count) in enumerate(sorted(counts.items(), key=lambda item: item[1])):
-        got[key] = min(count, max(0, room) // (len(counts) - number))
+    for number, key in enumerate(sorted(counts, key=lambda key: counts[key])):
+        got[key] = min(counts[key], max(0, room) // (len(counts) - number))
         room -= got[key]
     return got

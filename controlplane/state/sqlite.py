@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import quote
 
 from controlplane.errors import StaleWrite, Unavailable
@@ -123,7 +124,7 @@ class SqliteStore:
             if not found:
                 return
             yield {key: Entry(value, version) for key, value, version in found}
-            after, last = ">", found[-1][0]
+            after, (last, _, _) = ">", found[-1]
 
     def commit(self, writes: Sequence[Write | Require], lease: Lease | None = None) -> int:
         """Apply all writes or none; returns the new revision, after it is on disk.
@@ -155,8 +156,9 @@ class SqliteStore:
         boot, now_s = _boot(), time.clock_gettime(time.CLOCK_BOOTTIME)
         with self._commit_lock, self._transaction("BEGIN IMMEDIATE") as db:
             known = _lease(db, name)
-            last = Lease(name, known[0], known[1]) if known else Lease(name, "", 0)
-            if known and last.holder not in (holder, "", gone) and known[2] == boot and now_s < known[3]:
+            last = Lease(name, known.holder, known.epoch) if known else Lease(name, "", 0)
+            lasts = known is not None and known.boot == boot and now_s < known.until_s
+            if lasts and last.holder not in (holder, "", gone):
                 return last
             lease = last if last.holder == holder else Lease(name, holder, last.epoch + 1)
             row = (name, lease.holder, lease.epoch, boot, now_s + seconds)
@@ -385,17 +387,26 @@ def _changed(db: sqlite3.Connection, kinds: Sequence[str], since: int) -> dict[s
     return {kind: entries for kind, entries in changed.items() if kind in kinds}
 
 
-def _lease(db: sqlite3.Connection, name: str) -> tuple[str, int, str, float] | None:
-    row: tuple[str, int, str, float] | None = db.execute(
+class _LeaseRow(NamedTuple):
+    """A lease, and until when it lasts by the clock of the host since this start of it."""
+
+    holder: str
+    epoch: int
+    boot: str
+    until_s: float
+
+
+def _lease(db: sqlite3.Connection, name: str) -> _LeaseRow | None:
+    row = db.execute(
         "SELECT holder, epoch, boot, until_s FROM leases WHERE name = ?", (name,)
     ).fetchone()
-    return row
+    return None if row is None else _LeaseRow(*row)
 
 
 def _check_lease(db: sqlite3.Connection, lease: Lease) -> None:
     """Check the lease. It may have expired, if no other process has taken it."""
     known = _lease(db, lease.name)
-    if known is None or known[:2] != (lease.holder, lease.epoch):
+    if known is None or (known.holder, known.epoch) != (lease.holder, lease.epoch):
         raise Fenced(lease)
 
 

@@ -12,7 +12,7 @@ from enum import StrEnum
 from controlplane.state.terms import Priority
 from controlplane.traffic.forecast import Forecast
 from controlplane.traffic.request_terms import RequestTerms
-from controlplane.traffic.waiting_line import Full, Joined, LineLimits, Waiting, WaitingLine
+from controlplane.traffic.waiting_line import Backlog, Full, Joined, LineLimits, Waiting, WaitingLine
 
 MIN_RETRY_S = 1.0
 
@@ -50,9 +50,9 @@ class Admission:
         """All waiting requests, in the order of their arrival."""
         return iter(self._line)
 
-    def standing(self) -> dict[Priority, tuple[int, float | None]]:
-        """For each priority: the number of waiting requests, and the arrival time of the oldest."""
-        return self._line.standing()
+    def backlog(self) -> dict[Priority, Backlog]:
+        """The waiting requests of each priority."""
+        return self._line.backlog()
 
     def arrive(self, terms: RequestTerms, now_s: float, refuses: bool = True) -> Joined | Refused:
         """Let a new request join the line, perhaps in another request's place, or refuse it. `refuses`: also

@@ -14,6 +14,7 @@ import math
 from bisect import bisect_left, insort
 from collections import deque
 from enum import Enum
+from typing import NamedTuple
 
 from controlplane.state.terms import Priority
 from controlplane.traffic.request_terms import RequestTerms
@@ -204,23 +205,28 @@ class Shares:
         return demand is not None and demand.is_crowded_out(terms.priority, now_s, aging_s)
 
 
+class _Observed(NamedTuple):
+    at_s: float
+    value: float
+
+
 class LastSeen:
     """The last observations of a quantity: at most LAST, none older than FORGET_S."""
 
     def __init__(self) -> None:
-        self._seen: deque[tuple[float, float]] = deque()  # (when, what)
+        self._seen: deque[_Observed] = deque()
         self._sorted: list[float] = []
 
     def add(self, value: float, now_s: float) -> None:
         if len(self._seen) == LAST:
             self._forget()
-        self._seen.append((now_s, value))
+        self._seen.append(_Observed(now_s, value))
         insort(self._sorted, value)
 
     def quantile(self, share: float, unseen: float, now_s: float) -> float:
         """The least value that is at least as large as this share of the observations. If there are fewer
         than FEW, the missing ones count as `unseen`, so a single outlier does not decide."""
-        while self._seen and self._seen[0][0] < now_s - FORGET_S:
+        while self._seen and self._seen[0].at_s < now_s - FORGET_S:
             self._forget()
         values, lacking = self._sorted, FEW - len(self._sorted)
         index = math.ceil(share * max(len(values), FEW)) - 1
@@ -229,7 +235,7 @@ class LastSeen:
         return values[index]
 
     def _forget(self) -> None:
-        del self._sorted[bisect_left(self._sorted, self._seen.popleft()[1])]
+        del self._sorted[bisect_left(self._sorted, self._seen.popleft().value)]
 
 
 class _Pool:

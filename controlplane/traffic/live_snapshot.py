@@ -55,6 +55,14 @@ class _Learned(NamedTuple):
     ceiling: int = 99
 
 
+class _StepTimes(NamedTuple):
+    """[models] the step models, [models, variants] the variants in them, and each variant uid's column."""
+
+    models: Records
+    variants: Records
+    columns: dict[int, int]
+
+
 class LiveSnapshot:
     """The snapshot of one base in one gateway."""
 
@@ -217,7 +225,7 @@ class LiveSnapshot:
 
         Variants without a step model keep a column while they are in `keep` (None: all of them keep it).
         """
-        models, variants, columns = self._known()
+        models, variants, columns = self._step_times()
         for uid in self._columns if keep is None else keep:
             if uid not in columns:
                 columns[uid] = max(columns.values()) + 1
@@ -246,14 +254,14 @@ class LiveSnapshot:
         group = self._snapshot.groups[member.slot]
         return _Learned(float(group.correction) or 1.0, float(group.stretch) or 1.0, int(group.ceiling))
 
-    def _known(self) -> tuple[Records, Records, dict[int, int]]:
-        """Step models and variants in our own memory, so that compiled code sees one kind of array."""
+    def _step_times(self) -> _StepTimes:
+        """The step times in our own memory, so that compiled code sees one kind of array."""
         if self._models is None:
             models = equal_rows()
-            return models, new_snapshot(0, 1, models).variants, {0: 0}
+            return _StepTimes(models, new_snapshot(0, 1, models).variants, {0: 0})
         models = records(STEP_MODEL, len(self._models.models))
         models[:] = self._models.models
-        return models, self._models.variants, {0: 0, **self._models.variant_rows}
+        return _StepTimes(models, self._models.variants, {0: 0, **self._models.variant_rows})
 
     def _moved(self, state: RouterState, columns: Mapping[int, int]) -> RouterState:
         """The policy's state, with variants in their new columns."""

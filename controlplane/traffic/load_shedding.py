@@ -310,10 +310,15 @@ def fair_level(asked: list[tuple[float, float]], budget: float) -> float:
     """
     left, weights = budget, sum(weight for _, weight in asked)
     everyone, level = weights, 0.0
-    for amount, weight in sorted(asked, key=lambda each: each[0] / each[1]):
+    for amount, weight in sorted(asked, key=_level):
         if amount * weights >= left * weight:
             return left / weights
         left -= amount
         weights -= weight
         level = amount / weight
     return level + left / (everyone or 1.0)
+
+def _level(asked: tuple[float, float]) -> float:
+    amount, weight = asked
+    return amount / weight
+

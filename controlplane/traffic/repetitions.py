@@ -186,12 +186,12 @@ class _Reader:
             return None
         end = self._text.find("}", self._at)
         least, comma, most = self._text[self._at + 1 : max(end, 0)].partition(",")
-        numbers = (least.strip(), most.strip())
-        if end < 0 or not (numbers[0] or numbers[1]) or any(n and not n.isdecimal() for n in numbers):
+        least, most = least.strip(), most.strip()
+        if end < 0 or not (least or most) or any(n and not n.isdecimal() for n in (least, most)):
             return None
         self._at = end + 1
-        fewest = int(numbers[0][:9] or 0)
-        return fewest, (int(numbers[1][:9]) if numbers[1] else None) if comma else fewest
+        fewest = int(least[:9] or 0)
+        return fewest, (int(most[:9]) if most else None) if comma else fewest
 
     def _peek(self) -> str:
         return self._text[self._at] if self._at < len(self._text) else ""

@@ -30,6 +30,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from controlplane.state.terms import Priority
 from controlplane.traffic.request_terms import RequestTerms
@@ -48,6 +49,13 @@ class LineLimits:
     places: int
     aging_s: float = 10.0
     turns: int = 4
+
+
+class Backlog(NamedTuple):
+    """The number of waiting requests of one priority, and when the oldest arrived (None: none waits)."""
+
+    requests: int
+    oldest_arrived_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +82,13 @@ class Joined:
     displaced: Waiting | None = None
 
 
+class _Timed(NamedTuple):
+    """The number of a request, and a time by which requests are sorted."""
+
+    at_s: float
+    number: int
+
+
 class _Flow:
     """The requests of one tenant and priority. `last_turn` is the number of the tenant's last turn for
     them."""
@@ -81,24 +96,24 @@ class _Flow:
     def __init__(self) -> None:
         self.tokens = 0
         self.last_turn = 0
-        self._order: list[tuple[float, int]] = []  # (due_s, number)
+        self._order: list[_Timed] = []  # by due time
         self._waiting: dict[int, Waiting] = {}  # in the order of arrival
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def add(self, waiting: Waiting, due_s: float) -> None:
-        insort(self._order, (due_s, waiting.number))
+        insort(self._order, _Timed(due_s, waiting.number))
         self._waiting[waiting.number] = waiting
         self.tokens += waiting.terms.tokens
 
     def remove(self, waiting: Waiting, due_s: float) -> None:
-        del self._order[bisect_left(self._order, (due_s, waiting.number))]
+        del self._order[bisect_left(self._order, _Timed(due_s, waiting.number))]
         del self._waiting[waiting.number]
         self.tokens -= waiting.terms.tokens
 
     def first(self) -> Waiting:
-        return self._waiting[self._order[0][1]]
+        return self._waiting[self._order[0].number]
 
     def oldest(self) -> Waiting:
         return next(iter(self._waiting.values()))
@@ -184,7 +199,7 @@ class WaitingLine:
         self._occupied: dict[str, _Queue] = {}
         self._virtual = 0.0
         self._waiting: dict[int, Waiting] = {}
-        self._late: list[tuple[float, int]] = []  # (dropped_at_s, number)
+        self._late: list[_Timed] = []  # by the time when they are dropped
         self._number = 0
 
     def __len__(self) -> int:
@@ -247,12 +262,12 @@ class WaitingLine:
 
     def drop_late(self, now_s: float) -> list[Waiting]:
         """Remove late requests that are to be dropped, the first to become late first."""
-        late = self._late[: bisect_left(self._late, (now_s, self._number + 1))]
+        late = self._late[: bisect_left(self._late, _Timed(now_s, self._number + 1))]
         return [waiting for _, number in late if (waiting := self.remove(number)) is not None]
 
     def next_late_s(self) -> float | None:
         """When the next request is to be dropped."""
-        return self._late[0][0] if self._late else None
+        return self._late[0].at_s if self._late else None
 
     def waits_above(self, terms: RequestTerms) -> bool:
         """Whether a request of this tenant with a higher priority waits."""
@@ -295,13 +310,12 @@ class WaitingLine:
             min(queue.flows[terms.priority].tokens, queue.share_until(goes)) for queue in self._others(own)
         )
 
-    def standing(self) -> dict[Priority, tuple[int, float | None]]:
-        """For each priority: the number of waiting requests, and the oldest arrival. Safe for other
-        threads."""
+    def backlog(self) -> dict[Priority, Backlog]:
+        """The waiting requests of each priority. Other threads may call this, too."""
         queues = list(self._occupied.values())
         flows = {p: [flow for queue in queues if (flow := queue.flows[p])] for p in Priority}
         return {
-            p: (sum(map(len, found)), min((flow.oldest().arrived_s for flow in found), default=None))
+            p: Backlog(sum(map(len, found)), min((flow.oldest().arrived_s for flow in found), default=None))
             for p, found in flows.items()
         }
 
@@ -373,6 +387,6 @@ def turns_at_most(
     )
 
 
-def _late_key(waiting: Waiting) -> tuple[float, int] | None:
+def _late_key(waiting: Waiting) -> _Timed | None:
     after_s = waiting.terms.dropped_after_s
-    return None if after_s is None else (waiting.arrived_s + after_s, waiting.number)
+    return None if after_s is None else _Timed(waiting.arrived_s + after_s, waiting.number)

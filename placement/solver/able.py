@@ -49,7 +49,8 @@ class AbleDevices:
         # The model is stored as well, so that it stays alive and no other model gets its id.
         if id(model) not in self._models:
             self._models[id(model)] = model, _parts(self._cluster, model)
-        return self._models[id(model)][1]
+        _, parts = self._models[id(model)]
+        return parts
 
     def problem(self, request: Request) -> str:
         """Why no GPU runs any of the request's compressions."""
@@ -65,8 +66,8 @@ def _parts(cluster: Cluster, model: ModelFigures) -> dict[frozenset[str], ModelF
             by_types.setdefault(types, []).append(compression)
     if len(by_types) == 1 and len(*by_types.values()) == len(model.compressions):
         return dict.fromkeys(by_types, model)
-    widest_first = sorted(by_types.items(), key=lambda part: -len(part[0]))
-    return {types: replace(model, compressions=tuple(kept)) for types, kept in widest_first}
+    widest_first = sorted(by_types, key=len, reverse=True)
+    return {types: replace(model, compressions=tuple(by_types[types])) for types in widest_first}
 
 
 def _runs(compression: Compression, kind: GpuType) -> bool:

@@ -15,7 +15,7 @@ from placement.solver.costs import Costs
 from placement.solver.groups import Groups
 from placement.solver.objective import LowerBounds, StepLimits, limits_of
 from placement.solver.orders import caps_by_ends, domain, ends
-from placement.solver.plan import Estimator, Shape
+from placement.solver.plan import Estimator, HopSeconds, Shape
 from placement.solver.request import Request
 from placement.solver.view import Bools, Floats, Ints
 
@@ -29,7 +29,7 @@ class Terms:
     """What all pipelines of one shape have in common.
 
     `tokens` is the number of tokens after the first, `batches` the batches in flight; every token takes at
-    least `turns_s`. `hops` are seconds of a prompt and of a token, by link.
+    least `turns_s`. `hops` are the seconds of a hop, by link.
     """
 
     shape: Shape
@@ -37,7 +37,7 @@ class Terms:
     tokens: int
     batches: float
     turns_s: float
-    hops: dict[Link, tuple[float, float]]
+    hops: dict[Link, HopSeconds]
     limits: StepLimits
 
 
@@ -61,9 +61,10 @@ def of_sets(costs: Costs, sets: Ints, terms: Terms) -> Floats:
     cheapest = _filled(caps, prefill + terms.tokens * decode, terms.layers)
     pace = terms.batches * terms.layers / (1 / decode).sum(axis=1)
     bounds = np.maximum(cheapest, terms.layers * prefill.min(axis=1) + terms.tokens * pace)
-    rests = costs.prefill_rest[sets].min(axis=1), costs.decode_rest[sets].min(axis=1)
-    hop_s = (terms.shape.pp - 1) * np.array(terms.hops[Link.FAST])
-    within = _within(terms, caps, (prefill, decode), (rests[0] + hop_s[0], rests[1] + hop_s[1]))
+    hops, hop_s = terms.shape.pp - 1, terms.hops[Link.FAST]
+    prompt_rest_s = costs.prefill_rest[sets].min(axis=1) + hops * hop_s.prompt
+    token_rest_s = costs.decode_rest[sets].min(axis=1) + hops * hop_s.token
+    within = _within(terms, caps, (prefill, decode), (prompt_rest_s, token_rest_s))
     return np.where(within, bounds, np.inf)
 
 
@@ -88,14 +89,15 @@ def of_any(costs: Costs, terms: Terms) -> LowerBounds:
     able = caps >= 1
     caps, stages = caps[able], terms.shape.pp
     prefill, decode = costs.prefill[able], costs.decode[able]
-    rests = costs.prefill_rest[able].min(), costs.decode_rest[able].min()
-    hops = terms.hops[Link.FAST]
-    prompt_s = _least(caps, prefill, terms) + rests[0] + (stages - 1) * hops[0]
-    token_s = _least(caps, decode, terms) + rests[1] + (stages - 1) * hops[1]
+    prefill_rest_s, decode_rest_s = costs.prefill_rest[able].min(), costs.decode_rest[able].min()
+    hop_s = terms.hops[Link.FAST]
+    prompt_s = _least(caps, prefill, terms) + prefill_rest_s + (stages - 1) * hop_s.prompt
+    token_s = _least(caps, decode, terms) + decode_rest_s + (stages - 1) * hop_s.token
     pace_s = terms.batches * terms.layers / _largest(1 / decode, stages).sum()
     token_s = max(token_s, pace_s, terms.turns_s)
-    both_s = _least(caps, prefill + terms.tokens * decode, terms) + rests[0] + terms.tokens * rests[1]
-    both_s += (stages - 1) * (hops[0] + terms.tokens * hops[1])
+    both_s = _least(caps, prefill + terms.tokens * decode, terms) + prefill_rest_s
+    both_s += terms.tokens * decode_rest_s
+    both_s += (stages - 1) * (hop_s.prompt + terms.tokens * hop_s.token)
     latency_s = max(both_s, prompt_s + terms.tokens * token_s)
     return LowerBounds(float(prompt_s), float(token_s), float(latency_s))
 
@@ -125,19 +127,20 @@ def of_ends(costs: Costs, groups: Groups, columns: Ints, terms: Terms) -> Floats
     """
     caps, pairs = caps_by_ends(costs, columns), ends(len(columns))
     prefill, decode = costs.prefill[columns], costs.decode[columns]
-    rests = costs.prefill_rest[columns][pairs[:, 1]], costs.decode_rest[columns][pairs[:, 1]]
+    last = pairs[:, 1]
     hop_s = _least_hops(groups, columns) @ np.array([terms.hops[link] for link in Link])
-    beside = rests[0] + hop_s[:, 0], rests[1] + hop_s[:, 1]
-    filled = _filled(caps, prefill + terms.tokens * decode, terms.layers) + terms.tokens * beside[1]
+    prompt_rest_s = costs.prefill_rest[columns][last] + hop_s[:, 0]
+    token_rest_s = costs.decode_rest[columns][last] + hop_s[:, 1]
+    filled = _filled(caps, prefill + terms.tokens * decode, terms.layers) + terms.tokens * token_rest_s
     gaps = np.tile(costs.decode_gap[columns], (len(pairs), 1))
-    gaps[np.arange(len(pairs)), pairs[:, 1]] = rests[1]
+    gaps[np.arange(len(pairs)), last] = costs.decode_rest[columns][last]
     pace = terms.batches * (terms.layers + (gaps / decode).sum(axis=1)) / (1 / decode).sum()
-    bounds = np.maximum(filled, terms.layers * prefill.min() + terms.tokens * pace) + beside[0]
+    bounds = np.maximum(filled, terms.layers * prefill.min() + terms.tokens * pace) + prompt_rest_s
     for ratio in _ratios(terms, prefill, decode):
-        mixed = _filled(caps, prefill + ratio * decode, terms.layers) + beside[0] + ratio * beside[1]
+        mixed = _filled(caps, prefill + ratio * decode, terms.layers) + prompt_rest_s + ratio * token_rest_s
         bounds = np.maximum(bounds, _limited(terms, ratio, mixed))
     possible = (caps.min(axis=1) >= 1) & (caps.sum(axis=1) >= terms.layers)
-    possible &= _within(terms, caps, (prefill, decode), beside)
+    possible &= _within(terms, caps, (prefill, decode), (prompt_rest_s, token_rest_s))
     return np.where(possible, bounds, np.inf)
 
 

@@ -19,7 +19,7 @@ from functools import cached_property
 
 from placement.solver.cluster import Cluster, GpuType, Link
 from placement.solver.memory import stage_bytes
-from placement.solver.plan import Account, CandidatePlan, Figures, Lines, Shape, StepRates
+from placement.solver.plan import Account, CandidatePlan, Figures, HopSeconds, Lines, Shape, StepRates
 from placement.solver.request import Request
 from profiler.roofline import StageTime
 
@@ -45,7 +45,7 @@ class StageEstimator(ABC):
         self._shared = any(kind.shared for kind in cluster.types)
         self._batches: dict[Shape, float] = {}
         self._rates: dict[tuple[Shape, str, Link], StepRates] = {}
-        self._hops: dict[tuple[Shape, Link], tuple[float, float]] = {}
+        self._hops: dict[tuple[Shape, Link], HopSeconds] = {}
         self._prompts: dict[Shape, StageTime] = {}
         self._congestions: dict[Shape, Congestion] = {}
 
@@ -116,12 +116,12 @@ class StageEstimator(ABC):
             self._rates[key] = self._step(shape, self._types[gpu_type], link)
         return self._rates[key]
 
-    def hop_s(self, shape: Shape, link: Link) -> tuple[float, float]:
+    def hop_s(self, shape: Shape, link: Link) -> HopSeconds:
         key = (shape, link)
         if key not in self._hops:
             hidden, bandwidth = self.hidden_bytes, self._links[link]
             sequences = self.batch(shape) / self.groups(shape)
-            self._hops[key] = (
+            self._hops[key] = HopSeconds(
                 self.boundary_s + self._request.input_tokens * hidden / bandwidth,
                 self.boundary_s + sequences * hidden / bandwidth,
             )

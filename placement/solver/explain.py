@@ -19,7 +19,7 @@ def reason(placement: Placement, inventory: Inventory, engine_alone: bool = Fals
     """The shape, its place, the number of alternatives, the objective, the expected times, and what was
     relaxed. `engine_alone`: its TTFT does not include the request path."""
     plan, choice = placement.plan, placement.choice
-    used = {(r.node, r.device_kind, r.device_index): None for r in placement.ranks}
+    used = {r.device: None for r in placement.ranks}
     free = sum(d.free_bytes for d in inventory.devices if key_of(d) in used)
     minimised = objective_text(choice.objective, choice.unit, choice.input_tokens, choice.output_tokens)
     parts = [

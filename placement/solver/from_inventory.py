@@ -49,7 +49,7 @@ def _cluster(devices: Sequence[Device], residents: Mapping[DeviceKey, Sequence[R
     own = {key_of(device) for device in devices}
     others: dict[str, list[Resident]] = defaultdict(list)
     for key in sorted(residents.keys() - own):
-        others[key[0]] += residents[key]
+        others[key.node] += residents[key]
     made = tuple(Node(name, tuple(gpus), tuple(others[name])) for name, gpus in sorted(nodes.items()))
     return Cluster(made, tuple(types[name] for name in sorted(types)), links)
 

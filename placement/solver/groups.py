@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -15,6 +16,14 @@ from placement.solver.cluster import Link
 from placement.solver.view import Floats, Ints, View
 
 MAX_GROUPS = 80  # enumerated completely; beyond that, only neighbours in some order
+
+
+class GroupKind(NamedTuple):
+    """The groups of one type of GPU that one kind of link joins, by their columns."""
+
+    type: int
+    link: Link
+    columns: Ints
 
 
 @dataclass(frozen=True)
@@ -38,15 +47,14 @@ class Groups:
         return len(self.members)
 
     @cached_property
-    def kinds(self) -> tuple[tuple[int, Link, Ints], ...]:
-        """The kinds of groups: (type, link, columns of the groups of this kind)."""
+    def kinds(self) -> tuple[GroupKind, ...]:
         spans = self.nvlink_domain < 0
         kinds = (
-            (number, link, np.flatnonzero(where & (self.type == number)))
+            GroupKind(number, link, np.flatnonzero(where & (self.type == number)))
             for number in np.unique(self.type).tolist()
             for link, where in ((Link.FAST, ~spans), (Link.NODE, spans))
         )
-        return tuple(kind for kind in kinds if len(kind[2]))
+        return tuple(kind for kind in kinds if len(kind.columns))
 
     def link(self, column: int) -> Link:
         return Link.FAST if self.nvlink_domain[column] >= 0 else Link.NODE

@@ -99,7 +99,8 @@ def placed(request: Request, view: View, layout: Layout, estimator: Estimator, s
 
 
 def _interval(value: float, share: tuple[float, float]) -> Interval:
-    return Interval(value, value * share[0], value * share[1])
+    low, high = share
+    return Interval(value, value * low, value * high)
 
 
 def after(cluster: Cluster, request: Request, outcome: Placement) -> Cluster:

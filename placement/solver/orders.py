@@ -107,9 +107,9 @@ def path(groups: Groups, columns: Sequence[int], first: int, last: int) -> tuple
         if k in (first, last):
             continue
         with_last = place[k] == place[last] != place[first]
-        if place[k][0] == place[first][0] and not with_last:
+        if groups.node[k] == groups.node[first] and not with_last:
             start.append(k)
-        elif place[k][0] == place[last][0]:
+        elif groups.node[k] == groups.node[last]:
             end.append(k)
         else:
             away.append(k)

@@ -112,4 +112,5 @@ class Shared:
         if key not in self._estimators:
             # The request is stored as well, so that its model stays alive and no other model gets its id.
             self._estimators[key] = request, self._estimator_for(self.cluster, request)
-        return self._estimators[key][1]
+        _, estimator = self._estimators[key]
+        return estimator

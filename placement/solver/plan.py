@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from placement.solver.cluster import Link
 from placement.solver.request import Compression
@@ -100,13 +100,20 @@ class Account:
     notes: tuple[str, ...] = ()
 
 
+class HopSeconds(NamedTuple):
+    """The seconds that a hop to the next stage takes: of a prompt, and of a token."""
+
+    prompt: float
+    token: float
+
+
 class Estimator(Protocol):
     """Figures of any candidate of one request; a pure function.
 
-    Policies rank candidates by calling it. Its linear parts are `rates`, `hop_s` (of a prompt, of a token),
-    `groups` (batches in flight) and `turns_s` (the host's part, the least time of a token); the split of
-    layers and the exact reference optimise them. `path_s`, the request path to the engine and back, is the
-    same for all. `lines` are the lines of a rank's memory (`memory`). `account` is the basis of the figures.
+    Policies rank candidates by calling it. Its linear parts are `rates`, `hop_s`, `groups` (batches in flight)
+    and `turns_s` (the part of the host, the least time of a token); the split of layers and the exact
+    reference optimise them. `path_s`, the request path to the engine and back, is the same for all. `lines`
+    are the lines of the memory of a rank (`memory`). `account` is the basis of the figures.
     """
 
     @property
@@ -116,7 +123,7 @@ class Estimator(Protocol):
 
     def rates(self, shape: Shape, gpu_type: str, link: Link) -> StepRates: ...
 
-    def hop_s(self, shape: Shape, link: Link) -> tuple[float, float]: ...
+    def hop_s(self, shape: Shape, link: Link) -> HopSeconds: ...
 
     def groups(self, shape: Shape) -> float: ...
 

@@ -10,11 +10,19 @@ fastest split within them is searched.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from placement.solver.view import Bools, Floats, Ints
 from profiler.plans import even_stages
+
+
+class Split(NamedTuple):
+    """The layers of each stage, and the latency of a request with them."""
+
+    latency_s: float
+    layers: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -62,19 +70,19 @@ class Pipeline:
         excess: Floats = np.maximum(0.0, np.maximum(prompt - self.max_prompt_s, token - self.max_token_s))
         return excess
 
-    def fastest(self, splits: Ints) -> tuple[float, tuple[int, ...]] | None:
-        """Latency and layers of the fastest of these splits within the limits."""
+    def fastest(self, splits: Ints) -> Split | None:
+        """The fastest of these splits within the limits."""
         prompt, token = self.seconds(splits)
         latencies = prompt + self.tokens * token
         latencies[self.excess_s(prompt, token) > 0] = np.inf
         best = int(np.argmin(latencies)) if len(splits) else -1
         if best < 0 or latencies[best] == np.inf:
             return None
-        return float(latencies[best]), tuple(splits[best].tolist())
+        return Split(float(latencies[best]), tuple(splits[best].tolist()))
 
 
-def best_split(pipeline: Pipeline, layers: int) -> tuple[float, tuple[int, ...]] | None:
-    """Latency and layers by stage, at least one layer each; None if the stages cannot hold the layers within
+def best_split(pipeline: Pipeline, layers: int) -> Split | None:
+    """The best split, at least one layer on each stage; None if the stages cannot hold the layers within
     the limits."""
     caps = pipeline.caps
     if caps.min() < 1 or caps.sum() < layers:
@@ -94,10 +102,10 @@ def best_split(pipeline: Pipeline, layers: int) -> tuple[float, tuple[int, ...]]
     best = int(np.argmin(latencies))
     if prompt[best] > pipeline.max_prompt_s or token[best] > pipeline.max_token_s:
         return _best_within(pipeline, layers)
-    return float(latencies[best]), tuple(splits[best].tolist())
+    return Split(float(latencies[best]), tuple(splits[best].tolist()))
 
 
-def _best_within(pipeline: Pipeline, layers: int) -> tuple[float, tuple[int, ...]] | None:
+def _best_within(pipeline: Pipeline, layers: int) -> Split | None:
     """The best split if a limit excludes the fastest one.
 
     Stages of one kind have the same ratio of prompt to token time. So for any slowest stage, and any number
@@ -152,16 +160,16 @@ def _shared_out(pipeline: Pipeline, caps: Ints, layers: int, kind: Bools, cost: 
     return split(low)
 
 
-def even_split(pipeline: Pipeline, layers: int) -> tuple[float, tuple[int, ...]] | None:
+def even_split(pipeline: Pipeline, layers: int) -> Split | None:
     """As `best_split`, for the engine's own split only."""
     return given_split(pipeline, even_stages(layers, len(pipeline.caps)))
 
 
-def given_split(pipeline: Pipeline, split: tuple[int, ...]) -> tuple[float, tuple[int, ...]] | None:
-    """Latency and layers by stage; None if the stages cannot hold the layers within the limits."""
-    if any(n > cap for n, cap in zip(split, pipeline.caps.tolist(), strict=True)):
+def given_split(pipeline: Pipeline, layers: tuple[int, ...]) -> Split | None:
+    """This split; None if the stages cannot hold the layers within the limits."""
+    if any(n > cap for n, cap in zip(layers, pipeline.caps.tolist(), strict=True)):
         return None
-    return pipeline.fastest(np.array([split]))
+    return pipeline.fastest(np.array([layers]))
 
 
 def _bounded(pipeline: Pipeline) -> Ints:

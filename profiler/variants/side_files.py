@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from profiler.errors import AdapterError, CheckpointError
 from profiler.files import MAX_CONFIG_BYTES, is_file, read_json, shown
@@ -53,7 +53,7 @@ def write_together(base: Path, variant: Path, target: Path, roots: tuple[Path, .
     variant's files must lie below `roots`; empty: below any folder that this process may read.
     """
     ours = side_files(variant)
-    replaced = {*ours, *(TEMPLATES if chat_template(variant)[0] is not None else ())}
+    replaced = {*ours, *(TEMPLATES if chat_template(variant).text is not None else ())}
     if FILE in ours:
         replaced |= {*TOKENIZER, *VOCABULARIES} - {SETTINGS}
     target.mkdir(parents=True, exist_ok=True)
@@ -64,7 +64,7 @@ def write_together(base: Path, variant: Path, target: Path, roots: tuple[Path, .
         elif name not in replaced and is_file(base / name):
             _copy(base / name, target / name, MAX_FILE_BYTES)
     template, file = chat_template(base)
-    if template is not None and file == SETTINGS and chat_template(target)[0] is None:
+    if template is not None and file == SETTINGS and chat_template(target).text is None:
         (target / TEMPLATE).write_text(template, encoding="utf-8")
 
 
@@ -93,13 +93,13 @@ def _copy(source: Path, target: Path, most_bytes: int, roots: tuple[Path, ...] =
 def own_template(folder: Path, base: Path) -> str:
     """The chat template of the variant in `folder` if its base has not the same; else "". Raises
     CheckpointError."""
-    text = chat_template(folder)[0]
-    return text if text is not None and text != chat_template(base)[0] else ""
+    text = chat_template(folder).text
+    return text if text is not None and text != chat_template(base).text else ""
 
 
 def _own_words(folder: Path, base: Path, rows: int) -> Iterator[str]:
     text, file = chat_template(folder)
-    if text is not None and text != chat_template(base)[0]:
+    if text is not None and text != chat_template(base).text:
         yield f"chat template ({file})"
     if new := _new_tokens(folder, base, rows):
         refused = ", without rows: requests with these are refused" if max(new.values()) >= rows else ""
@@ -116,14 +116,21 @@ def _own_words(folder: Path, base: Path, rows: int) -> Iterator[str]:
             yield f"{name} {shown(generation[name], 20)} ({GENERATION})"
 
 
-def chat_template(folder: Path) -> tuple[str | None, str]:
-    """The text that transformers uses as the chat template, and its file. Raises CheckpointError."""
+class ChatTemplate(NamedTuple):
+    """The text of a chat template (None: the model has none), and the file that has it."""
+
+    text: str | None
+    file: str
+
+
+def chat_template(folder: Path) -> ChatTemplate:
+    """The chat template that transformers uses. Raises CheckpointError."""
     where = folder / TEMPLATE
     if is_file(where):
-        return _text(where), TEMPLATE
+        return ChatTemplate(_text(where), TEMPLATE)
     if is_file(folder / OLD_TEMPLATE):
-        return _default(_read(folder / OLD_TEMPLATE), folder / OLD_TEMPLATE), OLD_TEMPLATE
-    return _default(_read(folder / SETTINGS), folder / SETTINGS), SETTINGS
+        return ChatTemplate(_default(_read(folder / OLD_TEMPLATE), folder / OLD_TEMPLATE), OLD_TEMPLATE)
+    return ChatTemplate(_default(_read(folder / SETTINGS), folder / SETTINGS), SETTINGS)
 
 
 def _text(where: Path) -> str:

@@ -168,7 +168,7 @@ def test_a_stage_pauses_between_two_groups() -> None:
     alone = Pausing(free, request(max_pp=2))
     rates = alone.rates(shape, "big", Link.FAST)
     figures = alone(CandidatePlan(shape, stages, (Link.FAST,)))
-    hop_s = alone.hop_s(shape, Link.FAST)[1]
+    hop_s = alone.hop_s(shape, Link.FAST).token
     assert figures.tpot_s == pytest.approx(32 * rates.decode_layer_s + rates.decode_rest_s + hop_s)
 
 

@@ -73,8 +73,8 @@ def test_the_fastest_split_within_limits_is_found(kinds: int) -> None:
         if found is None:
             continue
         ruled_out += 1
-        at = int(np.flatnonzero((splits == found[1]).all(axis=1))[0])
+        at = int(np.flatnonzero((splits == found.layers).all(axis=1))[0])
         assert within[at]
-        assert found[0] == pytest.approx(latency[at])
-        assert found[0] <= latency[within].min() * 1.005, seed
+        assert found.latency_s == pytest.approx(latency[at])
+        assert found.latency_s <= latency[within].min() * 1.005, seed
     assert ruled_out > 10

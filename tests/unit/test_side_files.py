@@ -112,7 +112,7 @@ def test_together_they_are_the_variants_and_what_it_lacks(tmp_path: Path, base: 
     assert chat_template(made) == ("base's", "chat_template.jinja"), "it was in the base's settings"
     (adapter / "chat_template.json").write_text('{"chat_template": "own"}')
     write_together(base, adapter, made)
-    assert chat_template(made)[0] == "own"
+    assert chat_template(made).text == "own"
 
 
 def test_a_link_that_leads_out_is_not_followed(tmp_path: Path, base: Path, adapter: Path) -> None:
@@ -139,4 +139,4 @@ def test_compressing_and_merging_keep_what_the_fine_tune_brings(tmp_path: Path, 
 def test_merging_an_adapter_keeps_its_template(tmp_path: Path, base: Path, adapter: Path) -> None:
     (adapter / "chat_template.jinja").write_text("own")
     merge(base, adapter, tmp_path / "merged")
-    assert chat_template(tmp_path / "merged")[0] == "own"
+    assert chat_template(tmp_path / "merged").text == "own"

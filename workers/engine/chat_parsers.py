@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from profiler.chat_format import chat_format, family_of
 from workers.group.launch import LaunchError
@@ -39,7 +39,14 @@ def usable(config: EngineConfig, tokenizer_folder: Path) -> EngineConfig:
     return replace(config, tool_parser=tools, reasoning_parser=reasoning)
 
 
-def of_variant(config: EngineConfig, template: Path, tokenizer: Any) -> tuple[str, str]:
+class Parsers(NamedTuple):
+    """The names of vLLM's parsers of tool calls and of reasoning; "": none."""
+
+    tools: str
+    reasoning: str
+
+
+def of_variant(config: EngineConfig, template: Path, tokenizer: Any) -> Parsers:
     """The parsers of tool calls and reasoning for a variant with its own chat template.
 
     They are the parsers that its template needs, or else the base's. Parsers that the deployment named also
@@ -57,7 +64,7 @@ def of_variant(config: EngineConfig, template: Path, tokenizer: Any) -> tuple[st
         reasoning = ""
     tools = _checked(config, tools, ToolParserManager.get_tool_parser, tokenizer)
     reasoning = _checked(config, reasoning, ReasoningParserManager.get_reasoning_parser, tokenizer)
-    return tools or config.tool_parser, reasoning or config.reasoning_parser
+    return Parsers(tools or config.tool_parser, reasoning or config.reasoning_parser)
 
 
 def arguments(args: Any, template: Path, tools: str, reasoning: str) -> Any:

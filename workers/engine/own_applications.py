@@ -140,7 +140,7 @@ class OwnApplications:
 
     def _own_template(self, made: Path) -> Path | None:
         text, file = chat_template(made)
-        if text is None or text == chat_template(self._base)[0]:
+        if text is None or text == chat_template(self._base).text:
             return None
         try:
             self._templates.check(text)

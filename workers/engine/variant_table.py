@@ -10,11 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 from workers.messages import VariantRef
 
-_ASKED: ContextVar[tuple[str, Any] | None] = ContextVar("ostinato_variant", default=None)
+
+class _Loaded(NamedTuple):
+    """A loaded variant: its name, and vLLM's request for it."""
+
+    name: str
+    request: Any
+
+
+_ASKED: ContextVar[_Loaded | None] = ContextVar("ostinato_variant", default=None)
 
 
 class VariantTable(dict[str, Any]):
@@ -22,7 +30,7 @@ class VariantTable(dict[str, Any]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._loaded: dict[int, tuple[str, Any]] = {}  # by uid, in the order of loading
+        self._loaded: dict[int, _Loaded] = {}  # by uid, in the order of loading
 
     @contextmanager
     def asking(self, variant: VariantRef) -> Iterator[None]:
@@ -38,7 +46,7 @@ class VariantTable(dict[str, Any]):
 
     def load(self, variant: VariantRef, request: Any) -> None:
         """Make requests of `variant` find `request`."""
-        self._loaded[variant.uid] = (variant.name, request)
+        self._loaded[variant.uid] = _Loaded(variant.name, request)
 
     def drop(self, uid: int) -> bool:
         """Make no later request find the variant; returns whether it was loaded."""
@@ -58,7 +66,7 @@ class VariantTable(dict[str, Any]):
 
     def get(self, name: str, default: Any = None) -> Any:
         asked = _ASKED.get()
-        return default if asked is None or asked[0] != name else asked[1]
+        return default if asked is None or asked.name != name else asked.request
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and self.get(name) is not None

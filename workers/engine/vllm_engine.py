@@ -135,9 +135,9 @@ class VllmEngine:
                 return await made_of(args)
             parsers = chat_parsers.of_variant(config, template, client.renderer.tokenizer)
             made = await made_of(chat_parsers.arguments(args, template, *parsers))
-            if parsers[1] != config.reasoning_parser:
+            if parsers.reasoning != config.reasoning_parser:
                 plain = await made_of(
-                    chat_parsers.arguments(args, template, parsers[0], config.reasoning_parser)
+                    chat_parsers.arguments(args, template, parsers.tools, config.reasoning_parser)
                 )
                 chats = made.state.openai_serving_chat, plain.state.openai_serving_chat
                 made.state.openai_serving_chat = chat_parsers.ByGrammar(*chats)

@@ -72,7 +72,7 @@ class RequestRecord:
         if self.counted:
             self.services.metrics.of(self.model).begin()
 
-    def admit(self, terms: RequestTerms, stream: Mapping[str, Any] | None = None) -> None:
+    def charge_tenant(self, terms: RequestTerms, stream: Mapping[str, Any] | None = None) -> None:
         """Charge the tenant for the most tokens that the request may cost. `stream` is the body of a request
         for a stream. Errors: RateLimited."""
         self.terms, self.streams = terms, stream is not None

@@ -17,7 +17,7 @@ def router(services: Services) -> APIRouter:
     @routes.get("/cluster")
     async def describe_cluster() -> ClusterView:
         """Nodes and devices as last reported: memory used, promised and free, load, who holds what."""
-        state, nodes = await asyncio.gather(services.read(), services.engines.nodes())
+        state, nodes = await asyncio.gather(services.read(), services.cluster.nodes())
         held = memory_by_node(nodes, state.ledgers, services.settings.headroom)
         return ClusterView(nodes=[NodeView.of(node) for node in held])
 

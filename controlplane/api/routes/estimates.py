@@ -83,7 +83,7 @@ def _shape(body: EstimateRequest) -> estimates.Shape:
 async def _with_devices(services: Services, caller: Caller, estimate: Callable[[State, Inventory], T]) -> T:
     """Run `estimate` on what the caller sees of the state, and the free devices, in a thread since many plans
     take a while."""
-    state, inventory = await asyncio.gather(services.read_for(caller), services.engines.inventory())
+    state, inventory = await asyncio.gather(services.read_for(caller), services.cluster.inventory())
     rested = reservations.without_starts(inventory, state, time.time())
     free = reservations.available(rested, state.ledgers, services.settings.headroom)
     return await asyncio.to_thread(estimate, state, free)

@@ -89,7 +89,7 @@ def _main_job(services: Services) -> APIRouter:
     @routes.post("/plan")
     async def plan_deployment(body: DeployModelRequest, caller: Asking) -> PreviewView:
         """What `POST /deploy_model` with this body would do now; nothing is changed."""
-        state, inventory = await asyncio.gather(services.read_for(caller), services.engines.inventory())
+        state, inventory = await asyncio.gather(services.read_for(caller), services.cluster.inventory())
         require_change(caller.tenant, state, body.model)
         planned = await asyncio.to_thread(
             preview.preview, state, inventory, services.settings, body, fresh_context()
@@ -163,7 +163,7 @@ def _deployments(services: Services) -> APIRouter:
         state = await services.read_for(caller)
         host = variants.find_deployment(state, name).host
         require_change(caller.tenant, state, host)
-        return PlainTextResponse(await services.engines.logs(host, lines))
+        return PlainTextResponse(await services.cluster.logs(host, lines))
 
     return routes
 
@@ -222,7 +222,7 @@ async def infer(
         route = await services.routes.resolve(body.model, tenant)
         record.resolved(route)
         limit = cut_at(CHAT, {"max_tokens": body.maxOutputLength}, route.max_output_tokens)
-        record.admit(answering.terms_of(route, headers, {}, len(body.inputText), limit, tenant))
+        record.charge_tenant(answering.terms_of(route, headers, {}, len(body.inputText), limit, tenant))
         answer = await _answer(services, route, body, record.terms)
         if record.charge is not None:
             record.charge.settle(answer.inputTokens + answer.outputTokens)
@@ -294,7 +294,7 @@ def _as_answer(model: str, body: bytes, asked: Literal["chat", "raw"], note: str
 
 async def installation_status(services: Services, caller: Caller) -> StatusView:
     state = await services.read_for(caller)
-    engines, inventory = await asyncio.gather(services.engines.observe(), services.engines.inventory())
+    engines, inventory = await asyncio.gather(services.cluster.observe(), services.cluster.inventory())
     free = reservations.available(inventory, state.ledgers, services.settings.headroom)
     variants: dict[str, list[str]] = {}
     for versioned in state.deployments.values():

@@ -25,7 +25,7 @@ def router(services: Services) -> APIRouter:
     @routes.post("/rebalance")
     async def rebalance(body: RebalanceRequest) -> RebalanceView:
         """Moves that make room or free a device, with their cost; they begin unless it is a dry run."""
-        inventory = await services.engines.inventory()
+        inventory = await services.cluster.inventory()
         return await asyncio.to_thread(persist, lambda: _once(services, inventory, body))
 
     return routes

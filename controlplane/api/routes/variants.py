@@ -43,7 +43,7 @@ async def describe(services: Services, name: str, caller: Caller) -> DeploymentV
             update={"residencyReason": f"the engine of '{deployment.host}' is not placed yet"}
         )
     try:
-        seen = await services.engines.residency(deployment.host)
+        seen = await services.cluster.residency(deployment.host)
     except errors.OstinatoError as e:
         return view.model_copy(update={"residencyReason": e.message})
     names = _variants(state, deployment)
@@ -95,7 +95,7 @@ async def tune(services: Services, name: str, request: TuneRequest, caller: Call
     limit = request.maxActiveVariants
     requested.require_ceilings(request.engine, services.settings)
     places_again = request.placeAnew or request.engine is not None
-    inventory = await services.engines.inventory() if places_again else None
+    inventory = await services.cluster.inventory() if places_again else None
 
     def change(deployment: Deployment) -> Deployment:
         if deployment.uid != uid:  # another one, perhaps another tenant's
@@ -126,7 +126,7 @@ async def tune(services: Services, name: str, request: TuneRequest, caller: Call
         raise errors.NotDeployed(f"'{name}' was undeployed meanwhile") from e
     if limit is not None:
         try:
-            await services.engines.limit_variants(name, limit)
+            await services.cluster.limit_variants(name, limit)
         except errors.OstinatoError as e:
             log.warning("the engine of '%s' was not told its limit of %d variants: %s", name, limit, e)
     return await describe(services, name, caller)
@@ -145,5 +145,5 @@ async def prefetch(services: Services, name: str, caller: Caller) -> DeploymentV
         raise errors.InvalidRequest(
             f"'{name}' is a base and in memory as long as it is deployed; name one of its variants"
         )
-    await services.engines.prefetch(route.host, route.variant)
+    await services.cluster.prefetch(route.host, route.variant)
     return await describe(services, route.model, caller)

@@ -13,6 +13,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -42,7 +43,7 @@ from placement.solver.plan import Estimator, Shape
 from placement.solver.policies.base import Policy
 from placement.solver.request import Request
 from placement.solver.shapes import shapes
-from placement.solver.split import Pipeline, best_split, even_split, given_split
+from placement.solver.split import Pipeline, Split, best_split, even_split, given_split
 from placement.solver.view import Ints, View
 from placement.types import Placement
 from profiler.plans import even_stages
@@ -54,6 +55,14 @@ MAX_KEPT = 12  # single groups of one shape that are considered
 LONG = 8  # stages; pipelines with more stages are long
 ORDER_TOLERANCE = 0.001  # relative; smaller improvements by another order are ignored
 MAX_LONG = 8  # long shapes are not tried after this number of them can be placed
+
+
+class _Ordered(NamedTuple):
+    """An order of groups with its best split. The least is the fastest."""
+
+    latency_s: float
+    order: tuple[int, ...]
+    layers: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -143,9 +152,9 @@ class _Search:
 
     def _bounds(self) -> list[tuple[float, Shape]]:
         """Shapes by the least objective that a layout could have; shapes without a layout are left out."""
-        bounds = ((self._bound(shape), n, shape) for n, shape in enumerate(self._shapes()))
-        possible = sorted((b for b in bounds if b[0] < float("inf")), key=lambda b: b[:2])
-        return [(bound, shape) for bound, _, shape in possible]
+        bounds = {shape: self._bound(shape) for shape in self._shapes()}
+        possible = (shape for shape, bound in bounds.items() if bound < float("inf"))
+        return [(bounds[shape], shape) for shape in sorted(possible, key=lambda shape: bounds[shape])]
 
     def _shapes(self) -> list[Shape]:
         min_accuracy = self.request.slos.accuracy or 0.0
@@ -163,10 +172,10 @@ class _Search:
         layers, tokens = self.request.model.layers, self.request.output_tokens - 1
         if costs.most(shape.pp) < layers:
             return float("inf")
-        hops = self.estimator.hop_s(shape, Link.FAST)
-        prompt = layers * costs.prefill.min() + costs.prefill_rest.min() + (shape.pp - 1) * hops[0]
+        hop_s = self.estimator.hop_s(shape, Link.FAST)
+        prompt = layers * costs.prefill.min() + costs.prefill_rest.min() + (shape.pp - 1) * hop_s.prompt
         prompt += self.estimator.path_s
-        token = layers * costs.decode.min() + costs.decode_rest.min() + (shape.pp - 1) * hops[1]
+        token = layers * costs.decode.min() + costs.decode_rest.min() + (shape.pp - 1) * hop_s.token
         bounds = LowerBounds(float(prompt), float(token), float(prompt + tokens * token))
         if out_of_reach(self.request, shape, self.estimator, bounds):
             return float("inf")
@@ -247,24 +256,27 @@ class _Search:
                 return
             split = self._split(terms, groups, costs, sets[row].tolist())
             if split is not None:
-                best = min(best, split[0])
-                yield split[1]
+                latency_s, layout = split
+                best = min(best, latency_s)
+                yield layout
 
     def _split(
         self, terms: Terms, groups: Groups, costs: Costs, columns: list[int]
     ) -> tuple[float, Layout] | None:
         """The best order of these groups, with its best split."""
-        best: tuple[float, tuple[int, ...], tuple[int, ...]] | None = None
+        best: _Ordered | None = None
         for bound, order in self._orders(terms, groups, costs, columns):
-            if best is not None and bound > best[0] * (1 - ORDER_TOLERANCE):
+            if best is not None and bound > best.latency_s * (1 - ORDER_TOLERANCE):
                 break
             split = self._layers(_pipeline(terms, groups, costs, order))
-            if split is not None and (best is None or (split[0], order) < best[:2]):
-                best = (split[0], order, split[1])
+            if split is None:
+                continue
+            found = _Ordered(split.latency_s, order, split.layers)
+            best = found if best is None else min(best, found)
         if best is None:
             return None
-        members = tuple(tuple(groups.members[k].tolist()) for k in best[1])
-        return best[0], Layout(terms.shape, members, best[2])
+        members = tuple(tuple(groups.members[k].tolist()) for k in best.order)
+        return best.latency_s, Layout(terms.shape, members, best.layers)
 
     def _orders(
         self, terms: Terms, groups: Groups, costs: Costs, columns: list[int]
@@ -288,7 +300,7 @@ class _Search:
             return self.request.layers
         return even_stages(self.request.model.layers, shape.pp)
 
-    def _layers(self, pipeline: Pipeline) -> tuple[float, tuple[int, ...]] | None:
+    def _layers(self, pipeline: Pipeline) -> Split | None:
         if self.request.layers:
             return given_split(pipeline, self.request.layers)
         return (best_split if self.uneven else even_split)(pipeline, self.request.model.layers)

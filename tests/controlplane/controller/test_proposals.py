@@ -14,7 +14,7 @@ from controlplane.settings import Settings
 from controlplane.state.records import Deployment, Phase
 from controlplane.state.repository import Change, Put, Repository
 from controlplane.state.worker_groups import GroupPhase, WorkerGroup
-from placement.types import Device, Inventory
+from placement.types import Device, DeviceKey, Inventory
 from profiler.types import DeviceRates
 from testkit import checkpoints
 from testkit.controlplane.world import World, placed, reserved
@@ -206,7 +206,7 @@ async def test_a_move_that_would_break_a_limit_by_now_is_dropped(world: World) -
     async with world.controlled():
         await strict_base(world)
         found = world.repository.read().deployments["base"]
-        spare = WorkerGroup(1, replaces=0, avoid=(("gpu", "h200", 0),))
+        spare = WorkerGroup(1, replaces=0, avoid=(DeviceKey("gpu", "h200", 0),))
         put(world, replace(found.record, groups=(*found.record.groups, spare)), found.version)
         await until_groups(world, "base", 1)
         assert nodes_of(base_of(world)) == {"base": {"gpu"}}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from controlplane.runtime import cluster, serve
-from controlplane.runtime.cluster import RayCluster
+from controlplane.runtime.ray_cluster import RayCluster
 from controlplane.settings import Settings
 
 

@@ -10,7 +10,7 @@ from ray.exceptions import RayTaskError
 from safetensors import SafetensorError
 
 from controlplane import errors
-from controlplane.runtime.cluster import not_converted
+from controlplane.runtime.ray_cluster import not_converted
 
 WHERE = "/srv/home/models/m/model.safetensors"
 FULL = [

@@ -10,7 +10,7 @@ import pytest
 
 from controlplane import errors
 from controlplane.runtime import cluster, serve
-from controlplane.runtime.cluster import RayCluster
+from controlplane.runtime.ray_cluster import RayCluster
 from controlplane.runtime.path_probe import answering_at_once
 from controlplane.settings import Settings
 from testkit.engine_configs import echo_config

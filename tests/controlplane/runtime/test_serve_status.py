@@ -24,7 +24,7 @@ from ray.serve.schema import (
 from controlplane import errors
 from controlplane.cluster.engine_status import EngineStatus
 from controlplane.runtime import cluster, serve
-from controlplane.runtime.cluster import RayCluster
+from controlplane.runtime.ray_cluster import RayCluster
 from controlplane.settings import Settings
 
 TRACE = "The deployment failed to start 2 times in a row. Error:\nTraceback\nRuntimeError: no memory"

@@ -8,7 +8,7 @@ import pytest
 
 from controlplane import errors
 from controlplane.runtime import cluster, serve
-from controlplane.runtime.cluster import RayCluster
+from controlplane.runtime.ray_cluster import RayCluster
 from controlplane.settings import Settings
 from workers.messages import EngineResidency, VariantRef, WorkerReport
 

@@ -72,7 +72,7 @@ def test_a_line_at_a_steady_pace_tells_how_long_one_waits() -> None:
         assert line.tokens_before(of(tenant, priority, 4)) == tokens
     assert line.tokens_of_priority_before(of(A, NORMAL, 4)) == 8 + 8
     assert line.own_tokens_before(of(A, NORMAL, 4)) == 4 + 8
-    assert [line.standing()[priority][0] for priority in (LOW, NORMAL, HIGH)] == [1, 4, 1]
+    assert [line.backlog()[priority].requests for priority in (LOW, NORMAL, HIGH)] == [1, 4, 1]
 
 
 def _before(line: WaitingLine, terms: RequestTerms) -> tuple[float, int]:
@@ -139,7 +139,7 @@ def test_what_will_come_before_a_newcomer_counts_too() -> None:
         waiting = line.take(float(second))
         assert waiting is not None
         told.moved(line, waiting, float(second))
-    assert line.standing()[NORMAL][0] == 10
+    assert line.backlog()[NORMAL].requests == 10
     assert told.wait_s(line, of(A, NORMAL, 4), 40.0) == pytest.approx(20.0, rel=0.1)
     assert told.wait_s(line, of(A, HIGH, 4), 40.0) == pytest.approx(0.0)
     assert Forecast().wait_s(line, of(A, NORMAL, 4), 40.0) is None

@@ -4,7 +4,8 @@ The request is sent again if no engine has seen it: no connection was made, the 
 another process answered, which now has the worker's port. It is sent again once if its worker became silent
 before any part of an answer came: the client has then seen nothing of it.
 
-`Exchange` is a class because a context manager made of a generator costs several times as much per request.
+`RequestSender` is a class: a context manager that is made of a generator costs several times as much per
+request.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from controlplane import errors
-from controlplane.gateway.answers import Answer, in_time
+from controlplane.gateway.engine_answer import EngineAnswer, in_time
 from controlplane.gateway.engine_errors import from_engine
 from controlplane.gateway.engine_limits import no_byte
 from controlplane.gateway.host_workers import RESTART_HINT_S, HostWorkers
@@ -38,9 +39,12 @@ _HEADS = 4096
 T = TypeVar("T")
 
 
-class Exchange:
-    """A context in which the answer is read. It counts the request, holds its place at a worker and its
-    connection, and releases both. A connection that breaks off within it raises EngineFailed."""
+class RequestSender:
+    """A context that admits, routes and sends one request, and in which its answer is read.
+
+    It counts the request, holds its place at a worker and its connection, and releases both. A connection
+    that breaks off within the context raises EngineFailed.
+    """
 
     def __init__(
         self, host: str, workers: HostWorkers, call: EngineCall, terms: RequestTerms, streams: bool
@@ -52,11 +56,11 @@ class Exchange:
         self._request = InferenceRequest(terms, uid, time.monotonic(), streams, call.counted)
         self._routed: RoutedRequest | None = None
         self._connection: Connection | None = None
-        self._answer: Answer | None = None
+        self._answer: EngineAnswer | None = None
         self._was_moved = False
         self._timer: asyncio.TimerHandle | None = None
 
-    def __enter__(self) -> Exchange:
+    def __enter__(self) -> RequestSender:
         self._workers.begin(self._request)
         return self
 
@@ -66,67 +70,74 @@ class Exchange:
         if isinstance(error, BrokenOff | errors.Cut) and self._routed is not None:
             self._workers.health.failed(self._worker)
         try:
-            self._leave()
+            self._release_worker()
         finally:
             self._workers.demand.end(self._request, isinstance(error, errors.Overloaded | errors.Late))
         if isinstance(error, BrokenOff):
             log.error("the engine of %s broke off: %s", self._host, error)
             raise _died(self._host) from error
 
-    async def answer(self) -> Answer:
-        """The head of the answer. Raises Overloaded, Late, Unavailable, Cut or BrokenOff."""
-        return await self._sent(resent=False)
+    async def send(self) -> EngineAnswer:
+        """Send the request; the answer, whose head has come. Raises Overloaded, Late, Unavailable, Cut or
+        BrokenOff."""
+        return await self._send(resent=False)
 
     async def read(self) -> bytes:
         """The whole answer. Raises BrokenOff, Late, Cut."""
-        return await self._whatever_moves(lambda answer: answer.read())
+        return await self._read(EngineAnswer.read)
 
     async def piece(self) -> bytes | None:
         """The next piece of a stream. Raises BrokenOff, Late, Cut."""
-        return await self._whatever_moves(lambda answer: answer.piece())
+        return await self._read(EngineAnswer.piece)
 
-    async def _whatever_moves(self, take: Callable[[Answer], Awaitable[T]]) -> T:
+    async def _read(self, read: Callable[[EngineAnswer], Awaitable[T]]) -> T:
+        """Read from the answer; if the request moves to another worker, read from that worker's answer."""
         assert self._answer is not None
         try:
-            return await take(self._answer)
+            return await read(self._answer)
         except Moved:
             status = self._answer.status
-            answer = await self._moved()
+            answer = await self._send_elsewhere()
         if answer.status != status:  # the first head may have been sent to the client
             raise from_engine(answer.status, await answer.read(), self._call.grammar)
-        return await take(answer)
+        return await read(answer)
 
-    async def _moved(self) -> Answer:
+    async def _send_elsewhere(self) -> EngineAnswer:
         log.warning("a request to %s goes to another worker: %s is silent", self._host, self._worker.name)
         self._was_moved = True
-        self._leave()
-        return await self._sent(resent=True)
+        self._release_worker()
+        return await self._send(resent=True)
 
-    async def _sent(self, resent: bool) -> Answer:
-        workers, request = self._workers, self._request
+    async def _send(self, resent: bool) -> EngineAnswer:
         while True:
-            routed = workers.queue.at_once(request, resent)
-            if routed is None:
-                entering = workers.enter(request, resent, self._call.variant)
-                routed = await in_time(self._host, request, request.first_by_s, entering)
-            worker: KnownWorker = routed.member  # type: ignore[assignment]  # all members are
-            self._routed, self._worker = routed, worker
+            worker = await self._admit(resent)
             try:
-                taken = await self._taken(worker)
+                connection = await self._ask(worker)
             except NotConnected as e:
                 log.info("a worker of %s is gone: %s", self._host, e)
-                taken = None
+                connection = None
             except Moved:
-                return await self._moved()
-            if taken is not None:
-                workers.taken()
-                self._answer = Answer(self._host, request, taken, self._began)
+                return await self._send_elsewhere()
+            if connection is not None:
+                self._workers.taken()
+                self._answer = EngineAnswer(self._host, self._request, connection, self._began)
                 return self._answer
-            workers.directory.drop(worker)
-            self._leave()
+            self._workers.directory.drop(worker)
+            self._release_worker()
             resent = True
 
-    async def _taken(self, worker: KnownWorker) -> Connection | None:
+    async def _admit(self, resent: bool) -> KnownWorker:
+        """The worker that the request is routed to, perhaps after a wait in the line."""
+        workers, request = self._workers, self._request
+        routed = workers.queue.at_once(request, resent)
+        if routed is None:
+            entering = workers.enter(request, resent, self._call.variant)
+            routed = await in_time(self._host, request, request.first_by_s, entering)
+        worker: KnownWorker = routed.member  # type: ignore[assignment]  # all members are
+        self._routed, self._worker = routed, worker
+        return worker
+
+    async def _ask(self, worker: KnownWorker) -> Connection | None:
         """The connection on which the worker answers. None: its server refused the request before the engine
         saw it, or another process answered."""
         call, request = self._call, self._request
@@ -134,7 +145,7 @@ class Exchange:
         connection.may_move = not self._was_moved
         if request.streams:
             limits = self._workers.limits
-            self._look_later(min(limits.first_byte_s, limits.next_byte_s))
+            self._check_silence_in(min(limits.first_byte_s, limits.next_byte_s))
         head = _head(worker.address, worker.secret, call.path, call.variant, call.variant_limit)
         limit_s = request.first_by_s if request.streams else request.whole_by_s
         asking = connection.ask_with(head, call.body)
@@ -152,10 +163,10 @@ class Exchange:
             answer = self._answer
             self._workers.health.answered(self._worker, answer.status, answer.fault, self._request.variant)
 
-    def _look_later(self, after_s: float) -> None:
-        self._timer = asyncio.get_running_loop().call_later(after_s, self._look)
+    def _check_silence_in(self, after_s: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(after_s, self._check_silence)
 
-    def _look(self) -> None:
+    def _check_silence(self) -> None:
         """End the request if the engine sent nothing for too long while the client waited."""
         connection, limits = self._connection, self._workers.limits
         if connection is None:
@@ -165,13 +176,13 @@ class Exchange:
         now_s = asyncio.get_running_loop().time()
         left_s = connection.waits_since_s(now_s) + limit_s - now_s
         if left_s > 0:  # after the first byte, the other limit applies
-            self._look_later(min(left_s, limits.next_byte_s))
+            self._check_silence_in(min(left_s, limits.next_byte_s))
         else:
             self._timer = None
             connection.end(no_byte(self._host, is_first, limit_s))
 
-    def _leave(self) -> None:
-        """Release the worker: give the connection and the place back."""
+    def _release_worker(self) -> None:
+        """Give the connection and the request's place at the worker back."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -21,7 +21,7 @@ _OTHER_EVENTS = 2
 _TAIL_BYTES = 4096
 
 
-class Answer:
+class EngineAnswer:
     """An answer that is being read. `on_first` is called once, at the first piece of a stream or at an answer
     that is not streamed. `tokens` is known after everything was read.
 

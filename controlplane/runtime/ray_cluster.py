@@ -196,7 +196,7 @@ class RayCluster:
     ) -> AsyncGenerator[EngineHead | bytes, None]:
         return self._requests.stream(host, request, terms)
 
-    def asked(self) -> list[str]:
+    def hosts_with_requests(self) -> list[str]:
         """Bases whose engines got requests from this process."""
         return self._requests.hosts()
 
