@@ -127,7 +127,7 @@ def test_a_full_disk_fails_no_request(start: Start, tmp_path: Path) -> None:
     assert made.registry.get_sample_value("ostinato_audit_lines_lost_total") == 3
 
 
-def test_what_clients_write_cannot_forge_a_line(made: Installation) -> None:
+def test_a_client_s_text_cannot_forge_a_line(made: Installation) -> None:
     As(made, "maker").ask("POST", "/register_model", {"model": 'x"}\n{"event": "request', "source": "/a"})
     As(made, "maker").ask("DELETE", "/models/a%0A%7B%22event%22")
     assert [line["status"] for line in asked(made)] == [400, 404]

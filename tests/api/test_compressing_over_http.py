@@ -92,7 +92,7 @@ def test_a_limit_that_it_breaks_is_refused_with_what_would_do(served: Installati
     assert served.chat("to be", "v").status_code == 200
 
 
-def test_what_was_not_evaluated_has_no_accuracy(served: Installation, scripted: ScriptedCompressor) -> None:
+def test_a_model_without_an_evaluation_has_no_accuracy(served: Installation, scripted: ScriptedCompressor) -> None:
     scripted.quality = None
     assert served.end(served.post("/register_model", body(served.files)))["phase"] == "Ready"
     assert served.http.get("/models/v").json()["compressionTechnique"] == {}

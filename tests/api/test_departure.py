@@ -35,7 +35,7 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-async def test_work_gives_its_result_and_nobody_listens_any_more() -> None:
+async def test_work_returns_its_result_and_the_listener_is_gone() -> None:
     line = Line()
 
     async def work() -> int:
@@ -67,7 +67,7 @@ async def test_a_client_that_leaves_ends_the_work() -> None:
     await settled()  # nothing is left to be cancelled
 
 
-async def test_what_work_raises_passes() -> None:
+async def test_an_error_of_the_work_passes() -> None:
     line = Line()
 
     async def work() -> None:

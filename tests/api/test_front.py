@@ -184,7 +184,7 @@ def test_a_body_that_grows_beyond_the_bound_is_refused(keyed: Installation) -> N
         (gzip.compress(b"{}", mtime=0) + b"more", "gzip", "not one whole gzip"),
     ],
 )
-def test_what_is_packed_otherwise_is_named(
+def test_an_unknown_packing_is_named(
     keyed: Installation, content: bytes, encoding: str, told: str
 ) -> None:
     answer = keyed.http.post("/v1/completions", content=content, headers={"Content-Encoding": encoding})

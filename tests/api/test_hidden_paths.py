@@ -31,7 +31,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("told", "left"), CASES)
-def test_nobody_is_told_of_the_installations_folders(told: str, left: str) -> None:
+def test_no_caller_reads_paths_of_the_installation_s_folders(told: str, left: str) -> None:
     for hide in (hidden_paths.for_managers(SETTINGS), hidden_paths.for_tenants(SETTINGS)):
         error = errors.EngineFailed(told, param="p", details={"a": 1}, retry_after_s=3)
         found = hide(error)

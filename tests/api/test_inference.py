@@ -49,7 +49,7 @@ def test_chat(standing: Installation) -> None:
             assert "".join(c.choices[0].delta.content or "" for c in chunks) == "onetwothree"
 
 
-def test_what_measures_the_request_path_is_not_counted(standing: Installation) -> None:
+def test_metrics_do_not_count_probes_of_the_request_path(standing: Installation) -> None:
     names = ("ostinato_requests_total", "ostinato_ttft_seconds_count", "ostinato_request_seconds_count")
 
     def counted() -> dict[str, float]:
@@ -128,7 +128,7 @@ def test_models(standing: Installation) -> None:
             client.models.retrieve("none")
 
 
-def test_what_the_engine_is_told(standing: Installation) -> None:
+def test_the_engine_receives_the_request_s_fields(standing: Installation) -> None:
     standing.chat("x", "v1", temperature=0, top_k=5, cache_salt="mine")
     told = standing.cluster.scripted("base").calls[-1]
     assert (told["model"], told["max_completion_tokens"]) == ("v1", 32)
@@ -251,7 +251,7 @@ def test_a_deployment_that_failed_says_why_where_it_is_looked_for(served: Instal
     assert "failed" not in served.http.get("/deployments/v2").text
 
 
-def test_which_base_an_adapter_means(fresh: Installation) -> None:
+def test_an_adapter_names_its_base_unless_one_base_is_deployed(fresh: Installation) -> None:
     load = {"lora_name": "v1", "lora_path": str(fresh.files / "v1")}
     assert code(fresh.post("/v1/load_lora_adapter", load)) == (400, "invalid_request")
     fresh.up()
@@ -340,7 +340,7 @@ def test_an_adapter_that_left_its_engine_and_is_refused_there(served: Installati
         assert "adapter_model.safetensors is corrupt; copy it again" in reply.text
 
 
-def test_who_asks_models_is_told_of_no_folder_of_the_server(served: Installation) -> None:
+def test_the_list_of_models_shows_no_folder_of_the_server(served: Installation) -> None:
     """Also one that may not manage the installation hears why, and which file it is about."""
     folder = served.files / "v1"
     home, packages = served.settings.home, sysconfig.get_path("purelib")

@@ -87,7 +87,7 @@ def put(name: str, text: Any) -> Any:
 
 
 @pytest.mark.parametrize(("method", "path", "body", "told"), OF_A_MODEL, ids=lambda value: str(value)[:40])
-def test_what_another_has_is_answered_as_what_nobody_has(
+def test_another_tenant_s_model_is_answered_like_a_missing_model(
     divided: Installation, method: str, path: str, body: Any, told: str
 ) -> None:
     other = As(divided, "other")
@@ -146,7 +146,7 @@ def test_a_deployer_changes_nothing_of_the_installation(
     assert divided.records() == before
 
 
-def test_a_name_that_another_has_is_taken_and_no_more_is_said(divided: Installation) -> None:
+def test_a_name_of_another_tenant_is_refused_without_details(divided: Installation) -> None:
     for name, base in (("other", "base"), ("maker", "base")):
         body = {"model": "mine", "base": base, "adapter": str(divided.files / "v2")}
         answer = As(divided, name).ask("POST", "/register_model", body)
@@ -286,7 +286,7 @@ def test_a_tenant_registers_what_lies_in_its_own_folder(apart: Installation) -> 
 @pytest.mark.parametrize(
     "folder", ["right/adapter", "left/../right/adapter", "left/link", "left/linked", "v1", ""]
 )
-def test_but_nothing_of_anybody_else(apart: Installation, folder: str) -> None:
+def test_a_tenant_sees_nothing_of_other_tenants(apart: Installation, folder: str) -> None:
     refused = As(apart, "left").register("stolen", folder=folder)
     assert refused["phase"] == "Failed"
     assert refused["error"]["error"]["code"] == "path_not_allowed"

@@ -130,7 +130,7 @@ def test_more_answers_than_a_request_may_ask_for(start: Start, body: dict[str, A
         ({"structured_outputs": {"json": {"x": json.loads("[" * 40 + "]" * 40)}}}, "structured_outputs"),
     ],
 )
-def test_what_an_engine_would_go_through_for_every_token(
+def test_fields_that_cost_the_engine_work_for_each_token_are_bounded(
     start: Start, body: dict[str, Any], param: str
 ) -> None:
     """Ten thousand stop sequences are each looked for after each token, beside everybody's answers."""
@@ -188,7 +188,7 @@ def test_log_probabilities_of_all_of_a_prompt_are_bounded(
         ({"echo": True, "logprobs": True, "top_logprobs": 20}, "top_logprobs"),
     ],
 )
-def test_so_are_those_of_messages_whatever_is_beside_them(
+def test_parts_of_messages_are_bounded_in_any_position(
     start: Start, body: dict[str, Any], param: str
 ) -> None:
     installation = start(limits=RequestLimits(bounds=Bounds(prompt_logprobs=1_000)))
@@ -218,7 +218,7 @@ def test_tools_are_compiled_when_one_must_be_called(start: Start) -> None:
 # --- browsers ------------------------------------------------------------------------------------------
 
 
-def test_without_a_key_only_this_machines_names_will_do(served: Installation) -> None:
+def test_without_a_key_only_names_of_this_machine_are_accepted(served: Installation) -> None:
     port = urlsplit(served.url).port
     for host in ("localhost", f"localhost:{port}", f"127.0.0.1:{port}", "[::1]:80", "LOCALHOST"):
         assert served.http.get("/models", headers={"host": host}).status_code == 200
@@ -235,7 +235,7 @@ def test_without_a_key_only_this_machines_names_will_do(served: Installation) ->
     assert served.http.get("/healthz", headers={"host": "10.1.2.3"}).status_code == 200  # a kubelet's
 
 
-def test_nor_may_a_page_from_elsewhere_ask(served: Installation) -> None:
+def test_a_page_from_another_origin_may_not_ask(served: Installation) -> None:
     for origin in ("https://evil.example", "null", "http://localhost.evil.example:8000"):
         assert code(ask_as(served, {"origin": origin})) == (403, "host_not_allowed", None)
     assert ask_as(served, {"origin": "http://localhost:3000"}).status_code == 200
@@ -252,7 +252,7 @@ def test_names_can_be_added_and_a_key_opens_all(start: Start) -> None:
         assert named.http.get("/models", headers={"host": host}).status_code == status
 
 
-def test_with_a_key_any_name_will_do(start: Start) -> None:
+def test_with_a_key_any_host_name_is_accepted(start: Start) -> None:
     keyed = start(api_key="secret")
     assert keyed.http.get("/models", headers={"host": "models.example"}).status_code == 200
 
@@ -260,7 +260,7 @@ def test_with_a_key_any_name_will_do(start: Start) -> None:
 # --- the store -----------------------------------------------------------------------------------------
 
 
-def test_while_the_store_is_away_gateways_stay_ready_and_answer(
+def test_gateways_stay_ready_and_answer_without_the_store(
     served: Installation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wait_for(lambda: served.http.get("/readyz").json()["revision"] == served.repository.revision())
@@ -300,7 +300,7 @@ def test_more_watchers_than_a_gateway_has_places_for(
     assert fresh.http.get("/operations/none/watch").status_code == 404
 
 
-async def test_who_watches_an_operation_reads_nothing(
+async def test_a_watcher_of_an_operation_does_not_read_the_store(
     fresh: Installation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     operation = Operation("op-1", OperationKind.REGISTER, "x", Phase.PENDING)

@@ -22,7 +22,7 @@ def deploy_apart(asked: Installation) -> None:
     asked.cluster.devices = TWO_NODES
 
 
-def test_for_a_variant_of_what_is_deployed_nothing_is_moved(two_bases: Installation) -> None:
+def test_a_variant_of_a_deployed_base_moves_nothing(two_bases: Installation) -> None:
     deploy_apart(two_bases)
     assert two_bases.register("v1", "base")["phase"] == "Ready"
     before = two_bases.records()
@@ -41,7 +41,7 @@ def test_a_move_tells_what_a_token_takes_before_and_after(two_bases: Installatio
     assert move["toTpotMs"] == pytest.approx(move["tpotMs"])
 
 
-def test_what_cannot_fit_is_told_why(two_bases: Installation) -> None:
+def test_a_model_that_cannot_fit_is_refused_with_the_reason(two_bases: Installation) -> None:
     impossible = {"model": "base", "intent": "latSLO", "SLOs": {"tpot_ms": 1e-9}}
     found = two_bases.post("/rebalance", {"deploy": impossible}).json()
     refused = two_bases.post("/plan", impossible).json()["error"]["message"]

@@ -133,7 +133,7 @@ def test_concurrent_requests_with_one_key_are_one(fresh: Installation) -> None:
     assert len(fresh.records()[2]) == 1
 
 
-def test_of_concurrent_registrations_exactly_one_is_accepted(fresh: Installation) -> None:
+def test_exactly_one_of_concurrent_registrations_is_accepted(fresh: Installation) -> None:
     body = {"model": "base", "source": str(fresh.files / "base")}
     with ThreadPoolExecutor(6) as pool:
         replies = list(pool.map(lambda _: fresh.post("/register_model", body), range(6)))

@@ -29,7 +29,7 @@ def test_a_prompt_that_is_too_long_is_an_input_text() -> None:
     assert told.message.endswith("(parameter=inputText, value=57)")
 
 
-def test_what_is_not_named_stays(served: Installation) -> None:
+def test_a_field_without_a_mapping_keeps_its_name(served: Installation) -> None:
     error = errors.InvalidRequest("temperature: expected 0 to 2", param="temperature")
     assert translated(error, INFERENCE) is error
     late = errors.Unavailable("`max_tokens` is late", param="max_tokens", retry_after_s=7)

@@ -84,7 +84,7 @@ def test_nothing_feasible_is_answered_alike_by_both(registered: Installation) ->
     assert met["phase"] == "Deployed"
 
 
-def test_what_gave_way_is_told(registered: Installation) -> None:
+def test_the_answer_names_the_relaxed_limits(registered: Installation) -> None:
     refused = preview(registered, **IMPOSSIBLE, autoRelax={"maxFactor": 10}).json()["error"]
     assert "10 times allowed" in refused["message"]
     assert registered.deploy("base", **IMPOSSIBLE, autoRelax={})["phase"] == "Deployed"
@@ -112,7 +112,7 @@ def test_what_gave_way_is_told(registered: Installation) -> None:
         ({"SLOs": {"cost": 0}}, "SLOs.cost"),
     ],
 )
-def test_what_makes_no_sense_is_refused_by_name(
+def test_a_nonsensical_field_is_refused_by_its_name(
     registered: Installation, asked: dict[str, object], param: str | None
 ) -> None:
     for path in ("/plan", "/deploy_model"):

@@ -78,7 +78,7 @@ def test_a_new_engine_has_room_for_what_is_registered_now(served: Installation) 
     assert served.chat("hello", "delta").status_code == 200
 
 
-def test_without_room_for_both_the_old_engine_stays(served: Installation) -> None:
+def test_the_old_engine_stays_without_room_for_both(served: Installation) -> None:
     served.cluster.devices = Inventory((replace(CPU, free_bytes=0),))
     before = served.records()
     reply = anew(served)
@@ -128,7 +128,7 @@ def test_each_of_several_engines_is_replaced(served: Installation) -> None:
     ("name", "status", "code"),
     [("delta", 400, "invalid_request"), ("nobody", 404, "not_deployed")],
 )
-def test_what_cannot_be_placed_anew(served: Installation, name: str, status: int, code: str) -> None:
+def test_a_model_that_cannot_be_placed_again_is_refused(served: Installation, name: str, status: int, code: str) -> None:
     assert served.deploy("delta")["phase"] == "Deployed"
     reply = anew(served, name)
     assert (reply.status_code, reply.json()["error"]["code"]) == (status, code)

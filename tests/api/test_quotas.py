@@ -99,7 +99,7 @@ def test_a_request_that_no_engine_worked_at_costs_no_tokens(
         )
 
 
-def test_as_many_variants_as_a_tenant_may_have(start: Start, tmp_path: Path) -> None:
+def test_a_quota_bounds_a_tenant_s_variants(start: Start, tmp_path: Path) -> None:
     made = tenants.started(
         start, tmp_path / "t", entry("a", "deployer", maxVariants=1), entry("b", "deployer")
     )
@@ -132,7 +132,7 @@ def reading(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     may.set()
 
 
-def test_as_many_bytes_of_variants_as_a_tenant_may_have(
+def test_a_quota_bounds_the_bytes_of_a_tenant_s_variants(
     start: Start, tmp_path: Path, reading: threading.Event
 ) -> None:
     path = tmp_path / "t"
@@ -158,7 +158,7 @@ def test_as_many_bytes_of_variants_as_a_tenant_may_have(
     assert made.register("of-the-installation", "base", folder="v2")["phase"] == "Ready"
 
 
-def test_as_many_bases_as_a_tenant_may_have(start: Start, tmp_path: Path) -> None:
+def test_a_quota_bounds_a_tenant_s_bases(start: Start, tmp_path: Path) -> None:
     made = tenants.started(start, tmp_path / "t", entry("a", "deployer", maxBases=1), entry("b", "deployer"))
     a, b = As(made, "a"), As(made, "b")
     assert b.register("of-b", base="", folder="base")["phase"] == "Ready"
@@ -171,7 +171,7 @@ def test_as_many_bases_as_a_tenant_may_have(start: Start, tmp_path: Path) -> Non
     assert b.register("more-of-b", base="", folder="other")["phase"] == "Ready"
 
 
-def test_as_many_engines_as_a_tenant_may_have(start: Start, tmp_path: Path) -> None:
+def test_a_quota_bounds_a_tenant_s_engines(start: Start, tmp_path: Path) -> None:
     """Those that its bases may grow to, now and by a change."""
     made = tenants.started(start, tmp_path / "t", entry("a", "deployer", maxEngines=2))
     a = As(made, "a")
@@ -200,7 +200,7 @@ def test_as_many_engines_as_a_tenant_may_have(start: Start, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("what", ["bases", "variants", "engines"])
-def test_of_two_gateways_at_once_one_decides_by_what_the_other_did(
+def test_a_gateway_s_decision_counts_the_other_gateway_s_commit(
     start: Start, tmp_path: Path, what: str
 ) -> None:
     """Neither had seen the other's change when it decided first."""

@@ -165,7 +165,7 @@ def test_no_argument_of_a_tokenizer_is_told_by_a_request() -> None:
         *(("repetition_detection", {"max_pattern_size": 10**9, "min_count": 2}), ("repetition_detection", 3)),
     ],
 )
-def test_what_is_refused_by_its_name(path: str, name: str, value: Any) -> None:
+def test_unknown_fields_are_refused_by_name(path: str, name: str, value: Any) -> None:
     param, message = refusal(path, **{name: value})
     assert param is not None
     assert param.startswith(name)
@@ -213,14 +213,14 @@ def test_what_is_refused_by_its_name(path: str, name: str, value: Any) -> None:
         (CHAT, "messages", [{"role": "assistant", "tool_calls": [5]}]),
     ],
 )
-def test_what_one_of_the_calls_refuses(path: str, name: str, value: Any) -> None:
+def test_a_field_of_the_other_call_is_refused(path: str, name: str, value: Any) -> None:
     param, message = refusal(path, **{name: value})
     assert param is not None
     assert param.startswith(name)
     assert name in message
 
 
-def test_a_field_that_nobody_knows_is_refused_with_the_one_that_is_near() -> None:
+def test_an_unknown_field_is_refused_with_the_nearest_known_field() -> None:
     assert refusal(CHAT, temprature=1) == (
         "temprature",
         "/v1/chat/completions has no field 'temprature'; did you mean temperature?",
@@ -263,7 +263,7 @@ FINE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("path", FINE)
-def test_what_clients_send_passes_unchanged(path: str) -> None:
+def test_a_client_s_fields_pass_unchanged(path: str) -> None:
     asked = {**ASKED[path], **FINE[path]}
     body = sent(path, **FINE[path])
     assert {name: body[name] for name in asked} == asked

@@ -105,7 +105,7 @@ def test_a_role_opens_its_calls_and_no_other(standing: Installation, who: str) -
         "HEAD /cluster",
     ],
 )
-def test_what_is_not_listed_is_for_admins(standing: Installation, call: str) -> None:
+def test_unlisted_calls_are_for_admins(standing: Installation, call: str) -> None:
     method, path = call.split()
     url = standing.url + path  # as it is written
     for who, refused in (("reader", True), ("maker", True), ("chief", False)):
@@ -114,7 +114,7 @@ def test_what_is_not_listed_is_for_admins(standing: Installation, call: str) -> 
         assert (status == 403) is refused, (who, status)
 
 
-def test_without_a_key_of_the_installation_everybody_may_do_everything(start: Start) -> None:
+def test_without_an_installation_key_every_caller_may_do_everything(start: Start) -> None:
     open_to_all = start()
     assert open_to_all.http.get("/cluster", headers={"Authorization": "Bearer x"}).status_code == 200
 

@@ -70,7 +70,7 @@ def test_the_engine_reads_the_same(
     assert (as_it_came.path, as_it_came.variant) == (anew.path, anew.variant)
 
 
-def test_a_plain_body_is_not_written_anew() -> None:
+def test_a_plain_body_is_sent_as_it_came() -> None:
     raw = b'{"model":"m",  "messages": [] }\n'
     call = engine_call(CHAT, parse_body(raw), BASE, raw)
     assert call.body == b'{"model":"m",  "messages": [] , "max_completion_tokens": 64}'

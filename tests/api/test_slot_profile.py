@@ -73,7 +73,7 @@ def test_a_request_that_never_gets_a_token_counts_with_its_wait(
     assert 0.3 < found.ttft_s < 60
 
 
-def test_what_cannot_be_profiled(tiered: Installation, client: Client) -> None:
+def test_a_deployment_without_slots_cannot_be_profiled(tiered: Installation, client: Client) -> None:
     with pytest.raises(errors.InvalidRequest, match="its base, 'base'"):
         variant_limit_profile.run(client, "v1", BURST, None, lambda line: None)
     tiered.end(tiered.http.delete("/deployments/v2"))

@@ -55,7 +55,7 @@ def counted(installation: Installation, name: str) -> dict[tuple[str, ...], floa
     }
 
 
-def test_a_key_says_whose_a_request_is_and_opens_no_more_than_asking(shared: Installation) -> None:
+def test_a_key_names_the_tenant_and_permits_only_inference(shared: Installation) -> None:
     for key, tenant in KEYS.items():
         for path in ("/v1/completions", "/inference_model"):
             assert ask(shared, key, path).status_code == 200

@@ -49,7 +49,7 @@ async def test_work_that_takes_too_long(limit: Callable[[float], Any]) -> None:
 
 
 @pytest.mark.parametrize("limit", LIMITS)
-async def test_what_work_raises_passes(limit: Callable[[float], Any]) -> None:
+async def test_an_error_of_the_work_passes(limit: Callable[[float], Any]) -> None:
     async def work() -> None:
         async with limit(0.0):
             try:
@@ -85,7 +85,7 @@ async def test_another_cancellation_passes(limit: Callable[[float], Any], limit_
         await task
 
 
-async def test_what_is_paused_goes_on_and_ends_afterwards() -> None:
+async def test_a_paused_limit_continues_and_then_expires() -> None:
     reached = []
 
     async def work() -> None:

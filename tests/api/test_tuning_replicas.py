@@ -59,7 +59,7 @@ def test_replicas_that_cannot_be(served: Installation, name: str, body: dict[str
     assert served.records() == before
 
 
-def test_replicas_of_nobody(served: Installation) -> None:
+def test_replicas_of_an_unknown_model_are_refused(served: Installation) -> None:
     assert patch(served, "nobody", replicas={"max": 2}).json()["error"]["code"] == "not_deployed"
 
 

@@ -78,7 +78,7 @@ def test_a_variant_that_the_engine_does_not_know_is_on_disk(tiered: Installation
     assert {(v["tier"], v["reason"][:12]) for v in found} == {("disk", "not read yet")}
 
 
-def test_while_the_engine_is_away_the_reason_is_told(fresh: Installation) -> None:
+def test_the_reason_is_shown_while_the_engine_is_away(fresh: Installation) -> None:
     fresh.register("base")
     fresh.cluster.held.add("base")
     fresh.post("/deploy_model", {"model": "base"})
@@ -90,7 +90,7 @@ def test_while_the_engine_is_away_the_reason_is_told(fresh: Installation) -> Non
     assert "base" in view["residencyReason"]
 
 
-def test_how_many_run_at_once_is_told_to_the_engine_and_kept(tiered: Installation) -> None:
+def test_a_new_variant_limit_reaches_the_engine_and_is_kept(tiered: Installation) -> None:
     reply = tune(tiered, "base", 1)
     assert reply.status_code == 200, reply.text
     assert (reply.json()["maxActiveVariants"], reply.json()["residency"][0]["limit"]) == (1, 1)
@@ -140,7 +140,7 @@ def test_prefetching_is_harmless_to_repeat(tiered: Installation) -> None:
         assert (variant["model"], variant["tier"]) == ("v2", "device")
 
 
-def test_what_cannot_be_prefetched(tiered: Installation) -> None:
+def test_a_prefetch_of_a_base_or_an_undeployed_variant_is_refused(tiered: Installation) -> None:
     tiered.register("v4", "base", "v2")
     assert code(tiered.post("/deployments/base/prefetch")) == (400, "invalid_request")
     assert code(tiered.post("/deployments/v4/prefetch")) == (404, "not_deployed")

@@ -101,7 +101,7 @@ def test_two_ranks_by_hand(case: tuple[str, str]) -> None:
     assert layer_shard_bytes(of(*case), 2) == 2 * BY_HAND[case]
 
 
-def test_how_many_ranks_can_share_each_family() -> None:
+def test_each_family_has_its_possible_numbers_of_ranks() -> None:
     def fitting(spec: ModelSpec) -> set[int]:
         return {tp for tp in range(1, 17) if tp_fits(spec, tp)}
 

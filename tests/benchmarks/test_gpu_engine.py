@@ -139,12 +139,12 @@ def test_a_gpu_that_is_too_small_is_told_beforehand(tmp_path: Path, monkeypatch:
         gpu_engine.need_memory(104 * 10**9, "fewer --variants")
 
 
-def test_without_a_driver_nothing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_call_is_refused_without_a_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     gpu_engine.need_memory(10**15, "fewer --variants")
 
 
-def test_without_our_plugin_no_engine_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_engine_starts_without_our_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_engine, "entry_points", lambda **asked: ())
     with pytest.raises(SystemExit, match="vLLM would not find our plug-in"):
         gpu_engine.make_engine(Path("base"), VariantConfig(1, 1 << 20, 1 << 20, 8))

@@ -97,7 +97,7 @@ def test_every_request_has_one_outcome(model: str) -> None:
     assert outcome.end_s > 0
 
 
-def test_what_an_answer_says() -> None:
+def test_an_answer_is_read_into_its_outcome() -> None:
     whole, gathered, full = asked(["whole", "gathered", "full"])
     for outcome in (whole, gathered):
         assert (outcome.tokens, outcome.prompt_tokens) == (TOKENS, 5)
@@ -153,7 +153,7 @@ def test_shares_are_of_every_class_and_tenant() -> None:
     }
 
 
-def test_a_small_tenant_keeps_to_its_part_of_the_capacity_and_nobody_waits_longer_than_told() -> None:
+def test_a_small_tenant_keeps_its_share_and_no_client_waits_longer_than_forecast() -> None:
     for factor in (3.0, 10.0):
         made = shares(CLASSES, 0.02, {}, parts(0.4, factor))
         small = sum(share.share for share in made if share.tenant == "small")

@@ -46,7 +46,7 @@ def without(tp: int, rows: list[Measurement]) -> list[Measurement]:
     return [m for m in rows if m.setting.tensor_parallel != tp]
 
 
-def test_with_all_fingerprints_every_measurement_has_its_errors() -> None:
+def test_every_measurement_has_errors_when_all_fingerprints_are_there() -> None:
     found, gaps = errors(SHAPE, PROFILE, TRUTH)
     timings = sum(isinstance(m, Timing) for m in TRUTH)
     ranks = sum(len(m.ranks) for m in TRUTH if isinstance(m, Footprint))
@@ -97,7 +97,7 @@ def write(folder: Path, rows: list[Measurement]) -> Path:
     return path
 
 
-def test_without_a_profile_ranks_are_given_what_engines_took_on_h200s() -> None:
+def test_ranks_without_a_profile_get_the_memory_measured_on_h200s() -> None:
     """In bfloat16, to 32 MiB, and at most 1 GiB more; fp8 takes more than its bytes, which only a profile
     sees."""
     compared = 0

@@ -106,7 +106,7 @@ TWO = ["llama-3.2-3b", "llama-2-7b"]
 
 
 @pytest.mark.parametrize("budget_s", range(100, 1500, 200))
-def test_what_is_begun_within_the_budget_can_be_predicted(budget_s: float) -> None:
+def test_a_run_that_begins_within_the_budget_is_predictable(budget_s: float) -> None:
     """From all fingerprints of its TP, and for pipelines from that of a pipeline."""
     tasks = chosen(BOTH, TWO, ["none"], 4, 1)
     slots, _ = pack(tasks, 4, budget_s)
@@ -134,7 +134,7 @@ def test_all_fingerprints_may_come_first() -> None:
     assert kinds == sorted(kinds, key=list(Kind).index)
 
 
-def test_what_is_known_already_keeps_nothing_back() -> None:
+def test_known_measurements_delay_no_other_run() -> None:
     only = [task for task in chosen(BOTH, TWO, ["none"], 4, 1) if task.gpus > 1]
     _, left = pack(only, 4, 1e9)
     assert not left
@@ -240,7 +240,7 @@ def test_an_engine_is_imported_while_another_measures_but_waits_for_its_gpus(tmp
 
 
 @pytest.mark.timeout(180)
-def test_what_fails_is_told_and_stops_no_other(tmp_path: Path) -> None:
+def test_a_failed_run_is_reported_and_stops_no_other_run(tmp_path: Path) -> None:
     slots, _ = pack([task(2, 1, 1), task(2, 2, 1), task(2, 3, 1)], 2, 1e9)
     processes = Processes(tmp_path, 0.1, {1: "raise MemoryError('no room')"})
     processes.run(slots)
@@ -371,7 +371,7 @@ def write(one: Task, out: Path, count: int = 99) -> None:
         log.append(measurement)
 
 
-def test_what_is_whole_in_any_folder_is_not_measured_again(tmp_path: Path) -> None:
+def test_a_complete_measurement_in_any_folder_is_not_repeated(tmp_path: Path) -> None:
     one, other = TINY
     write(one, tmp_path / "a")
     write(other, tmp_path / "b", count=1)
@@ -397,7 +397,7 @@ def test_several_runs_are_merged_and_the_first_of_a_load_counts(tmp_path: Path) 
     assert {json.loads(line)["shape"] for line in lines} == {"tiny"}
 
 
-def test_what_measuring_took() -> None:
+def test_the_cost_of_measuring_is_summed() -> None:
     """By hand: an engine on one GPU and one on two, of which each starts in a second."""
     one, other = TINY
     found = cost([*measured(one), *measured(other)])

@@ -62,7 +62,7 @@ def test_hardening_runs_on_three_hosts(tmp_path: Path) -> None:
     rehearsing.carry_out(rehearse_hosts, tmp_path)
 
 
-def test_from_the_command_line() -> None:
+def test_every_rehearsal_runs_from_the_command_line() -> None:
     found = subprocess.run(
         [sys.executable, "-m", "benchmarks.serving.plot", rehearsing.FLAG],
         cwd=ROOT,

@@ -29,7 +29,7 @@ def test_today_costs_are_those_that_were_measured() -> None:
     assert filling_ms + 27 * (four.variant_ms + simulated.ROW_MS) == pytest.approx(55.6, abs=0.01)
 
 
-def test_who_has_no_answer_in_time_counts_with_the_time_until_then() -> None:
+def test_an_unanswered_request_counts_with_its_waiting_time() -> None:
     """Two requests of 1,000 tokens that take 5 s and more; the second is given up after 3."""
     whole = simulated.ENGINES["whole models"]
     asked = [Asked(0.0, 1, 10, 1000), Asked(10.0, 1, 10, 1000)]

@@ -81,7 +81,7 @@ def test_memory_is_filled_with_the_first_bytes_of_a_file(
     assert around.tobytes() == b"\7" * 50 + content[:1000] + b"\7" * 50
 
 
-def test_what_one_call_does_not_read_the_next_one_does(
+def test_the_next_call_reads_what_the_last_call_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The system may read fewer bytes than it is asked for: here at most 10."""
@@ -133,7 +133,7 @@ def test_host_memory_that_holds_no_model_is_refused(tmp_path: Path) -> None:
         from_files(tmp_path, weights_of_an_engine(), MODEL_BYTES - 1)
 
 
-def test_what_is_in_host_memory_is_told_with_its_bytes(tmp_path: Path) -> None:
+def test_variants_in_host_memory_are_reported_with_their_bytes(tmp_path: Path) -> None:
     models = from_files(tmp_path, weights_of_an_engine(), TWO_MODELS)
     assert models.in_host() == {}
     assert models.prepare(1, "").device_bytes == MODEL_BYTES
@@ -146,7 +146,7 @@ def test_what_is_in_host_memory_is_told_with_its_bytes(tmp_path: Path) -> None:
     assert not models.holds(3)
 
 
-def test_without_files_all_are_in_host_memory() -> None:
+def test_variants_without_files_are_in_host_memory() -> None:
     """Those are told that were asked for."""
     models = WholeModels(weights_of_an_engine(), 1, SwapConfig(2, 1))
     assert all(models.holds(uid) for uid in range(1, 40))
@@ -208,7 +208,7 @@ def test_the_active_models_bytes_are_the_weights(tmp_path: Path) -> None:
     assert models.slot_of == {1: 0}
 
 
-def test_without_files_models_are_the_engines_weights_with_their_rows_moved_on() -> None:
+def test_models_without_files_are_the_engine_s_weights_with_shifted_rows() -> None:
     weights = weights_of_an_engine()
     models = WholeModels(weights, 3, SwapConfig(2, 1))
     own = weights_of_an_engine()

@@ -129,7 +129,7 @@ def test_cases() -> None:
         "uniform@4seed=1",
     ],
 )
-def test_what_is_no_case_is_refused(name: str) -> None:
+def test_an_invalid_case_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="expected a case such as"):
         parse_case(name)
 

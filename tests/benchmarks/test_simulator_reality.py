@@ -103,7 +103,7 @@ def test_the_base_is_found_again() -> None:
     assert model[0].path_s == pytest.approx(FACTS.path_s, rel=0.05)
 
 
-def test_the_path_is_the_known_one_where_no_prompt_came_beside_rows() -> None:
+def test_the_request_path_is_the_known_path_where_no_prompt_joined_a_batch() -> None:
     model, _ = step_times(FACTS, [one for one in SEEN if one.load.beside is None])
     assert model[0].path_s == FACTS.path_s
 
@@ -121,13 +121,13 @@ def test_steps_with_variants_take_what_they_were_seen_to(models: tuple[int, ...]
     assert seconds == pytest.approx(tpot_s(load), rel=0.01)
 
 
-def test_what_a_variant_adds_to_prompts() -> None:
+def test_a_variant_s_added_time_on_prompts_is_measured() -> None:
     """Also of those whose prompts came beside no rows."""
     _, variants = step_times(FACTS, SEEN)
     assert [one.token_s for one in variants] == pytest.approx([0.0, ADDED_S, ADDED_S, ADDED_S], rel=1e-3)
 
 
-def test_what_a_variant_adds_to_wide_steps() -> None:
+def test_a_variant_s_added_time_on_wide_steps_is_measured() -> None:
     """Of a kind with one variant it is not known what that takes and what the kind."""
     model, variants = step_times(FACTS, SEEN)
     for row, variant in zip(variants[1:], FACTS.variants, strict=True):
@@ -138,7 +138,7 @@ def test_what_a_variant_adds_to_wide_steps() -> None:
 
 
 @pytest.mark.parametrize("load", [load for load in loads(FACTS) if load.beside])
-def test_steps_that_fill_prompts_are_told_by_the_rows_beside(load: Load) -> None:
+def test_prefill_steps_are_recognised_by_the_rows_in_the_same_step(load: Load) -> None:
     """The simulator's own, which takes for them what `step_s` says."""
     model, variants = step_times(FACTS, SEEN)
     model.decode_s[0, : FACTS.rows + 1] = [10e-3 + 1e-3 * rows for rows in range(FACTS.rows + 1)]
@@ -153,7 +153,7 @@ def test_steps_that_fill_prompts_are_told_by_the_rows_beside(load: Load) -> None
     assert found.step_s == pytest.approx(step_s(load), rel=0.03)
 
 
-def test_prompts_beside_rows_come_while_these_decode() -> None:
+def test_prompts_arrive_while_the_rows_decode() -> None:
     load = Load(4, SHORT, LONGER, (1, 2), (3, 100))
     alone, one = Seen(load, 0.05, 0.02), Seen(Load(1, 100, FIRST, (3,)), 0.3, 0.02)
     asked = besides(load, 2, alone, one)
@@ -190,7 +190,7 @@ def test_tpot_is_that_of_the_last_to_begin() -> None:
     assert (seen.ttft_s, seen.tpot_s) == pytest.approx((0.3, 0.03))
 
 
-def test_answers_beside_long_prompts_do_not_end_before_these_are_filled() -> None:
+def test_answers_in_a_batch_with_long_prompts_outlast_their_prefill() -> None:
     many = dataclasses.replace(FACTS, rows=64, max_model_len=2048, kv_tokens=1 << 20)
     for facts in (FACTS, many):
         short, long = context_loads(facts)
@@ -225,7 +225,7 @@ def test_engines_that_do_next_to_nothing_are_not_asked_what_they_could_do() -> N
     assert played[-1] < 60  # Poisson arrivals of 20: nine standard deviations
 
 
-def test_what_is_written_is_read_again() -> None:
+def test_a_written_file_is_read_back() -> None:
     asked = measuring.poisson(FACTS, Workload(0.5, 5.0, ((16, 8), (64, 2))), 8.0)
     timed = [Timed(0.01 * (i + 1), 0.001, 0.02 * (i + 1)) for i in range(len(asked))]
     measured = Measured(FACTS, {"measured": SEEN}, 8.0, asked, timed)

@@ -33,7 +33,7 @@ class Gateway:
 
 @pytest.mark.parametrize("form", [Form.RAW, Form.CHAT])
 @pytest.mark.parametrize(("characters", "tops"), [(200, {TOP}), (2_000, range(2, TOP)), (7_000, range(1, 3))])
-def test_of_a_longer_text_fewer_likely_tokens_are_asked_for(
+def test_a_longer_text_asks_for_fewer_likely_tokens(
     form: Form, characters: int, tops: range | set[int]
 ) -> None:
     gateway = Gateway()
@@ -44,7 +44,7 @@ def test_of_a_longer_text_fewer_likely_tokens_are_asked_for(
 
 
 @pytest.mark.parametrize("characters", [200, 7_000, 14_000])
-def test_of_a_score_each_token_is_told_alone(characters: int) -> None:
+def test_a_score_reports_each_token_alone(characters: int) -> None:
     gateway = Gateway()
     ApiAnswerer(gateway, "m", concurrency=1).score([Pair("", "x" * characters, Form.RAW)])  # type: ignore[arg-type]
     assert gateway.tops == [0]

@@ -121,7 +121,7 @@ def test_the_status_of_a_deployment_says_why_and_what_gave_way(cli: Cli, api: Fa
         (True, ["this", "and that"], "Hint:  all of these together would do:\n  - this\n  - and that"),
     ],
 )
-def test_what_would_do_is_listed(cli: Cli, api: FakeApi, together: bool, texts: list[str], hint: str) -> None:
+def test_a_refusal_lists_feasible_relaxations(cli: Cli, api: FakeApi, together: bool, texts: list[str], hint: str) -> None:
     details = {
         "binding": "SLOs.tpot_ms",
         "together": together,

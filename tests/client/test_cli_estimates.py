@@ -126,7 +126,7 @@ def test_plans_are_drawn(scripted: FakeApi, cli: Cli, tmp_path: Path) -> None:
     assert (nowhere.code, "cannot be written" in nowhere.err) == (1, True)
 
 
-def test_what_cannot_be(scripted: FakeApi, cli: Cli) -> None:
+def test_an_impossible_split_is_refused(scripted: FakeApi, cli: Cli) -> None:
     wrong = cli("estimate", "smol", "--layers", "ten,22")
     assert (wrong.code, "such as 10,22" in wrong.err) == (2, True)
     scripted.script(

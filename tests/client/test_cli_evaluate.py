@@ -160,7 +160,7 @@ def test_a_busy_model_is_asked_again(cli: Cli, api: FakeApi, tmp_path: Path) -> 
     assert cli("evaluate", "smol", str(path), "--json").json["evaluations"][0]["value"] == 1
 
 
-def test_what_is_wrong_is_said_before_any_work(cli: Cli, api: FakeApi, tmp_path: Path) -> None:
+def test_a_mistake_is_reported_before_any_work(cli: Cli, api: FakeApi, tmp_path: Path) -> None:
     scripted(api)
     path = write(tmp_path, "bad", {"prompt": "one"})
     ended = cli("evaluate", "smol", str(path))

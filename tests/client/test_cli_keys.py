@@ -23,7 +23,7 @@ def test_the_entry_is_that_of_the_key(cli: Cli) -> None:
     assert shown.err == ""
 
 
-def test_as_json_and_a_new_one_each_time(cli: Cli) -> None:
+def test_keys_are_new_each_time_and_come_as_json(cli: Cli) -> None:
     made = [cli("keys", "new", "--json").json for _ in range(2)]
     assert made[0]["key"] != made[1]["key"]
     for each in made:

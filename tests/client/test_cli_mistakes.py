@@ -75,7 +75,7 @@ def test_a_url_with_a_path_is_said_to_have_one(cli: Cli, api: FakeApi) -> None:
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a\udcff"])
 @pytest.mark.parametrize("command", ["describe", "delete", "undeploy", "logs", "watch", "cancel"])
-def test_what_is_no_name_does_not_become_another_call(
+def test_an_invalid_name_does_not_become_another_call(
     command: str, name: str, cli: Cli, api: FakeApi
 ) -> None:
     ended = cli(command, name)

@@ -65,7 +65,7 @@ def test_tables_and_a_picture(scenario: Path, capfd: pytest.CaptureFixture[str],
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_what_is_no_scenario_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_scenario_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "bad.yaml"
     for text, said in (("a: [", "expected a YAML file"), ("cluster: 3", "deployments: Field required")):
         path.write_text(text)

@@ -72,7 +72,7 @@ def test_the_table_shows_the_devices_of_all_groups(cli: Cli, api: FakeApi) -> No
     assert "tensor parallel 1, layers 30, quantization none; tensor parallel 2" in out
 
 
-def test_what_is_named_of_the_replicas_changes(cli: Cli, api: FakeApi) -> None:
+def test_only_the_named_replica_settings_change(cli: Cli, api: FakeApi) -> None:
     replicas = {"min": 2, "max": 4, "targetInFlight": 3.5, "idleS": 60.0}
     api.script("PATCH /deployments/smol", answer(deployment(replicas=replicas)))
     ended = cli("tune", "smol", "--min-replicas", "2")

@@ -68,7 +68,7 @@ def test_the_fewest_groups(scenario: Path, capfd: pytest.CaptureFixture[str]) ->
         ({"name: one group": "name: [", "traffic": "x"}, [], "expected a YAML file"),
     ],
 )
-def test_what_is_wrong_is_said(
+def test_a_mistake_is_reported(
     scenario: Path, change: dict[str, str], argv: list[str], said: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     text = SCENARIO

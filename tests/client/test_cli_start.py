@@ -112,7 +112,7 @@ def test_status_imports_nothing_of_other_commands(api: FakeApi) -> None:
     assert not modules & OF_OTHER_COMMANDS
 
 
-def test_a_call_that_nobody_answers_imports_nothing_heavy(nowhere: str) -> None:
+def test_a_call_without_a_server_imports_nothing_heavy(nowhere: str) -> None:
     code, modules = modules_after("--url", nowhere, "status")
     assert code == 3
     assert not modules & HEAVY

@@ -20,7 +20,7 @@ def row(out: str, start: str) -> list[str]:
 
 
 @pytest.mark.parametrize("argv", [["status", "smol"], ["describe", "smol"]], ids=" ".join)
-def test_where_variants_are(argv: list[str], cli: Cli) -> None:
+def test_the_residency_of_variants_is_shown(argv: list[str], cli: Cli) -> None:
     out = cli(*argv).out
     both = "rank 0: {0} MiB, rank 1: {0} MiB"
     assert " ".join(row(out, "v1")) == f"v1 device 0 {both.format(2.0)} {both.format(3.0)}"
@@ -34,12 +34,12 @@ def test_status_of_one_as_json(cli: Cli) -> None:
     assert found["deployment"]["residency"][0]["variants"][0]["model"] == "v1"
 
 
-def test_while_the_engine_is_away(cli: Cli, api: FakeApi) -> None:
+def test_residency_is_unknown_while_the_engine_is_away(cli: Cli, api: FakeApi) -> None:
     api.script("GET /deployments/smol", answer(deployment(residencyReason="the engine starts")))
     assert "is not known: the engine starts" in cli("status", "smol").out
 
 
-def test_without_variants(cli: Cli, api: FakeApi) -> None:
+def test_a_base_without_variants_says_so(cli: Cli, api: FakeApi) -> None:
     api.script("GET /deployments/smol", answer(deployment(residency=residency())))
     assert "no variants are deployed on it" in cli("status", "smol").out
 
@@ -124,7 +124,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("at_once")
-def test_placing_anew_waits_until_new_engines_serve(cli: Cli, api: FakeApi) -> None:
+def test_placing_again_waits_until_new_engines_serve(cli: Cli, api: FakeApi) -> None:
     done = with_groups(("smol", "Draining"), ("smol@1", "Serving"))
     api.script("GET /deployments/smol", answer(with_groups(OLD)), answer(with_groups(OLD, NEW)), answer(done))
     api.script("PATCH /deployments/smol", answer(with_groups(OLD, NEW)))
@@ -136,7 +136,7 @@ def test_placing_anew_waits_until_new_engines_serve(cli: Cli, api: FakeApi) -> N
 
 @pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("added", ["smol@1", "smol@2"])
-def test_placing_anew_that_comes_to_nothing(added: str, cli: Cli, api: FakeApi) -> None:
+def test_placing_again_without_a_better_place_says_so(added: str, cli: Cli, api: FakeApi) -> None:
     """The engine that stays says why. One that was added by load meanwhile, even of the same name, replaces
     none."""
     why = "smol@1 did not take its place: its engine failed: RuntimeError: out of memory; no more"
@@ -150,7 +150,7 @@ def test_placing_anew_that_comes_to_nothing(added: str, cli: Cli, api: FakeApi) 
 
 
 @pytest.mark.usefixtures("at_once")
-def test_placing_anew_ends_when_load_takes_the_old_engine_away(cli: Cli, api: FakeApi) -> None:
+def test_placing_again_ends_when_scaling_removes_the_old_engine(cli: Cli, api: FakeApi) -> None:
     drained = with_groups(("smol", "Draining"), ("smol@1", "Draining", {"replaces": "smol"}))
     api.script("GET /deployments/smol", answer(with_groups(OLD)), answer(drained))
     api.script("PATCH /deployments/smol", answer(with_groups(OLD, NEW)))

@@ -38,7 +38,7 @@ def test_ours_is_the_optimum(program: BitProgram) -> None:
 
 
 @given(small_programs())
-def test_that_of_highs_is_the_optimum(program: BitProgram) -> None:
+def test_the_allocation_equals_the_optimum_of_highs(program: BitProgram) -> None:
     choice = allocate_by_highs(program)
     assert program.allows(choice)
     assert program.error(choice) == pytest.approx(least_error(program), abs=1e-6)
@@ -92,12 +92,12 @@ def test_ranks_that_are_all_alike() -> None:
     assert program.error(choice) == pytest.approx(min(tried), rel=1e-9)
 
 
-def test_with_bits_for_all_each_rank_has_its_best() -> None:
+def test_each_rank_has_its_best_width_if_bits_suffice() -> None:
     program = realistic(20, (64, 64), 1.0, 5, seed=0)
     assert program.error(allocate(program)) == program.errors.min(axis=1).sum()
 
 
-def test_with_no_bits_all_ranks_are_dropped() -> None:
+def test_all_ranks_are_dropped_without_bits() -> None:
     program = BitProgram(np.array([[3.0, 1.0], [2.0, 1.0]]), (0, 4), 3, 1)
     assert allocate(program).tolist() == [0, 0]
 

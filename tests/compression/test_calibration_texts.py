@@ -100,7 +100,7 @@ def test_few_tokens_are_warned_of_with_figures(tmp_path: Path) -> None:
     assert read_texts(jsonl(tmp_path / "b.jsonl", {"text": "w1 " * 24}), folder).warnings == ()
 
 
-def test_no_more_tokens_are_asked_for_than_are_taken(tmp_path: Path) -> None:
+def test_only_the_needed_tokens_are_requested(tmp_path: Path) -> None:
     """Where the widest layer has more inputs than rows x tokens, those are what to raise."""
     file = jsonl(tmp_path / "a.jsonl", {"text": "w1 " * 100})
     (warning,) = read_texts(file, folder_of(tmp_path / "model"), rows=2, tokens=8).warnings
@@ -188,7 +188,7 @@ def test_nothing_asked_for_is_refused(rows: int, tokens: int, tmp_path: Path) ->
         ("{{ ('a' * 4000000000) | length }}", "more than 1024 MiB of memory"),
     ],
 )
-def test_a_chat_template_takes_no_more_than_it_may(
+def test_a_chat_template_s_time_and_memory_are_bounded(
     template: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limited, "CPU_S", 0.3)
@@ -201,7 +201,7 @@ def test_a_chat_template_takes_no_more_than_it_may(
     assert (resource.getrlimit(resource.RLIMIT_DATA), signal.getsignal(signal.SIGPROF)) == before
 
 
-def test_a_template_makes_no_more_tokens_than_its_file_has_bytes(tmp_path: Path) -> None:
+def test_a_template_makes_at_most_one_token_for_each_byte_of_its_file(tmp_path: Path) -> None:
     """That much memory was set aside for them."""
     folder = folder_of(tmp_path / "model", "{% for n in range(9999) %}w1 w2 {% endfor %}")
     file = jsonl(tmp_path / "a.jsonl", {"messages": [{"role": "user", "content": "w1"}]})

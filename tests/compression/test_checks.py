@@ -119,7 +119,7 @@ def test_a_base_that_is_not_the_base(tmp_path: Path, base: Path) -> None:
     assert any("check that this is the base" in warning for warning in result.warnings)
 
 
-def test_who_registers_is_told_of_the_command_that_can_insist(tmp_path: Path, base: Path) -> None:
+def test_a_refused_registration_names_the_command_that_can_force_it(tmp_path: Path, base: Path) -> None:
     other = make.write_tiny_base(tmp_path / "other", 7)
     request = CompressRequest(base, other, tmp_path / "work", Recipe("magnitude"))
     request.folder.mkdir()

@@ -153,7 +153,7 @@ def test_one_that_is_killed_goes_on_and_makes_the_same(folders: tuple[Path, Path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["killed", "published"])
-def test_what_another_device_has_begun_is_done_anew(
+def test_work_of_another_kind_of_device_is_done_again(
     folders: tuple[Path, Path], tmp_path: Path, end: str
 ) -> None:
     """As the cluster may choose another one after a kill; layers of both would not be those of either."""
@@ -192,7 +192,7 @@ def test_its_process_has_limits_and_no_secrets(
         lines.close()  # type: ignore[attr-defined]
 
 
-def test_what_runs_vllm_has_its_settings_and_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_with_vllm_have_its_settings_and_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OSTINATO_API_KEY", "OSTINATO_STORE_URL", "VLLM_CPU_KVCACHE_SPACE"):
         monkeypatch.setenv(name, "value")
     kept = without_secrets()
@@ -237,7 +237,7 @@ def test_it_ends_with_who_started_it(folders: tuple[Path, Path], tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_what_cannot_be_compressed_is_said(folders: tuple[Path, Path], tmp_path: Path) -> None:
+def test_an_incompressible_model_is_reported(folders: tuple[Path, Path], tmp_path: Path) -> None:
     other = checkpoints.write_model(tmp_path / "other")
     (*_, last) = lines_of(request_for((folders[0], other), tmp_path / "work"))
     assert isinstance(last, Failed)
@@ -269,7 +269,7 @@ def caused(error: Exception, by: Exception) -> Exception:
         (KeyError("q_proj"), False),
     ],
 )
-def test_what_another_attempt_may_get_over(error: Exception, passes: bool) -> None:
+def test_a_temporary_failure_allows_another_attempt(error: Exception, passes: bool) -> None:
     assert may_pass(error) is passes
 
 

@@ -22,7 +22,7 @@ def test_a_definite_matrix_gets_nothing_added() -> None:
 
 
 @pytest.mark.parametrize("below", [1e-7, 1e-4, 1e-2])
-def test_what_rounding_left_below_zero_gets_what_it_lacks_and_not_much_more(below: float) -> None:
+def test_a_matrix_below_zero_by_rounding_gets_little_more_than_it_lacks(below: float) -> None:
     gram = random_gram(12, 40, 2)
     values, vectors = torch.linalg.eigh(gram)
     mean = float(values.mean())
@@ -37,6 +37,6 @@ def test_inputs_that_are_all_zero_have_a_factor() -> None:
 
 
 @pytest.mark.parametrize("bad", [-torch.eye(3), torch.full((3, 3), float("nan"))], ids=["negative", "nan"])
-def test_what_is_no_gram_matrix_is_refused(bad: torch.Tensor) -> None:
+def test_a_matrix_that_is_no_gram_matrix_is_refused(bad: torch.Tensor) -> None:
     with pytest.raises(ValueError, match="calibration"):
         lower_factor(bad)

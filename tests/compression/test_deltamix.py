@@ -225,7 +225,7 @@ def test_the_error_of_a_column_of_u_is_its_share_of_the_energy() -> None:
 
 
 @pytest.mark.parametrize("settings", [Settings(), AS_PUBLISHED, Settings(1 / 4, 2)])
-def test_what_is_stored_decodes_to_the_weight(settings: Settings) -> None:
+def test_the_stored_codes_decode_to_the_weight(settings: Settings) -> None:
     layer = problem((72, 136), 0)
     found = deltamix_with(settings).step(layer)
     assert found.encoded is not None

@@ -194,7 +194,7 @@ def test_layers_of_two_ratios_do_not_mix(
         compress(Job(base, tuned, tmp_path / "out", uncalibrated[1]))
 
 
-def test_of_another_job_nothing_stays(tmp_path: Path) -> None:
+def test_no_file_of_another_job_stays(tmp_path: Path) -> None:
     """Files without a record, candidates and outcomes: all are of the inputs of before."""
     with work_folder(tmp_path / "out") as work:
         work.begin({"fine-tune": "a"})
@@ -212,7 +212,7 @@ def test_of_another_job_nothing_stays(tmp_path: Path) -> None:
         assert {path.name for path in work.path.rglob("*")} == {"lock", "job.json", "artefact", "records"}
 
 
-def test_an_emptying_that_is_killed_leaves_nobody_s_work(
+def test_a_killed_cleanup_leaves_no_other_job_s_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(path: Path) -> None:

@@ -239,7 +239,7 @@ def test_merging_gives_back_a_head_that_differs_in_added_rows_only(tmp_path: Pat
     assert torch.equal(merged["lm_head.weight"], head)
 
 
-def test_what_cannot_be_coded_is_named_and_nothing_is_left(tmp_path: Path) -> None:
+def test_an_uncodable_tensor_is_named_and_no_file_is_left(tmp_path: Path) -> None:
     narrow = make.write_tiny_base(tmp_path / "narrow", intermediate_size=36)
     tuned = make.write_tuned(narrow, tmp_path / "t2", 1)
     with pytest.raises(AdapterError, match=r"down_proj.*multiple of 8"):

@@ -155,7 +155,7 @@ def test_a_folder_left_half_done_is_sound_and_gets_done(
 
 
 @pytest.mark.parametrize("leftover", ["plain", "compressed"])
-def test_what_a_crash_left_behind_is_swept(delta: Path, tmp_path: Path, leftover: str) -> None:
+def test_files_of_a_crashed_run_are_removed(delta: Path, tmp_path: Path, leftover: str) -> None:
     """Beside what delta.json speaks of: the plain files, before they were removed; or the compressed ones,
     before delta.json spoke of them."""
     folder = shutil.copytree(delta, tmp_path / "v")

@@ -96,7 +96,7 @@ def test_a_matrix_on_the_grid_and_in_the_pattern_stays() -> None:
     assert bool((kept.view(2, 2, 4).sum(dim=2) == 2).all())
 
 
-def test_float32_loses_no_more_than_float64() -> None:
+def test_float32_loses_at_most_as_much_as_float64() -> None:
     weights = torch.randn(64, 256, generator=torch.Generator().manual_seed(0))
     gram = correlated(256, 1)
     errors = []
@@ -157,6 +157,6 @@ def test_damping_rises_until_the_hessian_is_positive() -> None:
         (torch.ones(2, 6), torch.eye(6), "multiples of 4"),
     ],
 )
-def test_what_cannot_be_done_is_said(weights: torch.Tensor, gram: torch.Tensor, said: str) -> None:
+def test_an_impossible_setting_is_refused(weights: torch.Tensor, gram: torch.Tensor, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         eliminate(weights, gram, steps_of_tensors)

@@ -67,7 +67,7 @@ def test_a_choice_is_judged_by_all_constraints() -> None:
         (ERRORS, (0, 2, 5), 7, 0, "expected a budget"),
     ],
 )
-def test_what_is_no_program(
+def test_an_invalid_program_is_refused(
     errors: np.ndarray, costs: tuple[int, ...], budget: int, widths: int, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):

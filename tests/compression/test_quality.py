@@ -140,7 +140,7 @@ def test_two_tokenizers_are_named(tmp_path: Path) -> None:
         evaluation.losses((tmp_path / "fine-tune", "before"), (tmp_path / "delta", "after"))
 
 
-def test_the_losses_are_in_delta_json_beside_all_that_was_there(tmp_path: Path) -> None:
+def test_delta_json_gains_the_losses_and_keeps_its_fields(tmp_path: Path) -> None:
     (tmp_path / "delta.json").write_text(json.dumps({"format": "ostinato-delta", "version": 1}))
     losses = [loss_between(*matched([True] * 4, [True, False] * 2))]
     write_quality(tmp_path, losses)

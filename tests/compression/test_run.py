@@ -195,7 +195,7 @@ def interrupt_at(asked: Request, words: str) -> None:
         ),
     ],
 )
-def test_what_was_left_by_another_command_is_not_published(
+def test_files_of_another_command_are_not_published(
     models: Path, tmp_path: Path, options: Options, more: dict[str, object], named: str
 ) -> None:
     asked = request(models, tmp_path / "out", options, evaluation=models / "tasks.jsonl")

@@ -42,7 +42,7 @@ def test_error_falls_with_the_ratio(make: Callable[[float], Method]) -> None:
 @pytest.mark.parametrize("ratio", [1 / 16, 1 / 10, 1 / 4, 1.0])
 @pytest.mark.parametrize("shape", [SHAPE, (72, 136), (136, 72)])
 @pytest.mark.parametrize("make", METHODS)
-def test_what_is_stored_is_within_the_ratio(
+def test_the_stored_bytes_are_within_the_ratio(
     make: Callable[[float], Method], shape: tuple[int, int], ratio: float
 ) -> None:
     found = make(ratio).step(problem(shape, 0))
@@ -52,7 +52,7 @@ def test_what_is_stored_is_within_the_ratio(
 
 
 @pytest.mark.parametrize("make", METHODS)
-def test_what_delta_json_needs(make: Callable[[float], Method]) -> None:
+def test_delta_json_needs_its_fields(make: Callable[[float], Method]) -> None:
     method = make(1 / 16)
     assert method.kind is VariantKind.SVD_DELTA
     assert method.facts["group_size"] == svd.GROUP

@@ -101,7 +101,7 @@ def test_codes_survive_their_own_decoding() -> None:
         (torch.full((2, 16), 1e6), 4, None, "finite"),
     ],
 )
-def test_what_has_no_sparse_code(matrix: torch.Tensor, bits: int, group: int | None, words: str) -> None:
+def test_a_matrix_without_a_sparse_code_is_refused(matrix: torch.Tensor, bits: int, group: int | None, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         sparse.encode(matrix, bits, group)
 

@@ -33,7 +33,7 @@ def near(table: torch.Tensor, seed: int) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("added", [0, ADDED])
 @pytest.mark.parametrize(("base_tied", "tuned_tied"), [(True, True), (False, False), (True, False)])
-def test_what_comes_out_is_the_fine_tune_within_half_a_step(
+def test_the_decoded_weights_are_the_fine_tune_s_within_half_a_step(
     tmp_path: Path, base_tied: bool, tuned_tied: bool, added: int, dtype: str
 ) -> None:
     """Merged, and as a fine-tune to compress further; a head of its own on a tied base, and added tokens."""

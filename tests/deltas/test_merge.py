@@ -166,7 +166,7 @@ def peft_merged(base: Path, adapter: Path) -> dict[str, torch.Tensor]:
     ],
     ids=lambda variant: variant.name,
 )
-def test_as_peft_merges(tmp_path: Path, base: Path, variant: RandomVariant) -> None:
+def test_the_merge_equals_peft_s(tmp_path: Path, base: Path, variant: RandomVariant) -> None:
     folder = make.write(base, tmp_path / "adapter", variant)
     merge(base, folder, tmp_path / "merged")
     expected = peft_merged(base, folder)
@@ -176,7 +176,7 @@ def test_as_peft_merges(tmp_path: Path, base: Path, variant: RandomVariant) -> N
 
 @needs_peft
 @pytest.mark.parametrize("bias", ["none", "boft_only", "all"])
-def test_what_peft_saves_of_a_boft_with_biases(tmp_path: Path, bias: str) -> None:
+def test_a_boft_adapter_with_biases_is_read_as_peft_saves_it(tmp_path: Path, bias: str) -> None:
     """Without its CUDA extension PEFT trains m=1 and still writes m=2 into the config."""
     from peft import BOFTConfig, get_peft_model
     from transformers import AutoModelForCausalLM

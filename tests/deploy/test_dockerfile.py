@@ -152,7 +152,7 @@ def test_package_lists_are_not_kept(stage: Stage) -> None:
             assert "rm -rf /var/lib/apt/lists/*" in text
 
 
-def test_the_context_holds_what_is_copied_and_no_more() -> None:
+def test_the_build_context_holds_only_copied_files() -> None:
     rules = (ROOT / ".dockerignore").read_text().split("\n")
     rules = [rule for rule in rules if rule and not rule.startswith("#")]
     assert rules[0] == "*"

@@ -30,7 +30,7 @@ def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def test_what_is_imported_is_required_for_cpus_and_gpus_alike() -> None:
+def test_every_imported_package_is_required_for_cpus_and_gpus() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = [*project["dependencies"], *project["optional-dependencies"]["server"]]
     required = {normal(re.split(r"[^-_.\w]", name)[0]) for name in named} | ENGINES | OTHERWISE | PARTS

@@ -802,7 +802,7 @@ def test_ports_of_metrics_are_those_of_the_setting(chart: Chart) -> None:
     assert set(range(ports.first, ports.last + 1)) | {8080} == METRICS
 
 
-def test_whoever_scrapes_finds_the_list_of_processes(chart: Chart) -> None:
+def test_a_scraper_finds_the_list_of_processes(chart: Chart) -> None:
     for template in pod_templates(chart.service(EVERYTHING)):
         assert environment(template)["OSTINATO_METRICS_PORTS"]["value"] == "9700-9731"
     config = chart.one(EVERYTHING, "ScrapeConfig")
@@ -897,7 +897,7 @@ def test_peers_that_are_named_reach_what_they_are_named_for(chart: Chart) -> Non
 
 
 @pytest.mark.parametrize("name", ["gatewayFrom", "dashboardFrom", "metricsFrom"])
-def test_a_list_of_nobody_lets_nobody_in(chart: Chart, name: str) -> None:
+def test_an_empty_list_of_sources_admits_no_client(chart: Chart, name: str) -> None:
     """Kubernetes takes a rule without peers for one that lets everybody in."""
     given: Object = {"networkPolicy": {name: []}}
     for target in pods_of(chart, given).values():
@@ -912,7 +912,7 @@ def test_pods_that_may_call_little_reach_a_redis_outside(chart: Chart) -> None:
     assert {"to": outside, "ports": [{"protocol": "TCP", "port": 6380}]} in policy["spec"]["egress"]
 
 
-def test_without_a_policy_everything_is_reached(chart: Chart) -> None:
+def test_every_pod_is_reachable_without_a_policy(chart: Chart) -> None:
     """What the tests above would miss, if they asked for the wrong Pods."""
     given: Object = {"networkPolicy": {"enabled": False}}
     for target in pods_of(chart, given).values():

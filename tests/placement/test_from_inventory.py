@@ -44,7 +44,7 @@ def test_nothing_to_place_on_is_no_cluster() -> None:
     assert clusters_of(Inventory(())) == ()
 
 
-def test_a_type_nobody_knows_is_as_quick_as_its_slowest_device_was_measured() -> None:
+def test_an_unknown_type_is_as_fast_as_its_slowest_measured_device() -> None:
     slow, fast = DeviceRates(7e12, 3e15), DeviceRates(8e12, 2e15)
     (cluster,) = clusters_of(Inventory((device("a", 0, rates=fast), device("a", 1, rates=slow))))
     (kind,) = cluster.types

@@ -56,7 +56,7 @@ def test_tables_at_the_ends_are_found_room_for(policy: Joint | Exact, free_gib: 
 
 @pytest.mark.parametrize("estimator_for", [estimator_of, Pausing], ids=["roofline", "pausing"])
 @pytest.mark.parametrize("seeds", [range(12), pytest.param(range(12, 80), marks=pytest.mark.slow)], ids=str)
-def test_as_brute_force_over_all_orders_and_splits(seeds: range, estimator_for: EstimatorFor) -> None:
+def test_the_result_equals_brute_force_over_all_orders_and_splits(seeds: range, estimator_for: EstimatorFor) -> None:
     """`benchmarks.placement_orders` does it for 10,000."""
     placed = 0
     for seed in seeds:
@@ -90,7 +90,7 @@ def test_a_limit_that_some_order_meets_is_met(limit: str) -> None:
     assert weighed
 
 
-def test_where_the_fastest_order_breaks_a_limit_another_of_the_same_gpus_is_taken() -> None:
+def test_another_order_of_the_same_gpus_is_taken_where_the_fastest_breaks_a_limit() -> None:
     """Two GPUs, one a little busy: the order of less latency has 0.1% too much TTFT, the other 2% less."""
     cluster, request = instance(random.Random(8752))
     request = replace(request, slos=replace(request.slos, ttft_s=0.00612))

@@ -168,7 +168,7 @@ def put(asked: dict[str, Any], path: str, value: object) -> None:
         ("deployments.0.copies", 10**9, "^deployments.0.copies: .*less than or equal to 10000$"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(path: str, value: object, message: str) -> None:
+def test_an_impossible_value_is_refused_by_name(path: str, value: object, message: str) -> None:
     asked = document()
     put(asked, path, value)
     with pytest.raises(ScenarioError, match=message):
@@ -183,19 +183,19 @@ def test_names_are_unique() -> None:
 
 
 @pytest.mark.parametrize(("nothing", "got"), [(None, "nothing"), ([], "list"), ("text", "str")])
-def test_what_is_no_scenario_is_refused(nothing: object, got: str) -> None:
+def test_an_invalid_scenario_is_refused(nothing: object, got: str) -> None:
     with pytest.raises(ScenarioError, match=f"^expected cluster and deployments, got {got}$"):
         read_scenario(nothing, Path())
 
 
-def test_what_is_no_model_is_refused() -> None:
+def test_an_invalid_model_is_refused() -> None:
     asked = document()
     asked["deployments"][0]["model"] = 3
     with pytest.raises(ScenarioError, match=r"^deployments\.0\.model: expected its fields, got int$"):
         read_scenario(asked, Path())
 
 
-def test_of_many_mistakes_the_first_are_named() -> None:
+def test_the_first_of_many_mistakes_are_named() -> None:
     asked = document()
     put(asked, "cluster.nodes.0.links", [[9]] * 1000)
     with pytest.raises(ScenarioError, match=r"got \[9\], .*\[9\], 992 more$") as raised:

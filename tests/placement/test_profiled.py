@@ -98,7 +98,7 @@ def test_a_slower_link_makes_all_reduces_slower() -> None:
 
 
 @pytest.mark.parametrize("quantization", ["none", "fp8"])
-def test_what_if_with_a_config_is_estimated_as_a_deployment(tmp_path: Path, quantization: str) -> None:
+def test_a_what_if_plan_with_a_config_is_estimated_like_a_deployment(tmp_path: Path, quantization: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_CONFIG))
     document = {
         "cluster": {
@@ -126,7 +126,7 @@ def test_what_if_with_a_config_is_estimated_as_a_deployment(tmp_path: Path, quan
     assert placed.estimate.memory_bytes[0] == pytest.approx(found.ranks[0].total.value, rel=1e-6)
 
 
-def test_in_what_if_quantizations_that_engines_have_need_no_sizes_beside_those_that_do(
+def test_known_quantizations_need_no_sizes_in_a_what_if_plan(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_CONFIG))

@@ -136,7 +136,7 @@ def test_a_freed_device_is_free_and_no_other_is_taken_for_it(world: World) -> No
 
 
 @given(world=worlds())
-def test_a_device_with_one_group_is_freed_if_it_fits_beside_another(world: World) -> None:
+def test_a_device_with_one_group_is_freed_if_the_group_fits_elsewhere(world: World) -> None:
     """Completeness where it is plain: one rank, alone on its GPU, and a GPU in use that has room for it."""
     simple = replace(world, groups=tuple(seats for seats in world.groups if len(seats) == 1))
     inventory = simple.inventory

@@ -175,7 +175,7 @@ def same(got: Any, value: Any) -> bool:
     ],
     ids=lambda text: text[:12] if isinstance(text, str) else None,
 )
-def test_what_is_no_usable_yaml_is_refused(text: str, said: str) -> None:
+def test_unusable_yaml_is_refused(text: str, said: str) -> None:
     with pytest.raises(ScenarioError, match=said):
         scenario_file.parse(text)
 

@@ -190,7 +190,7 @@ def test_a_split_knows_of_the_pauses_of_all_stages() -> None:
         assert latencies[split[0], split[1]] == pytest.approx(min(latencies.values()))
 
 
-def test_what_binds_and_what_would_do() -> None:
+def test_a_refusal_names_the_binding_limit_and_a_feasible_value() -> None:
     free = cluster((48, 48))
     slow = decide(free, request(slos=Slos(latency_s=0.01)), Joint())
     assert isinstance(slow, NotPlaced)
@@ -226,7 +226,7 @@ def test_headroom_and_anti_affinity_bind() -> None:
 
 @pytest.mark.parametrize("first", Scope)
 @pytest.mark.parametrize("second", Scope)
-def test_the_stricter_of_two_anti_affinities_holds_whoever_came_first(first: Scope, second: Scope) -> None:
+def test_the_stricter_of_two_anti_affinities_holds_in_any_order(first: Scope, second: Scope) -> None:
     """On one GPU, on two of a node and on two nodes: where both fit follows from the definition."""
     copies = [
         request(name="m-1", max_pp=1, group="m", scope=first),
@@ -272,7 +272,7 @@ def test_every_intent_minimises_its_own_figure(goal: Intent, measure: CostMeasur
     assert ours.choice.objective <= best.choice.objective * 1.01
 
 
-def test_what_if_takes_what_it_places_and_nothing_else() -> None:
+def test_a_what_if_plan_takes_only_the_memory_of_its_placements() -> None:
     empty = cluster((20, 48))
     found = what_if(empty, [request(name="a"), request(name="b", max_pp=1), request(name="c")], Joint())
     used = sum(seat.memory_bytes for _, outcome in found.placed for seat in outcome.ranks)

@@ -109,7 +109,7 @@ def test_small_instances_are_within_three_percent_of_the_optimum_on_average(
     assert statistics.mean(gaps) <= 0.03
 
 
-def test_what_does_not_fit_is_explained_with_relaxations_that_suffice() -> None:
+def test_a_refusal_lists_relaxations_that_suffice() -> None:
     explained = 0
     for seed in range(200, 230):
         rng = random.Random(seed)

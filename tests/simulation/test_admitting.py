@@ -153,7 +153,7 @@ def test_every_reason_occurs() -> None:
     assert world.outcomes.state.tolist() == [DONE, REFUSED, REFUSED, REFUSED, DROPPED]
 
 
-def test_who_would_be_late_is_refused_once_the_speed_of_the_line_is_known() -> None:
+def test_a_request_that_would_be_late_is_refused_once_the_line_s_speed_is_known() -> None:
     requests = [(0.001 * n, 50, RequestTerms(tokens=10)) for n in range(20)]
     requests += [
         (1.5, 50, RequestTerms(tokens=10, ttft_s=0.2)),
@@ -164,7 +164,7 @@ def test_who_would_be_late_is_refused_once_the_speed_of_the_line_is_known() -> N
     assert (world.outcomes.state[:-2] == DONE).all()
 
 
-def test_without_a_line_of_ones_own_nobody_is_refused() -> None:
+def test_no_request_is_refused_without_a_line_of_its_tenant() -> None:
     world = worlds.new(MACHINE, [Asked(0.001 * n, 10, 3) for n in range(50)], max_ongoing=2)
     world.asked.ttft_s = 0.01
     run(world, worlds.rules(max_ongoing=2), math.inf, room_for_ended(world))

@@ -62,7 +62,7 @@ def test_those_used_longest_ago_leave_unless_they_are_in_a_slot(
 
 
 @given(SIZES)
-def test_without_a_bound_all_stay(sizes: list[int]) -> None:
+def test_all_variants_stay_without_a_bound(sizes: list[int]) -> None:
     world = new(sizes, math.inf)
     for variant in range(1, VARIANTS + 1):
         host_memory.keep(world, 0, variant)
@@ -70,7 +70,7 @@ def test_without_a_bound_all_stay(sizes: list[int]) -> None:
 
 
 @pytest.mark.parametrize("fetch_s", [0.0, 0.5, 50.0])
-def test_who_waits_for_a_slot_is_fetched_meanwhile(fetch_s: float) -> None:
+def test_a_variant_that_waits_for_a_slot_is_fetched_meanwhile(fetch_s: float) -> None:
     """One slot; the second request comes while the first runs, and begins when its variant is there."""
     world = new([1] * VARIANTS, 1.0, [Asked(0.0, 1, 100, 1), Asked(0.2, 1, 1, 2)])
     world.truth.models.slots = 1
@@ -85,7 +85,7 @@ def test_who_waits_for_a_slot_is_fetched_meanwhile(fetch_s: float) -> None:
 
 
 @pytest.mark.parametrize(("limit", "fetched"), [(2.0, False), (1.0, True)])
-def test_what_left_is_fetched_again(limit: float, fetched: bool) -> None:
+def test_an_evicted_variant_is_fetched_again(limit: float, fetched: bool) -> None:
     """Two variants of one byte, asked in turn, in an engine with one slot."""
     requests = [Asked(0.0, 1, 1, 1), Asked(10.0, 1, 1, 2), Asked(20.0, 1, 1, 1)]
     world = new([1] * VARIANTS, limit, requests)

@@ -158,7 +158,7 @@ def test_all_figures_are_numbers(ran: dict[str, Any]) -> None:
     assert result["loads"]["mean"] > 0
 
 
-def test_what_is_admitted_at_twice_the_capacity_is_served_as_promised() -> None:
+def test_admitted_requests_at_twice_the_capacity_meet_their_targets() -> None:
     """In virtual time, by the gateway's own admission: few of those admitted are late, the engines stay busy,
     and most of the highest priority are admitted."""
     (result,) = outcome_of(scenarios.overloaded())["results"]
@@ -170,7 +170,7 @@ def test_what_is_admitted_at_twice_the_capacity_is_served_as_promised() -> None:
     assert result["attainment"]["classes"]["high"]["mean"] > 0.8
 
 
-def test_how_many_groups_keep_a_promise() -> None:
+def test_sizing_finds_the_groups_that_keep_a_target() -> None:
     document = scenarios.changed("classes", [{"ttftMs": 1000, "tpotMs": 80}])
     (size,) = simulate(reading.form_of(document), HERE, 0.95)["sizes"]
     assert size["attainment"]["mean"] >= 0.95
@@ -304,7 +304,7 @@ def test_a_variant_is_read_once_a_step_where_steps_are_estimated(tmp_path: Path)
         ({"pipelineParallel": 40}, r"cluster\.groups\.estimate: "),
     ],
 )
-def test_what_cannot_be_estimated_is_said(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+def test_an_inestimable_scenario_is_refused(tmp_path: Path, change: dict[str, Any], said: str) -> None:
     form = estimated(tmp_path, "H100")
     document = form.model_dump(by_alias=True, mode="json", exclude_none=True)
     document["cluster"]["groups"][0]["estimate"] |= change

@@ -98,7 +98,7 @@ BY_HAND = Machine(base_s=0.0, each_s=1e-3, token_s=1e-3, cached_s=0.0, budget=50
 
 
 @pytest.mark.parametrize(("look_ahead", "steps_between"), [(0, 0), (1, 1), (2, 2)])
-def test_who_comes_while_a_prompt_is_filled_begins_after_the_steps_scheduled(
+def test_a_request_that_arrives_in_a_prefill_begins_after_the_scheduled_steps(
     look_ahead: int, steps_between: int
 ) -> None:
     world = served(BY_HAND, [Asked(0.0, 100, 50), Asked(0.05, 10, 5)], look_ahead)
@@ -136,7 +136,7 @@ def test_a_variant_is_loaded_before_its_request_begins() -> None:
     assert outcome.first_s == pytest.approx(0.5 + machine.prefill_s(10) + 10 * 1e-4)
 
 
-def test_who_waited_for_a_child_runs_once_it_steps_back() -> None:
+def test_a_request_that_waited_for_a_child_runs_once_the_child_steps_back() -> None:
     """One variant runs at a time. The third request skips the line behind the first, and steps back when that
     has ended; then nobody runs, and the second one's variant must be loaded."""
     machine = Machine(row_s=(0.0,) * 3, prompt_s=(0.0,) * 3, load_s=(0.0, 0.125, 0.125), kv_tokens=1000)
@@ -184,7 +184,7 @@ def next_arrival_s(world: World) -> float:
 
 
 @pytest.mark.parametrize(("almost_done_tokens", "preempted"), [(8, 1), (1 << 30, 0)])
-def test_who_skipped_the_line_steps_back_unless_it_may_go_on(almost_done_tokens: int, preempted: int) -> None:
+def test_a_request_that_skipped_the_line_steps_back_unless_it_may_continue(almost_done_tokens: int, preempted: int) -> None:
     """One variant runs at a time: the third request joins the first, before the second, and outlives it."""
     requests = [Asked(0.0, 1, 20, 1), Asked(0.001, 1, 5, 2), Asked(0.002, 1, 200, 1)]
     parts = (0.0, 0.0, 0.0)

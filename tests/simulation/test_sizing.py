@@ -24,7 +24,7 @@ def test_the_smallest_is_found_where_attainment_grows(by: list[float], wanted: f
 
 
 @given(st.lists(st.floats(0, 1), min_size=MOST, max_size=MOST), st.floats(0, 1), st.integers(1, MOST))
-def test_where_it_does_not_grow_those_next_below_are_not_enough(
+def test_the_next_smaller_number_is_not_enough_where_attainment_does_not_grow(
     by: list[float], wanted: float, start: int
 ) -> None:
     groups = smallest(lambda groups: by[groups - 1], wanted, start, MOST).groups

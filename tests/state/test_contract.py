@@ -261,7 +261,7 @@ def older_commit(url: str, key: str, value: str | None) -> None:
             client.hset(f"{{{prefix}}}:entries:model", key, f"{revision}:{value}")
 
 
-def test_what_older_software_writes_beside_us_is_seen(url: str) -> None:
+def test_writes_of_older_software_are_seen(url: str) -> None:
     store = open_store(url)
     repository = Repository(store)
     for number, name in enumerate(("a", "b", "c")):
@@ -298,7 +298,7 @@ def test_a_lease_is_one_holders_until_it_is_released(store: StateStore) -> None:
     assert store.revision() == 0
 
 
-def test_one_that_ran_out_or_whose_holder_is_gone_is_anothers(store: StateStore) -> None:
+def test_an_expired_or_abandoned_lease_goes_to_another_holder(store: StateStore) -> None:
     mine = store.take_lease("controller", "a", 60)
     assert store.take_lease("controller", "b", 0.001, gone="c") == mine
     second = store.take_lease("controller", "b", 0.001, gone="a")
@@ -336,7 +336,7 @@ print(store.take_lease("controller", sys.argv[2], 60).holder)
 """
 
 
-def test_of_processes_that_want_a_lease_one_gets_it(url: str) -> None:
+def test_one_of_several_processes_gets_a_lease(url: str) -> None:
     open_store(url).close()
     children = [child(TAKE, url, name) for name in "pqr"]
     for process in children:
@@ -432,7 +432,7 @@ print(won)
 """
 
 
-def test_of_two_processes_that_create_a_key_exactly_one_wins(url: str) -> None:
+def test_exactly_one_of_two_processes_that_create_a_key_wins(url: str) -> None:
     children = [child(CREATE, url, name) for name in ("p", "q")]
     for process in children:
         assert process.stdout is not None
@@ -558,7 +558,7 @@ class LosesAnAnswer(socketserver.BaseRequestHandler):
                 self.request.sendall(answer)
 
 
-def test_a_commit_whose_answer_was_lost_is_not_sent_again(redis_url: str) -> None:
+def test_a_commit_with_a_lost_answer_is_not_sent_again(redis_url: str) -> None:
     port = redis.Redis.from_url(redis_url).connection_pool.connection_kwargs["port"]
     handler = type("Handler", (LosesAnAnswer,), {"port": port})
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), handler) as proxy:

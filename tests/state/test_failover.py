@@ -34,7 +34,7 @@ def put(key: str, value: str) -> Write:
     return Write("model", key, value, None)
 
 
-def test_what_was_acknowledged_is_there_after_a_failover_in_the_middle_of_commits(pair: RedisPair) -> None:
+def test_acknowledged_commits_survive_a_failover(pair: RedisPair) -> None:
     acknowledged: list[str] = []
     enough, over = threading.Event(), threading.Event()
 

@@ -126,7 +126,7 @@ def test_the_intents_there_were(written: str, intent: Intent) -> None:
     assert load(Deployment, json.dumps(OLD | {"intent": written})).intent is intent
 
 
-def test_what_is_new_is_read_back_as_it_was_written() -> None:
+def test_new_fields_are_read_back_as_written() -> None:
     gave_way = Relaxation(Constraint.TPOT, 0.01, 0.02, 2.0, "raise it")
     choice = Choice(
         1.5, "GiB s", 0.5, 7.0, (0.25,), 3, 4, Interval(1.0, 0.5, 2.0), None, ("a",), ("b",), (gave_way,)

@@ -105,7 +105,7 @@ def _told(ask: Callable[..., Any], asked: list[Sequence[str]]) -> Callable[..., 
     return told
 
 
-def test_nobody_holds_keys(store: StateStore) -> None:
+def test_a_state_does_not_read_idempotency_keys(store: StateStore) -> None:
     """A state does not even ask for them."""
     earlier, writer = Repository(store), Repository(store)
     assert earlier.read().revision == 0  # what comes now is read as changes
@@ -144,7 +144,7 @@ def many(count: int) -> list[Put]:
     return [Put(dataclasses.replace(OPERATION, id=f"op-{number}"), 0) for number in range(count)]
 
 
-def test_while_many_are_read_others_have_their_turn(
+def test_other_work_runs_while_many_records_are_read(
     repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A thread that sleeps gives Python's lock away."""
@@ -238,7 +238,7 @@ def test_delete(repository: Repository) -> None:
     "text",
     ["{", "[]", "{}", '{"name": "odd", "uid": 1, "phase": "Levitating"}', '{"name": "odd", "uid": "one"}'],
 )
-def test_what_does_not_decode_is_left_out_and_named(
+def test_an_undecodable_record_is_left_out_and_named(
     store: StateStore, repository: Repository, caplog: pytest.LogCaptureFixture, text: str
 ) -> None:
     repository.commit([Put(BASE, 0), Put(OPERATION, 0)])
@@ -271,7 +271,7 @@ def test_it_can_be_mended_or_deleted_and_is_reported_when_it_breaks_again(
     assert repository.read().undecodable == ()
 
 
-def test_what_newer_software_wrote_for_itself_only_is_left_alone(
+def test_records_that_need_newer_software_are_left_alone(
     store: StateStore, repository: Repository
 ) -> None:
     text = dump(BASE)

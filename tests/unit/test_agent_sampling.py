@@ -145,7 +145,7 @@ def test_a_cpu_host_within_its_cgroups() -> None:
     limit=st.integers(1, 1000),
     use=st.integers(0, 200),
 )
-def test_no_more_is_free_than_host_and_cgroup_have(total: int, available: int, limit: int, use: int) -> None:
+def test_free_memory_is_bounded_by_host_and_cgroup(total: int, available: int, limit: int, use: int) -> None:
     sample = host_sample(HostReading(total, available, ((limit, use),), 0.0, 1), {}, lambda _: 0, ())
     free = sample.total_bytes - sample.used_bytes
     assert sample.total_bytes == min(total, limit)
@@ -232,7 +232,7 @@ def test_the_memory_of_a_process_leaves_out_files_it_maps(tmp_path: Path) -> Non
     assert host.memory_of(child.pid) == 0  # it ended
 
 
-def test_cpu_time_is_told_apart_by_whose_processes_took_it() -> None:
+def test_cpu_time_is_counted_by_the_holder_of_the_processes() -> None:
     """Of two seconds on four CPUs: an engine, what measures, the control plane, and a stranger."""
     measuring = "/venv/bin/python -m workers.measuring /h/job.json --end-with-stdin --holder=measuring:K"
     began = TABLE | {80: ProcessRow(10, measuring), 81: ProcessRow(80, "VLLM::EngineCore")}

@@ -76,7 +76,7 @@ def test_a_template_s_format_is_known(family: str, template: str, tools: str, re
     assert found.reasoning_reason
 
 
-def test_what_may_not_think_is_not_taken_to_reason() -> None:
+def test_a_template_that_may_not_think_gets_no_reasoning_parser() -> None:
     """A parser of reasoning would take the whole of an answer for it."""
     assert chat_format(HERMES + HYBRID, "llama").reasoning_parser == ""
 
@@ -89,7 +89,7 @@ def write(folder: Path, **files: str) -> Path:
     return folder
 
 
-def test_where_a_template_is_found(tmp_path: Path) -> None:
+def test_a_template_is_found_in_its_possible_files(tmp_path: Path) -> None:
     """As transformers looks for it."""
     in_config = json.dumps({"chat_template": HERMES})
     named = json.dumps(

@@ -150,7 +150,7 @@ def test_the_slowest_rank_of_a_stage_sets_its_pace() -> None:
         (replace(plan(), quantization="int8"), 1, "int8"),
     ],
 )
-def test_what_does_not_belong_together_is_refused(p: Plan, ranks: int, words: str) -> None:
+def test_mismatched_plans_and_specs_are_refused(p: Plan, ranks: int, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         estimate(SMOLLM2, p, [RATES] * ranks, Workload(1, 1, 1), 1.0)
 

@@ -183,7 +183,7 @@ SEPARATORS = st.sampled_from([" ", ", ", "-", ";", " | ", "/"])
     st.permutations(range(11)),
     st.sampled_from(["\n", "\r\n"]),
 )
-def test_what_is_written_is_read(
+def test_a_written_file_is_read_back(
     rows: list[tuple[Query, float, float | None, str]], order: list[int], newline: str
 ) -> None:
     out = StringIO()

@@ -83,7 +83,7 @@ def test_a_folder_holds_a_task_in_each_file(tmp_path: Path) -> None:
         read_tasks(tmp_path)
 
 
-def test_what_is_not_there_or_not_text_is_said(tmp_path: Path) -> None:
+def test_a_missing_or_binary_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="there is no such file"):
         read_tasks(tmp_path / "none.jsonl")
     with pytest.raises(TaskError, match="this folder has none"):
@@ -125,5 +125,5 @@ def test_a_digest_tells_contents_and_settings_apart() -> None:
         (Normalise.LAST_NUMBER, "none", ""),
     ],
 )
-def test_what_of_an_answer_counts(how: Normalise, text: str, expected: str) -> None:
+def test_the_counted_part_of_an_answer_is_extracted(how: Normalise, text: str, expected: str) -> None:
     assert normalised(text, how) == expected

@@ -36,7 +36,7 @@ def test_the_largest_finite_values_are_taken() -> None:
 
 
 @pytest.mark.parametrize(("word", "at"), [(0x7F7F, None), (0xFF7F, None), (0x7F80, 1), (0xFFC1, 1)])
-def test_of_a_bfloat16_by_its_bits(word: int, at: int | None) -> None:
+def test_a_bfloat16_is_finite_by_its_bits(word: int, at: int | None) -> None:
     assert not_finite(memoryview(np.array([0, word, 0x7F80], np.uint16).tobytes()[:4]), "BF16") == at
 
 

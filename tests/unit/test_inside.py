@@ -44,7 +44,7 @@ def exchange(path: Path, outside: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-def test_a_base_whose_file_was_exchanged_for_a_link(confined: Path, tmp_path: Path, name: str) -> None:
+def test_a_base_with_a_file_exchanged_for_a_link_is_refused(confined: Path, tmp_path: Path, name: str) -> None:
     spec_of(confined)
     exchange(confined / "base" / name, tmp_path / "outside")
     with pytest.raises(CheckpointError, match="lies outside the folders"):
@@ -52,7 +52,7 @@ def test_a_base_whose_file_was_exchanged_for_a_link(confined: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
-def test_a_variant_whose_file_was_exchanged_for_a_link(confined: Path, tmp_path: Path, name: str) -> None:
+def test_a_variant_with_a_file_exchanged_for_a_link_is_refused(confined: Path, tmp_path: Path, name: str) -> None:
     spec, folder = spec_of(confined), checkpoints.write_adapter(confined / "v1")
     exchange(folder / name, tmp_path / "outside")
     with pytest.raises(CheckpointError, match="lies outside the folders"):
@@ -99,7 +99,7 @@ def test_a_root_may_be_a_link_on_this_machine(tmp_path: Path) -> None:
         inside.confine([])
 
 
-def test_what_is_no_plain_file_is_refused_at_once(tmp_path: Path) -> None:
+def test_a_special_file_is_refused_at_once(tmp_path: Path) -> None:
     """A pipe would never end, a device neither."""
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero")):

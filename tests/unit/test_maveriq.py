@@ -138,7 +138,7 @@ def test_batches_by_hand() -> None:
     assert batched(5.0, 4.0, 9) == 5.0
 
 
-def test_what_cannot_be_predicted_says_why() -> None:
+def test_an_impossible_prediction_says_why() -> None:
     estimator = MaverIQ(hand_made())
     for query, words in (
         (Query(replace(FAMILY, dtype="fp8"), 1, (10,), 100, 1), "no constants for fp8"),

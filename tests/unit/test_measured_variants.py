@@ -166,7 +166,7 @@ def test_a_batch_of_the_base_alone_launches_no_kernels_of_variants() -> None:
     assert not variant_load(LLAMA_7B, [None], 8, ("lora", "boft")).kinds
 
 
-def test_a_kind_whose_engine_was_not_measured_is_not_invented() -> None:
+def test_no_figure_is_invented_for_an_unmeasured_kind_of_engine() -> None:
     """Of a profile that was cut off before LoRA's engine: what BOFT's took is both kinds'."""
     found = [t for t in profile() if not t.point.mix or t.setting.launched == ("lora", "boft")]
     assert calibrate(LLAMA_7B, found).variants == {}
@@ -234,7 +234,7 @@ def test_each_load_of_an_h200_is_foretold_by_the_others() -> None:
     assert off[int(0.95 * len(off))] < 0.15
 
 
-def test_what_eight_requests_of_an_h200_tell_of_sixty_four_holds() -> None:
+def test_eight_requests_on_an_h200_predict_sixty_four() -> None:
     few = [m for m in SEEN if not isinstance(m, Timing) or not m.point.mix or m.point.batch <= 8]
     known = calibrate(LLAMA_7B, few)
     figures = [f for load in MIXED if load.point.batch > 8 for f in held_out(known, load).values()]

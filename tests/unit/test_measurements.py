@@ -38,7 +38,7 @@ FOOTPRINT = Footprint(Setting((1, 1), 2), (RankMemory(1, 2, 3, 4, 5, 6),), 7.5)
 
 
 @given(st.lists(MEASUREMENTS))
-def test_what_is_written_is_read(measurements: list[Measurement]) -> None:
+def test_a_written_file_is_read_back(measurements: list[Measurement]) -> None:
     assert list(from_lines(map(to_line, measurements), "here")) == measurements
 
 
@@ -65,13 +65,13 @@ def test_a_line_that_a_crash_cut_is_left_out_and_its_rest_overwritten(tmp_path: 
         ),
     ],
 )
-def test_what_is_no_measurement_is_refused_with_its_place(line: str, told: str) -> None:
+def test_an_invalid_measurement_is_refused_with_its_line(line: str, told: str) -> None:
     with pytest.raises(MeasurementError, match=r"found\.jsonl, line 2") as refused:
         list(from_lines([to_line(FOOTPRINT), line], "found.jsonl"))
     assert told in str(refused.value)
 
 
-def test_memory_beside_the_kv_cache() -> None:
+def test_memory_outside_the_kv_cache_is_measured() -> None:
     assert FOOTPRINT.ranks[0].without_kv_cache == 10
 
 

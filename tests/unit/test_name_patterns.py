@@ -72,7 +72,7 @@ def test_the_same_as_re_on_any_small_expression(expression: str, name: str) -> N
         ("a{0,99999999}", "too large"),
     ],
 )
-def test_what_cannot_be_matched_is_refused_at_once(expression: str, why: str) -> None:
+def test_an_unmatchable_pattern_is_refused_at_once(expression: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         NamePattern(expression)
 

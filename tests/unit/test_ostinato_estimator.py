@@ -132,7 +132,7 @@ SHALLOW_PIPELINES = [
 
 
 @pytest.mark.parametrize("bench", SHALLOW_PIPELINES)
-def test_what_only_shallow_pipelines_cost_is_not_carried_to_full_models(bench: Bench) -> None:
+def test_costs_of_shallow_pipelines_are_not_carried_to_full_models(bench: Bench) -> None:
     fingerprints = replace(bench, seed=1).measure(sim.fingerprints(False))
     again = replace(bench, seed=2)
     truth = again.measure(sim.full_models(again, (1,), (20, 100, 200)))
@@ -172,7 +172,7 @@ def test_batch_64_from_noisy_batches_1_and_2() -> None:
         assert estimator.predict(row.query).latency_s.value == pytest.approx(row.latency_s, rel=0.16)
 
 
-def test_what_tp_adds_to_a_layer_is_learnt_from_the_other_families() -> None:
+def test_the_cost_of_tp_is_learnt_from_the_other_families() -> None:
     """One family's rows of TP=2 are 4% off in opposite ways: its deep model is not."""
     bench = Bench(sim.A6000, 0.0, 128)
     rows = list(bench.measure(sim.fingerprints(True, (1,), FEW_MODELS)))
@@ -305,7 +305,7 @@ def test_time_has_no_unit_and_rows_no_order(factor: float, random: object) -> No
         assert again.memory_bytes == once.memory_bytes
 
 
-def test_what_was_measured_is_predicted() -> None:
+def test_a_measured_plan_is_predicted() -> None:
     """Without noise the fingerprints themselves come out."""
     exact = Bench(noise=0.0, prompt_tokens=64).measure(sim.fingerprints(False, (1,), ("llama-2-7b",)))
     estimator = Ostinato(exact)
@@ -336,7 +336,7 @@ def test_memory_is_not_needed_and_batches_may_start_above_1() -> None:
     )
 
 
-def test_what_cannot_be_predicted_says_why() -> None:
+def test_an_impossible_prediction_says_why() -> None:
     with pytest.raises(NotPredictable, match="no fingerprints of other float16"):
         ESTIMATOR.predict(Query(Family("other", "float16", False), 1, (32,), 100, 1))
     one_depth = [row for row in SMALL if row.query.layers == 1]

@@ -75,7 +75,7 @@ def test_clients_wait_between_tokens_for_the_prompts_of_others(split: tuple[int,
         assert guess.tpot_s == pytest.approx(truth.tpot_s, rel=near), (batch, length)
 
 
-def test_a_stage_pauses_for_what_is_beside_layers_but_for_the_head(calibration: Calibration) -> None:
+def test_a_stage_pauses_for_work_outside_layers_except_the_head(calibration: Calibration) -> None:
     """As far as depths tell that from layers, here or for another cut: one depth alone does not."""
     for tp, batch in itertools.product((1, 2, 4), (1, 16, 64)):
         pause_s = MACHINE.step_s + 2e-6 * batch
@@ -86,7 +86,7 @@ def test_a_stage_pauses_for_what_is_beside_layers_but_for_the_head(calibration: 
 
 @pytest.mark.parametrize(("share", "hop_s"), [(0.1, 1e-4), (0.3, 1e-4), (0.3, 0.0)])
 @pytest.mark.parametrize("split", [(16, 16), (22, 10), (10, 22), (8, 8, 8, 8), (12, 8, 6, 6)], ids=str)
-def test_what_comes_once_and_what_earlier_stages_lose(
+def test_one_time_costs_and_pauses_of_earlier_stages_are_fitted(
     split: tuple[int, ...], share: float, hop_s: float
 ) -> None:
     """With steps of 2048 tokens: what later steps hide is not taken for a part of each step, and a stage is
@@ -107,7 +107,7 @@ def test_what_comes_once_and_what_earlier_stages_lose(
 
 
 @pytest.mark.parametrize("split", [(16, 16), (20, 12)], ids=str)
-def test_nobody_waits_for_steps_that_end_no_prompt(split: tuple[int, ...], calibration: Calibration) -> None:
+def test_no_request_waits_for_steps_that_end_no_prompt(split: tuple[int, ...], calibration: Calibration) -> None:
     """Of one long prompt. Of two only what is in flight with the first one's last step."""
     lossy = replace(calibration, batched_tokens=2048, lost_pace={"none": 0.3})
     plain = replace(lossy, lost_pace={})
@@ -279,7 +279,7 @@ def test_noise_of_measurements_does_not_grow(calibration: Calibration) -> None:
     assert max(map(abs, errors)) < 0.05
 
 
-def test_loads_whose_requests_never_decode_together_tell_nothing_of_decoding() -> None:
+def test_loads_with_one_decoding_request_say_nothing_about_batches() -> None:
     """With steps of 2048 tokens 128 prompts of 1024 take 64 steps: the first has ended long before."""
     setting = Setting((LAYERS,))
     usual = [

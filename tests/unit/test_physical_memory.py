@@ -67,7 +67,7 @@ def test_a_rank_needs_what_ranks_in_its_place_needed() -> None:
     assert needed(8, 8, 8, 8) == [(1526, 1527), (315, 1527), (315, 1527), (315, 1527)]
 
 
-def test_where_variants_are_served_graphs_are_captured_twice() -> None:
+def test_engines_with_variants_capture_their_graphs_twice() -> None:
     """Llama-2-7B on an H200: vLLM said that graphs took 0.54 GiB without variants (0.44 with half the
     layers), and 0.77 GiB in an engine with four slots for LoRAs."""
     seen = (footprint((32,), 1, (416, 554, 757)), footprint((16,), 1, (416, 454, 757)))
@@ -79,7 +79,7 @@ def test_where_variants_are_served_graphs_are_captured_twice() -> None:
     assert with_slots.graphs == pytest.approx(0.77 * 1024 * MIB, rel=0.05)
 
 
-def test_what_the_device_counts_is_what_a_rank_needs() -> None:
+def test_a_rank_needs_the_memory_that_its_device_counts() -> None:
     """Qwen2.5-14B's ranks on H200s in MB: parts, and what was held. The allocator gave most of a pass's peak
     back, but graphs were captured after it; what a last stage took with its first step is in no part."""
     mb = 10**6
@@ -150,7 +150,7 @@ def test_graphs_take_what_a_pass_gave_back() -> None:
         assert (rank.activations + rank.graphs + rank.runtime) // MIB == 1526 + 757
 
 
-def test_where_no_rank_was_in_company_or_of_another_depth() -> None:
+def test_lone_ranks_of_one_depth_leave_other_terms_unknown() -> None:
     """Then channels are allowed for, and graphs are taken for what does not grow with depth."""
     halves = plan(LLAMA_7B, pp=2)
     alone = footprint((32,), 1, (1526, 638, 757))
@@ -172,7 +172,7 @@ def test_all_ranks_use_as_many_tokens_as_the_fullest_can_hold() -> None:
 
 
 @given(st.integers(1, 31), st.sampled_from([1, 2, 4]))
-def test_without_fingerprints_of_such_a_cut_there_are_allowances(first: int, tp: int) -> None:
+def test_cuts_without_fingerprints_get_allowances(first: int, tp: int) -> None:
     split = plan(LLAMA_7B, tp=tp, layers_per_stage=(first, 32 - first))
     ranks = rank_bytes(CALIBRATION, Cut(tp, "fp8"), split)
     assert len(ranks) == 2 * tp

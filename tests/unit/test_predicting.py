@@ -72,7 +72,7 @@ def test_larger_loads_than_measured_are_less_certain() -> None:
     assert _width(beyond.tpot_s) > 1.5 * _width(inside.tpot_s)
 
 
-def test_without_a_profile_it_is_the_roofline_and_wide() -> None:
+def test_a_prediction_without_a_profile_is_the_roofline_with_a_wide_range() -> None:
     p, load = plan(), Workload(2, 128, OUT)
     found, roof = predict(ground(p, known=False), p, load), estimate(LLAMA_7B, p, [RATES], load, 1.0)
     assert found.basis is Basis.ROUGH

@@ -70,7 +70,7 @@ def test_variants_are_asked_by_few_requests_and_by_as_many_as_an_engine_runs() -
             assert any({one.kind for one in p.mix} == set(run.setting.launched) for p in run.points)
 
 
-def test_where_there_is_little_room_a_kind_is_measured_by_fewer_loads() -> None:
+def test_scarce_memory_allows_fewer_loads_of_a_kind() -> None:
     def loads(gib: float) -> dict[tuple[str, ...], int]:
         reach = replace(GPUS, batched_tokens=2048, device_bytes=int(gib * GIB), max_variants=8)
         return {r.setting.launched: len(r.points) for r in profiling_plan(LLAMA_7B, reach) if r.variants}

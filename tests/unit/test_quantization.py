@@ -155,7 +155,7 @@ def test_rows_and_columns_of_a_rank_are_multiples_of_16() -> None:
     assert widths == {"none": {1, 2, 4, 8, 16, 32}, "fp8": {1, 2, 4, 8, 16}}
 
 
-def test_what_is_read_is_all_that_counts_for_a_token_of_one_request() -> None:
+def test_only_the_bytes_read_count_for_a_token_of_one_request() -> None:
     """By the roofline, with a context so short that it is nothing beside the weights."""
     load = Workload(1, 1, 1)
     quantized, whole = (

@@ -90,7 +90,7 @@ def test_first_tokens_of_mixes_and_of_unequal_variants_are_inside() -> None:
 
 
 @pytest.mark.slow
-def test_what_is_left_out_of_a_profile_is_inside() -> None:
+def test_held_back_measurements_are_inside_the_ranges() -> None:
     whole = [m for m in measured() if isinstance(m, Timing) and m.setting.layers_per_stage == (32,)]
     inside = []
     for one in whole:

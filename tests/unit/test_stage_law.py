@@ -49,7 +49,7 @@ def test_the_share_that_stages_wait_is_found(models: tuple[str, ...]) -> None:
     assert law.floor_s == 0.0
 
 
-def test_what_it_cannot_say_is_told_as_an_error() -> None:
+def test_an_unknown_plan_is_an_error() -> None:
     assert law_of(sim.SLOW_FIRST_STAGE).error > 0.03
 
 

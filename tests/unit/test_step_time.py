@@ -64,7 +64,7 @@ def test_a_mix_of_adapters_takes_what_the_predictor_says(rank: int, rows: int) -
     assert steps.decode_step_s(model[0], made[0]) == pytest.approx(expected, rel=0.03)
 
 
-def test_without_a_profile_a_variant_is_read_once_a_step() -> None:
+def test_a_variant_without_a_profile_is_read_once_a_step() -> None:
     spec = synthetic_spec(LLAMA_7B, SyntheticVariant("lora", rank=16))
     rough = ground(PLAN, known=False)
     variants = add_variants(MODEL.copy().view(np.recarray), rough, PLAN, [spec], 10e9)

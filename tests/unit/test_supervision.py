@@ -42,7 +42,7 @@ from controlplane.state.stores import own_store
         (Seen(("gcs_server", "raylet"), 500.0), "gcs_server and raylet ended"),
     ],
 )
-def test_what_is_a_fault(seen: Seen, why: str) -> None:
+def test_unexpected_exits_are_faults(seen: Seen, why: str) -> None:
     assert fault(seen) == why
 
 
@@ -143,12 +143,12 @@ def test_a_number_that_another_process_has_now_is_left_alone(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"pid": "x"}', '{"pid": 4194305, "started": "1"}'])
-def test_a_file_of_something_else_names_nobody(tmp_path: Path, text: str) -> None:
+def test_a_foreign_pid_file_names_no_process(tmp_path: Path, text: str) -> None:
     (tmp_path / "p.json").write_text(text)
     assert pidfile.living(tmp_path / "p.json") is None
 
 
-def test_nobody_ends_themselves_by_it(tmp_path: Path) -> None:
+def test_a_process_does_not_end_itself_by_its_pid_file(tmp_path: Path) -> None:
     held = pidfile.take(tmp_path / "p.json")
     assert held is not None
     pidfile.name(held, os.getpid())
@@ -164,13 +164,13 @@ def test_two_gateways_where_there_are_cores_to_spare(cores: int, gateways: int) 
 
 
 @pytest.mark.parametrize("said", [1, 5])
-def test_as_many_gateways_as_were_asked_for(said: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_requested_number_of_gateways_runs(said: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert local.with_gateways(Settings(gateway_replicas=said), 64).gateway_replicas == said
     monkeypatch.setenv("OSTINATO_GATEWAY_REPLICAS", str(said))
     assert local.with_gateways(Settings(), 64).gateway_replicas == said
 
 
-def test_a_cluster_whose_state_was_lost_is_not_started_again_with_nothing(
+def test_a_cluster_with_lost_state_is_not_started_again_empty(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor ended: there may be something left of it."""

@@ -320,7 +320,7 @@ def test_a_delta_that_does_not_do(tmp_path: Path, base: ModelSpec, kind: str, ed
 @pytest.mark.parametrize(
     "name", [f"{Q}.weight", "model.layers.7.input_layernorm.weight", "model.layers.0.mlp.up_proj.bias", "x"]
 )
-def test_what_cannot_be_replaced(tmp_path: Path, base: ModelSpec, name: str) -> None:
+def test_files_that_cannot_be_replaced_are_named(tmp_path: Path, base: ModelSpec, name: str) -> None:
     folder = write_delta(tmp_path / "d", base)
     save_file({name: np.zeros((16, 16), np.float32)}, folder / "more.safetensors")
     raw = json.loads((folder / "delta.json").read_text())

@@ -52,7 +52,7 @@ def test_an_adapter_means_what_it_means_to_peft(name: str, base: Path, tmp_path:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_served_is_refused_by_what_it_is(name: str, base: Path, tmp_path: Path) -> None:
+def test_unserved_layouts_are_refused_by_their_kind(name: str, base: Path, tmp_path: Path) -> None:
     build, words = REFUSED[name]
     folder = build(tmp_path / "adapter")
     with pytest.raises((AdapterError, CheckpointError), match=re.compile(words, re.DOTALL)) as refused:

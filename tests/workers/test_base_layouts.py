@@ -76,7 +76,7 @@ def one(state: dict[str, torch.Tensor], name: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_served_is_refused_by_what_it_is(name: str, tmp_path: Path) -> None:
+def test_unserved_layouts_are_refused_by_their_kind(name: str, tmp_path: Path) -> None:
     build, words = REFUSED[name]
     folder = build(tmp_path / "model")
     with pytest.raises(CheckpointError, match=re.compile(words, re.DOTALL)) as refused:

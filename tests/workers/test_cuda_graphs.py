@@ -36,6 +36,6 @@ def test_steps_run_in_the_graphs_that_they_would_run_in_with_all(
     assert [runs_in(step, few) for step in steps] == [runs_in(step, every) for step in steps]
 
 
-def test_what_vllm_is_given() -> None:
+def test_vllm_is_given_our_graph_sizes() -> None:
     assert compilation(1, 4, 4) == {"cudagraph_capture_sizes": [1, 2, 4]}
     assert compilation(2, 4, 4)["pass_config"] == {"fuse_allreduce_rms": False, "enable_sp": False}

@@ -167,7 +167,7 @@ async def test_a_request_that_fails_for_its_variant_says_why(
     assert (base.status, b"Internal server error" in base.body) == (500, True)
 
 
-async def test_what_a_worker_says_of_itself(worker: Worker) -> None:
+async def test_a_worker_reports_itself(worker: Worker) -> None:
     report = await worker.report()
     assert report.engine_version == "echo"
     with urllib.request.urlopen(f"http://{report.metrics_address}/metrics") as page:  # noqa: ASYNC210

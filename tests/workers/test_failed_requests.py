@@ -83,7 +83,7 @@ async def unreadable() -> Exception:
     return CheckpointError("a.safetensors is torn")
 
 
-async def test_what_it_breaks_at_is_refused_while_its_engine_goes_on() -> None:
+async def test_a_request_that_breaks_the_application_is_refused_while_the_engine_runs() -> None:
     reply = await asked("/breaks")
     assert reply.status == 400
     error = error_of(reply)
@@ -92,17 +92,17 @@ async def test_what_it_breaks_at_is_refused_while_its_engine_goes_on() -> None:
     assert "another type" in error["message"]
 
 
-async def test_what_may_be_the_engines_is_not_refused() -> None:
+async def test_a_failure_that_may_be_the_engine_s_is_not_refused() -> None:
     reply = await asked("/dies")
     assert (reply.status, error_of(reply)["message"]) == (500, "unexpected")
 
 
-async def test_of_an_engine_that_is_gone_it_is_no_refusal() -> None:
+async def test_a_failure_of_a_dead_engine_is_no_refusal() -> None:
     reply = await asked("/breaks", lives=False)
     assert (reply.status, error_of(reply)["message"]) == (500, "unexpected")
 
 
-async def test_of_a_bare_application_there_is_an_answer_as_well() -> None:
+async def test_a_bare_application_answers_as_well() -> None:
     async def breaks(send: Any) -> None:
         raise ZeroDivisionError("bare")
 
@@ -114,7 +114,7 @@ async def test_of_a_bare_application_there_is_an_answer_as_well() -> None:
     assert "bare" in error_of(reply)["message"]
 
 
-async def test_what_it_answers_by_itself_stays() -> None:
+async def test_the_application_s_own_answers_stay() -> None:
     reply = await asked("/fails")
     assert (reply.status, error_of(reply)["message"]) == (500, "Internal server error")
     assert (await asked("/answers")).body == b'{"text":"x"}'
@@ -128,14 +128,14 @@ async def test_a_variant_that_could_not_be_loaded_is_the_reason(path: str, lives
     assert error_of(reply) == {"message": "a.safetensors is torn", "code": "source_unreadable"}
 
 
-async def test_also_in_the_middle_of_a_stream() -> None:
+async def test_a_failure_in_a_stream_is_explained_too() -> None:
     pieces = [item async for item in asgi.stream(served(unreadable), EngineCall("/streams", b"{}"))]
     assert pieces[1] == b"data: one\n\n"
     assert isinstance(pieces[2], bytes)
     assert json.loads(pieces[2].removeprefix(b"data: "))["error"]["code"] == "source_unreadable"
 
 
-async def test_once_something_went_out_it_breaks_off() -> None:
+async def test_an_answer_that_has_begun_breaks_off() -> None:
     items = asgi.stream(served(), EngineCall("/breaks-late", b"{}"))
     assert [await anext(items), await anext(items)][1] == b"data: one\n\n"
     with pytest.raises(ZeroDivisionError):

@@ -121,7 +121,7 @@ async def test_much_is_not_gathered_in_memory(monkeypatch: pytest.MonkeyPatch) -
     assert written.writes[1:] == [b"c"]
 
 
-async def test_what_was_gathered_goes_before_the_close() -> None:
+async def test_gathered_bytes_are_written_before_the_close() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await send(HEAD)
         await send(part(b"all", more=False))

@@ -137,11 +137,11 @@ async def test_one_that_does_not_end_in_time_is_told(impatient: None, port: int,
     assert (await told(port, begun)).startswith(b"HTTP/1.1 408 ")
 
 
-async def test_who_says_nothing_is_not_waited_for(impatient: None, port: int) -> None:
+async def test_a_silent_client_is_not_awaited(impatient: None, port: int) -> None:
     assert await told(port) == b""
 
 
-async def test_so_it_is_on_a_connection_that_was_used(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_used_connection_has_the_same_limit(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     for impatient in (False, False, True):
         if impatient:

@@ -39,7 +39,7 @@ def holding(folder: Path, parent: Path) -> Iterator[tuple[subprocess.Popen[str],
         process.communicate()
 
 
-def test_views_of_nobody_go_and_those_in_use_stay(tmp_path: Path) -> None:
+def test_unused_views_are_removed_and_used_views_stay(tmp_path: Path) -> None:
     parent = tmp_path / "views"
     mine = checkpoints.write_model(tmp_path / "mine")
     theirs = checkpoints.write_model(tmp_path / "theirs")
@@ -68,7 +68,7 @@ def test_views_of_an_older_version_are_left(tmp_path: Path) -> None:
     assert view.is_dir()
 
 
-def test_what_is_held_is_there_however_much_is_swept(tmp_path: Path) -> None:
+def test_held_views_survive_every_sweep(tmp_path: Path) -> None:
     """Two threads sweep all the time, and two take the view and look at it."""
     folder, parent, ended = checkpoints.write_model(tmp_path / "model"), tmp_path / "views", threading.Event()
     missing: list[Path] = []

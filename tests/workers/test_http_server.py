@@ -52,7 +52,7 @@ async def test_a_long_request_is_read_whole(worker: Worker) -> None:
 
 
 @pytest.mark.parametrize("secret", [None, "", "0" * 64])
-async def test_it_refuses_anyone_else(worker: Worker, secret: str | None) -> None:
+async def test_a_caller_without_the_secret_is_refused(worker: Worker, secret: str | None) -> None:
     headers = {} if secret is None else {request_headers.SECRET: secret}
     reply = await post(await worker.report(), headers | {request_headers.VARIANT: '["v", 1, "/a"]'})
     assert reply.status_code == 401
@@ -60,7 +60,7 @@ async def test_it_refuses_anyone_else(worker: Worker, secret: str | None) -> Non
     assert (await worker.report()).variants == ()
 
 
-async def test_every_answer_proves_whose_it_is(worker: Worker) -> None:
+async def test_every_answer_carries_the_worker_s_proof(worker: Worker) -> None:
     """Also a refusal, and one of the protocol itself."""
     report = await worker.report()
     known = await post(report, request_headers.request_headers(report.secret, None))
@@ -102,7 +102,7 @@ async def test_a_variant_that_does_not_fit(worker: Worker, monkeypatch: pytest.M
     assert request_headers.REFUSED not in reply.headers
 
 
-async def test_where_it_says_it_is() -> None:
+async def test_the_server_listens_at_its_reported_address() -> None:
     for host, reached in (("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "10.0.0.1")):
         door = Door(Held())
         await door.open(host, "10.0.0.1")
@@ -125,7 +125,7 @@ async def test_a_client_that_leaves_is_a_disconnect(streams: bool) -> None:
         await app.left.wait()
 
 
-async def test_one_that_closes_ends_what_runs_and_takes_no_more() -> None:
+async def test_a_closing_server_ends_its_requests_and_takes_no_others() -> None:
     app = Held()
     async with opened(app) as door, asyncio.timeout(90):
         url, headers = f"http://{door.address}/", request_headers.request_headers(door.secret, None)
@@ -171,7 +171,7 @@ async def test_a_server_that_ended_makes_the_worker_ill(worker: Worker) -> None:
         await worker.check_health()
 
 
-async def test_a_worker_without_a_door_reports_none() -> None:
+async def test_a_worker_without_a_server_reports_no_address() -> None:
     worker = Worker(CONFIG, "127.0.0.1")
     await worker.start()
     report = await worker.report()

@@ -128,7 +128,7 @@ async def answered(worker: Worker, variant: VariantRef | None) -> dict[str, Any]
     return choice
 
 
-async def test_what_answers_is_what_was_read(tmp_path: Path) -> None:
+async def test_the_served_weights_are_the_read_weights(tmp_path: Path) -> None:
     base = write_base(tmp_path / "base")
     folders = {name: adapter_layouts.SERVED[name](tmp_path / name.replace(" ", "-")) for name in ADAPTERS}
     variants = {n: VariantRef(f"v{i}", i, str(f)) for i, (n, f) in enumerate(folders.items(), 1)}

@@ -77,7 +77,7 @@ async def first(heard: AsyncGenerator[WorkerLoad, None], **wanted: object) -> Wo
     raise AssertionError("the feed ended")
 
 
-async def test_requests_at_the_door_are_told_and_listeners_are_none() -> None:
+async def test_the_feed_counts_requests_and_not_its_listeners() -> None:
     async with pushing() as one, aclosing(loads(one.url, one.headers)) as heard:
         assert await anext(heard) == IDLE
         async with httpx.AsyncClient(trust_env=False, timeout=60) as http:
@@ -101,7 +101,7 @@ async def test_other_methods_are_the_engines() -> None:
         assert (await http.post(one.url + load_lines.PATH, headers=one.headers)).content == b"late"
 
 
-async def test_what_the_engine_has_counts_while_there_are_requests() -> None:
+async def test_the_engine_s_own_counts_matter_while_it_has_requests() -> None:
     """vLLM says nothing more once the last one was cancelled."""
     async with (
         pushing() as one,
@@ -156,7 +156,7 @@ async def test_an_idle_worker_is_heard_all_the_same(monkeypatch: pytest.MonkeyPa
         assert [await anext(heard) for _ in range(4)] == [IDLE] * 4
 
 
-async def test_closing_the_door_ends_it_while_requests_go_on() -> None:
+async def test_closing_the_server_ends_the_feed_and_requests_continue() -> None:
     async with pushing() as one, aclosing(loads(one.url, one.headers)) as heard:
         url = one.url
         await anext(heard)

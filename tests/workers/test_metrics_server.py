@@ -66,7 +66,7 @@ def test_each_takes_the_first_free_port_until_none_is_left(held: ExitStack) -> N
         serve_metrics(LOOPBACK, ports)
 
 
-def test_a_port_that_somebody_has_on_every_interface_is_passed_over(held: ExitStack) -> None:
+def test_a_port_that_is_taken_on_every_interface_is_skipped(held: ExitStack) -> None:
     ports = three_ports()
     held.enter_context(socket.create_server(("0.0.0.0", ports.first)))
     assert serve_metrics(LOOPBACK, ports) == f"{LOOPBACK}:{ports.first + 1}"
@@ -77,7 +77,7 @@ def test_a_host_that_is_not_here_is_no_matter_of_ports() -> None:
         serve_metrics("192.0.2.1", Ports(9464, 9465))
 
 
-def test_without_a_range_any_port_will_do() -> None:
+def test_any_port_is_taken_without_a_range() -> None:
     assert samples(serve_metrics(LOOPBACK))
 
 

@@ -244,7 +244,7 @@ def test_a_template_that_takes_content_in_parts_gets_parts(lab: Lab) -> None:
     assert lab.choice(body, own)["prompt_token_ids"] == [5, 6, 8]
 
 
-def test_a_variant_that_reasons_is_read_so_beside_a_base_that_does_not(lab: Lab) -> None:
+def test_a_reasoning_variant_is_read_so_though_its_base_does_not_reason(lab: Lab) -> None:
     """Of what a grammar forces nothing is reasoning: the engine's core applies it from the first token."""
     made = lab.folder / "reasons"
     made.mkdir()

@@ -172,7 +172,7 @@ async def test_one_request_after_the_other_and_two_at_once() -> None:
     assert (await same(app, ASKED + ASKED, ASKED)).count(b"12345") == 3
 
 
-async def test_what_is_no_http_is_refused() -> None:
+async def test_a_request_that_is_not_http_is_refused() -> None:
     assert b"400 Bad Request" in await same(sending(*ANSWERS["whole"]), b"nonsense\r\n\r\n")
 
 
@@ -378,7 +378,7 @@ async def test_one_that_has_left_already_is_told_of_soon() -> None:
     assert app.left == 1
 
 
-async def test_who_waits_hears_of_the_disconnect() -> None:
+async def test_a_waiting_application_receives_the_disconnect() -> None:
     heard: list[Any] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -465,7 +465,7 @@ async def test_a_lost_connection_has_no_timer(monkeypatch: pytest.MonkeyPatch) -
 # --- memory ----------------------------------------------------------------------------------------
 
 
-async def test_what_was_answered_leaves_no_work_for_the_garbage_collector() -> None:
+async def test_an_answered_request_leaves_no_work_for_the_garbage_collector() -> None:
     protocol, _ = connected(GatheringProtocol, sending(*ANSWERS["whole"]))
     seen = []
     gc.disable()

@@ -101,7 +101,7 @@ def test_a_third_one_is_found_while_one_is_lost(driver: FakeDriver) -> None:
     assert seen(nvml) == [0, 2]
 
 
-def test_when_all_are_lost_the_node_is_not_taken_for_one_without_gpus(driver: FakeDriver) -> None:
+def test_a_node_that_lost_all_gpus_is_not_a_node_without_gpus(driver: FakeDriver) -> None:
     nvml = Nvml()
     driver.lost = {0, 1, 2}
     with pytest.raises(pynvml.NVMLError_GpuIsLost):

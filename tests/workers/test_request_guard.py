@@ -93,7 +93,7 @@ def test_the_models_own_ends_without_a_row_are_left_out(processor: Any) -> None:
     assert sampling.all_stop_token_ids == {3, 5}
 
 
-async def test_who_fails_gets_the_error_and_the_others_their_tokens(processor: Any) -> None:
+async def test_the_failing_request_gets_the_error_and_others_their_tokens(processor: Any) -> None:
     stopped = add(processor, "stopped", [5], stop=["w7"])
     broken, other = add(processor, "broken", [5], logprobs=1), add(processor, "other", [5])
     done = processor.process_outputs(

@@ -59,7 +59,7 @@ def test_the_schedulers_account_becomes_messages() -> None:
     assert (found.slots, found.limit, found.skips, found.preemptions, found.blocked) == (2, 1, 3, 4, 5)
 
 
-def test_what_a_slot_alone_keeps_in_host_memory_is_told_and_is_no_copy_to_place() -> None:
+def test_host_memory_of_a_slot_is_reported_and_is_no_copy_to_place() -> None:
     scheduler = Residency(slots=1, ranks=2)
     scheduler.load(7, "/a", frozenset())
     for rank, staying in ((0, {"7": 3}), (1, {})):
@@ -190,7 +190,7 @@ async def test_the_limit_of_a_launch_holds_from_the_start() -> None:
     await worker.close()
 
 
-def test_headers_name_a_limit_only_beside_a_variant() -> None:
+def test_headers_name_a_limit_only_together_with_a_variant() -> None:
     variant = VariantRef("v", 7, "/a")
     for sent, limit in (
         (request_headers.request_headers("s", variant, 3), 3),

@@ -116,7 +116,7 @@ def test_vllms_figures_are_taken() -> None:
     "stats",
     [None, object(), SimpleNamespace(inter_token_latencies_iter=7), SimpleNamespace(finished_requests=[1])],
 )
-def test_what_a_version_lacks_is_passed_over(stats: object) -> None:
+def test_attributes_that_a_version_lacks_are_skipped(stats: object) -> None:
     observer = StepObserver()
     logger = StatLogger(observer)
     logger.record(SimpleNamespace(num_running_reqs=1), stats)

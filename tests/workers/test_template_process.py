@@ -91,7 +91,7 @@ def test_vllm_can_parse_a_template(templates: Templates) -> None:
         ("{{ 'x' * 2000000000 }}", "constants"),
     ],
 )
-def test_a_base_whose_template_cannot_be_used_says_so_to_each_chat(
+def test_a_base_with_an_unusable_template_refuses_each_chat_with_the_reason(
     templates: Templates, tmp_path: Path, template: str, reason: str
 ) -> None:
     (tmp_path / "chat_template.jinja").write_text(template)
@@ -103,7 +103,7 @@ def test_a_base_whose_template_cannot_be_used_says_so_to_each_chat(
             templates.render((tmp_path / "told").read_text(), {})
 
 
-def test_what_a_template_raises_is_said_and_its_process_lives(templates: Templates) -> None:
+def test_a_template_s_error_is_reported_and_its_process_lives(templates: Templates) -> None:
     wrong = [{"role": "user", "content": ""}, {"role": "system", "content": ""}]
     with pytest.raises(TemplateFailed, match="the system message must come first"):
         templates.render(CHATML, {"messages": wrong})

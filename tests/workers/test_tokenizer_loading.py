@@ -73,7 +73,7 @@ def test_every_label_gives_the_ids_of_the_file(
         assert (tokenizer.eos_token, tokenizer.chat_template) == ("<|end|>", "{{ messages }}")
 
 
-def test_what_is_right_is_served_as_it_lies_there(tmp_path: Path, byte_level: Path) -> None:
+def test_a_correct_tokenizer_is_served_unchanged(tmp_path: Path, byte_level: Path) -> None:
     folder = labelled(byte_level, tmp_path / "model", "PreTrainedTokenizerFast", "llama")
     assert served_folder(folder, tmp_path / "served") == folder
     assert not (tmp_path / "served").exists()
@@ -163,7 +163,7 @@ def test_calibration_reads_texts_with_it(tmp_path: Path, byte_level: Path) -> No
 @pytest.mark.parametrize(
     "stub", ["{}", "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 17"]
 )
-def test_what_is_no_tokenizer_is_named(tmp_path: Path, byte_level: Path, stub: str) -> None:
+def test_a_file_that_is_no_tokenizer_is_named(tmp_path: Path, byte_level: Path, stub: str) -> None:
     folder = labelled(byte_level, tmp_path / "model", "LlamaTokenizerFast", "llama")
     (folder / "tokenizer.json").write_text(stub)
     with pytest.raises(CheckpointError, match=r"expected a tokenizer in .*model, got"):

@@ -158,7 +158,7 @@ def test_an_exact_divergence_is_that_of_the_whole_distributions(
     assert exact_divergence(task, answerer, answerer, "base").value == pytest.approx(0, abs=1e-9)
 
 
-def test_what_is_compared_is_the_right_answer() -> None:
+def test_only_the_right_answer_is_compared() -> None:
     assert pair_of(Question("a", ("b", "c")), Form.CHAT) == Pair("a", "b", Form.CHAT)
     assert pair_of(Multiple("a", ("b", "c"), 1), Form.RAW) == Pair("a", "c")
 

@@ -103,7 +103,7 @@ async def test_each_is_read_once(engine: VllmEngine, client: Client) -> None:
     assert engine.variants() == ("mine",)
 
 
-async def test_what_is_forgotten_is_the_one_that_was_named(engine: VllmEngine, client: Client) -> None:
+async def test_only_the_named_variant_is_forgotten(engine: VllmEngine, client: Client) -> None:
     for variant in (OLD, NEW):
         await asked(engine, variant)
     await engine.forget_variant(OLD)
@@ -114,7 +114,7 @@ async def test_what_is_forgotten_is_the_one_that_was_named(engine: VllmEngine, c
     assert client.forgotten == [7]
 
 
-async def test_of_those_before_the_newest_only_one_stays(engine: VllmEngine, client: Client) -> None:
+async def test_only_one_variant_before_the_newest_stays(engine: VllmEngine, client: Client) -> None:
     """Whoever forgets to say so: an engine does not fill with what a name once meant. Uids have no order."""
     for uid in (30, 10, 50, 20, 40):
         assert await asked(engine, VariantRef("mine", uid, "/x")) == uid

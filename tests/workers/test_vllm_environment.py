@@ -42,7 +42,7 @@ def test_all_engines_of_a_node_share_one_folder(monkeypatch: pytest.MonkeyPatch,
     assert triton_cache() == environment((2,))["TRITON_CACHE_DIR"] == str(tmp_path / "chosen")
 
 
-def test_where_nothing_can_be_written_torch_chooses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_torch_chooses_its_cache_where_the_home_is_not_writable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "file"))
     assert triton_cache() is None

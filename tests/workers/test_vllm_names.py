@@ -325,7 +325,7 @@ def test_a_rank_with_a_fixed_cache_needs_no_other_memory_free_than_we_say() -> N
         ("v1/cudagraph_dispatcher.py", "CudagraphDispatcher", "keys_initialized"),
     ],
 )
-def test_without_its_flag_no_graph_is_found_for_a_step(file: str, owner: str, flag: str) -> None:
+def test_no_graph_is_found_for_a_step_without_its_flag(file: str, owner: str, flag: str) -> None:
     """As `benchmarks.cpu_assisted` has it, which is asked before each step: in `execute_model`."""
     chosen = ast.unparse(function_in(class_in(file, owner), "dispatch"))
     assert f"self.{flag}" in chosen

@@ -74,7 +74,7 @@ async def test_one_that_fails_holds_no_other_up_and_is_tried_again_when_wanted()
     wanted.close()
 
 
-async def test_only_so_many_wait() -> None:
+async def test_the_number_of_waiting_variants_is_bounded() -> None:
     reading = Reading()
     wanted = WantedVariants(reading)
     for uid in range(1, 3 * MOST):

@@ -102,7 +102,7 @@ def test_gateway_killed(echo_cluster: Cluster) -> None:
     assert_kept(echo_cluster, before)
 
 
-def test_what_a_gateway_has_ends_when_it_hangs(echo_cluster: Cluster) -> None:
+def test_requests_at_a_gateway_end_when_it_hangs(echo_cluster: Cluster) -> None:
     """It breaks no connection, and Serve takes much longer to notice."""
     before = echo_cluster.records()
     body = {"model": BASE, "prompt": "hello", "max_tokens": 2}

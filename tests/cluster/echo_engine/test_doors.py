@@ -22,7 +22,7 @@ def _ports(cluster: Cluster) -> list[int]:
     return [c.laddr.port for c in found if c.status == psutil.CONN_LISTEN]
 
 
-def test_workers_answer_nobody_but_their_gateway(echo_cluster: Cluster) -> None:
+def test_workers_answer_only_their_gateways(echo_cluster: Cluster) -> None:
     body = {"model": BASE, "prompt": "let me in"}
     answers = []
     for port in _ports(echo_cluster):

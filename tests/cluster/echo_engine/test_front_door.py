@@ -84,7 +84,7 @@ def test_it_listens_where_the_api_is_and_nowhere_else(echo_cluster: Cluster) -> 
     assert set().union(*map(listening, haproxies)) == {("127.0.0.1", echo_cluster.settings.http_port)}
 
 
-def test_serves_own_proxy_answers_nobody(echo_cluster: Cluster) -> None:
+def test_serve_s_own_proxy_answers_no_client(echo_cluster: Cluster) -> None:
     mark = echo_cluster.local.mark
     port = int(environment.of_one_machine(Path("/"), mark)["RAY_SERVE_FALLBACK_PROXY_HTTP_PORT"])
     proxy = echo_cluster.process(lambda name: name.startswith("ray::ProxyActor"), "Serve's own proxy")

@@ -59,7 +59,7 @@ def test_a_port_in_use_is_refused_with_a_way_out(echo_cluster: Cluster, tmp_path
         local.up(settings, lambda message: None)
 
 
-def test_who_starts_it_is_told_in_one_line_why_a_step_failed(tmp_path: Path) -> None:
+def test_the_starting_user_reads_in_one_line_why_a_step_failed(tmp_path: Path) -> None:
     step = [sys.executable, "-u", "-c", "print('much'); raise SystemExit('no room')"]
     with pytest.raises(errors.Unavailable) as told:
         local._run(step, Settings(home=tmp_path), "step.log", "Ray")

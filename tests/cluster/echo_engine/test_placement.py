@@ -45,7 +45,7 @@ def test_the_answer_says_what_binds_and_what_would_do(strict: Cluster) -> None:
     assert f"{NAME} " not in " ".join(strict.records()["deployments"])
 
 
-def test_with_permission_it_deploys_and_says_what_gave_way(strict: Cluster) -> None:
+def test_a_deployment_that_may_relax_limits_names_the_relaxed_limits(strict: Cluster) -> None:
     assert ended(strict, {**IMPOSSIBLE, "autoRelax": {"maxFactor": 2}})["phase"] == "Failed"
     found = ended(strict, {**IMPOSSIBLE, "autoRelax": {}})
     try:

@@ -61,7 +61,7 @@ def test_ray_runs_nothing_for_a_stranger(echo_cluster: Cluster) -> None:
     assert submitted(echo_cluster) == []
 
 
-def test_nor_on_any_other_port(echo_cluster: Cluster) -> None:
+def test_no_other_port_of_ours_is_open(echo_cluster: Cluster) -> None:
     """Job and Serve APIs of Ray, asked of every port there is. Our own API has neither."""
     asked = sorted(ports_of(echo_cluster))
     assert len(asked) > 5
@@ -198,7 +198,7 @@ def test_the_token_and_rays_files_are_ours_alone(echo_cluster: Cluster) -> None:
             continue
 
 
-def test_who_may_read_it_is_told_where_the_dashboard_is(echo_cluster: Cluster) -> None:
+def test_the_owner_is_told_the_dashboard_s_address(echo_cluster: Cluster) -> None:
     start = "from controlplane.cli.main import main; main()"
     command = [sys.executable, "-c", start, "dashboard", "--json", "--home", str(echo_cluster.settings.home)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -248,7 +248,7 @@ def test_the_front_door_does_not_read_a_head_without_end(echo_cluster: Cluster) 
     assert echo_cluster.http.get("/healthz").status_code == 200
 
 
-def test_nobody_elses_folder_is_taken_for_ours(tmp_path: Path) -> None:
+def test_another_user_s_folder_is_not_used(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
     with pytest.raises(errors.Unavailable, match="somebody else's"):
         local._make_private(tmp_path / "link")

@@ -124,7 +124,7 @@ def scraped(prometheus: Prometheus) -> dict[str, str]:
     return {s["metric"]["instance"]: s["metric"]["component"] for s in series}
 
 
-def test_what_served_on_a_node_that_is_killed_serves_on_the_other(pair: HostPair) -> None:
+def test_groups_of_a_killed_node_serve_on_the_other_node(pair: HostPair) -> None:
     for name in (LEFT, RIGHT):
         deploy(pair, name, antiAffinity=APART)
     (victim,) = (name for name in (LEFT, RIGHT) if places(pair, name) == {name: {OTHER}})
@@ -142,7 +142,7 @@ def test_what_served_on_a_node_that_is_killed_serves_on_the_other(pair: HostPair
     pair.perform("DELETE", f"/deployments/{victim}")
 
 
-def test_a_group_beside_another_waits_for_its_node(pair: HostPair) -> None:
+def test_a_group_that_must_share_a_node_waits_for_that_node(pair: HostPair) -> None:
     """They may not share one: what is left answers alone until the node is back."""
     pair.kill_node(OTHER)
     pair.start_node(OTHER)

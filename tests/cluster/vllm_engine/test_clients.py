@@ -149,7 +149,7 @@ def test_too_long_a_prompt_is_a_bad_request(client: openai.OpenAI) -> None:
         ({"messages": "hello"}, "messages"),
     ],
 )
-def test_what_makes_no_sense_is_a_bad_request(
+def test_a_nonsensical_body_is_a_bad_request(
     client: openai.OpenAI, options: dict[str, Any], hint: str
 ) -> None:
     usual: dict[str, Any] = {"model": BASE, "messages": CHAT, "max_tokens": 4}

@@ -122,7 +122,7 @@ def test_values_that_are_not_finite(cluster: Cluster, lora: Path) -> None:
 
 
 @pytest.mark.usefixtures("others")
-def test_a_delta_whose_bytes_change(cluster: Cluster, delta: Path) -> None:
+def test_a_delta_with_changed_bytes_is_refused(cluster: Cluster, delta: Path) -> None:
     """Flipped, cut or gone after it was registered. The others can be deployed again beside it."""
     register(cluster, "torn", delta)
     with with_flipped_byte(delta):
@@ -139,7 +139,7 @@ def test_a_delta_whose_bytes_change(cluster: Cluster, delta: Path) -> None:
     cluster.perform("POST", "/deploy_model", {"model": "torn", "maxOutputLength": 16})
 
 
-def test_others_are_deployed_again_beside_one_that_went_bad(
+def test_other_variants_are_deployed_again_when_one_is_damaged(
     cluster: Cluster, lora: Path, adapters: dict[str, Path]
 ) -> None:
     register(cluster, "damaged", lora)
@@ -171,6 +171,6 @@ def test_a_delta_that_needs_more_memory_than_was_set_aside(cluster: Cluster, lar
     assert json.loads(ended.stderr)["error"]["message"] == error["message"]
 
 
-def test_what_an_engine_logs_can_be_read_at_once(cluster: Cluster) -> None:
+def test_an_engine_s_log_is_readable_at_once(cluster: Cluster) -> None:
     log = cluster.http.get(f"/deployments/{BASE}/logs").text
     assert f"engine of {BASE} is ready" in log

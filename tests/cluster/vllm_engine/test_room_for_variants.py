@@ -17,7 +17,7 @@ from testkit.cluster.served import BASE
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
 
-def test_placed_anew_a_base_has_room(cluster: Cluster, large_delta: Path) -> None:
+def test_a_base_that_is_placed_again_has_room(cluster: Cluster, large_delta: Path) -> None:
     """As the refusal says. Requests for the base and its variants are answered all the time."""
     until(lambda: all(answers(cluster, model) for model in MODELS), "answers", every_s=0.5)
     (before,) = (group["name"] for group in cluster.get(f"/deployments/{BASE}")["groups"])

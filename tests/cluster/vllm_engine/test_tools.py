@@ -142,7 +142,7 @@ def test_text_stays_text(client: openai.OpenAI, stream: bool) -> None:
         assert (calls, text) == ([], "sunny")
 
 
-def test_what_a_tool_answered_goes_back_to_the_model(client: openai.OpenAI) -> None:
+def test_a_tool_s_answer_goes_back_to_the_model(client: openai.OpenAI) -> None:
     call = {
         "id": "call_1",
         "type": "function",
@@ -174,7 +174,7 @@ def test_langchain_binds_tools(cluster: Cluster, no_space: dict[str, int]) -> No
     assert answer.tool_calls[0]["args"]["zone"] in ("utc", "cet")
 
 
-def test_what_was_chosen_is_shown_with_why(cluster: Cluster) -> None:
+def test_the_chosen_settings_are_shown_with_reasons(cluster: Cluster) -> None:
     model = cluster.http.get("/models/smol").json()
     assert model["chat"]["toolCallParser"] == "hermes"
     assert model["chat"]["toolCallReason"] == "its chat template has <tool_call>"

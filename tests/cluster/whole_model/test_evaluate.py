@@ -60,7 +60,7 @@ def logprobs(folder: Path, text: str) -> tuple[list[int], torch.Tensor]:
         return ids, model(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
 
 
-def test_a_variant_is_measured_beside_its_base(
+def test_a_variant_is_evaluated_together_with_its_base(
     whole: Cluster, smollm2_folder: Path, tasks: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     base = evaluated(whole, capfd, "smol", str(tasks))

@@ -260,7 +260,7 @@ def test_tenants_are_known_by_their_keys(known: EarlyRefusal) -> None:
     assert early_of(Settings(api_key="", tenants="")).tenant_of(()) is DEFAULT
 
 
-def test_what_anybody_may_ask_is_bounded(known: EarlyRefusal) -> None:
+def test_open_paths_are_bounded(known: EarlyRefusal) -> None:
     """Beyond that it counts as a request without a known key."""
     known._shedding = Counting()
     for number in range(2 * int(OPEN_PER_MINUTE)):

@@ -113,7 +113,7 @@ def test_a_node_that_came_back_is_not_the_one_that_died() -> None:
     assert (node.problem, node.age_s) == ("", 0.4)
 
 
-def test_which_nodes_of_a_name_live_by_rays_word() -> None:
+def test_ray_decides_which_node_of_a_name_lives() -> None:
     dead = replace(HEARD, alive=False, silent_s=40.0, id="old")
     silent = replace(HEARD, silent_s=40.0, id="old")
     again = replace(HEARD, id="new")
@@ -171,7 +171,7 @@ def test_devices_are_those_of_fresh_reports(ages: dict[str, float]) -> None:
         ("a=0", "c", None),
     ],
 )
-def test_which_gpus_are_ours(text: str, node: str, expected: tuple[int, ...] | None) -> None:
+def test_only_granted_gpus_are_ours(text: str, node: str, expected: tuple[int, ...] | None) -> None:
     assert gpus_of(text, node) == expected
 
 

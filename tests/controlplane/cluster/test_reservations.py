@@ -57,7 +57,7 @@ def tenancy(tenants: list[Tenant], strangers: int, total: int) -> tuple[Device, 
 
 
 @given(tenants=TENANTS, strangers=st.integers(0, 40), spare=st.integers(0, 200))
-def test_what_is_free_is_what_nobody_has_or_was_promised(
+def test_free_memory_is_neither_used_nor_promised(
     tenants: list[Tenant], strangers: int, spare: int
 ) -> None:
     """Each tenant ends with the more of what it was promised and what it took; strangers keep theirs."""
@@ -105,7 +105,7 @@ def test_an_engine_without_a_promise_is_a_stranger() -> None:
     assert reservations.memory_usage(device, {}, 0.1).free == 60
 
 
-def test_who_leaves_has_memory_without_a_promise_of_that_device() -> None:
+def test_a_stale_holder_has_memory_without_a_promise_of_the_device() -> None:
     state = builders.state()
     for holder, index in (("m", 0), ("new", 1)):
         state = after(state, reservations.reserve(state, holder, 1, placement(("n", index, 9)), 0.0))
@@ -144,14 +144,14 @@ def test_ledgers_say_what_was_placed_last(asked: list[tuple[str, list[tuple[str,
     assert set(state.ledgers) == {node for node, _, _ in expected}  # an empty one is none
 
 
-def test_a_reservation_says_of_whom_where_and_since_when() -> None:
+def test_a_reservation_names_its_holder_device_and_time() -> None:
     state = builders.state()
     state = after(state, reservations.reserve(state, "m", 7, placement(("a", 1, 9), ("b", 0, 3)), 5.0))
     assert state.ledgers["a"].record == NodeLedger("a", (Reservation("m", 7, 0, "h200", 1, 9, 5.0),))
     assert state.ledgers["b"].record == NodeLedger("b", (Reservation("m", 7, 1, "h200", 0, 3, 5.0),))
 
 
-def test_what_is_placed_anew_does_not_stand_in_its_own_way() -> None:
+def test_a_group_that_is_placed_again_does_not_block_itself() -> None:
     state = builders.state()
     for holder, size in (("m", 60), ("other", 10)):
         state = after(state, reservations.reserve(state, holder, 1, placement(("n", 0, size)), 0.0))
@@ -171,7 +171,7 @@ def test_what_is_placed_anew_does_not_stand_in_its_own_way() -> None:
     share=st.floats(0, 0.5),
     own=st.builds(Tenant, st.integers(1, 40), st.integers(0, 40), st.just(True)),
 )
-def test_what_is_measured_counts_until_it_ends(
+def test_a_measurement_s_memory_counts_until_it_ends(
     tenants: list[Tenant], strangers: int, spare: int, share: float, own: Tenant
 ) -> None:
     """Then the device is as if it had never been there."""
@@ -203,7 +203,7 @@ def test_what_is_measured_counts_until_it_ends(
     )
 
 
-def test_what_is_measured_holds_each_of_its_devices() -> None:
+def test_a_measurement_reserves_each_of_its_devices() -> None:
     state = builders.state()
     devices = [("a", "h200", 1), ("a", "h200", 0)]
     state = after(state, reservations.reserve_to_measure(state, "k", 3, devices, 9, 5.0))
@@ -218,7 +218,7 @@ def test_what_is_measured_holds_each_of_its_devices() -> None:
 
 
 @pytest.mark.parametrize("uid", [1, 2])
-def test_orphans_are_those_of_a_deployment_that_is_no_more(uid: int) -> None:
+def test_reservations_of_a_deleted_deployment_are_orphans(uid: int) -> None:
     """A deployment of the same name and another uid is another one."""
     state = builders.state(builders.deployment("m", Phase.DEPLOYED))
     state = after(state, reservations.reserve(state, "m", uid, placement(("n", 0, 9)), 0.0))
@@ -245,7 +245,7 @@ def test_load_that_will_be_gone_is_not_counted_and_what_others_use_is() -> None:
     assert reservations.lasting_load(replace(device, load=0.5), promises) == 0.0
 
 
-def test_what_is_free_for_the_next_placement_is_its_time_as_well() -> None:
+def test_the_next_placement_s_free_time_is_counted_as_well() -> None:
     ledger = NodeLedger("n", (Reservation("serves", 1, 0, "h200", 0, 10 * GIB, 0.0),))
     device = replace(gpu(0, 100 * GIB, 0), load=0.9, work=(("serves", 0.3), ("measuring:k", 0.5)))
     (free,) = reservations.available(Inventory((device,)), {"n": Versioned(ledger, 1)}, 0.0).devices
@@ -263,7 +263,7 @@ def test_what_is_free_for_the_next_placement_is_its_time_as_well() -> None:
         (GroupPhase.SERVING, 800.0, 0.7),
     ],
 )
-def test_what_engines_do_while_they_start_is_over_once_they_serve(
+def test_load_of_an_engine_s_start_does_not_count_once_it_serves(
     phase: GroupPhase, since_s: float, expected: float
 ) -> None:
     deployment = builders.deployment("b", Phase.DEPLOYED)

@@ -88,7 +88,7 @@ async def test_a_fine_tune_becomes_a_variant_of_its_base(world: Compressing) -> 
             assert (await world.end(world.deploy(name))).phase is Phase.DEPLOYED
 
 
-async def test_how_far_it_is_can_be_seen(world: Compressing, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_progress_of_a_compression_is_visible(world: Compressing, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compress_action, "LOOK_S", 0.0)  # every line is noted
     async with world.controlled():
         await world.end(world.register("base"))
@@ -102,7 +102,7 @@ async def test_how_far_it_is_can_be_seen(world: Compressing, monkeypatch: pytest
     assert any(f"layer {LAYERS} of {LAYERS}, about 8 s left" in message for message in events), events
 
 
-async def test_what_is_cut_off_goes_on(world: Compressing) -> None:
+async def test_an_interrupted_compression_continues(world: Compressing) -> None:
     world.cluster.cuts = 3
     async with world.controlled():
         await world.end(world.register("base"))
@@ -113,7 +113,7 @@ async def test_what_is_cut_off_goes_on(world: Compressing) -> None:
     assert any("SIGKILL" in event.message for event in world.operation(op).events)
 
 
-async def test_what_gets_no_further_fails(world: Compressing) -> None:
+async def test_a_compression_without_progress_fails(world: Compressing) -> None:
     world.cluster.cuts, world.cluster.stuck = 99, True
     async with world.controlled():
         await world.end(world.register("base"))
@@ -124,7 +124,7 @@ async def test_what_gets_no_further_fails(world: Compressing) -> None:
     assert (world.model("v").phase, world.promised()) == (Phase.FAILED, set())
 
 
-async def test_what_cannot_be_compressed_fails_at_once_and_says_why(world: Compressing) -> None:
+async def test_an_incompressible_model_fails_at_once_with_the_reason(world: Compressing) -> None:
     world.cluster.failure = "expected a fine-tune of the base, got another architecture"
     async with world.controlled():
         await world.end(world.register("base"))
@@ -293,7 +293,7 @@ async def test_one_that_gets_no_further_is_begun_again_and_then_fails(
         assert len(world.cluster.asked) == 3
 
 
-async def test_what_is_set_aside_is_what_the_texts_can_take(world: Compressing) -> None:
+async def test_the_reserved_memory_is_what_the_texts_can_take(world: Compressing) -> None:
     """Not what was asked for: 100,000 rows of a million tokens of a file of 20 bytes."""
     texts = world.settings.home.parent / "texts.txt"
     texts.write_text("a text of 20 bytes.\n")

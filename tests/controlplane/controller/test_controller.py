@@ -47,7 +47,7 @@ def world(settings: Settings, repository: Repository, files: Path) -> World:
     return World(settings, repository, files)
 
 
-async def test_what_fails_again_and_again_is_told_once(
+async def test_a_repeated_failure_is_logged_once(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     odd = type(f"Odd{time.time_ns()}", (Exception,), {})  # lines that are repeated are told once a minute
@@ -306,7 +306,7 @@ async def test_a_cluster_that_comes_back_piece_by_piece_loses_no_deployment(worl
     assert set(world.repository.read().deployments) == {"base", "v1"}
 
 
-async def test_what_was_deployed_and_fits_nowhere_holds_nothing_and_says_why_once(world: World) -> None:
+async def test_a_deployed_model_without_a_place_reserves_nothing_and_logs_why_once(world: World) -> None:
     def base() -> Deployment:
         return world.repository.read().deployments["base"].record
 

@@ -46,7 +46,7 @@ def test_one_that_starts_is_not_idle_and_stays_for_a_while_when_it_serves() -> N
 
 
 @pytest.mark.parametrize(("phase", "failures"), [(GroupPhase.PENDING, 0), (GroupPhase.STARTING, 2)])
-def test_one_that_finds_no_room_or_never_starts_goes_when_nobody_asks(
+def test_a_group_without_room_or_start_goes_when_no_request_comes(
     phase: GroupPhase, failures: int
 ) -> None:
     book, waits = DemandBook(), base(Scaling(0, 1, None, IDLE_S), phase, failures=failures)
@@ -86,7 +86,7 @@ def test_a_short_silence_forgets_nothing() -> None:
     assert play(book, one, 40, 7, 8) == [3]
 
 
-def test_a_clock_that_was_set_back_begins_anew() -> None:
+def test_a_clock_that_was_set_back_starts_the_history_again() -> None:
     book, one = DemandBook(), base(Scaling(1, 4, 16.0), GroupPhase.SERVING)
     play(book, one, 5, 1000, 1020)
     assert set(play(book, one, 60, 10, 15)) == {1}
@@ -108,7 +108,7 @@ def test_a_silence_neither_wakes_nor_puts_to_sleep() -> None:
         assert set(play(DemandBook(), deployment, None, 100)) == {len(deployment.groups)}
 
 
-def test_a_target_of_nearly_nothing_stops_nobody_else() -> None:
+def test_a_target_near_zero_stops_no_other_deployment() -> None:
     odd = replace(base(Scaling(1, 3, 1e-308), GroupPhase.SERVING))
     other = replace(odd, model="good", host="good", scaling=Scaling(1, 3, 16.0))
     book = DemandBook()
@@ -117,7 +117,7 @@ def test_a_target_of_nearly_nothing_stops_nobody_else() -> None:
     assert found == {"b": 3, "good": 2}
 
 
-def test_until_it_has_served_once_a_deployment_is_left_alone() -> None:
+def test_a_deployment_that_never_served_is_not_scaled() -> None:
     early = replace(base(Scaling(1, 4), GroupPhase.STARTING), established=False)
     assert book_of(early) == {}
     assert DemandBook().wanted(early) == 1

@@ -181,7 +181,7 @@ def test_several_at_once(files: Path) -> None:
     reader.close()
 
 
-def test_what_is_read_whole_gives_it_more_time(files: Path) -> None:
+def test_a_file_that_is_read_whole_extends_the_limit(files: Path) -> None:
     """A second of CPU time, and no wall-clock time at all, but for the bytes that it says it reads."""
     assert ReadLimits(wall_s_per_mib=2.0).wall_s_for(3 << 20) == 6.0
     limits = replace(ReadLimits(), cpu_s=1, cpu_s_per_mib=1e6)

@@ -40,7 +40,7 @@ def numbered(count: int) -> list[Operation]:
     ]
 
 
-async def test_how_forgotten_operations_ended_is_kept(
+async def test_the_outcomes_of_forgotten_operations_are_kept(
     repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reconcile, "KEEP_OPERATIONS", 2)

@@ -71,7 +71,7 @@ async def launched(world: World, meanwhile: Callable[[World, Operation], None]) 
 
 
 @pytest.mark.parametrize("meanwhile", [asked_to_cancel, cancelled, undeployed, deployed_anew])
-async def test_what_is_no_longer_wanted_is_not_started(
+async def test_a_group_that_is_no_longer_wanted_is_not_started(
     world: World, meanwhile: Callable[[World, Operation], None]
 ) -> None:
     with pytest.raises(Superseded):
@@ -79,6 +79,6 @@ async def test_what_is_no_longer_wanted_is_not_started(
     assert world.cluster.launches == []
 
 
-async def test_what_is_only_set_otherwise_is_started(world: World) -> None:
+async def test_a_group_with_changed_settings_is_started(world: World) -> None:
     await launched(world, limited)
     assert world.cluster.launches == ["base"]

@@ -107,7 +107,7 @@ async def test_one_acts_and_the_next_when_it_ends(store: StateStore, quick: pyte
     assert len(set(found)) == 2
 
 
-def test_one_whose_lease_ran_out_unseen_neither_reads_nor_commits(store: StateStore) -> None:
+def test_a_controller_with_an_expired_lease_neither_reads_nor_commits(store: StateStore) -> None:
     """As after it was stopped: the time is over before it can know."""
     held = LeasedStore(
         store, store.take_lease(leadership.NAME, "a", 60), time.clock_gettime(time.CLOCK_BOOTTIME) + 60
@@ -127,7 +127,7 @@ def test_one_whose_lease_ran_out_unseen_neither_reads_nor_commits(store: StateSt
     assert store.revision() == 1
 
 
-async def test_while_the_store_is_away_what_is_under_way_goes_on_and_nothing_begins(
+async def test_without_the_store_running_actions_continue_and_none_begins(
     store: StateStore, quick: pytest.MonkeyPatch
 ) -> None:
     asked = 0
@@ -155,7 +155,7 @@ async def test_while_the_store_is_away_what_is_under_way_goes_on_and_nothing_beg
     await first.end()
 
 
-async def test_one_that_is_fenced_begins_anew_with_another_epoch(
+async def test_a_fenced_controller_starts_again_with_another_epoch(
     store: StateStore, quick: pytest.MonkeyPatch
 ) -> None:
     first = Contender(store)
@@ -197,7 +197,7 @@ async def test_a_controller_that_ends_ends_its_leadership(
         await Leadership(store, cancelled).run()
 
 
-def test_what_a_process_is_known_by() -> None:
+def test_a_process_is_identified_by_its_id_and_start_time() -> None:
     assert not is_gone(this_process())
     assert not is_gone(f"{this_process()} more")
     assert not is_gone("")
@@ -213,7 +213,7 @@ def test_what_a_process_is_known_by() -> None:
     assert is_gone(known)
 
 
-async def test_without_a_file_to_be_had_it_goes_on_trying(
+async def test_a_controller_without_file_descriptors_keeps_trying(
     store: StateStore, quick: pytest.MonkeyPatch
 ) -> None:
     """As with too many open files (EMFILE): neither the loop ends, nor is another taken for gone."""

@@ -61,7 +61,7 @@ def error_of(operation: Operation) -> dict[str, Any]:
         ),
     ],
 )
-async def test_what_an_engine_refuses_is_tried_once(world: World, fault: ValueError, code: str) -> None:
+async def test_a_variant_that_an_engine_refuses_is_tried_once(world: World, fault: ValueError, code: str) -> None:
     world.cluster.faults["v1"] = fault
     async with world.controlled():
         await world.up("v2")
@@ -80,7 +80,7 @@ async def test_what_an_engine_refuses_is_tried_once(world: World, fault: ValueEr
 
 
 @pytest.mark.parametrize("fault", [DIED, LoadFailed("out of memory"), ConnectionResetError("peer is gone")])
-async def test_what_may_pass_is_tried_again_until_it_does(
+async def test_a_temporary_failure_is_retried_until_it_passes(
     world: World, pauses: RetryLimits, fault: Exception
 ) -> None:
     """The operation says why meanwhile."""
@@ -102,7 +102,7 @@ async def test_what_may_pass_is_tried_again_until_it_does(
 
 
 @pytest.mark.parametrize("fault", [DIED, LoadFailed("out of memory")])
-async def test_what_never_passes_ends(world: World, pauses: RetryLimits, fault: Exception) -> None:
+async def test_a_lasting_failure_ends_the_deployment(world: World, pauses: RetryLimits, fault: Exception) -> None:
     """Failed, after as many attempts as there may be, with the last reason; others are served meanwhile."""
     world.cluster.faults["v1"] = fault
     async with world.controlled():
@@ -135,7 +135,7 @@ async def test_a_restarted_controller_counts_on(world: World, pauses: RetryLimit
     assert pauses.attempts <= loads(world, "v1") <= 2 * pauses.attempts
 
 
-async def test_while_it_waits_for_the_next_attempt_it_can_be_cancelled(
+async def test_a_deployment_that_waits_for_its_next_attempt_can_be_cancelled(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retrying, "LOADING", RetryLimits(first_pause_s=3600, max_pause_s=3600, total_s=1e6))
@@ -210,7 +210,7 @@ WAITING = "it waits for base@1: 'v1' needs 9 bytes, only 4 are set aside"
 
 
 @pytest.mark.usefixtures("replaced")
-async def test_what_fits_into_the_engine_that_is_started_waits_for_it(world: World) -> None:
+async def test_a_variant_that_fits_the_successor_engine_waits_for_it(world: World) -> None:
     async with world.controlled():
         await world.up()
         await world.end(world.register("v1", "base"))
@@ -223,7 +223,7 @@ async def test_what_fits_into_the_engine_that_is_started_waits_for_it(world: Wor
 
 
 @pytest.mark.usefixtures("replaced")
-async def test_when_that_engine_does_not_come_it_is_refused(world: World) -> None:
+async def test_a_variant_is_refused_if_the_successor_engine_does_not_start(world: World) -> None:
     async with world.controlled():
         await world.up()
         await world.end(world.register("v1", "base"))
@@ -238,7 +238,7 @@ async def test_when_that_engine_does_not_come_it_is_refused(world: World) -> Non
 
 
 @pytest.mark.usefixtures("replaced")
-async def test_while_it_waits_for_an_engine_it_can_be_cancelled(world: World) -> None:
+async def test_a_deployment_that_waits_for_an_engine_can_be_cancelled(world: World) -> None:
     async with world.controlled():
         await world.up()
         await world.end(world.register("v1", "base"))

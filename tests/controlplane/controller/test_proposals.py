@@ -119,7 +119,7 @@ async def test_a_device_on_which_a_group_starts_is_not_freed(world: World) -> No
 
 
 @pytest.mark.usefixtures("quick")
-async def test_what_is_being_undeployed_is_neither_moved_nor_waited_for(world: World) -> None:
+async def test_a_model_that_is_being_undeployed_is_neither_moved_nor_awaited(world: World) -> None:
     async with world.controlled():
         await apart(world)
     world.undeploy("base")

@@ -84,7 +84,7 @@ async def test_a_controller_killed_while_it_launches_leaves_the_reservation_to_t
     assert reserved(state_of(world)) == kept
 
 
-async def test_of_two_deployed_at_once_the_second_gets_what_the_first_left(world: World) -> None:
+async def test_the_second_of_two_deployments_gets_what_the_first_left(world: World) -> None:
     """The device has room for one of them and a half."""
     async with world.controlled():
         device, taken = await tight(world)

@@ -114,7 +114,7 @@ def test_a_class_that_changes_ids_is_told(reader: FileReader, files: Path, tmp_p
         ),
     ],
 )
-def test_what_would_hold_up_an_engine_is_refused(
+def test_files_that_would_stall_an_engine_are_refused(
     reader: FileReader, files: Path, tmp_path: Path, more: dict[str, str], said: str
 ) -> None:
     with pytest.raises(errors.SourceUnreadable, match=said):
@@ -146,7 +146,7 @@ def test_a_variants_files_are_tried_too(reader: FileReader, files: Path, tmp_pat
     assert refusal.value.param == "adapter"
 
 
-def test_without_transformers_it_says_who_compares(
+def test_without_transformers_the_check_names_who_compares(
     reader: FileReader, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A control plane on a host of its own: its Python path hides the package."""

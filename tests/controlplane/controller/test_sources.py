@@ -119,7 +119,7 @@ def test_links_out_of_the_roots_are_not_followed(root: Path, name: str, to: str)
         sources.require_file(str(folder), [root], "evaluation", folders=True)
 
 
-def test_nor_are_those_behind_a_link(root: Path) -> None:
+def test_folders_behind_a_link_are_refused(root: Path) -> None:
     other, folder = root / "other", root / "my model"
     other.mkdir()
     (other / "x").symlink_to("/etc/passwd")

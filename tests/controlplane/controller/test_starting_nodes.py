@@ -48,7 +48,7 @@ async def test_it_waits_for_a_node_that_is_being_measured(world: World, others: 
         assert (await world.end(deployed)).phase is Phase.DEPLOYED
 
 
-async def test_it_does_not_wait_for_a_node_whose_measuring_failed(world: World) -> None:
+async def test_a_deployment_does_not_wait_for_a_node_with_failed_measurements(world: World) -> None:
     world.cluster.devices = Inventory((), (FAILED,))
     async with world.controlled():
         await world.end(world.register("base"))
@@ -77,7 +77,7 @@ async def test_one_that_waits_can_be_cancelled(world: World) -> None:
         assert (await world.end(deployed)).phase is Phase.CANCELLED
 
 
-async def test_what_no_node_could_change_is_refused_at_once(world: World) -> None:
+async def test_a_refusal_that_no_node_could_change_is_immediate(world: World) -> None:
     world.cluster.devices = Inventory((CPU,), (STARTING,))
     async with world.controlled():
         await world.end(world.register("base"))

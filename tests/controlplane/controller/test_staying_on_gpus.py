@@ -80,7 +80,7 @@ async def test_a_record_of_before_knows_by_its_placement(world: World) -> None:
         assert group(world, 0).kind == "h200"
 
 
-async def test_who_deploys_again_chooses_anew(world: World) -> None:
+async def test_a_repeated_deployment_chooses_again(world: World) -> None:
     async with world.controlled():
         await world.up()
         world.lose("node")
@@ -100,7 +100,7 @@ async def test_one_that_is_on_a_cpu_host_may_go_to_another(world: World) -> None
         await world.until(lambda: base_of(world).reason == "")
 
 
-def test_what_suits() -> None:
+def test_devices_of_the_wanted_kind_suit() -> None:
     assert suited(BOTH, "") is suited(BOTH, "cpu") is BOTH
     found = suited(BOTH, "h200")
     assert found.devices == (GPU,)

@@ -124,7 +124,7 @@ async def test_one_that_does_not_stop_does_not_hide_why_it_was_cut_off(
         go.set()  # nothing else ends the deaf one, and the loop would wait for it
 
 
-async def test_who_stops_following_closes_it() -> None:
+async def test_a_follower_that_stops_closes_the_stream() -> None:
     stream = Stream("a", "b")
     async with contextlib.aclosing(watched(stream.tell(), nothing, 60.0)) as items:
         async for _ in items:

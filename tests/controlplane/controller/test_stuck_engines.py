@@ -25,7 +25,7 @@ def world(settings: Settings, repository: Repository, files: Path) -> World:
     return made
 
 
-async def test_a_group_on_a_node_that_was_restarted_is_placed_anew(world: World) -> None:
+async def test_a_group_on_a_restarted_node_is_placed_again(world: World) -> None:
     async with world.controlled():
         await world.up()
         assert group(world, 0).node_ids == {"node": "1"}
@@ -46,7 +46,7 @@ async def test_a_first_start_that_does_not_end_fails_the_deployment(world: World
         assert world.cluster.engines == {}
 
 
-async def test_a_later_start_that_does_not_end_is_tried_anew(world: World) -> None:
+async def test_a_later_start_that_does_not_end_is_tried_again(world: World) -> None:
     world.cluster.devices = NODES
     async with world.controlled():
         await world.up()

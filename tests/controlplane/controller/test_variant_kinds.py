@@ -91,14 +91,14 @@ def registered_with(base: Model, folder: Path, quality: Any, **given: Any) -> Mo
     return read_model_files(asked, base, Limits((folder.parent,), 16), no_bundles)
 
 
-def test_what_a_delta_was_measured_to_keep_is_its_accuracy(base: Model, tmp_path: Path) -> None:
+def test_a_delta_s_accuracy_is_the_measured_share_that_it_keeps(base: Model, tmp_path: Path) -> None:
     losses = [{**each, "high": None, "items": 5, "digest": "d"} for each in (PERPLEXITY, LOSS)]
     ready = registered_with(base, tmp_path / "measured", losses)
     assert accuracy.of_variant(ready) == pytest.approx(75)  # 0.6 of 0.8, which is less than 9 of 10
     assert "keeps 75.0% of its accuracy" in ready.reason
 
 
-def test_what_its_user_says_it_keeps_counts_instead(base: Model, tmp_path: Path) -> None:
+def test_the_user_s_stated_accuracy_replaces_the_measured_one(base: Model, tmp_path: Path) -> None:
     losses = [{**LOSS, "high": 25.0, "items": 5}]
     ready = registered_with(base, tmp_path / "said", losses, compression={"none": 99.0})
     assert accuracy.of_variant(ready) == 99

@@ -60,7 +60,7 @@ async def test_a_group_on_a_lost_node_is_placed_on_what_is_left(world: World) ->
         assert reserved(state) == placed(state)
 
 
-async def test_without_room_a_group_stays_desired_and_is_placed_when_there_is(world: World) -> None:
+async def test_a_group_without_room_stays_desired_and_is_placed_later(world: World) -> None:
     async with world.controlled():
         await two_groups(world, **APART)
         (lost,) = (int(n == "base@1") for n, where in nodes_of(base_of(world)).items() if where == {"node"})
@@ -103,7 +103,7 @@ def failed(world: World) -> None:
 
 
 @pytest.mark.parametrize(("strike", "nodes"), [(smaller, {"other"}), (failed, {"node", "other"})])
-async def test_a_group_that_cannot_go_on_is_placed_anew(
+async def test_a_group_that_cannot_continue_is_placed_again(
     world: World, strike: Callable[[World], None], nodes: set[str]
 ) -> None:
     async with world.controlled():

@@ -45,7 +45,7 @@ def test_it_lies_in_home_and_is_its_owners_alone(tmp_path: Path) -> None:
     assert lost(registry) == 0
 
 
-def test_whoever_moves_it_away_gets_a_new_one(tmp_path: Path) -> None:
+def test_a_moved_log_is_replaced_by_a_new_one(tmp_path: Path) -> None:
     audit, _ = made(tmp_path, audit_log=str(tmp_path / "there"))
     audit.write({"n": 1})
     (tmp_path / "there").rename(tmp_path / "kept")
@@ -64,7 +64,7 @@ def test_it_can_be_off_or_go_to_standard_output(tmp_path: Path, capfd: pytest.Ca
 
 
 @pytest.mark.parametrize("where", ["/dev/full", "."])  # a folder cannot be written, either
-def test_where_nothing_can_be_written_lines_are_lost_and_nothing_else(
+def test_an_unwritable_log_loses_only_lines(
     where: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(audit_module.log, "filters", [Rarely()])  # what other tests said does not count

@@ -102,7 +102,7 @@ async def until(check: Any) -> None:
 
 
 @pytest.mark.parametrize(("bad", "status"), [(BAD, 500), (ODD, 400)])
-async def test_whoever_sends_bad_requests_takes_no_engine_from_others(
+async def test_a_client_with_bad_requests_takes_no_engine_from_others(
     two: tuple[EngineClient, list[Engine]], bad: EngineCall, status: int
 ) -> None:
     client, engines = two
@@ -120,7 +120,7 @@ async def test_whoever_sends_bad_requests_takes_no_engine_from_others(
 
 
 @pytest.mark.parametrize("how", ["ill", "confused"])
-async def test_an_engine_that_fails_at_everything_gets_no_more_until_it_answers(
+async def test_an_engine_that_fails_every_request_gets_none_until_it_answers(
     two: tuple[EngineClient, list[Engine]], how: str
 ) -> None:
     client, engines = two
@@ -149,7 +149,7 @@ async def test_a_harmless_request_that_is_late_says_nothing_where_others_were_an
     assert takes(client) == [Takes.ALL, Takes.ALL]
 
 
-async def test_one_that_can_load_no_variant_gets_no_more_and_one_variant_says_nothing(
+async def test_an_engine_that_fails_to_load_all_variants_gets_none_and_one_failure_says_nothing(
     two: tuple[EngineClient, list[Engine]],
 ) -> None:
     client, engines = two

@@ -102,7 +102,7 @@ async def test_a_request_brings_its_variant(worker: Worker) -> None:
         assert worker.engine.variants() == ("v",)
 
 
-async def test_a_worker_whose_engine_has_failed_takes_nothing(worker: Worker) -> None:
+async def test_a_worker_with_a_failed_engine_gets_no_request(worker: Worker) -> None:
     """Until it is replaced it would answer at once, and so with errors draw more requests than others."""
     worker.engine.failed = True  # type: ignore[misc]
     async with opened(answering) as door:
@@ -177,7 +177,7 @@ async def test_workers_that_come_and_go_are_noticed() -> None:
             assert [(await task).body for task in (running, later)] == [b"late", b"late"]
 
 
-async def test_a_host_nobody_asks_is_left_alone(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_host_without_requests_is_not_looked_up(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_workers, "IDLE_S", 0.05)
     cluster = Cluster(await worker.report())
     async with client_of(cluster) as client:
@@ -230,7 +230,7 @@ async def test_a_worker_that_is_gone_is_passed_over() -> None:
         assert [(await client.call("b", ASK)).body for _ in range(8)] == [b"here"] * 8
 
 
-async def test_a_door_that_refuses_is_passed_over() -> None:
+async def test_a_worker_server_that_refuses_is_skipped() -> None:
     async with opened(answering) as closing, opened(answering) as door:
         stopping = report(closing)
         closing.closing = True
@@ -238,7 +238,7 @@ async def test_a_door_that_refuses_is_passed_over() -> None:
             assert [(await client.call("b", ASK)).body for _ in range(8)] == [b"here"] * 8
 
 
-async def test_a_port_that_somebody_else_has_now_is_passed_over() -> None:
+async def test_a_port_that_another_process_has_now_is_skipped() -> None:
     """Its secret is another: the request was not for it."""
     async with opened(answering) as other, opened(answering) as door:
         old = WorkerReport(1, "node", (), "test", address=other.address, secret="old", max_ongoing_requests=4)
@@ -281,7 +281,7 @@ async def test_requests_wait_for_an_engine_that_restarts() -> None:
         assert [(await task).body for task in waiting] == [b"here"] * 4
 
 
-async def test_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_is_not_resent_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_workers, "WAIT_S", 0.1)
     async with opened(answering) as gone:
         dead = report(gone)

@@ -33,7 +33,7 @@ def test_a_refused_grammar_is_named_by_the_field_that_brought_it() -> None:
 
 @pytest.mark.parametrize("status", [500, 502])
 @pytest.mark.parametrize("grammar", ["", "structured_outputs"])
-def test_what_else_fails_is_the_engines(status: int, grammar: str) -> None:
+def test_other_failures_are_the_engine_s(status: int, grammar: str) -> None:
     other = json.dumps({"error": {"message": "EngineCore encountered an issue", "code": status}}).encode()
     assert isinstance(from_engine(status, other, grammar), errors.EngineFailed)
     assert isinstance(from_engine(500, GIVEN_UP), errors.EngineFailed)

@@ -89,7 +89,7 @@ async def test_a_client_that_takes_its_time_is_no_silent_engine() -> None:
         assert got[1:] == [b"one", b"two", b"three"]
 
 
-async def test_of_whole_answers_no_first_byte_is_asked() -> None:
+async def test_whole_answers_have_no_limit_for_the_first_byte() -> None:
     app = Held()
     async with client_before(app, 0.05, 0.05) as client:
         asking = asyncio.create_task(client.call("b", ASK))

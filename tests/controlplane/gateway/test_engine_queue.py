@@ -200,7 +200,7 @@ async def test_one_who_leaves_while_it_waits_is_forgotten() -> None:
         await until(lambda: client._hosts["b"].demand.in_flight == 0)
 
 
-async def test_who_waits_for_a_dead_worker_goes_to_the_next() -> None:
+async def test_a_request_that_waits_for_a_dead_worker_goes_to_the_next_worker() -> None:
     async with opened(Held()) as door:
         dead = report(door, 1)
     app = Held()
@@ -242,7 +242,7 @@ async def test_answers_tell_how_long_they_were() -> None:
         assert lengths.expected(0, 0) == (17 + 5) / 2
 
 
-async def test_who_waits_shows_in_metrics() -> None:
+async def test_waiting_requests_show_in_metrics() -> None:
     app = Held()
     async with serving(app) as client:
         low = RequestTerms(priority=Priority.LOW)
@@ -283,6 +283,6 @@ async def test_refused_requests_count_as_demand_for_a_while_and_not_without_boun
         (Outcome("invalid_request", True, None, 0.1, 0), {}),
     ],
 )
-def test_which_targets_were_kept(seen: Outcome, kept: dict[str, bool]) -> None:
+def test_kept_targets_are_counted(seen: Outcome, kept: dict[str, bool]) -> None:
     assert dict(attained(RequestTerms(ttft_s=1.0, tpot_s=0.2, deadline_s=4.0), seen)) == kept
     assert dict(attained(RequestTerms(), seen)) == {}

@@ -158,7 +158,7 @@ async def test_leaving_is_seen_on_the_other_side() -> None:
         await app.left.wait()
 
 
-async def test_nobody_listens() -> None:
+async def test_a_port_without_a_listener_is_not_connected() -> None:
     async with opened(echo) as door:
         address = door.address
     with pytest.raises(NotConnected):
@@ -208,7 +208,7 @@ async def test_connections_idle_for_long_are_ended(monkeypatch: pytest.MonkeyPat
     ],
     ids=["nothing", "half a head", "half a body", "no last chunk", "no HTTP"],
 )
-async def test_what_is_no_whole_answer_is_broken_off(answer: bytes) -> None:
+async def test_an_incomplete_answer_is_broken_off(answer: bytes) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(answer)
@@ -221,7 +221,7 @@ async def test_what_is_no_whole_answer_is_broken_off(answer: bytes) -> None:
         assert not connection.reusable
 
 
-async def test_an_answer_nobody_asked_for_ends_the_connection() -> None:
+async def test_an_unrequested_answer_ends_the_connection() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
 
@@ -245,7 +245,7 @@ async def events(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 
 @pytest.mark.parametrize("read", [0, 1, 2])
-async def test_nobody_gets_what_was_left_of_anothers_answer(read: int) -> None:
+async def test_no_request_reads_the_rest_of_another_answer(read: int) -> None:
     """Whoever leaves a stream early, though all of it has come, leaves a connection that nobody uses."""
     async with misbehaving(events) as pool:
         first = await pool.take()
@@ -262,7 +262,7 @@ async def test_nobody_gets_what_was_left_of_anothers_answer(read: int) -> None:
         assert await _exchange(second) == b"whole"
 
 
-async def test_a_whole_answer_that_nobody_read_ends_its_connection() -> None:
+async def test_an_unread_whole_answer_ends_its_connection() -> None:
     async with opened(echo) as door:
         pool = Pool(door.address)
         first = await ask(door, await pool.take(), b"one")
@@ -274,7 +274,7 @@ async def test_a_whole_answer_that_nobody_read_ends_its_connection() -> None:
         assert await (await ask(door, second, b"two")).read() == b"two"
 
 
-async def test_what_a_closed_pool_is_given_back_ends() -> None:
+async def test_a_connection_that_returns_to_a_closed_pool_ends() -> None:
     async with opened(echo) as door:
         pool = Pool(door.address)
         connection = await ask(door, await pool.take(), b"one")

@@ -139,7 +139,7 @@ async def test_pauses_grow_where_there_is_no_load() -> None:
         assert heard == []
 
 
-async def test_one_that_is_closed_hears_no_more() -> None:
+async def test_a_closed_reader_hears_nothing() -> None:
     server = Server(HTTP + chunk(LINE), None)
     async with listening(server) as heard:
         await until(lambda: heard)
@@ -148,7 +148,7 @@ async def test_one_that_is_closed_hears_no_more() -> None:
     assert len(heard) == before
 
 
-async def test_what_goes_wrong_with_a_load_does_not_end_it() -> None:
+async def test_an_error_about_one_load_does_not_end_the_reader() -> None:
     server = Server(HTTP + chunk(LINE))
     listener = await asyncio.start_server(server.serve, "127.0.0.1", 0)
     seen = []

@@ -68,7 +68,7 @@ async def until(holds: Any) -> None:
         await asyncio.sleep(0.005)
 
 
-async def test_while_its_request_waits_a_worker_is_told() -> None:
+async def test_a_worker_hears_of_a_variant_while_the_request_waits() -> None:
     worker = Worker()
     async with opened(worker) as door:
         client = client_of(door)
@@ -84,7 +84,7 @@ async def test_while_its_request_waits_a_worker_is_told() -> None:
         client.close()
 
 
-async def test_nobody_is_told_of_a_request_that_need_not_wait() -> None:
+async def test_a_request_that_need_not_wait_is_not_announced() -> None:
     worker = Worker()
     worker.may_end.set()
     async with opened(worker) as door:
@@ -96,7 +96,7 @@ async def test_nobody_is_told_of_a_request_that_need_not_wait() -> None:
         client.close()
 
 
-async def test_nobody_is_told_of_one_that_is_refused() -> None:
+async def test_a_refused_request_is_not_announced() -> None:
     """Else whoever is refused could still have variants read, and others driven from memory."""
     worker = Worker()
     async with opened(worker) as door:
@@ -114,7 +114,7 @@ async def test_nobody_is_told_of_one_that_is_refused() -> None:
         client.close()
 
 
-async def test_nobody_is_told_of_a_base() -> None:
+async def test_a_request_for_a_base_is_not_announced() -> None:
     worker = Worker()
     async with opened(worker) as door:
         client = client_of(door)
@@ -127,7 +127,7 @@ async def test_nobody_is_told_of_a_base() -> None:
         client.close()
 
 
-async def test_nobody_is_told_where_a_worker_has_it() -> None:
+async def test_a_variant_that_a_worker_holds_is_not_announced() -> None:
     holder, other = Worker(), Worker()
 
     async def places() -> EngineResidency:
@@ -154,7 +154,7 @@ async def test_nobody_is_told_where_a_worker_has_it() -> None:
     await door.close()
 
 
-async def test_a_worker_that_does_not_know_of_it_costs_nobody_a_request() -> None:
+async def test_a_worker_without_announcements_costs_no_request() -> None:
     """An older one, which hands the path on to its application."""
 
     class Older(Worker):

@@ -27,7 +27,7 @@ def test_it_is_the_area_over_the_time(steps: list[tuple[int, float]]) -> None:
     assert number.average() == height, "what was before it was last asked counts no more"
 
 
-def test_without_time_passing_it_is_the_number_itself() -> None:
+def test_the_average_over_no_time_is_the_number_itself() -> None:
     number = TimeAverage(lambda: 1.0)
     number.add(4)
     assert number.average() == 4

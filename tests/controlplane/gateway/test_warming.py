@@ -30,7 +30,7 @@ def test_one_compiles_and_others_wait(monkeypatch: pytest.MonkeyPatch, tmp_path:
     thread.join()
 
 
-def test_where_no_file_can_be_written_each_compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_each_process_compiles_without_a_writable_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv(compiled.DIRECTORY_VARIABLE, str(tmp_path / "file"))
     with warming.one_at_a_time(), warming.one_at_a_time():

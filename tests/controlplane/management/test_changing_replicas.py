@@ -98,7 +98,7 @@ def test_a_variant_that_brings_its_base_gives_it_its_replicas() -> None:
     assert (base.scaling, len(base.groups)) == (Scaling(3, 4), 3)
 
 
-def test_how_many_variants_run_at_once_waits_for_an_engine() -> None:
+def test_a_variant_limit_waits_for_an_engine() -> None:
     asleep = replace(
         BASE,
         scaling=Scaling(0, 1),

@@ -124,7 +124,7 @@ def test_a_variant_joins_a_base_with_the_same_parsers_only(
     submit(repository, deploy_model, deploy("v1", toolCallParser="mistral"))
 
 
-def test_a_parser_that_nobody_knows_is_refused_with_those_that_are_known() -> None:
+def test_an_unknown_parser_is_refused_with_the_known_parsers() -> None:
     with pytest.raises(
         ValueError, match=r"toolCallParser\n.*expected none, or one of .*hermes.*got 'hermse'"
     ):
@@ -253,7 +253,7 @@ def test_a_variant_does_not_race_its_leaving_base(repository: Repository) -> Non
         repository.commit(joining.changes)
 
 
-def test_of_concurrent_registrations_of_one_name_exactly_one_wins(repository: Repository) -> None:
+def test_exactly_one_of_concurrent_registrations_of_a_name_wins(repository: Repository) -> None:
     def attempt(source: int) -> str:
         request = RegisterModelRequest(model="base", source=f"/m/{source}")
         try:

@@ -23,7 +23,7 @@ def test_methods_and_what_they_take_are_those_of_the_compressor() -> None:
     }
 
 
-def test_what_only_judges_is_what_no_engine_serves() -> None:
+def test_techniques_for_estimates_only_are_those_that_no_engine_serves() -> None:
     kinds = {
         name.value: choose.method_of(choose.Options(name)).kind
         for name in choose.MethodName
@@ -77,7 +77,7 @@ def test_a_form_becomes_a_recipe(form: dict[str, Any], recipe: Recipe) -> None:
         ({"method": "magnitude", "colour": "red"}, "Extra inputs"),
     ],
 )
-def test_what_is_refused(form: dict[str, Any], said: str) -> None:
+def test_invalid_forms_are_refused(form: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         CompressionForm.model_validate(form)
 

@@ -175,7 +175,7 @@ async def test_a_quantization_that_is_asked_for_while_others_are_measured_is_mea
     assert len(world.cluster.orders) == 2
 
 
-async def test_a_quantization_whose_engine_fails_leaves_the_rest_and_can_be_measured_later(
+async def test_a_quantization_with_a_failed_engine_leaves_the_rest_and_can_be_measured_later(
     world: World,
 ) -> None:
     assert isinstance(world.cluster, MeasuredCluster)

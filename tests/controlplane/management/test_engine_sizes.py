@@ -127,7 +127,7 @@ def test_on_a_cpu_nothing_above_the_usual_size_is_chosen() -> None:
     assert (placed.plan.max_variants, placed.plan.max_lora_rank) == (4, 16)
 
 
-def test_what_is_asked_for_is_kept_and_the_rest_is_chosen() -> None:
+def test_requested_sizes_are_kept_and_the_rest_is_chosen() -> None:
     asked = EngineSizes(
         context_tokens=32768, requests_at_once=96, variant_slots=5, lora_rank=32, variant_host_bytes=3 * GIB
     )
@@ -263,7 +263,7 @@ def test_tuned_to_the_rank_that_was_named_new_engines_take_the_adapter() -> None
     assert deploy_model(state_of(MODEL, adapter(64), tuned), DeployModelRequest(model="v"), context()).changes
 
 
-def test_placed_anew_the_rest_is_chosen_again() -> None:
+def test_placing_again_chooses_the_other_sizes_again() -> None:
     state = served(16)
     tuned = place_anew(state, state.deployments["b"].record)
     assert tuned.chosen is None

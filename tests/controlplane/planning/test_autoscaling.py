@@ -100,7 +100,7 @@ def test_times() -> None:
     assert counts[59:] == [0] * 71  # 30 s after the last second with requests
 
 
-def test_without_a_sample_nothing_is_known() -> None:
+def test_a_history_without_samples_keeps_the_number_of_groups() -> None:
     assert wanted(Scaling(1, 3), TARGET, 2, History(0.0, 0.0), 1.0) == 2
 
 

@@ -78,7 +78,7 @@ def test_more_are_not_ordered_while_those_that_were_are_coming() -> None:
     assert [count for _, count in loop.changes] == [2]
 
 
-def test_when_the_load_goes_they_go_one_by_one() -> None:
+def test_groups_go_one_by_one_when_the_load_goes() -> None:
     loop = Installation(60.0, 5.0)
     loop.run(300.0)
     most = loop.groups

@@ -99,7 +99,7 @@ def test_the_oldest_goes_first(settings: Settings, base: Model) -> None:
 BUSY = ledger("b", device=GPU, memory_bytes=79 * GIB)
 
 
-def test_one_that_waits_for_a_gpu_keeps_nobody_from_a_cpu(settings: Settings, base: Model) -> None:
+def test_a_job_that_waits_for_a_gpu_blocks_no_job_for_a_cpu(settings: Settings, base: Model) -> None:
     old = tuned("old", 1.0, device="gpu")
     for device in ("cpu", "auto"):
         new = tuned("new", 2.0, device=device)
@@ -161,7 +161,7 @@ def test_a_turn_goes_to_the_older_one_even_of_another_device(settings: Settings,
     assert begun(decide(settings, "new", base, old, new, devices=(CPU, OTHER, GPU))).node == "other"
 
 
-def test_a_younger_one_keeps_nobody_waiting(settings: Settings, base: Model) -> None:
+def test_a_younger_job_delays_no_older_job(settings: Settings, base: Model) -> None:
     """Who was begun before a crash of the controller has its reservation, and waits for no one."""
     records = (base, tuned("old", 1.0), tuned("new", 2.0), ledger("compressing:old"))
     begun(decide(settings, "old", *records))
@@ -191,7 +191,7 @@ def test_it_waits_for_memory_and_for_measurings(settings: Settings, base: Model)
     assert "measured" in reason(decide(settings, "v", base, tuned("v"), measuring))
 
 
-def test_what_it_reserved_itself_is_no_obstacle(settings: Settings, base: Model) -> None:
+def test_a_job_s_own_reservation_is_no_obstacle(settings: Settings, base: Model) -> None:
     """After a crash of the controller its reservation stands."""
     mine = ledger("compressing:v", memory_bytes=15 * GIB)
     assert begun(decide(settings, "v", base, tuned("v"), mine)).node == "node"
@@ -253,7 +253,7 @@ def quality(before: float, after: float, metric: str = "exact_match") -> Quality
         (Quality((*quality(0.5, 0.5).losses, *quality(0.5, 0.4).losses)), 80.0),
     ],
 )
-def test_what_is_left_in_percent(measured: Quality, kept: float) -> None:
+def test_the_remaining_accuracy_is_in_percent(measured: Quality, kept: float) -> None:
     assert measured.accuracy == pytest.approx(kept)
 
 
@@ -282,14 +282,14 @@ def test_less_than_is_asked_for_is_refused_with_what_there_is() -> None:
     assert refusal.value.details["relaxations"][0]["offered"] == 95.0
 
 
-def test_what_was_not_measured_is_not_taken_for_whole() -> None:
+def test_an_unmeasured_loss_is_not_taken_as_zero() -> None:
     with pytest.raises(errors.NoFeasiblePlan, match="was not measured"):
         accuracy.base_limit(made(), 50.0)
     lora = Model("v", 7, Phase.READY, base="b", adapter="/a")
     assert accuracy.base_limit(lora, 99.0) == pytest.approx(99.0)
 
 
-def test_what_a_user_said_of_other_techniques_leaves_what_was_measured() -> None:
+def test_a_user_s_figures_of_other_techniques_keep_the_measured_figure() -> None:
     evaluated = replace(ARTIFACT, quality=quality(0.8, 0.76))
     given = made(int8=99.0)
     assert given.delta is not None

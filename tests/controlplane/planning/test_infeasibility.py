@@ -152,7 +152,7 @@ def test_nodes_that_were_left_out_are_told_where_there_is_another_device(
     assert f"{all_there.message}; not looked at: {silent.reason}" == error.message
 
 
-def test_what_is_registered_for_techniques_that_are_not_served(base: Model, settings: Settings) -> None:
+def test_a_model_with_only_unserved_techniques_is_refused(base: Model, settings: Settings) -> None:
     error = refused(replace(base, compression={"int4": 90.0}), settings)
     assert error.details == {
         "binding": "compressionTechnique",
@@ -162,7 +162,7 @@ def test_what_is_registered_for_techniques_that_are_not_served(base: Model, sett
     }
 
 
-def test_who_waits_for_an_operation_gets_the_details_too(base: Model, settings: Settings) -> None:
+def test_a_client_that_waits_for_an_operation_gets_the_details_too(base: Model, settings: Settings) -> None:
     error = refused(base, settings, slos=Slos(tpot_s=1e-9))
     ended = builders.operation(OperationKind.DEPLOY, "b", phase=Phase.FAILED, error=error.body())
     raised = failure_of(ended)
@@ -181,7 +181,7 @@ def test_a_gpu_of_an_unknown_type_comes_before_a_cpu(base: Model, settings: Sett
     assert decide(base, WANTED, full, settings).ranks[0].device_kind == "cpu"
 
 
-def test_of_two_types_of_gpus_the_one_that_serves_the_intent(base: Model, settings: Settings) -> None:
+def test_the_type_of_gpu_that_serves_the_intent_is_chosen(base: Model, settings: Settings) -> None:
     slow = replace(GPU, node="s", kind="l4", model="l4", rates=DeviceRates(3e11, 1e14))
     quick = decide(base, replace(WANTED, intent=Intent.MIN_LATENCY), Inventory((slow, GPU)), settings)
     assert quick.ranks[0].device_kind == "b300"
@@ -242,7 +242,7 @@ def test_anti_affinity_keeps_apart_from_what_is_placed_and_not_from_itself(
         (Intent.MIN_GPU_HOURS, CostMeasure.MEMORY, "GPU h"),
     ],
 )
-def test_what_an_intent_minimises(
+def test_each_intent_minimises_its_objective(
     base: Model, settings: Settings, intent: Intent, measure: CostMeasure, unit: str
 ) -> None:
     known = settings.model_copy(update={"cost_measure": measure})

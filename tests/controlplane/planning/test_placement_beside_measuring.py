@@ -144,7 +144,7 @@ async def test_one_that_never_gives_its_memory_back_is_not_waited_for_for_ever(
         assert await placed_after_waiting(world, monkeypatch, Late(world, math.inf)) == "cpu"
 
 
-async def test_what_does_not_fit_is_refused_at_once_though_other_models_became_ready(
+async def test_a_model_that_does_not_fit_is_refused_at_once_though_others_became_ready(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing on the devices tells that memory is given back; measurings end and change their reasons."""
@@ -160,7 +160,7 @@ async def test_what_does_not_fit_is_refused_at_once_though_other_models_became_r
         assert refused.error["error"]["code"] == "no_feasible_plan"
 
 
-def test_what_is_given_back_is_what_is_promised_to_nobody() -> None:
+def test_reclaimed_memory_is_memory_without_a_promise() -> None:
     """A host whose GPU has an engine: that takes of the host too, and stays."""
     gpu = replace(
         GPU,

@@ -158,7 +158,7 @@ def test_a_model_that_was_not_profiled(base: Model, settings: Settings) -> None:
         decide(replace(base, spec=None), DEPLOYMENT, HERE, settings)
 
 
-def test_without_a_profile_an_engine_on_a_cpu_has_room_for_its_process(
+def test_a_cpu_engine_without_a_profile_has_room_for_its_process(
     base: Model, settings: Settings
 ) -> None:
     """vLLM's takes 1.9 to 2.2 GB beside the smallest of models; one that echoes takes next to nothing."""

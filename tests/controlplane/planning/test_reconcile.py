@@ -183,13 +183,13 @@ def test_a_stranger_is_not_stopped_while_its_launch_runs() -> None:
     assert reconcile(state(), observed) == ()
 
 
-def test_an_engine_that_is_stopped_to_be_placed_anew_is_not_stopped_twice() -> None:
+def test_an_engine_that_is_stopped_for_a_new_place_is_not_stopped_twice() -> None:
     moving = state(deployment("b", Phase.DEPLOYING, placed=None))
     assert reconcile(moving, Observed({"b": ILL}, frozenset({"Replan:b"}), 0.0)) == ()
     assert reconcile(moving, Observed({"b": ILL}, frozenset(), 0.0)) == (StopGroup("b"),)
 
 
-def test_what_fails_is_not_launched_while_it_is_undone() -> None:
+def test_a_failed_deployment_is_not_launched_while_it_is_removed() -> None:
     """Its engine is stopped before its record is gone."""
     failing = state(deployment("b", Phase.DEPLOYING))
     assert reconcile(failing, Observed({}, frozenset({"FailDeployment:b"}), 0.0)) == ()
@@ -277,7 +277,7 @@ def test_keys_are_unique_and_busy_ones_left_alone(
 
 
 @given(st.lists(KEPT_IN_RECORDS, min_size=1, max_size=8), ENGINES, st.data())
-def test_what_cannot_be_read_is_no_reason_to_do_anything(
+def test_an_unreadable_record_triggers_no_action(
     records: list[Any], engines: dict[str, EngineView], data: st.DataObject
 ) -> None:
     """Not of a record that is readable and asks for it, nor because one seems to be gone."""
@@ -289,7 +289,7 @@ def test_what_cannot_be_read_is_no_reason_to_do_anything(
     assert set(reconcile(left, observed)) <= set(reconcile(state(*distinct), observed))
 
 
-def test_while_promises_of_memory_cannot_be_read_none_are_made() -> None:
+def test_no_memory_is_promised_while_reservations_are_unreadable() -> None:
     waiting = state(deployment("b", Phase.PENDING, placed=None), model("x", Phase.COMPRESSING))
     assert len(reconcile(waiting, Observed({}, frozenset(), 0.0))) == 2
     assert reconcile(replace(waiting, undecodable=("ledger/n",)), Observed({}, frozenset(), 0.0)) == ()

@@ -133,7 +133,7 @@ def test_a_group_moves_exactly_if_something_it_needs_is_gone(
         (None, ""),
     ],
 )
-def test_what_serve_says(view: EngineView | None, reason: str) -> None:
+def test_serve_s_status_becomes_the_reason(view: EngineView | None, reason: str) -> None:
     assert rescheduling.replacement_reason(on(("a", 0, 1)), view, cluster([])) == reason
     assert rescheduling.replacement_reason(WorkerGroup(0), view, cluster([])) == ""
 
@@ -210,7 +210,7 @@ def test_a_refused_group_waits_for_another_cluster_or_a_while() -> None:
     assert (waits.failures, waits.reason) == (3, "memory")
 
 
-def test_what_makes_a_cluster_another() -> None:
+def test_a_change_of_devices_or_promises_changes_the_cluster_key() -> None:
     nodes = cluster([])
     mine = NodeLedger("a", (Reservation("b@1", 1, 0, "h200", 0, 10, 0.0),))
     ledgers = {"a": Versioned(mine, 1)}

@@ -75,7 +75,7 @@ KEYS = [f"load variant-{n}" for n in range(200)]
 
 
 @given(failures=st.integers(1, 100), limits=LIMITS)
-def test_what_failed_together_is_tried_again_apart(failures: int, limits: RetryLimits) -> None:
+def test_variants_that_failed_together_are_retried_at_different_times(failures: int, limits: RetryLimits) -> None:
     """Pauses of many things after as many failures: each the same whenever it is asked for, within their
     share, and all over it."""
     whole = retrying.pause_s(failures, limits)
@@ -105,7 +105,7 @@ def test_a_clock_that_was_set_back_puts_nothing_off(back_s: float) -> None:
     assert retrying.due(attempts, 1e9 - back_s)
 
 
-def test_what_is_wrong_with_the_variant_or_the_request_stays_so() -> None:
+def test_errors_of_the_variant_or_the_request_are_final() -> None:
     """Of every error there is, those may pass that a client may repeat unchanged (their status says so)."""
     passing = {cls for cls in error_classes().values() if retrying.may_pass(cls("x"))}
     repeatable = {cls for cls in error_classes().values() if cls.status in (429, 502, 503, 504)}
@@ -118,7 +118,7 @@ def test_what_is_wrong_with_the_variant_or_the_request_stays_so() -> None:
     assert retrying.may_pass(ConnectionResetError())
 
 
-def test_what_is_said() -> None:
+def test_the_reason_names_failure_and_next_attempt() -> None:
     error = errors.EngineFailed(
         "the engine of 'b' died during this call; try again", details={"group": "b"}, retry_after_s=5
     )

@@ -126,7 +126,7 @@ def test_a_prompt_takes_what_the_predictor_says(tokens: int) -> None:
     assert steps.prefill_curve_s(model, float(tokens)) == pytest.approx(expected, rel=0.03)
 
 
-def test_what_an_engine_holds_is_its_configurations() -> None:
+def test_an_engine_s_sizes_come_from_its_configuration() -> None:
     model = FOUND.models[FOUND.model_of_group["b"]]
     assert (model.max_rows, model.slots, model.kv_tokens) == (48, 8, ONE.kv_cache_tokens)
     assert model.batched_tokens == BUDGET
@@ -167,7 +167,7 @@ def test_only_groups_that_serve_on_known_devices_have_one() -> None:
     assert step_models(state_of(*groups), INVENTORY, SETTINGS, "another") is None
 
 
-def test_without_a_profile_it_is_rough() -> None:
+def test_a_step_model_without_a_profile_is_rough() -> None:
     found = models_of(state_of(group(0, placed(TWO, *GPUS[:2])), others=[], known=False))
     expected = predict(ground(TWO, known=False), TWO, Workload(8, 512, 2)).step_s.value
     made = batch(found.variants[0], [0] * 8, 513)
@@ -246,7 +246,7 @@ def test_variants_that_are_alike_are_sampled_once(monkeypatch: pytest.MonkeyPatc
     assert len({row.tobytes() for row in found.variants[0, 1:]}) == 1
 
 
-def test_what_changed_is_computed_anew() -> None:
+def test_only_changed_models_are_computed_again() -> None:
     memo = Memo()
     one = group(0, placed(ONE, GPUS[0]))
     before = models_of(state_of(one), memo=memo)

@@ -163,7 +163,7 @@ def test_four_variants_in_four_slots_are_planned_for_together() -> None:
     assert room >= sum(bytes_of(v.variant_spec, BASE, 1, 32) for v in FOUR if v.variant_spec)
 
 
-def test_where_memory_is_short_fewer_variants_run_at_once_and_the_base_is_placed() -> None:
+def test_scarce_memory_lowers_the_variant_limit_and_the_base_is_placed() -> None:
     """As many as fit; only where there is no room for one of each kind it is refused."""
     needed = placed(140 * GIB).ranks[0].memory_bytes
     counts = []

@@ -71,7 +71,7 @@ async def test_it_is_held_while_it_is_measured(world: World) -> None:
 
 @pytest.mark.parametrize("first", ["place", "measure"])
 @pytest.mark.parametrize("known", [False, True])
-def test_of_a_placement_and_a_measuring_on_one_sight_one_is_stale(
+def test_a_placement_and_a_measurement_from_one_snapshot_do_not_both_commit(
     repository: Repository, first: str, known: bool
 ) -> None:
     """Whether there was anything on the node before or not."""
@@ -99,7 +99,7 @@ async def test_it_is_released_when_it_fails(world: World, failure: Exception) ->
     assert len(cluster(world).orders) == 1
 
 
-async def test_it_is_released_when_nobody_waits_any_more(world: World) -> None:
+async def test_a_reservation_is_released_when_no_job_waits_for_it(world: World) -> None:
     """Though no line comes on which that could be noticed."""
     cluster(world).go.clear()
     async with world.controlled():
@@ -135,7 +135,7 @@ async def test_a_controller_that_is_killed_leaves_it_to_its_successor(world: Wor
     assert reservations(world) == []
 
 
-async def test_what_a_measuring_takes_is_shown_as_its_own(world: World) -> None:
+async def test_a_measurement_s_memory_is_shown_as_its_own(world: World) -> None:
     cluster(world).go.clear()
     cluster(world).takes_bytes = GIB
     registry = CollectorRegistry()

@@ -180,7 +180,7 @@ async def test_a_first_engine_waits_until_there_is_room(world: World) -> None:
     assert len(cluster(world).orders) == 1
 
 
-async def test_one_that_fits_beside_it_does_not_wait(world: World) -> None:
+async def test_a_deployment_that_fits_next_to_a_measurement_does_not_wait(world: World) -> None:
     async with world.controlled():
         await known(world, "one")
         await measuring(world, "two")
@@ -289,7 +289,7 @@ def launches_beside(world: World, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-async def test_measuring_gives_way_to_an_engine_that_is_placed_anew(
+async def test_a_measurement_gives_way_to_an_engine_that_is_placed_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with world.controlled():
@@ -334,7 +334,7 @@ def serves_on(world: World, name: str) -> str:
     return group.placement.ranks[0].node if group.placement and group.phase is GroupPhase.SERVING else ""
 
 
-async def test_measuring_goes_on_beside_an_engine_that_has_room(world: World) -> None:
+async def test_a_measurement_continues_next_to_an_engine_with_room(world: World) -> None:
     async with world.controlled():
         await deployed(world)
         on(world, *(replace(HOST, node=node) for node in ("lone", "other")))
@@ -346,7 +346,7 @@ async def test_measuring_goes_on_beside_an_engine_that_has_room(world: World) ->
     assert len({order.holder for order in cluster(world).orders}) == 1
 
 
-async def test_what_fails_for_giving_way_is_not_the_profiles_fault(
+async def test_a_preempted_measurement_is_no_failure_of_its_profile(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its engine fails before anybody looks whether it is to go on."""

@@ -138,7 +138,7 @@ async def test_an_engine_that_does_not_say_what_it_takes_is_deployed(
         assert (await deployed(world)).groups[0].measured == ()
 
 
-async def test_what_was_planned_without_a_calibration_teaches_nothing(
+async def test_a_plan_without_a_calibration_corrects_no_profile(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing would be given to the next plan, so each deployment would teach the same excess once more."""

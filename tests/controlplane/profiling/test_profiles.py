@@ -84,7 +84,7 @@ async def test_deployments_are_estimated_from_it(measured: World) -> None:
     assert placement.estimate.memory_bytes[0] > 300 << 20
 
 
-async def test_without_a_profile_they_are_rough_and_say_so(measured: World) -> None:
+async def test_estimates_without_a_profile_are_rough_and_say_so(measured: World) -> None:
     measured.settings = measured.settings.model_copy(update={"profile_seconds": 0})
     async with measured.controlled():
         await measured.end(measured.register("base"))
@@ -120,7 +120,7 @@ async def test_a_profile_that_fails_loses_nothing_and_is_tried_again(
     assert cluster(measured).told == len(profiles(measured)[0].measurements)  # none of them twice
 
 
-async def test_what_was_measured_before_a_failure_counts(measured: World) -> None:
+async def test_measurements_before_a_failure_count(measured: World) -> None:
     cluster(measured).fails_after = 3
     async with measured.controlled():
         ended = await measured.end(measured.register("base"))
@@ -219,7 +219,7 @@ async def test_a_variants_profile_is_its_bases(measured: World) -> None:
         ({"engine": ""}, "no vLLM is installed"),
     ],
 )
-async def test_what_is_lacking_is_said(measured: World, changes: dict[str, object], said: str) -> None:
+async def test_the_missing_measurements_are_named(measured: World, changes: dict[str, object], said: str) -> None:
     cluster(measured).devices = Inventory((replace(HOST, **changes),))  # type: ignore[arg-type]
     async with measured.controlled():
         ended = await measured.end(measured.register("base"))

@@ -116,7 +116,7 @@ def test_a_turn_among_many_profiles_and_operations_takes_a_moment(files: Path, s
     assert took < 0.02
 
 
-def test_only_those_that_somebody_waits_for_longer_go_first(files: Path, settings: Settings) -> None:
+def test_only_profiles_with_an_older_request_go_first(files: Path, settings: Settings) -> None:
     settings = settings.model_copy(update={"engine": "vllm"})
     now, keys = crowd(ready_base(files), (HOST,), settings, wait=3, ready=1, done=0)
     inventory = Inventory((HOST,))
@@ -218,7 +218,7 @@ async def test_one_that_does_not_stop_is_said_to_have_taken_too_long(
     assert "had not ended" in ended.reason
 
 
-async def test_while_it_is_measured_its_reason_says_so(world: World) -> None:
+async def test_the_reason_of_a_running_measurement_says_so(world: World) -> None:
     """And not what it had waited for."""
     async with world.controlled():
         first = await measuring(world, "one")
@@ -253,7 +253,7 @@ async def test_devices_that_cannot_be_looked_at_once_end_no_waiting(
         assert "loads measured in" in (await world.end(second)).reason
 
 
-async def test_who_registers_a_shape_while_its_measuring_stops_is_served(
+async def test_a_model_registered_while_its_measurement_stops_is_measured(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first was cancelled, and its engine takes a moment to stop."""
@@ -310,7 +310,7 @@ async def test_the_second_is_not_measured_with_less_for_memory_of_the_first(
     assert (b.device_bytes < a.device_bytes) == for_ever
 
 
-async def test_who_waits_decides_anew_only_when_something_changed(
+async def test_a_waiting_profile_is_decided_again_only_after_a_change(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with world.controlled():

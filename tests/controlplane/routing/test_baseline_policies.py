@@ -94,7 +94,7 @@ def test_chance_takes_each_of_equal_groups_as_often(name: str) -> None:
     assert sum((number - each) ** 2 / each for number in often.values()) < 40  # chi-square, at most 7 degrees
 
 
-def test_of_two_at_random_the_busiest_is_never_taken() -> None:
+def test_the_busier_of_two_random_groups_is_never_chosen() -> None:
     asked = idle_groups()
     count = len(asked.snapshot.groups)
     asked.snapshot.groups.batch.rows = range(count)

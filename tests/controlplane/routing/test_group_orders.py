@@ -177,7 +177,7 @@ def test_whatever_happens_the_orders_are_those_of_a_sort(seed: int, groups: int)
     check_orders(asked)
 
 
-def test_up_to_so_many_groups_there_are_no_orders() -> None:
+def test_few_groups_need_no_orders() -> None:
     assert world(3, LOOK_AT_ALL).snapshot.orders.shape == (ORDERS, 0)
     assert world(3, LOOK_AT_ALL + 1).snapshot.orders.shape == (ORDERS, LOOK_AT_ALL + 1)
 
@@ -204,7 +204,7 @@ def test_a_group_of_the_least_cost_of_those_looked_at(seed: int, groups: int, po
 
 @few_examples
 @given(seed=seeds, groups=sizes)
-def test_of_pools_that_are_not_larger_all_are_looked_at(seed: int, groups: int) -> None:
+def test_all_groups_of_small_pools_are_looked_at(seed: int, groups: int) -> None:
     asked = many(seed, groups, 3)
     usable = np.random.default_rng(seed).permutation(groups)[:LOOK_AT_ALL]
     asked.snapshot.groups.usable = 0
@@ -214,7 +214,7 @@ def test_of_pools_that_are_not_larger_all_are_looked_at(seed: int, groups: int) 
 
 @few_examples
 @given(seed=seeds, groups=sizes)
-def test_who_is_looked_at(seed: int, groups: int) -> None:
+def test_the_cheapest_groups_are_looked_at(seed: int, groups: int) -> None:
     asked = many(seed, groups)
     rng = np.random.default_rng(seed)
     snapshot, request = asked.snapshot, asked.request
@@ -285,7 +285,7 @@ def test_numbers_that_cannot_be_give_a_usable_group(seed: int) -> None:
         assert chosen(asked) in asked.usable
 
 
-def test_orders_are_read_by_nobody_but_ours() -> None:
+def test_only_our_policy_reads_orders() -> None:
     for name in POLICIES[1:]:
         asked = many(4, 100)
         choose(POLICIES.index(name), asked.snapshot, asked.request, asked.state)

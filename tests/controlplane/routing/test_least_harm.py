@@ -88,7 +88,7 @@ def pooled(asked: World, g: int, wanted: int) -> float:
 
 
 @given(seed=seeds)
-def test_with_pools_the_group_chosen_has_the_least_cost_that_counts_the_pool(seed: int) -> None:
+def test_the_chosen_group_has_the_least_cost_with_pools_counted(seed: int) -> None:
     asked = with_pools(world(seed), seed)
     if asked.usable:
         wanted = stated_pool(asked)
@@ -100,7 +100,7 @@ def test_with_pools_the_group_chosen_has_the_least_cost_that_counts_the_pool(see
 
 
 @given(seed=seeds, ceiling=st.sampled_from(CEILINGS))
-def test_with_pools_an_idle_group_more_never_worsens_it_either(seed: int, ceiling: int) -> None:
+def test_another_idle_group_never_worsens_the_choice_with_pools(seed: int, ceiling: int) -> None:
     """Unless it opens a pool that suits the request better: then it costs no more than in the idle group."""
     before = with_pools(world(seed), seed)
     after = with_idle_group(before)
@@ -155,7 +155,7 @@ def test_prompts_that_start_within_one_step_share_it(rows: int, each_output: int
     assert longer_s == pytest.approx(1e-4 * 200 * starts)
 
 
-def test_an_idle_group_is_before_one_whose_promises_are_broken_already() -> None:
+def test_an_idle_group_is_chosen_before_a_group_with_broken_promises() -> None:
     """Long prompts with short answers: three requests are more than a group keeps. The fourth one would break
     no promise there that is not broken already, and goes to the idle group all the same."""
     asked = slots_only()
@@ -185,7 +185,7 @@ def slots_only() -> World:
     return asked
 
 
-def test_a_slot_costs_a_request_beside_n_others_of_its_variant_one_part_in_n_plus_one() -> None:
+def test_n_plus_one_requests_of_a_variant_share_the_cost_of_its_slot() -> None:
     asked = slots_only()
     whole_s = FULL_S * (math.exp(STEEPNESS * (1 / 4 - 1)) - math.exp(-STEEPNESS))
     for others in range(5):

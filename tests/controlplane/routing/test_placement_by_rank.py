@@ -55,7 +55,7 @@ def stated(snapshot: Snapshot, state: RouterState) -> dict[int, set[int]]:
 
 
 @given(seed=seeds)
-def test_homes_are_the_groups_whose_part_of_the_load_a_variant_touches(seed: int) -> None:
+def test_a_variant_s_homes_are_the_groups_that_its_share_of_load_touches(seed: int) -> None:
     rng = np.random.default_rng(seed)
     count, groups = int(rng.integers(1, 60)), int(rng.integers(1, 9))
     classes = [int(c) for c in rng.integers(1, CLASSES, count)]
@@ -69,7 +69,7 @@ def test_homes_are_the_groups_whose_part_of_the_load_a_variant_touches(seed: int
     assert homes(state, 0) == []
 
 
-def test_nobody_asks_anything_and_variants_are_spread_evenly() -> None:
+def test_variants_are_spread_evenly_without_requests() -> None:
     snapshot, state = plain(4, [1] * 100, [0.0] * 100, 3)
     place(snapshot, state)
     numbers = np.bincount([homes(state, v)[0] for v in range(1, 101)])

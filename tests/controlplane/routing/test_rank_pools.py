@@ -130,7 +130,7 @@ def test_ranks_that_are_far_apart_get_pools_and_like_ones_share() -> None:
 
 
 @pytest.mark.parametrize(("padded_s", "tokens"), [(0.0, 100.0), (PADDED_S, 0.0)])
-def test_without_padding_or_demand_there_are_no_ceilings(padded_s: float, tokens: float) -> None:
+def test_no_ceilings_exist_without_padding_or_demand(padded_s: float, tokens: float) -> None:
     snapshot, state = plain(4, {3: tokens})
     snapshot.models.padded_s = padded_s
     place(snapshot, state)

@@ -32,7 +32,7 @@ def book() -> AgentBook:
     return AgentBook(Settings(), starts=False, timeouts=Timeouts(2, 4))
 
 
-async def test_a_cluster_that_does_not_answer_holds_nobody_up(ray: FakeRay, book: AgentBook) -> None:
+async def test_a_cluster_that_does_not_answer_delays_no_caller(ray: FakeRay, book: AgentBook) -> None:
     ray.hung = True
     started = time.monotonic()
     assert await book.nodes(wait=False) == ()
@@ -67,7 +67,7 @@ async def test_new_nodes_are_waited_for(
     assert (found.problem, found.agent_pid) == ("", 7)
 
 
-async def test_what_was_measured_is_handed_to_the_next_agent(ray: FakeRay, book: AgentBook) -> None:
+async def test_measured_rates_are_handed_to_the_next_agent(ray: FakeRay, book: AgentBook) -> None:
     ray.found, ray.actors = [node("a")], {"agent-id-a": (actor := Actor())}
     await book.nodes()
     actor.answer = AgentReport(8, REPORT.devices, 0.0)  # as another one says it, which knows no rates

@@ -92,7 +92,7 @@ async def test_an_answer_that_is_lost_is_asked_for_again(monkeypatch: pytest.Mon
     assert len(controller.calls) == calls + 1
 
 
-async def test_who_hears_nothing_has_more_patience_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_each_silence_of_serve_lengthens_the_next_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(long_poll, "LISTEN_FOR_CHANGE_REQUEST_TIMEOUT_S", (0.0, 0.0))
     monkeypatch.setattr(serve_news, "SILENT_S", 0.01)
     serve_news.keep_asking()
@@ -111,7 +111,7 @@ async def test_who_hears_nothing_has_more_patience_each_time(monkeypatch: pytest
     assert waits[:3] == [0.02, 0.04, 0.08]
 
 
-async def test_who_hears_nothing_for_days_still_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_of_serve_asks_again_after_days_of_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(long_poll, "LISTEN_FOR_CHANGE_REQUEST_TIMEOUT_S", (0.0, 0.0))
     monkeypatch.setattr(serve_news, "MOST_SILENT_S", 0.0)
     serve_news.keep_asking()
@@ -121,7 +121,7 @@ async def test_who_hears_nothing_for_days_still_asks(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("news", [RaySystemError("lost"), {"replicas": "no object of news"}])
-async def test_what_is_not_understood_ends_nothing(news: Any) -> None:
+async def test_an_unreadable_answer_ends_no_loop(news: Any) -> None:
     controller, told = Controller(), list[Any]()
     client(controller, told)
     (await controller.call(1)).tell(news)
@@ -130,7 +130,7 @@ async def test_what_is_not_understood_ends_nothing(news: Any) -> None:
     assert told == ["new"]
 
 
-async def test_who_cannot_even_ask_asks_again() -> None:
+async def test_a_failed_question_is_asked_again() -> None:
     class Absent(Controller):
         def remote(self, known: dict[str, int]) -> Ref:
             ref = super().remote(known)
@@ -143,7 +143,7 @@ async def test_who_cannot_even_ask_asks_again() -> None:
     await controller.call(3)
 
 
-async def test_who_cannot_be_reached_is_asked_again() -> None:
+async def test_an_unreachable_controller_is_asked_again() -> None:
     controller, told = Controller(), list[Any]()
     one = client(controller, told)
     (await controller.call(1)).tell(ActorUnavailableError("the network is away", None))
@@ -153,7 +153,7 @@ async def test_who_cannot_be_reached_is_asked_again() -> None:
     assert one.is_running
 
 
-async def test_who_is_dead_is_not() -> None:
+async def test_a_dead_controller_is_not_asked_again() -> None:
     controller = Controller()
     one = client(controller, [])
     (await controller.call(1)).tell(ActorDiedError())

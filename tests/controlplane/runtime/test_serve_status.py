@@ -71,7 +71,7 @@ def app(status: str, trigger: str = "UNSPECIFIED", running: int = 0, message: st
         (app("RUNNING", running=1), EngineStatus.RUNNING),
     ],
 )
-def test_what_an_engine_is(seen: Any, status: EngineStatus) -> None:
+def test_the_states_of_serve_map_to_engine_states(seen: Any, status: EngineStatus) -> None:
     assert serve.engine_view(seen).status is status
 
 

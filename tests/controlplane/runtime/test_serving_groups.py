@@ -45,7 +45,7 @@ async def test_workers_are_those_of_all_groups_that_answer(
         await runtime.find_workers("b")
 
 
-async def test_what_is_asked_of_a_base_is_asked_of_all_its_groups(
+async def test_a_question_to_a_base_goes_to_all_its_groups(
     runtime: RayCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[Any, ...]] = []

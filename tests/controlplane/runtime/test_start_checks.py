@@ -88,13 +88,13 @@ def test_a_setting_of_an_earlier_version_is_refused_with_its_new_place(name: str
         start_checks.require_known_variables([f"OSTINATO_{name}"])
 
 
-def test_what_became_of_settings_is_told_of_those_that_are_gone() -> None:
+def test_removed_settings_are_not_read() -> None:
     gone = {*start_checks.OF_DEPLOYMENTS, *start_checks.NOW, *start_checks.FIXED}
     assert not gone & {name.removeprefix("OSTINATO_") for name in start_checks.setting_names()}
     assert len(start_checks.setting_names()) <= 35
 
 
-def test_what_kubernetes_sets_beside_a_service_is_no_misspelling() -> None:
+def test_variables_that_kubernetes_sets_for_a_service_are_no_misspelling() -> None:
     links = [
         "SERVICE_HOST",
         "SERVICE_PORT",

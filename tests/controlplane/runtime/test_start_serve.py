@@ -35,7 +35,7 @@ def test_a_late_proxy_is_no_failure(steps: list[str]) -> None:
     assert steps == ["init", "start", "start", "run"]
 
 
-def test_what_else_goes_wrong_is(steps: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_errors_are_raised(steps: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(**_: Any) -> None:
         raise RuntimeError("no room")
 

@@ -98,7 +98,7 @@ async def test_a_new_revision_is_answered_by_a_thread(making: Making) -> None:
     assert threading.get_ident() not in making.threads
 
 
-async def test_what_stays_the_same_is_the_same_object(making: Making) -> None:
+async def test_an_unchanged_model_stays_the_same_object(making: Making) -> None:
     making.state, making.answer = state(1), models(1, "b")
     await making.until(making.answer)
     known, making.answer, making.state = making.answer, models(1, "b"), state(2)

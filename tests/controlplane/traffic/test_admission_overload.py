@@ -130,7 +130,7 @@ def served(factor: float) -> Runs:
     return Runs(runs)
 
 
-def test_a_tenant_within_its_share_keeps_what_it_is_promised_beside_a_greedy_one() -> None:
+def test_a_tenant_within_its_share_keeps_its_targets_next_to_a_greedy_tenant() -> None:
     runs = served(3.0)
     assert runs.lost(SMALL, HIGH) < 0.01
     assert runs.lost(SMALL, NORMAL) < 0.02

@@ -123,7 +123,7 @@ async def test_a_promise_that_cannot_be_kept_is_not_made() -> None:
     assert error.retry_after_s == pytest.approx((21 + 1) * 1.25 - 5, abs=2)  # 21 turns, and its own
 
 
-async def test_who_is_late_and_to_be_dropped_gets_no_turn() -> None:
+async def test_a_late_request_that_may_be_dropped_gets_no_turn() -> None:
     world = World()
     running = world.ask()
     await settle()
@@ -150,7 +150,7 @@ async def test_one_who_leaves_gives_its_place_and_its_turn() -> None:
     assert await gone(world.ask()) == [True]
 
 
-async def test_one_whose_worker_was_not_there_goes_before_those_who_wait() -> None:
+async def test_a_request_of_a_vanished_worker_goes_before_waiting_requests() -> None:
     world = World()
     first = world.ask()
     waiting = world.ask()
@@ -162,7 +162,7 @@ async def test_one_whose_worker_was_not_there_goes_before_those_who_wait() -> No
     assert await gone(again, waiting) == [True, False]
 
 
-async def test_without_workers_all_wait_and_those_who_waited_for_too_long_hear_of_it() -> None:
+async def test_requests_wait_without_workers_and_are_refused_after_the_limit() -> None:
     world = World(workers=0)
     old = world.ask()
     await settle()
@@ -200,7 +200,7 @@ async def test_one_that_is_wider_than_any_worker_goes_alone() -> None:
     assert await gone(narrow) == [True]
 
 
-async def test_one_that_waits_for_many_places_and_leaves_holds_nobody_up() -> None:
+async def test_a_cancelled_wide_request_blocks_no_other_request() -> None:
     world = World(limit=4)
     first, wide = await world.ask(), world.ask(sequences=4)
     narrow = world.ask()
@@ -246,7 +246,7 @@ async def test_the_widest_request_delays_others_by_two_answers_at_most(narrow: i
         task.cancel()
 
 
-async def test_nobody_starves_at_twice_the_capacity() -> None:
+async def test_no_request_starves_at_twice_the_capacity() -> None:
     """Two classes, each of which alone fills the worker: a request of the lower one goes within the time that
     `turns_at_most` allows: at most one of four turns is kept from it once it has waited 10 s."""
     world = World(places=400)

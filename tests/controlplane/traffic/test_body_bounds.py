@@ -65,7 +65,7 @@ def test_more_than_a_request_may_have(value: Any) -> None:
     "value",
     [',{}[]:\\"' * 100_000, "\\" * 99_999, [1] * MOST * NUMBERS_PER_PART, ["a"] * (MOST - 3), "é" * 10**6],
 )
-def test_what_a_text_holds_does_not_count(value: Any) -> None:
+def test_brackets_in_a_text_do_not_count(value: Any) -> None:
     for ascii_only in (True, False):
         check_parts(json.dumps([PADDING, value], ensure_ascii=ascii_only).encode(), MOST)
 

@@ -98,7 +98,7 @@ def _before(line: WaitingLine, terms: RequestTerms) -> tuple[float, int]:
     ],
 )
 @pytest.mark.parametrize("turns", [0, 7])
-def test_what_is_said_to_go_before_a_newcomer_does(
+def test_the_forecast_tokens_go_before_a_newcomer(
     waiting: list[tuple[Tenant, Priority, int]], terms: RequestTerms, turns: int
 ) -> None:
     """To within what a tenant may be ahead of the others."""
@@ -122,7 +122,7 @@ def test_an_old_pace_is_forgotten() -> None:
     assert speed.wait_s(1) == pytest.approx(1.0, rel=0.01)
 
 
-def test_what_will_come_before_a_newcomer_counts_too() -> None:
+def test_later_requests_that_go_before_a_newcomer_count_too() -> None:
     """A turn a second, of which every second one is for somebody of a high priority who has just come: ten of
     a normal priority take twenty seconds, though the line holds ten turns."""
     line, told = WaitingLine(LineLimits(100, aging_s=1e9)), Forecast()
@@ -185,7 +185,7 @@ def refused(line: Admission, ttft_s: float, now_s: float) -> bool:
     return isinstance(outcome, Refused) and outcome.reason is Reason.PROMISE
 
 
-def test_where_every_wait_is_as_forecast_the_promise_may_be_as_short_as_the_wait() -> None:
+def test_a_target_as_short_as_the_wait_is_admitted_when_forecasts_are_exact() -> None:
     """Twenty before it, four turns a second, half a second from there to the first token: with its own turn
     that is 5.75 seconds."""
     line, now_s = served(300, 0.25, 0.5)
@@ -193,7 +193,7 @@ def test_where_every_wait_is_as_forecast_the_promise_may_be_as_short_as_the_wait
     assert not refused(line, 5.8, now_s)
 
 
-def test_one_wait_that_was_far_off_refuses_nobody_for_long() -> None:
+def test_one_wrong_forecast_refuses_no_request_for_long() -> None:
     """After a stall of 100 s everybody's wait was longer than forecast. If all are refused then nothing new
     is seen of waits; but what was seen grows old."""
     line, now_s = served(300, 1.0, 0.0)
@@ -207,7 +207,7 @@ def test_one_wait_that_was_far_off_refuses_nobody_for_long() -> None:
     assert not refused(line, 10.0, now_s + forecast.FORGET_S + 1.0)
 
 
-def test_who_would_be_next_is_not_refused_for_what_others_waited() -> None:
+def test_the_next_request_is_not_refused_for_the_waits_of_others() -> None:
     """All waits were far off; then lower ones are served, and nobody of its priority waits."""
     line, now_s = served(300, 1.0, 0.0)
     now_s += 100.0
@@ -231,7 +231,7 @@ def test_one_stranger_among_few_does_not_decide() -> None:
     assert refused(line, 10.0, now_s)
 
 
-def test_while_one_is_passed_over_nobody_is_admitted_behind_it() -> None:
+def test_no_request_is_admitted_behind_a_request_that_is_passed_over() -> None:
     """Its priority had four turns a second until a higher one takes them all."""
     line, now_s = served(300, 0.25, 0.0, at_once=2)
     for second in range(1, 6):
@@ -240,7 +240,7 @@ def test_while_one_is_passed_over_nobody_is_admitted_behind_it() -> None:
     assert refused(line, 4.5, now_s + 5.0)
 
 
-def test_who_was_admitted_for_no_more_than_its_share() -> None:
+def test_only_admitted_tokens_count_against_a_share() -> None:
     """Three quarters of the weight are one's, which asks for half of all; the other is admitted for more than
     its quarter, and who is refused is not above its share for that."""
     shares, small, large = Shares(), Tenant("small", weight=3.0), Tenant("large", weight=1.0)
@@ -277,7 +277,7 @@ def crowding(shares: Shares, seconds: float = 90.0) -> float:
     return now_s
 
 
-def test_who_is_crowded_out_by_more_urgent_ones_of_its_own() -> None:
+def test_a_tenant_s_urgent_requests_crowd_out_its_lower_priorities() -> None:
     shares = Shares()
     now_s = crowding(shares)
     assert shares.is_crowded_out(of(A, NORMAL), now_s, AGING_S)
@@ -292,7 +292,7 @@ def test_who_is_crowded_out_by_more_urgent_ones_of_its_own() -> None:
     assert not shares.is_crowded_out(of(A, NORMAL), now_s, AGING_S)
 
 
-def test_who_was_crowded_out_is_not_when_no_more_urgent_ones_come() -> None:
+def test_crowding_out_ends_with_the_urgent_requests() -> None:
     """Though none of its own was admitted since; nor one that is alone and asked for nothing for long."""
     shares = Shares()
     now_s = crowding(shares)
@@ -306,7 +306,7 @@ def test_who_was_crowded_out_is_not_when_no_more_urgent_ones_come() -> None:
     assert not shares.is_crowded_out(of(A, NORMAL), now_s, AGING_S)
 
 
-def test_who_is_refused_crowds_nobody_out() -> None:
+def test_refused_requests_crowd_out_no_request() -> None:
     """Urgent ones that ask for what nobody can promise, again and again, go before nobody."""
     shares, now_s = Shares(), 0.0
     for k in range(900):
@@ -322,7 +322,7 @@ def test_who_is_refused_crowds_nobody_out() -> None:
     assert not shares.is_crowded_out(of(A, NORMAL), now_s, AGING_S)
 
 
-def test_who_was_displaced_stands_in_nobodys_way() -> None:
+def test_a_displaced_request_delays_no_other_request() -> None:
     """Were it still counted, its priority would have stood still since."""
     line, now_s = Admission(LineLimits(1, aging_s=1e9)), 0.0
     for _ in range(20):
@@ -336,7 +336,7 @@ def test_who_was_displaced_stands_in_nobodys_way() -> None:
     assert not refused(line, 10.0, now_s + 100.0)
 
 
-def test_what_waited_while_there_were_no_workers_says_nothing_of_waits() -> None:
+def test_waits_without_workers_do_not_count_in_forecasts() -> None:
     line, now_s = served(300, 1.0, 0.0)
     joined(line, of(tokens=4), now_s)
     line.begin(now_s + 100.0)

@@ -80,7 +80,7 @@ def group_of(of: HostRouter, member: Member) -> Any:
 # --- which one -----------------------------------------------------------------------------------
 
 
-def test_without_knowledge_requests_go_where_the_fewest_are() -> None:
+def test_a_request_without_step_models_goes_to_the_worker_with_the_fewest_requests() -> None:
     for ready in (True, False):
         made = HostRouter(RoutingRules(), 0.0, is_ready=ready)
         members = [Member(name, 64) for name in "abcde"]
@@ -167,7 +167,7 @@ def test_requests_of_other_gateways_take_room_and_count_as_rows() -> None:
     assert (a.foreign, int(group_of(made, a).batch.rows)) == (0, a.own)
 
 
-def test_what_a_worker_said_long_ago_is_forgotten() -> None:
+def test_a_stale_report_of_a_worker_is_forgotten() -> None:
     made, (a,) = router("a")
     made.loaded(a, load(ongoing=5), 1.0)
     made.tick(1.0 + STALE_S)
@@ -177,7 +177,7 @@ def test_what_a_worker_said_long_ago_is_forgotten() -> None:
     assert int(group_of(made, a).batch.rows) == 0
 
 
-def test_where_variants_are() -> None:
+def test_the_residency_of_variants_is_shown() -> None:
     made, (a,) = router("a")
     made.learn(models())
     routed = sent(made, InferenceRequest(variant=8, streams=True))
@@ -407,7 +407,7 @@ def orders_made_anew(of: HostRouter) -> Any:
 
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 1 << 48))
-def test_of_many_workers_the_orders_are_those_that_would_be_made_anew(seed: int) -> None:
+def test_kept_orders_of_many_workers_equal_recomputed_orders(seed: int) -> None:
     rng = np.random.default_rng(seed)
     made, known = HostRouter(RoutingRules(), 0.0), models(4)
     members = [Member(f"{n}", 5) for n in range(45)]
@@ -446,7 +446,7 @@ def test_of_many_workers_the_orders_are_those_that_would_be_made_anew(seed: int)
         assert made.snapshot.orders.key == pytest.approx(expected.key)
 
 
-def test_of_many_workers_idle_ones_share_what_comes() -> None:
+def test_idle_workers_among_many_share_new_requests() -> None:
     made = HostRouter(RoutingRules(), 0.0)
     made.set_members([Member(f"{n}", 64) for n in range(100)])
     for _ in range(300):

@@ -13,7 +13,7 @@ TIES = st.floats(0, 1, exclude_max=True)
 
 
 @given(COUNTS, TIES)
-def test_nobody_has_less_to_do(counts: list[int], tie: float) -> None:
+def test_the_chosen_worker_has_the_fewest_requests(counts: list[int], tie: float) -> None:
     assert counts[least_outstanding(counts, tie)] == min(counts)
 
 

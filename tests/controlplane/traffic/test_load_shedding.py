@@ -46,7 +46,7 @@ def late_for(
     return since_s + seconds
 
 
-def test_a_path_in_time_refuses_nobody() -> None:
+def test_a_gateway_that_is_in_time_refuses_no_request() -> None:
     shedding = LoadShedding()
     for number in range(10_000):
         assert shedding.arrive("greedy", 1.0, number / 1e4) is None
@@ -56,7 +56,7 @@ def test_a_path_in_time_refuses_nobody() -> None:
     assert shedding.is_crowded
 
 
-def test_a_machine_that_stood_still_refuses_nobody() -> None:
+def test_a_machine_that_stood_still_refuses_no_request() -> None:
     """All that came meanwhile is there at once, and one look is late."""
     shedding = LoadShedding()
     now_s = late_for(shedding, 0.001, 2.0, 200.0)
@@ -68,14 +68,14 @@ def test_a_machine_that_stood_still_refuses_nobody() -> None:
     assert shedding.budget_per_s == math.inf
 
 
-def test_a_path_that_something_else_delays_refuses_nobody() -> None:
+def test_a_gateway_that_other_work_delays_refuses_no_request() -> None:
     shedding = LoadShedding()
     late_for(shedding, 10 * LATE_S, 60.0, LEAST_PER_S / 2)
     assert shedding.budget_per_s == math.inf
     assert not shedding.is_crowded
 
 
-def test_who_asks_alone_delays_itself() -> None:
+def test_a_tenant_without_others_delays_only_itself() -> None:
     """Until it takes so long that the proxy is at risk."""
     shedding = LoadShedding()
     now_s = late_for(shedding, 0.9 * LATE_ALONE_S, 10.0, 400.0, beside_per_s=0.0)
@@ -86,7 +86,7 @@ def test_who_asks_alone_delays_itself() -> None:
     assert shedding.budget_per_s == LEAST_PER_S
 
 
-def test_who_comes_again_is_told_when_by_how_far_it_is_above_its_share() -> None:
+def test_the_time_to_retry_grows_with_the_excess_over_the_share() -> None:
     shedding = LoadShedding()
     now_s = late_for(shedding, 1.0, 30.0, 400.0)
     assert shedding.budget_per_s == LEAST_PER_S
@@ -94,7 +94,7 @@ def test_who_comes_again_is_told_when_by_how_far_it_is_above_its_share() -> None
     assert told[-1] == pytest.approx(400.0 / (LEAST_PER_S - 2.0), rel=0.05)
 
 
-def test_a_burst_refuses_nobody() -> None:
+def test_a_burst_refuses_no_request() -> None:
     """However late it makes the path, it is over within a second."""
     shedding = LoadShedding()
     now_s = 0.0
@@ -104,7 +104,7 @@ def test_a_burst_refuses_nobody() -> None:
         assert shedding.budget_per_s == math.inf
 
 
-def test_when_less_comes_again_nobody_is_refused() -> None:
+def test_no_request_is_refused_when_the_load_has_fallen() -> None:
     shedding = LoadShedding()
     now_s = late_for(shedding, 1.0, 30.0, 400.0)
     assert shedding.budget_per_s < math.inf
@@ -128,7 +128,7 @@ def test_the_first_budget_is_a_part_of_what_was_answered() -> None:
     assert shedding.budget_per_s == pytest.approx(0.6 * 240, rel=0.02)
 
 
-def test_where_nothing_was_answered_yet_half_of_what_came_counts() -> None:
+def test_half_of_the_arrivals_count_before_the_first_answer() -> None:
     """Long answers that are not streamed are answered when they are finished."""
     shedding = LoadShedding()
     for number in range(round(4.0 / LOOK_S)):
@@ -161,7 +161,7 @@ def test_a_crowd_that_stays_may_not_become_late_again() -> None:
 
 @pytest.mark.parametrize("alone_s", [0.005, 0.05, 0.09, 0.12, 0.2])
 @pytest.mark.parametrize("is_known", [True, False])
-def test_a_slow_machine_refuses_nobody_when_its_trouble_is_over(alone_s: float, is_known: bool) -> None:
+def test_a_slow_machine_refuses_no_request_after_its_overload(alone_s: float, is_known: bool) -> None:
     """However long the smallest request takes there without a crowd, and whether that was seen before."""
     choose, shedding, now_s = random.Random(2), LoadShedding(), 0.0
 
@@ -287,7 +287,7 @@ def test_a_loop_with_more_than_it_can_do(
 
 
 @pytest.mark.parametrize("factor", [10.0, 30.0])
-def test_what_is_passed_on_to_be_refused_makes_nobody_wait(factor: float) -> None:
+def test_requests_that_are_refused_later_delay_no_other_request(factor: float) -> None:
     """Engines that can do 17 requests a second are kept busy by a path that could pass on 150."""
     asks = {"small": 0.4 * 17.0, "greedy": (factor - 0.4) * 17.0}
     loop = Loop(0.0065, 0.0003, asks, {"small": 1.0, "greedy": 1.0}, may_per_s={"greedy": 0.6 * 17.0})
@@ -305,7 +305,7 @@ def test_what_is_passed_on_to_be_refused_makes_nobody_wait(factor: float) -> Non
     ],
     ids=["of two others", "of a heavy one"],
 )
-def test_what_is_refused_of_others_takes_nothing_from_who_is_served(
+def test_refusals_of_other_tenants_take_nothing_from_a_served_tenant(
     asks: dict[str, float], weights: dict[str, float]
 ) -> None:
     """A's engines do all that it asks for; of the others 97 of 100 are refused. A gets what it would get of
@@ -343,7 +343,7 @@ def test_a_loop_that_stood_still_goes_on_refusing() -> None:
 
 
 @pytest.mark.parametrize("stands_still_s", [0.3, 0.5, 0.8])
-def test_gateways_that_stand_still_for_a_moment_are_passed_on_no_more(stands_still_s: float) -> None:
+def test_gateways_that_pause_do_not_raise_their_budget(stands_still_s: float) -> None:
     """They answer nobody meanwhile, refusals neither; that says nothing of who would be served."""
     shedding, choose = LoadShedding(), random.Random(4)
     still = range(round(60.0 / LOOK_S), round((60.0 + stands_still_s) / LOOK_S))
@@ -363,7 +363,7 @@ def test_gateways_that_stand_still_for_a_moment_are_passed_on_no_more(stands_sti
         assert now_s < 10.0 or shedding.budget_per_s < 110.0
 
 
-def test_who_begins_to_ask_finds_what_the_path_can_carry() -> None:
+def test_a_new_tenant_finds_the_budget_at_the_path_s_capacity() -> None:
     """Also after a long time in which nobody was there whose requests would be done."""
     shedding, choose = LoadShedding(), random.Random(3)
 

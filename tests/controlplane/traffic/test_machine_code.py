@@ -36,7 +36,7 @@ def test_a_function_that_is_not_compiled_stays_itself() -> None:
 
 
 @pytest.mark.slow
-def test_without_compiling(pytestconfig: pytest.Config) -> None:
+def test_the_same_decisions_are_made_without_compiled_code(pytestconfig: pytest.Config) -> None:
     """A router runs as Python alone, too."""
     code = "from controlplane.gateway.warming import run_through; run_through()"
     environment = {**os.environ, "NUMBA_DISABLE_JIT": "1"}

@@ -37,7 +37,7 @@ def test_no_window_of_time_has_more_than_its_share(per_minute: int, asked: list[
 
 
 @given(PER_MINUTE, ASKED, st.integers(1, 300))
-def test_who_waits_as_long_as_it_is_told_goes(
+def test_a_client_that_waits_as_told_is_admitted(
     per_minute: int, asked: list[tuple[float, int]], amount: int
 ) -> None:
     bucket, now_s = rate_limits.full(per_minute, 0.0), 0.0
@@ -65,7 +65,7 @@ def test_a_bucket_fills_evenly_and_never_beyond_a_minute(
 
 
 @given(PER_MINUTE, st.integers(1, 300), st.integers(0, 300))
-def test_what_was_not_used_is_given_back(per_minute: int, taken: int, used: int) -> None:
+def test_unused_tokens_are_returned(per_minute: int, taken: int, used: int) -> None:
     full = rate_limits.full(per_minute, 0.0)
     after, _ = rate_limits.take(full, per_minute, taken, 0.0)
     assert rate_limits.settle(after, per_minute, taken, used).level == min(per_minute, per_minute - used)
@@ -232,7 +232,7 @@ def test_no_window_of_time_has_more_over_all_gateways(
             assert total <= per_minute * (1 + window_min) + gateways + 1e-6
 
 
-def test_what_was_not_used_is_given_back_to_all() -> None:
+def test_unused_tokens_are_returned_at_all_gateways() -> None:
     clock, tenant = Clock(), Tenant("a", quota=Quota(tokens_per_minute=1000))
     books = [RateBook(clock), RateBook(clock)]
     exchange(books)

@@ -59,7 +59,7 @@ def test_repetitions_of_repetitions_are_refused(pattern: str) -> None:
 
 
 @pytest.mark.parametrize("pattern", QUICK)
-def test_what_people_write_passes(pattern: str) -> None:
+def test_common_patterns_pass(pattern: str) -> None:
     check_regex(pattern)
     check_grammar({"regex": pattern})
 

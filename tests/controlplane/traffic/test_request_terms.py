@@ -155,7 +155,7 @@ def test_a_tenants_highest_priority_lowers_defaults_and_refuses_wishes() -> None
         (None, None, LatePolicy.DROP, None),
     ],
 )
-def test_when_a_request_is_dropped(
+def test_a_request_is_dropped_after_its_targets(
     ttft_s: float | None, deadline_s: float | None, late: LatePolicy, after_s: float | None
 ) -> None:
     assert RequestTerms(ttft_s=ttft_s, deadline_s=deadline_s, late=late).dropped_after_s == after_s
@@ -177,7 +177,7 @@ def test_when_a_request_is_dropped(
         (0, {"max_tokens": 0}, 1),
     ],
 )
-def test_what_a_request_is_expected_to_cost(size: int, body: dict[str, Any], tokens: int) -> None:
+def test_a_request_s_expected_cost_counts_prompt_and_answers(size: int, body: dict[str, Any], tokens: int) -> None:
     assert estimated_tokens(size, body, cut_at(CHAT, body, 32)) == tokens
 
 
@@ -199,7 +199,7 @@ def test_it_is_expected_to_cost_what_the_engine_reads() -> None:
         ({"n": 3}, None, None, 100 + 3 * UNLIMITED_TOKENS),
     ],
 )
-def test_what_is_charged_is_what_may_be_generated(
+def test_a_tenant_is_charged_for_the_tokens_that_may_be_generated(
     body: dict[str, Any], most: int | None, cut: int | None, tokens: int
 ) -> None:
     assert cut_at(CHAT, body, most) == cut

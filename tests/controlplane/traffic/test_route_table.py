@@ -55,7 +55,7 @@ def test_registered_but_not_deployed(name: str) -> None:
         (None, Phase.DEPLOYED),
     ],
 )
-def test_what_is_on_its_way_says_when_to_retry(name: str, base: Phase | None, variant: Phase) -> None:
+def test_a_model_that_is_being_deployed_tells_when_to_retry(name: str, base: Phase | None, variant: Phase) -> None:
     with pytest.raises(errors.Unavailable) as refusal:
         table(base, variant).resolve(name)
     assert refusal.value.retry_after_s
@@ -73,7 +73,7 @@ def test_only_ready_variants_have_a_reference() -> None:
 
 
 @pytest.mark.parametrize("lost", ["deployment/b", "model/b"])
-def test_what_cannot_be_read_any_more_keeps_its_routes(lost: str) -> None:
+def test_unreadable_records_keep_their_routes(lost: str) -> None:
     """As a rollback leaves it. Its variants' deployments are readable, and hang on it."""
     last, other = table(), (replace(BASE, name="o"), deployment("o", Phase.DEPLOYED))
     readable = {"model/b": deployment("b", Phase.DEPLOYED), "deployment/b": BASE}[lost]
@@ -92,7 +92,7 @@ def test_what_cannot_be_read_any_more_keeps_its_routes(lost: str) -> None:
 @pytest.mark.parametrize(
     "left", [[V], [deployment("v", Phase.DEPLOYED, "b")], [V, deployment("v", Phase.DELETING, "b")]]
 )
-def test_but_what_is_readable_and_gone_has_none(lost: str, left: list[Any]) -> None:
+def test_a_deleted_record_has_no_route(lost: str, left: list[Any]) -> None:
     """A variant that is undeployed, or deleted, while its base's record cannot be read."""
     readable = {"model/b": deployment("b", Phase.DEPLOYED), "deployment/b": BASE}[lost]
     found = build_table(replace(state(readable, *left), undecodable=(lost,)), table())

@@ -49,7 +49,7 @@ def taken(line: WaitingLine, now_s: float = 0.0) -> list[Waiting]:
 # --- by example ----------------------------------------------------------------------------------
 
 
-def test_nobody() -> None:
+def test_an_empty_line_has_no_request() -> None:
     line = WaitingLine(LIMITS)
     assert (len(line), line.take(0.0), line.remove(1), line.next_late_s(), line.drop_late(9.0)) == (
         0,
@@ -68,7 +68,7 @@ def test_the_highest_priority_goes_first_and_equals_in_the_order_in_which_they_c
     assert [w.number for w in taken(line)] == [3, 6, 2, 4, 1, 5]
 
 
-def test_what_is_due_sooner_goes_first_within_bounds() -> None:
+def test_the_request_with_the_earlier_due_time_goes_first_within_bounds() -> None:
     line = WaitingLine(LIMITS)
     joined(line, of(), 0.0)  # due at 5, as all without a target
     joined(line, of(ttft_s=60.0), 0.0)
@@ -86,7 +86,7 @@ def test_tenants_share_by_weight() -> None:
     assert (first.count("a"), first.count("b")) == (10, 20)
 
 
-def test_who_was_away_has_no_credit_for_that_time() -> None:
+def test_an_absent_tenant_gets_no_credit_for_that_time() -> None:
     line = WaitingLine(LineLimits(1000))
     for _ in range(50):
         joined(line, of(A))
@@ -128,7 +128,7 @@ def test_a_flood_of_urgent_requests_keeps_another_tenants_waiting_for_a_few_turn
     assert late in [line.take(0.0) for _ in range(LEAD + 2)]
 
 
-def test_of_tenants_near_their_shares_the_more_urgent_request_goes_first() -> None:
+def test_the_more_urgent_request_of_tenants_near_their_shares_goes_first() -> None:
     line = WaitingLine(LineLimits(1000))
     tenants = [Tenant(f"t{number}") for number in range(20)]
     for tenant in tenants:
@@ -138,7 +138,7 @@ def test_of_tenants_near_their_shares_the_more_urgent_request_goes_first() -> No
     assert order == [HIGH] * 20 + [LOW] * 20
 
 
-def test_a_lower_priority_has_one_of_so_many_turns_once_it_has_waited() -> None:
+def test_an_aged_lower_priority_gets_one_of_every_n_turns() -> None:
     line = WaitingLine(replace(LIMITS, places=100))
     for priority, count in ((LOW, 3), (NORMAL, 3), (HIGH, 20)):
         for _ in range(count):
@@ -148,7 +148,7 @@ def test_a_lower_priority_has_one_of_so_many_turns_once_it_has_waited() -> None:
     assert order == [HIGH, HIGH, NORMAL, HIGH, HIGH, LOW] * 2
 
 
-def test_one_that_has_waited_goes_though_nobody_is_above_it_at_each_turn_for_the_aged() -> None:
+def test_an_aged_request_goes_even_when_no_request_is_above_it_at_its_turns() -> None:
     """Else the lowest would have had all of these turns, and the highest all others."""
     line = WaitingLine(LineLimits(1000, aging_s=5.0, turns=4))
     for _ in range(200):
@@ -172,7 +172,7 @@ def test_a_changed_weight_holds_at_once() -> None:
     assert first.count("changed") == pytest.approx(40, abs=LEAD)
 
 
-def test_who_had_all_while_nobody_else_waited_owes_nothing() -> None:
+def test_a_tenant_that_was_alone_owes_nothing() -> None:
     line = WaitingLine(LineLimits(1000))
     for _ in range(50):
         joined(line, of(A, HIGH))
@@ -226,7 +226,7 @@ def test_places_are_shared_by_weight_when_all_are_taken() -> None:
     assert urgent.displaced.terms.tenant == A  # the others are within their share
 
 
-def test_a_tenant_with_less_than_its_share_of_places_displaces_whoever_has_more() -> None:
+def test_a_tenant_below_its_share_of_places_displaces_a_tenant_above_its_share() -> None:
     line = WaitingLine(LineLimits(4))
     for priority in (HIGH, HIGH, NORMAL, HIGH):
         joined(line, of(A, priority))
@@ -237,7 +237,7 @@ def test_a_tenant_with_less_than_its_share_of_places_displaces_whoever_has_more(
     assert displaced == [3, 4, Full.LINE]
 
 
-def test_beyond_its_share_an_urgent_one_displaces_what_is_less_urgent_of_whoever_has_more() -> None:
+def test_an_urgent_request_beyond_its_share_displaces_less_urgent_ones_of_tenants_above_theirs() -> None:
     """Of seven places three and a half are each one's."""
     line = WaitingLine(LineLimits(7))
     x, y = Tenant("x"), Tenant("y")
@@ -251,7 +251,7 @@ def test_beyond_its_share_an_urgent_one_displaces_what_is_less_urgent_of_whoever
     assert line.add(of(y, HIGH), 0.0) is Full.LINE  # x has less than its share now
 
 
-def test_who_is_furthest_above_its_share_by_weight_loses_a_place() -> None:
+def test_the_tenant_furthest_above_its_weighted_share_loses_a_place() -> None:
     """Of nine places six are x's, which has seven, and one and a half z's, which has two."""
     line = WaitingLine(LineLimits(9))
     x, y, z = Tenant("x", weight=4.0), Tenant("y"), Tenant("z")

@@ -45,7 +45,7 @@ def test_one_that_never_told_its_load_is_never_silent() -> None:
     assert standing(after_looks(Seen(), 1000), RULES) is Standing.WELL
 
 
-def test_one_that_told_it_is_ill_after_so_many_looks_without_and_not_before() -> None:
+def test_a_worker_that_reported_counts_as_ill_after_n_silent_looks_and_not_before() -> None:
     assert standing(after_looks(TOLD, 5), RULES) is Standing.WELL
     assert standing(after_looks(TOLD, 6), RULES) is Standing.ILL
 
@@ -87,7 +87,7 @@ def test_answers_that_it_failed_are_a_doubt_and_nothing_more() -> None:
     assert not is_doubtful(answered(seen), RULES)
 
 
-def test_what_becomes_of_a_doubt_is_what_a_harmless_request_says() -> None:
+def test_a_probe_decides_about_a_doubtful_worker() -> None:
     doubted = TOLD
     for _ in range(5):
         doubted = erred(doubted)
@@ -103,7 +103,7 @@ def test_what_becomes_of_a_doubt_is_what_a_harmless_request_says() -> None:
     assert standing(told(after_looks(again, 2 * RULES.rest)), RULES) is Standing.ON_TRIAL
 
 
-def test_who_takes_what() -> None:
+def test_each_state_of_a_worker_has_what_it_takes() -> None:
     """Of every cluster of up to four workers."""
     for count in range(5):
         for standings in product(Standing, repeat=count):

@@ -92,7 +92,7 @@ def test_float64_is_torchs() -> None:
 
 
 @pytest.mark.parametrize(("columns", "size"), [(6, 8), (8, 4), (128, 132)])
-def test_what_does_not_fit_is_said(columns: int, size: int) -> None:
+def test_shapes_that_do_not_fit_are_refused(columns: int, size: int) -> None:
     work, kept = torch.zeros(size, 2), torch.zeros(columns, 2, dtype=torch.bool)
     errors, deviations, answers = torch.zeros(columns, 2), torch.ones(columns, 1), torch.zeros(columns, size)
     with pytest.raises(ValueError, match="expected a multiple of 4"):

@@ -151,7 +151,7 @@ def test_the_first_value_that_is_not_finite_is_told(source: torch.dtype, bad: fl
         {"transposed": True, "stride": 3},
     ],
 )
-def test_what_would_leave_its_memory_is_refused(wrong: dict[str, Any]) -> None:
+def test_a_copy_outside_its_memory_is_refused(wrong: dict[str, Any]) -> None:
     matrix, into = torch.randn(4, 8), torch.zeros(4, 8)
     memory = memory_of(into)
     copy = described(matrix, range(4), range(8), into)

@@ -229,7 +229,7 @@ def test_heads_of_many_inputs_and_rows(operations: ModuleType, rows: int, differ
     assert torch.equal(out[::2].cpu(), before[::2])
 
 
-def test_where_a_batch_must_not_matter_a_row_of_a_head_has_the_same_bits(
+def test_a_row_of_a_head_has_the_same_bits_in_batch_invariant_mode(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     kernel, wide = _triton(), 300

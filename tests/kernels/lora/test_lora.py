@@ -195,7 +195,7 @@ def test_every_piece_has_work(inputs: int, block: int) -> None:
     assert (cut.splits - 1) * cut.chunk < inputs <= cut.splits * cut.chunk
 
 
-def test_what_does_not_fit_is_said() -> None:
+def test_shapes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="2 ranks were given for 1 slices"):
         layout.parts(8, (4,), (1, 2), torch.float32)
     model = build(8, (4,), [(2,)])

@@ -106,7 +106,7 @@ def test_large_tiles() -> None:
 
 
 @pytest.mark.slow
-def test_a_decoding_row_does_not_depend_on_a_prefill_beside_it() -> None:
+def test_a_decoding_row_does_not_depend_on_a_prefill_in_its_batch() -> None:
     """In a step of many rows a variant with few is cut as in a step that only decodes: to the bit."""
     arena, table = load(_small_deltas(2), DEVICE)
     x = torch.randn(3, 16, device=DEVICE, dtype=torch.float16)

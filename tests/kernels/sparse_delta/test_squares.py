@@ -39,7 +39,7 @@ def packed(delta: Delta) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @given(SHAPES, st.integers(0, 99))
-def test_what_is_packed_means_the_same(shape: Shape, seed: int) -> None:
+def test_the_packed_form_means_the_same(shape: Shape, seed: int) -> None:
     delta = random_delta(shape, np.random.default_rng(seed))
     into, scales = packed(delta)
     assert torch.equal(squares.unpack(into, scales, shape.bits).double(), dense(delta))

@@ -48,7 +48,7 @@ def multiply(*rows_of: int) -> None:
     tensor_cores.apply(x, out, torch.empty(0), torch.empty(0), described, SLICES)
 
 
-def test_beside_a_prompt_who_decodes_keeps_the_kernel_of_decoding(launched: Launched) -> None:
+def test_decoding_rows_in_a_batch_with_a_prompt_keep_the_decoding_kernel(launched: Launched) -> None:
     multiply(1, FEW_ROWS, FEW_ROWS + 1)
     (many, prompts), (few, decoding) = launched
     assert isinstance(many, Many)
@@ -99,7 +99,7 @@ def test_inputs_are_shared_out_as_ended_soonest(
 
 
 @pytest.mark.parametrize("invariant", [True, False])
-def test_small_tiles_beside_a_prefill_are_of_few_rows_but_where_all_are_small(
+def test_small_tiles_with_a_prefill_have_few_rows_unless_all_tiles_are_small(
     monkeypatch: pytest.MonkeyPatch, invariant: bool
 ) -> None:
     monkeypatch.setattr(tensor_cores, "batch_invariant", lambda: invariant)

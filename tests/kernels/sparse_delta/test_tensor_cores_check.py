@@ -48,7 +48,7 @@ def does_not_compile(*given: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", tensor_cores.DTYPES)
-def test_what_is_right_passes(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+def test_a_correct_kernel_passes_the_check(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
     monkeypatch.setattr(tensor_cores, "apply", right)
     assert check.problem(dtype, CPU) is None
 
@@ -62,7 +62,7 @@ def test_what_is_right_passes(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtyp
         (does_not_compile, "could not be compiled"),
     ],
 )
-def test_what_is_wrong_is_told(monkeypatch: pytest.MonkeyPatch, apply: Apply, says: str) -> None:
+def test_a_wrong_kernel_fails_the_check(monkeypatch: pytest.MonkeyPatch, apply: Apply, says: str) -> None:
     monkeypatch.setattr(tensor_cores, "apply", apply)
     assert says in (check.problem(torch.bfloat16, CPU) or "")
 

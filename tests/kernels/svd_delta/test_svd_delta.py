@@ -275,7 +275,7 @@ def test_bit_streams_are_unpacked(bits: int) -> None:
     assert np.array_equal(unpacked(torch.from_numpy(stream), bits).numpy(), codes)
 
 
-def test_what_does_not_fit_is_said() -> None:
+def test_shapes_that_do_not_fit_are_refused() -> None:
     random = torch.Generator()
     with pytest.raises(ValueError, match="Ranks of 1 slices were given for 2 slices"):
         layout.parts(8, (4, 4), ({2: 1},))

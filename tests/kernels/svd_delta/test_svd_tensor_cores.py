@@ -27,7 +27,7 @@ Launch = Callable[..., None]
 
 
 @pytest.mark.parametrize("cut", tensor_cores.CUTS)
-def test_as_many_blocks_fit_a_multiprocessor_as_are_compiled_for(cut: tensor_cores.Cut) -> None:
+def test_the_compiled_number_of_blocks_fits_a_multiprocessor(cut: tensor_cores.Cut) -> None:
     for config in (cut.shrink, cut.expand):
         assert config.shared_bytes <= SHARED_BYTES
         assert config.blocks * (config.shared_bytes + OF_EACH_BLOCK) <= MULTIPROCESSOR_BYTES
@@ -55,7 +55,7 @@ def test_compiles_without_a_gpu(dtype: torch.dtype) -> None:
         assert nvrtc.compiled(svd_delta.__name__, file, tensor_cores.ARCHITECTURE, options)
 
 
-def test_what_is_not_used_of_a_line_is_zero() -> None:
+def test_the_unused_part_of_a_line_is_zero() -> None:
     """The kernels multiply it, by zeros."""
     random = torch.Generator().manual_seed(0)
     group = check._group(2, 5, 300, 200, random)
@@ -127,11 +127,11 @@ def on_host(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 @pytest.mark.parametrize("dtype", tensor_cores.DTYPES)
-def test_what_is_right_passes(on_host: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+def test_a_correct_kernel_passes_the_check(on_host: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
     assert check.problem(dtype, CPU) is None
 
 
-def test_what_is_wrong_is_told(on_host: pytest.MonkeyPatch) -> None:
+def test_a_wrong_kernel_fails_the_check(on_host: pytest.MonkeyPatch) -> None:
     right = tensor_cores.expand
 
     def not_a_number(out: torch.Tensor, *others: Any) -> None:

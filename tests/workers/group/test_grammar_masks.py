@@ -60,7 +60,7 @@ def test_one_beyond_it_ends_with_its_next_token(backend: Any, monkeypatch: pytes
     assert other.accept_tokens("r", [0])
 
 
-def test_only_so_many_are_remembered(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_remembered_grammars_is_bounded(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_masks, "MASK_LIMIT_S", -1.0)
     monkeypatch.setattr(grammar_masks, "KEPT", 2)
     mask = backend.allocate_token_bitmask(1)

@@ -21,7 +21,7 @@ def test_the_rank_that_raised_is_to_blame(tmp_path: Path) -> None:
     assert verdict(tmp_path, (0, 1, 2), "?") == "rank 1 failed at loading weights: ValueError: shapes differ"
 
 
-def test_a_rank_that_died_is_named_beside_the_one_that_lost_its_connection(tmp_path: Path) -> None:
+def test_a_dead_rank_is_named_with_the_rank_that_lost_its_connection(tmp_path: Path) -> None:
     with pytest.raises(ConnectionError), Journal(tmp_path, 0).doing("claiming its device"):
         raise ConnectionError("closed by peer")
     Journal(tmp_path, 1).write(LOADING)
@@ -42,13 +42,13 @@ def test_a_rank_that_ended_without_a_word_is_named_with_the_last_of_its_log(tmp_
     assert len(last_lines(tmp_path, 0)) == 5
 
 
-def test_nobody_is_blamed_for_being_told_to_end_or_for_serving(tmp_path: Path) -> None:
+def test_no_rank_is_blamed_for_serving_or_for_a_requested_end(tmp_path: Path) -> None:
     entries = {0: Entry(0, 1, LOADING, told=True), 1: Entry(1, 2, READY)}
     assert suspects(entries, (0, 1)) == ([], [])
     assert verdict(tmp_path, (0, 1), "vLLM said so") == "vLLM said so"
     assert (read(tmp_path), last_lines(tmp_path, 0)) == ({}, [])
 
 
-def test_of_silent_ranks_all_are_named() -> None:
+def test_all_silent_ranks_are_named() -> None:
     entries = {rank: Entry(rank, rank, LOADING) for rank in range(3)}
     assert [entry.rank for entry in suspects(entries, (0, 2))[1]] == [0, 2]

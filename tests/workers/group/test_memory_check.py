@@ -31,7 +31,7 @@ def test_a_plan_reaches_the_ranks_as_it_was(tmp_path: Path) -> None:
     assert from_environment({VARIABLE: ""}) is None
 
 
-def test_what_is_missing_is_the_plan_less_what_is_free_and_what_the_rank_has() -> None:
+def test_the_missing_memory_is_the_plan_less_free_and_held_memory() -> None:
     assert shortage(RANK, gpu(11 * GIB)) == 0
     assert shortage(RANK, gpu(11 * GIB + 1)) == 1
     assert shortage(RANK, gpu(12 * GIB), own_bytes=GIB) == 0
@@ -52,11 +52,11 @@ def test_the_refusal_says_planned_found_and_who_has_the_rest() -> None:
     )
 
 
-def test_memory_that_nobody_can_be_named_for_is_told_as_such() -> None:
+def test_memory_without_a_known_holder_is_reported_as_such() -> None:
     assert refusal(0, RANK, gpu(15 * GIB)).endswith("15.00 GiB by processes that cannot be told apart here")
 
 
-def test_reports_stand_beside_the_plan_in_rank_order() -> None:
+def test_reports_are_shown_with_the_plan_in_rank_order() -> None:
     config = replace(echo_config(2), ranks=(RANK, replace(RANK, device_index=1)))
     measured = {"pid": 7, "weights_bytes": 1, "kv_cache_bytes": 2, "process_bytes": 3, "total_bytes": 4}
     reports = reports_of(config, [{"rank": 1, **measured}, {"rank": 0, **measured}])
@@ -73,7 +73,7 @@ def test_ranks_learn_where_they_may_read(tmp_path: Path) -> None:
     assert found.roots == ("/models", "/more")
 
 
-def test_a_model_whose_folder_got_a_link_that_leads_out_is_not_started(tmp_path: Path) -> None:
+def test_a_model_with_a_link_out_of_its_folder_is_not_started(tmp_path: Path) -> None:
     """vLLM opens its files by their paths: what registration looked at may have been exchanged since."""
     (tmp_path / "root/model").mkdir(parents=True)
     (tmp_path / "secret").write_text("s3cret")

@@ -45,7 +45,7 @@ def begun(config: EngineConfig) -> Path:
     return Path(launch.config.model_path)
 
 
-def test_what_lies_beside_a_model_is_not_given_to_vllm(folder: Path) -> None:
+def test_foreign_files_in_a_model_s_folder_are_hidden_from_vllm(folder: Path) -> None:
     config, weights = config_of(folder), load_file(folder / "model.safetensors")
     for stray in ("consolidated.safetensors", "a_before_training.safetensors", "adapter_model.safetensors"):
         save_file(weights, folder / stray)

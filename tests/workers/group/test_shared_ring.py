@@ -114,7 +114,7 @@ def test_nothing_lies_in_anothers_place(processes: int, places: int, lines: int)
     assert layout.place(places + 1) == layout.place(1)
 
 
-def test_what_has_no_room_is_refused() -> None:
+def test_a_message_without_room_is_refused() -> None:
     layout = Layout(2, 2, 128)
     memory = torch.zeros(layout.size_bytes, dtype=torch.uint8)
     ring = Ring(1, 1, layout, memory, Queued(Stream(memory)))

@@ -95,7 +95,7 @@ def test_lines_come_as_they_are_measured(
     assert tuple(carry_out(replace(measure_request, known=LINES[:1]))) == LINES[1:]
 
 
-def test_what_is_known_is_not_asked_for_again(
+def test_known_measurements_are_not_requested_again(
     measure_request: MeasureRequest, engine: Callable[[str], None]
 ) -> None:
     engine("raise SystemExit('started')")
@@ -194,7 +194,7 @@ def test_closing_ends_it(
     assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
 
 
-def test_the_node_knows_whose_its_process_is(measure_request: MeasureRequest) -> None:
+def test_the_node_knows_the_holder_of_its_process(measure_request: MeasureRequest) -> None:
     measure_request.scratch.mkdir()
     named = replace(measure_request, holder="measuring:Llama-2x8_float32.1")
     scratch = measure_request.scratch
@@ -209,7 +209,7 @@ def test_the_node_knows_whose_its_process_is(measure_request: MeasureRequest) ->
         jobs.end(process)
 
 
-def test_it_ends_with_whoever_started_it() -> None:
+def test_the_process_ends_with_its_parent() -> None:
     """However that ended: the other end of its standard input closes."""
     script = (
         "import time; from workers.group.processes import end_with_stdin; end_with_stdin();"

@@ -33,7 +33,7 @@ def test_memory_that_still_moves_is_not_taken_for_free(seen: list[Sample]) -> No
     assert is_stable(seen) == (changed >= (STABLE_SAMPLES_SHARED if seen[-1].processes else STABLE_SAMPLES))
 
 
-def test_what_the_last_engine_gives_back_late_counts_as_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_the_last_engine_returns_late_counts_as_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(free_memory_wait, "POLL_S", 0.0)
     looks: Iterator[Sample] = iter(
         [Sample((1,), 1)] * 5 + [Sample((1,), 0), Sample((4,), 0)] + [Sample((9,), 0)] * 9
@@ -45,7 +45,7 @@ def test_memory_that_never_stands_still_is_waited_for_a_while() -> None:
     assert stable_free_bytes(lambda: Sample((1,), 3), max_s=0.0) == (1,)
 
 
-def test_memory_that_somebody_gave_back_is_no_measurement() -> None:
+def test_memory_that_another_process_returned_is_no_measurement() -> None:
     assert taken(9, 2, 0) == 7
     with pytest.raises(RuntimeError, match="GPU 3 of this engine has 5 MiB more free"):
         taken(1 << 20, 6 << 20, 3)

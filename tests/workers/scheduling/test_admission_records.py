@@ -150,14 +150,14 @@ class Steps:
 
 
 @given(st.lists(st.integers(0, 4), max_size=30), st.integers(0, 2**32))
-def test_what_is_decided_is_as_by_an_account_of_ids(arriving: list[int], seed: int) -> None:
+def test_decisions_equal_those_of_a_reference_by_ids(arriving: list[int], seed: int) -> None:
     steps = Steps(random.Random(seed), variants=5)
     for count in arriving:
         steps.step(count)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_so_it_is_with_more_requests_and_variants_than_there_was_memory_for(seed: int) -> None:
+def test_decisions_stay_equal_beyond_the_first_allocation(seed: int) -> None:
     steps = Steps(random.Random(seed), variants=3 * FIRST_SIZE, limit=8, seats=2 * FIRST_SIZE)
     for count in (5 * FIRST_SIZE, 1, 0, 20 * FIRST_SIZE, *(3 for _ in range(30))):
         steps.step(count)
@@ -180,7 +180,7 @@ def test_a_request_that_was_never_seen_waiting_is_a_parent_as_any_other() -> Non
     assert records.preempted() == [child]
 
 
-def test_of_requests_that_arrived_at_once_the_first_by_id_comes_first() -> None:
+def test_the_first_id_of_simultaneous_requests_comes_first() -> None:
     records = AdmissionRecords()
     at_once = [Request(name, 5.0, Adapter(uid)) for uid, name in enumerate("dbca", start=1)]
     records.see([], at_once, lambda uid: READY, cost_of)

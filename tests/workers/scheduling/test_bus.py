@@ -67,7 +67,7 @@ def test_messages_of_every_line_arrive_in_order(
         rank_socket.close()
 
 
-def test_what_is_sent_to_a_line_reaches_that_one_in_order(
+def test_messages_to_a_line_arrive_there_in_order(
     address: str, scheduler_socket: SchedulerSocket, inbox: Inbox
 ) -> None:
     inboxes = [Inbox() for _ in range(4)]
@@ -129,7 +129,7 @@ def test_a_bad_message_or_handler_does_not_end_the_thread(address: str) -> None:
     scheduler_socket.close()
 
 
-def test_nobody_is_heard_without_the_token_of_the_address(inbox: Inbox) -> None:
+def test_a_sender_without_the_address_s_token_is_ignored(inbox: Inbox) -> None:
     address = with_token(f"tcp://127.0.0.1:{free_port()}")
     place, _, token = address.partition("#")
     scheduler_socket = SchedulerSocket(address, inbox.at_scheduler)

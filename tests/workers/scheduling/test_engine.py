@@ -147,7 +147,7 @@ def test_a_blocked_variant_is_served_in_bounded_time(
     assert own.begun["blocked"] > max(own.begun[f"stream{n}"] for n in range(length))
 
 
-def test_requests_of_a_variant_whose_files_are_gone_end_and_others_go_on(
+def test_requests_of_a_variant_without_files_end_and_others_continue(
     narrow: Engine, variants: dict[str, Any], tmp_path: Path
 ) -> None:
     from vllm.lora.request import LoRARequest
@@ -172,7 +172,7 @@ def test_requests_of_a_variant_whose_files_are_gone_end_and_others_go_on(
     assert narrow.scheduler._residency.take_failures() == {}
 
 
-def test_who_waits_for_a_seat_is_read_meanwhile(
+def test_a_variant_that_waits_for_a_slot_is_read_meanwhile(
     narrow: Engine, variants: dict[str, Any], tmp_path: Path
 ) -> None:
     from vllm.lora.request import LoRARequest
@@ -199,7 +199,7 @@ def test_who_waits_for_a_seat_is_read_meanwhile(
     assert narrow.tokens["waits"] == narrow.tokens["again"]
 
 
-def test_while_a_variant_is_read_the_engine_is_not_stepped_without_pause(
+def test_the_engine_is_not_stepped_without_pause_while_a_variant_is_read(
     base: Path, narrow: Engine, tmp_path: Path
 ) -> None:
     """Or the threads that read it hardly run, where engine and caller are one process."""

@@ -53,7 +53,7 @@ class Scheduler(ENGINE._Variants, OfVllm):  # type: ignore[misc, name-defined]
 
 
 @pytest.mark.parametrize(("did", "error"), [("prepared", ""), ("failed", "damaged")])
-def test_who_asks_for_a_variant_that_is_forgotten_meanwhile_is_answered(did: str, error: str) -> None:
+def test_a_request_for_a_variant_that_is_deleted_meanwhile_is_answered(did: str, error: str) -> None:
     scheduler = Scheduler()
     scheduler.ask("prepare", "0", 7)
     scheduler.ask("forget", "1", 7)

@@ -71,7 +71,7 @@ def exact(
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_who_leaves_is_what_an_exact_packer_says(seed: int) -> None:
+def test_the_evicted_variants_are_those_of_an_exact_packer(seed: int) -> None:
     """None who was used later than must be, and of the others those that free the fewest bytes."""
     rng = random.Random(seed)
     for _ in range(SETS // 4):
@@ -90,7 +90,7 @@ def test_who_leaves_is_what_an_exact_packer_says(seed: int) -> None:
             assert sum(sum(sizes[uid].values()) for uid in told) == least
 
 
-def test_a_large_variant_that_nobody_asks_for_leaves_before_small_ones_drive_each_other_out() -> None:
+def test_a_large_unrequested_variant_is_evicted_before_small_requested_ones() -> None:
     """Of fewest bytes it would stay for ever."""
     old, small = Idle(1, {0: 1000}), Idle(2, {0: 300})
     assert victims([old, small], {0: 100}) == (1,)
@@ -195,7 +195,7 @@ class Engine:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_what_fits_together_is_never_evicted_and_who_is_evicted_frees_the_least(seed: int) -> None:
+def test_no_variant_is_evicted_needlessly_and_evictions_free_the_least(seed: int) -> None:
     rng = random.Random(100 + seed)
     moved = together = 0
     for _ in range(SETS // 4):

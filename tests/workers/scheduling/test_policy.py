@@ -86,7 +86,7 @@ def test_the_decision_is_what_the_rules_say(s: Snapshot) -> None:
 
 
 @given(situations())
-def test_no_more_variants_than_the_limit_get_seats(s: Snapshot) -> None:
+def test_at_most_the_limit_of_variants_gets_slots(s: Snapshot) -> None:
     decision = decide(s)
     assert running_variants(s) <= decision.active
     assert len(decision.active) <= max(s.limit, len(running_variants(s)))
@@ -106,7 +106,7 @@ def test_the_base_always_runs_and_a_variant_only_once_it_is_there(s: Snapshot) -
 
 
 @given(situations())
-def test_whoever_is_not_behind_a_blocked_request_runs_in_turn(s: Snapshot) -> None:
+def test_a_request_that_is_not_behind_a_blocked_one_runs_in_turn(s: Snapshot) -> None:
     decision, blocked = decide(s), first_blocked(s)
     for request in s.waiting:
         if request is blocked:
@@ -121,7 +121,7 @@ def test_whoever_is_not_behind_a_blocked_request_runs_in_turn(s: Snapshot) -> No
 
 
 @given(situations())
-def test_who_skips_the_line_has_a_living_parent_of_its_variant(s: Snapshot) -> None:
+def test_a_request_that_skips_the_line_has_a_living_parent_of_its_variant(s: Snapshot) -> None:
     decision, blocked = decide(s), first_blocked(s)
     variant_of = {r.key: r.variant for r in everyone(s)}
     place_of = {r.key: place(r) for r in everyone(s)}
@@ -142,7 +142,7 @@ def test_who_skips_the_line_has_a_living_parent_of_its_variant(s: Snapshot) -> N
 
 
 @given(situations())
-def test_who_runs_behind_a_blocked_request(s: Snapshot) -> None:
+def test_only_requests_of_running_variants_run_behind_a_blocked_request(s: Snapshot) -> None:
     """Children, while it has patience; after that all whose variants run, and are not closed: behind nobody
     but themselves."""
     decision, blocked = decide(s), first_blocked(s)

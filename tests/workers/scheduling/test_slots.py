@@ -151,7 +151,7 @@ STEPS = st.lists(
 
 @settings(max_examples=3 * settings().max_examples)
 @given(STEPS, st.integers(1, 3), st.integers(1, 3), st.integers(0, 2**32))
-def test_what_may_run_is_on_every_rank(
+def test_a_variant_may_run_once_every_rank_holds_it(
     steps: list[tuple[str, int]], slots: int, ranks: int, seed: int
 ) -> None:
     world = World(slots, ranks, 100, seed)
@@ -317,7 +317,7 @@ def test_one_variant_at_a_time_is_read_ahead() -> None:
     assert ahead.ordered()[1:] == [("place", 3), ("prepare", 2)]
 
 
-def test_what_cannot_be_read_ahead_holds_up_nobody_and_ends_nothing() -> None:
+def test_a_failed_prefetch_delays_no_request_and_ends_nothing() -> None:
     """Placing it is another try, and tells."""
     ahead = Ahead()
     ahead.read(1)
@@ -380,7 +380,7 @@ def test_a_slot_is_taken_from_who_was_used_longest_ago() -> None:
     assert not world.load(5, frozenset({1, 2, 4}))
 
 
-def test_a_forgotten_variant_goes_once_nobody_wants_it() -> None:
+def test_a_deleted_variant_leaves_once_no_request_needs_it() -> None:
     world = World(2, 2, 100, 0)
     for uid in (1, 2):
         assert world.load(uid)

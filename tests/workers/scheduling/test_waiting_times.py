@@ -141,7 +141,7 @@ def simulate(
     st.lists(st.tuples(st.integers(0, 5), st.integers(0, 60), st.integers(1, 40)), max_size=30),
     st.integers(1, 3),
 )
-def test_nobody_waits_for_those_who_came_later(jobs: list[tuple[int, int, int]], limit: int) -> None:
+def test_no_request_waits_for_later_requests(jobs: list[tuple[int, int, int]], limit: int) -> None:
     """The bound that the policy promises to the patient: when all who came before are done, what may still
     come first is an almost finished child, the step in which the others are preempted, and loading."""
     done = simulate(jobs, decide, limit)
@@ -156,7 +156,7 @@ def test_nobody_waits_for_those_who_came_later(jobs: list[tuple[int, int, int]],
     st.integers(1, 3),
     st.sampled_from([0.0, 5.0, 50.0]),
 )
-def test_out_of_patience_nobody_waits_longer_than_a_running_answer_takes(
+def test_an_overdue_request_waits_at_most_for_a_running_answer(
     jobs: list[tuple[int, int, int]], limit: int, longest_wait: float
 ) -> None:
     """For each round of `limit` variants that are waited for longer: its variants' running requests end, and
@@ -234,7 +234,7 @@ def test_a_stream_is_cut_off_even_if_every_child_is_almost_done() -> None:
     assert done[-1].begun <= 2 * LOAD_STEPS + 2 * ALMOST_DONE + 2
 
 
-def test_nobody_passes_an_overdue_request_where_its_seat_comes_from() -> None:
+def test_no_request_passes_an_overdue_request_at_its_slot() -> None:
     jobs = [(1, n, 50) for n in range(30)]
     patient = simulate([*jobs, (2, 2, 5)], decide, limit=1)
     hasty = simulate([*jobs, (2, 2, 5)], decide, limit=1, longest_wait=8.0)
@@ -244,7 +244,7 @@ def test_nobody_passes_an_overdue_request_where_its_seat_comes_from() -> None:
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
-def test_waiting_times_beside_two_simpler_policies(seed: int) -> None:
+def test_waiting_times_are_compared_with_two_simpler_policies(seed: int) -> None:
     """On a skewed mix under load ours is between the two in the mean, and far below vLLM's at the end."""
     rng = random.Random(seed)
     variants = [min(8, 1 + int(rng.paretovariate(1.2))) for _ in range(300)]

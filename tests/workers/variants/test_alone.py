@@ -61,7 +61,7 @@ def test_a_long_prompt_is_merged_at_once() -> None:
     assert Alone().step(5, round(COST * ROWS)) == 5
 
 
-def test_interruptions_begin_the_account_anew() -> None:
+def test_interruptions_restart_the_count() -> None:
     alone = Alone()
     for _ in range(30):
         assert [alone.step(5, 1), alone.step(5, 1), alone.step(BASE_UID, 2)] == [BASE_UID] * 3

@@ -129,7 +129,7 @@ def sharded(linear: LinearShape, ranks: int) -> LinearShape:
     ],
     ids=lambda v: v.name,
 )
-def test_what_is_set_aside_for_a_variant_holds_it(
+def test_the_memory_reserved_for_a_variant_holds_it(
     tmp_path: Path, variant: RandomVariant, stored: str, tied: bool
 ) -> None:
     """In engines of either type, however it is stored: else an engine that is started anew has no room. An

@@ -39,7 +39,7 @@ def test_requests_keep_their_variants_from_their_first_step_on() -> None:
     assert requests.alone(again) == 8
 
 
-def test_what_ended_is_forgotten() -> None:
+def test_ended_requests_are_forgotten() -> None:
     requests = Requests()
     requests.see(step({"a": 1}, {"a": 7}))
     last = step({"a": 600}, finished=("a",))
@@ -58,7 +58,7 @@ def test_what_ended_is_forgotten() -> None:
         ({}, BASE_UID),
     ],
 )
-def test_a_variant_is_alone_if_nobody_asks_for_anything_else(rows: dict[str, int], alone: int) -> None:
+def test_a_variant_is_alone_if_all_requests_are_for_it(rows: dict[str, int], alone: int) -> None:
     requests = Requests()
     requests.see(step({}, {"a": 7, "b": 7, "c": 9, "base": None}))
     assert requests.alone(step(rows)) == alone
@@ -123,7 +123,7 @@ def test_a_step_of_a_merged_variant_finds_the_bases_graph(runner: Any) -> None:
     assert runner.dispatched == [as_base, as_it_is, as_base, as_it_is]
 
 
-def test_what_a_step_is_given_and_gives_is_its_own(runner: Any) -> None:
+def test_a_step_s_inputs_and_outputs_are_its_own(runner: Any) -> None:
     engine = Engine(as_base="merged")
     graph_choice.follow(engine.choose)
     assert runner.execute_model("merged", 1) == ("merged", 1)

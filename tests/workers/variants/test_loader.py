@@ -144,7 +144,7 @@ def test_a_slot_that_was_cleared_meanwhile_stays_empty(rank: Rank) -> None:
     assert rank.reports.empty()
 
 
-def test_what_a_request_waits_for_is_not_read_behind_what_is_only_prepared(rank: Rank) -> None:
+def test_awaited_variants_are_read_before_prefetched_ones(rank: Rank) -> None:
     for uid in range(10, 10 + 2 * READERS):
         rank.gate(str(uid))
         rank.tell("prepare", uid, order=uid)
@@ -182,7 +182,7 @@ def test_reports_say_whether_a_variant_may_run_while_it_is_copied(
         assert rank.next()["streams"] == streams
 
 
-def test_what_is_in_host_memory_is_not_placed_behind_what_is_read(rank: Rank) -> None:
+def test_variants_in_host_memory_are_placed_before_those_being_read(rank: Rank) -> None:
     rank.tell("prepare", 1, order=1)
     assert told(rank.next()) == ("prepared", 1, None, 1)
     for uid in range(10, 10 + 2 * READERS):

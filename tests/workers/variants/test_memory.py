@@ -159,7 +159,7 @@ def few(value: int, bytes_: int, layer: str, source: str = "") -> LayerWeights:
     return replace(filled(value, bytes_, layer, source=source), few_read=True)
 
 
-def test_what_steps_read_little_of_stays_here_and_rows_say_where() -> None:
+def test_tensors_that_steps_read_little_of_stay_in_host_memory_by_rows() -> None:
     device = memory()
     held = packed(Weights(filled(1, 100, "a"), few(2, 130, "b"), few(3, 70, "c")))
     assert (held.device_bytes, held.size_bytes) == (UNIT, 4 * UNIT)
@@ -208,7 +208,7 @@ def test_a_copy_of_what_stays_is_of_no_two_chunks(monkeypatch: pytest.MonkeyPatc
     assert sizes == [44, 46]  # it begins at byte 256 of what stays
 
 
-def test_what_shares_its_memory_with_what_steps_read_whole_is_copied() -> None:
+def test_tensors_that_share_memory_with_whole_reads_are_copied() -> None:
     for tied in ((few, filled), (filled, few)):
         first, second = tied
         held = packed(Weights(first(1, 100, "a", source="tied"), second(1, 100, "c", source="tied")))
@@ -216,12 +216,12 @@ def test_what_shares_its_memory_with_what_steps_read_whole_is_copied() -> None:
         assert {entry.row_at(UNIT) for entry in held.entries} == {(UNIT, 1)}
 
 
-def test_for_a_device_that_cannot_read_it_here_all_is_copied() -> None:
+def test_all_is_copied_for_a_device_that_cannot_read_host_memory() -> None:
     held = pack(Weights(few(1, 100, "a")), LAYERS, torch.float32, pinned=False, room=Room(reads_host=False))
     assert held.device_bytes == held.size_bytes == UNIT
 
 
-def test_what_stays_is_kept_as_long_as_its_slot_needs_it() -> None:
+def test_host_tensors_are_kept_as_long_as_their_slot_needs_them() -> None:
     """Though its variant is forgotten; and it counts meanwhile."""
     library = {"1": Weights(filled(1, UNIT, "a"), few(2, 2 * UNIT, "b")), "2": one(3)}
     held = VariantCache(lambda path: library[path.name], memory(), LAYERS, torch.float32, 100 * UNIT)
@@ -267,7 +267,7 @@ def test_it_is_told_when_what_stays_takes_all_host_memory(caplog: pytest.LogCapt
 
 
 @pytest.mark.parametrize("leave", ["cleared", "no room"])
-def test_what_stays_is_kept_no_longer(leave: str) -> None:
+def test_host_tensors_are_freed_with_their_slot(leave: str) -> None:
     device = memory()
     held = packed(Weights(few(2, 2 * UNIT, "b")))
     device.place(0, held)
@@ -321,7 +321,7 @@ def test_a_slot_is_used_again_without_a_trace_of_who_was_there() -> None:
     assert device.taken_bytes == 0
 
 
-def test_without_room_the_slot_is_empty_and_the_others_stay() -> None:
+def test_a_failed_placement_leaves_the_slot_empty_and_others_in_place() -> None:
     device = memory(units=4)
     device.place(0, packed(one(1, 2 * UNIT)))
     device.place(1, packed(one(2)))
@@ -399,7 +399,7 @@ def test_host_memory_forgets_who_was_used_longest_ago() -> None:
 
 
 @pytest.mark.parametrize("forget", [True, False])
-def test_what_is_forgotten_is_let_go_where_nobody_waits(forget: bool) -> None:
+def test_a_deleted_variant_is_released_where_no_request_waits(forget: bool) -> None:
     """Not under the cache's lock, nor by the thread that loads."""
     held, gone = variant_cache(Library(), host_units=5), threading.Event()
     threads: list[threading.Thread] = []

@@ -78,7 +78,7 @@ def test_rotated_inputs_are_not_merged() -> None:
     assert merged_product.tiles(context, SHAPE, torch.empty(LONG, INPUTS)) is None
 
 
-def test_nor_is_a_layer_whose_deltas_are_not_in_squares(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layer_with_deltas_not_in_squares_is_not_merged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(merged_product, "in_squares", sparse_delta.in_squares)
     context, _ = made([7] * LONG)
     assert merged_product.tiles(context, SHAPE, torch.empty(LONG, INPUTS)) is None

@@ -235,7 +235,7 @@ def put(engine: Engine, slot: int, key: tuple[str, str], row: list[int]) -> None
 
 
 @pytest.mark.parametrize("key", [("model.layers.0.o", "bias"), ("lm_head", "head")])
-def test_nor_what_the_base_has_no_tensor_for(engine: Engine, key: tuple[str, str]) -> None:
+def test_a_tensor_that_the_base_lacks_is_not_merged(engine: Engine, key: tuple[str, str]) -> None:
     """A bias where the base has none; a head of its own where the base's is its embedding."""
     tied = engine.modules[0][0].weight is engine.modules[-1][0].weight
     put(engine, AT[1], key, [VOCABULARY, 128, 0] if key[1] == "head" else [VOCABULARY, 128])
@@ -243,7 +243,7 @@ def test_nor_what_the_base_has_no_tensor_for(engine: Engine, key: tuple[str, str
     assert fits == (key[1] == "head" and not tied)
 
 
-def test_another_variant_in_that_slot_is_looked_at_anew(engine: Engine) -> None:
+def test_another_variant_in_the_slot_is_checked_again(engine: Engine) -> None:
     assert engine.slot.takes(1, AT[1], engine.operations[1])
     put(engine, AT[1], ("model.layers.0.o", "bias"), [1, 0])
     assert not engine.slot.takes(4, AT[1], engine.operations[1])

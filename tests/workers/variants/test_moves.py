@@ -31,7 +31,7 @@ UNIT = ALIGNMENT
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9), st.booleans()), max_size=40), st.integers(1, 24)
 )
-def test_what_fits_has_room_after_moves(steps: list[tuple[int, int, bool]], capacity: int) -> None:
+def test_a_block_that_fits_has_room_after_moves(steps: list[tuple[int, int, bool]], capacity: int) -> None:
     """If all gaps together are as large, and otherwise nothing moves; nothing lies over anything, ever."""
     allocator, lies, sizes = ArenaAllocator(capacity), [-1] * capacity, dict[int, int]()
     for owner, size, giving in steps:
@@ -185,7 +185,7 @@ def read_steps(
         begun.set()
 
 
-def test_what_moves_go_through_is_beside_the_arena() -> None:
+def test_moves_go_through_a_buffer_outside_the_arena() -> None:
     """So one that was planned before variants moved holds what it was planned for."""
     memory = DeviceMemory({("a", "norm"): 3}, 1, 20 * MOVED_AT_ONCE_BYTES, CPU)
     assert memory.capacity_bytes == memory.arena.numel() == 20 * MOVED_AT_ONCE_BYTES

@@ -97,7 +97,7 @@ def lora(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return random_adapters.write(base, tmp_path_factory.mktemp("lora") / "lora", LORA)
 
 
-def test_layers_of_one_file_are_read_beside_each_other(base: Path, lora: Path) -> None:
+def test_layers_of_one_file_are_read_in_parallel(base: Path, lora: Path) -> None:
     """An adapter's file has no checksum: nobody has to read all of it in turn."""
     opened = open_variant(lora, read_model(base), CONFIG)
     weights = [w for layer in layers() for w in opened.layer_weights(layer, torch.float32)]
@@ -231,7 +231,7 @@ def test_a_file_is_shared_by_threads_in_its_order(base: Path, tmp_path: Path) ->
     assert len(offsets) == len(placed)
 
 
-def test_of_one_file_too_what_is_not_sound_is_refused(base: Path, tmp_path: Path) -> None:
+def test_an_unsound_tensor_of_a_single_file_is_refused_too(base: Path, tmp_path: Path) -> None:
     folder = random_adapters.write(base, tmp_path / "lora", LORA)
     opened = open_variant(folder, read_model(base), CONFIG)
     (path,) = folder.glob("*.safetensors")
@@ -305,7 +305,7 @@ def test_a_file_that_shrinks_after_it_was_opened_is_an_error(base: Path, tmp_pat
         pack(opened, layers(), torch.float32, pinned=False)
 
 
-def test_what_never_fits_is_refused_before_it_is_read(base: Path, tmp_path: Path) -> None:
+def test_a_variant_that_never_fits_is_refused_before_it_is_read(base: Path, tmp_path: Path) -> None:
     folder = random_variants.write(base, tmp_path / "delta", RandomDelta("d", 1))
     opened = open_variant(folder, read_model(base), CONFIG)
     os.truncate(folder / "layer-00000.safetensors", 100)
@@ -432,7 +432,7 @@ def test_callers_take_turns() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
-def test_what_a_job_gives_is_done_before_what_else_was_asked_for(count: int) -> None:
+def test_follow_up_work_of_a_job_precedes_other_jobs(count: int) -> None:
     order: list[str] = []
 
     def job(name: str, *given: Job) -> Job:
@@ -449,7 +449,7 @@ def test_what_a_job_gives_is_done_before_what_else_was_asked_for(count: int) -> 
         assert order == sorted(order)
 
 
-def test_what_a_job_gives_may_fail_too() -> None:
+def test_follow_up_work_of_a_job_may_fail_too() -> None:
     threads = LoaderThreads(2)
 
     def fail() -> None:

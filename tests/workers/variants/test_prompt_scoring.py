@@ -91,7 +91,7 @@ def test_all_rows_are_scored_by_their_own_heads_chunk_by_chunk(model: Model) -> 
     assert [slot for chunk in found for slot in chunk] == EXPECTED
 
 
-def test_what_is_sampled_is_the_samples_before_and_after(model: Model, batch: Batch) -> None:
+def test_sampled_rows_are_the_same_before_and_after(model: Model, batch: Batch) -> None:
     sampled = [SLOT_OF.get(uid, BASE) for uid in (7, 0, 9, 0)]
     assert model.compute_logits(torch.zeros(4, 5)) == sampled
     runners()[0](model)._get_prompt_logprobs_dict(torch.zeros(8, 5), [(0, 8)])
@@ -122,6 +122,6 @@ def test_a_stretch_begins_where_it_was_cut(first: int) -> None:
         torch.zeros(12, 4)[::2],
     ],
 )
-def test_what_is_no_stretch_is_refused(part: torch.Tensor) -> None:
+def test_an_invalid_range_of_prompt_rows_is_refused(part: torch.Tensor) -> None:
     with pytest.raises(RuntimeError, match="in another way than is known here"):
         first_row(torch.zeros(6, 4), part)

@@ -62,7 +62,7 @@ def step(rows: dict[str, int], **uids: int) -> Any:
 
 
 @pytest.mark.parametrize("uids", [{"a": SPARSE}, {"a": LORA}, {}])
-def test_without_a_slot_every_step_runs_as_vllm_takes_it(uids: dict[str, int]) -> None:
+def test_every_step_runs_as_in_vllm_without_a_merged_slot(uids: dict[str, int]) -> None:
     assert made().choose(step({"a": LONG}, **uids)) is Graph.OF_ITS_VARIANTS
 
 

@@ -90,7 +90,7 @@ def test_haproxy_takes_it(tmp_path: Path, host: str) -> None:
     assert ("bind :::" in config.read_text()) == (host == "::")
 
 
-def test_as_many_connections_as_may_be_open() -> None:
+def test_the_number_of_open_connections_is_bounded() -> None:
     """Where a process may open few files HAProxy would not start with Ray's own limit."""
     script = """
         import resource
@@ -183,7 +183,7 @@ async def test_a_head_that_is_late_is_told_so_and_a_silent_client_is_not_waited_
             assert silent == b""
 
 
-async def test_what_runs_behind_it_is_told_to_nobody() -> None:
+async def test_answers_do_not_reveal_the_software_behind_the_front_door() -> None:
     async with gateway(say_ok) as port:
         with front_door([port]) as door:
             for path in (b"/-/routes", b"/-/Routes"):
@@ -229,7 +229,7 @@ async def until_answered(port: int, by: bytes) -> None:
 # --- gateways that are not there, end or hang ------------------------------------------------------
 
 
-async def test_without_a_gateway_it_says_when_to_try_again() -> None:
+async def test_the_front_door_without_a_gateway_tells_when_to_retry() -> None:
     for gateways in ([], [free_port()]):
         with front_door(gateways) as door:
             answer = await asked(door.port, GET + b"\r\n")
@@ -247,7 +247,7 @@ async def end(_: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     [GET + b"\r\n", COMPLETION + b"\r\n{}", CHANGE + b"idempotency-key: one\r\n\r\n{}"],
     ids=["read", "completion", "change with a key"],
 )
-async def test_what_a_gateway_had_in_hand_when_it_ended_goes_to_another(request_: bytes) -> None:
+async def test_requests_of_an_ended_gateway_go_to_another_gateway(request_: bytes) -> None:
     async with gateway(end) as ends, gateway(say_ok) as other:
         with front_door([ends, other]) as door:
             for _ in range(4):
@@ -280,7 +280,7 @@ async def test_a_gateway_that_is_busy_is_not_taken_for_one_that_hangs() -> None:
             assert (await asked(door.port, CHANGE + b"\r\n{}")).endswith(b"\r\n\r\nok")
 
 
-async def test_what_a_gateway_that_hangs_has_in_hand_goes_to_another() -> None:
+async def test_requests_of_a_hanging_gateway_go_to_another_gateway() -> None:
     """A process that is stopped takes connections all the same: its kernel does. It gets requests again
     when it goes on."""
     script = f"""
