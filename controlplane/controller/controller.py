@@ -29,7 +29,7 @@ from controlplane.controller.demand import DemandBook
 from controlplane.controller.deployment_actions import DeploymentActions
 from controlplane.controller.forgetting import Forgetting
 from controlplane.controller.group_actions import GroupActions
-from controlplane.controller.interfaces import Hooks, ClusterControl
+from controlplane.controller.interfaces import ClusterControl, Hooks
 from controlplane.controller.metrics import ControllerMetrics, set_counts
 from controlplane.controller.path_action import PathAction
 from controlplane.controller.profile_actions import ProfileActions

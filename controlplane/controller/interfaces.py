@@ -1,4 +1,4 @@
-"""The cluster as the controller and its actions use it (`RayCluster` implements it), and the hooks of actions."""
+"""The cluster for the controller and its actions (`RayCluster` implements it), and the hooks of actions."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ Conclude = Callable[
 
 
 class ClusterControl(Measurer, Compressor, PathProber, EngineControl, Protocol):
-    """Everything that the controller does with the cluster. `controlplane.runtime.ray_cluster` implements it."""
+    """Everything that the controller does with the cluster; `RayCluster` implements it."""
 
     async def observe(self) -> dict[str, EngineView]: ...
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from controlplane.gateway import warming
 from controlplane.gateway.engine_limits import EngineLimits
-from controlplane.gateway.request_sender import RequestSender
 from controlplane.gateway.host_workers import HostWorkers
+from controlplane.gateway.request_sender import RequestSender
 from controlplane.gateway.worker_directory import Alive, Find
 from controlplane.state.terms import Priority
 from controlplane.traffic.host_router import RoutingRules

@@ -14,6 +14,7 @@ from profiler.figures import figure
 from profiler.plans import no_quantization_reason
 from profiler.types import ModelSpec
 
+
 class _Target(NamedTuple):
     """A constraint as a request names it, and the factor from the solver's unit to the request's."""
 

@@ -169,7 +169,7 @@ class _Engines:
         known = self._known(slowest)
         on_cpu, tp = slowest.kind == CPU, placement.plan.tensor_parallel
         share = tp if on_cpu and known is None else 1
-        shared = max(Counter(map(_device, placement.ranks)).values()) if on_cpu else 1
+        shared = max(Counter(rank.device for rank in placement.ranks).values()) if on_cpu else 1
         plan = dataclasses.replace(placement.plan, batched_tokens=_step_tokens(config))
         ground = Ground(
             served_spec(spec_of(self.model), config.dtype),

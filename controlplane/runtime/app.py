@@ -36,9 +36,9 @@ with uncollected():
     from controlplane.gateway.route_book import RouteBook
     from controlplane.gateway.tenants_book import TenantsBook
     from controlplane.runtime import start_checks
-    from controlplane.runtime.ray_cluster import RayCluster
     from controlplane.runtime.front_door import environment
     from controlplane.runtime.loopback import keep_replica_on_loopback
+    from controlplane.runtime.ray_cluster import RayCluster
     from controlplane.runtime.replica_http import answer_first
     from controlplane.runtime.replica_logs import log_at_once
     from controlplane.runtime.serve import answers_of, installations, own_handle

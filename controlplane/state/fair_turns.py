@@ -31,7 +31,8 @@ class Turn(NamedTuple):
 
 
 def turns(asked: Iterable[Asked]) -> dict[str, Turn]:
-    """The turn of each thing. The lowest is next. If several tenants ask for a thing, its best place counts."""
+    """The turn of each thing; the lowest is next. If several tenants ask for a thing, its best turn
+    counts."""
     by_tenant: dict[str, list[Asked]] = {}
     for one in asked:
         by_tenant.setdefault(one.tenant, []).append(one)

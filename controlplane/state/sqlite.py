@@ -397,9 +397,7 @@ class _LeaseRow(NamedTuple):
 
 
 def _lease(db: sqlite3.Connection, name: str) -> _LeaseRow | None:
-    row = db.execute(
-        "SELECT holder, epoch, boot, until_s FROM leases WHERE name = ?", (name,)
-    ).fetchone()
+    row = db.execute("SELECT holder, epoch, boot, until_s FROM leases WHERE name = ?", (name,)).fetchone()
     return None if row is None else _LeaseRow(*row)
 
 

@@ -318,7 +318,7 @@ def fair_level(asked: list[tuple[float, float]], budget: float) -> float:
         level = amount / weight
     return level + left / (everyone or 1.0)
 
+
 def _level(asked: tuple[float, float]) -> float:
     amount, weight = asked
     return amount / weight
-

@@ -110,8 +110,8 @@ class HopSeconds(NamedTuple):
 class Estimator(Protocol):
     """Figures of any candidate of one request; a pure function.
 
-    Policies rank candidates by calling it. Its linear parts are `rates`, `hop_s`, `groups` (batches in flight)
-    and `turns_s` (the part of the host, the least time of a token); the split of layers and the exact
+    Policies rank candidates by calling it. Its linear parts are `rates`, `hop_s`, `groups` (batches in
+    flight) and `turns_s` (the part of the host, the least time of a token); the split of layers and the exact
     reference optimise them. `path_s`, the request path to the engine and back, is the same for all. `lines`
     are the lines of the memory of a rank (`memory`). `account` is the basis of the figures.
     """

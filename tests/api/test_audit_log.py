@@ -37,7 +37,7 @@ def digits(key: str) -> str:
     return sha256(key.encode()).hexdigest()[:8]
 
 
-def test_every_change_that_is_asked_for_is_a_line_also_a_refused_one(made: Installation) -> None:
+def test_every_requested_change_is_a_line_even_if_it_is_refused(made: Installation) -> None:
     maker, reader, nobody = (As(made, name) for name in ("maker", "reader", "nobody"))
     made.register("base")
     body = {"model": "mine", "base": "base", "adapter": str(made.files / "v1")}

@@ -44,7 +44,7 @@ def body(files: Path, name: str = "v", **block: Any) -> dict[str, Any]:
     return {"model": name, "source": str(files / "other"), "base": "base", "compression": compression}
 
 
-def test_it_is_shown_on_the_way_and_afterwards(
+def test_a_compression_is_shown_while_it_runs_and_afterwards(
     served: Installation, scripted: ScriptedCompressor, tmp_path: Path
 ) -> None:
     served.loop.call_soon_threadsafe(scripted.go.clear)
@@ -79,7 +79,7 @@ def test_accuracies_of_the_user_stay(served: Installation) -> None:
     assert served.http.get("/models/v").json()["compressionTechnique"] == {"none": 99.0}
 
 
-def test_a_limit_that_it_breaks_is_refused_with_what_would_do(served: Installation) -> None:
+def test_a_broken_limit_is_refused_with_a_feasible_one(served: Installation) -> None:
     assert served.end(served.post("/register_model", body(served.files)))["phase"] == "Ready"
     asked = {"model": "v", "intent": "accSLO", "SLOs": {"accuracy": 96}}
     for path in ("/plan", "/deploy_model"):
@@ -92,7 +92,9 @@ def test_a_limit_that_it_breaks_is_refused_with_what_would_do(served: Installati
     assert served.chat("to be", "v").status_code == 200
 
 
-def test_a_model_without_an_evaluation_has_no_accuracy(served: Installation, scripted: ScriptedCompressor) -> None:
+def test_a_model_without_an_evaluation_has_no_accuracy(
+    served: Installation, scripted: ScriptedCompressor
+) -> None:
     scripted.quality = None
     assert served.end(served.post("/register_model", body(served.files)))["phase"] == "Ready"
     assert served.http.get("/models/v").json()["compressionTechnique"] == {}
@@ -117,7 +119,7 @@ def test_a_block_that_cannot_be_meant(served: Installation, block: dict[str, Any
     assert (error["code"], error["param"]) == ("invalid_request", param), error
 
 
-def test_a_name_of_one_that_failed_is_free_once_it_is_deleted(
+def test_the_name_of_a_failed_model_is_free_once_the_model_is_deleted(
     served: Installation, scripted: ScriptedCompressor
 ) -> None:
     scripted.failure = "expected the same architecture, got another"

@@ -109,7 +109,7 @@ async def test_a_time_limit_within_the_work_is_its_own() -> None:
     assert await unless_client_leaves(line.receive, work()) == "late"
 
 
-async def test_a_server_that_cannot_tell_does_not_end_the_work() -> None:
+async def test_a_server_without_disconnects_does_not_end_the_work() -> None:
     line, may_end = Line(), asyncio.Event()
     line.failure = RuntimeError("no longer known")
 
@@ -145,7 +145,7 @@ async def not_asked() -> Any:
     raise AssertionError("the server tells; nobody is to ask it")
 
 
-async def test_a_server_that_tells_is_not_asked() -> None:
+async def test_a_server_that_reports_disconnects_is_not_polled() -> None:
     direct = Told()
 
     async def work() -> int:
@@ -157,7 +157,7 @@ async def test_a_server_that_tells_is_not_asked() -> None:
     assert direct.leave is None
 
 
-async def test_a_client_of_such_a_server_that_leaves_ends_the_work() -> None:
+async def test_a_leaving_client_ends_the_work_on_a_polled_server() -> None:
     direct, cleaned = Told(), asyncio.Event()
 
     async def work() -> bool:

@@ -99,7 +99,7 @@ def test_variants_in_the_batch(profiled: Installation) -> None:
     assert (own["model"], own["variants"], own["variantLoad"]["rankSum"]) == ("base", ["v1"], 12)
 
 
-def test_variants_that_do_not_run_at_once_are_said_to_wait(profiled: Installation) -> None:
+def test_an_estimate_says_that_variants_beyond_the_slots_wait(profiled: Installation) -> None:
     names = ["v1", "v2", "w1", "w2", "w3"]
     for name in names[2:]:
         checkpoints.write_adapter(profiled.files / name)
@@ -124,7 +124,7 @@ def test_plans_and_their_front(profiled: Installation) -> None:
         assert refused.json()["error"]["param"] == "devices"
 
 
-def test_ranks_share_the_host_or_have_one_each(profiled: Installation) -> None:
+def test_ranks_share_one_host_or_use_one_host_each(profiled: Installation) -> None:
     """Two stages on one host take turns: what the whole takes, less sure. On two hosts the like, surer."""
     split: dict[str, Any] = {"layersPerStage": [1, 1], "batch": 1, "inputTokens": 8, "outputTokens": 8}
     whole = ask(profiled, batch=1, inputTokens=8, outputTokens=8)
@@ -186,14 +186,14 @@ def test_any_question_is_answered_or_refused(profiled: Installation, body: dict[
         assert reply.json()["error"]["param"]
 
 
-def test_more_requests_than_an_engine_runs_wait_which_is_said(profiled: Installation) -> None:
+def test_an_estimate_says_that_requests_beyond_the_limit_wait(profiled: Installation) -> None:
     most = 16  # on a CPU
     within, beyond = (ask(profiled, batch=batch, inputTokens=8, outputTokens=8) for batch in (most, most + 1))
     assert not any("at once" in note for note in within["notes"])
     assert any(f"an engine runs {most} requests at once" in note for note in beyond["notes"])
 
 
-def test_a_busy_device_is_said_to_be_busy_and_its_ranges_reach_farther(
+def test_a_busy_device_is_reported_and_its_ranges_are_wider(
     profiled: Installation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By what strangers do there. What our own measuring did there will be gone: a deployment right after it
@@ -226,7 +226,7 @@ def test_a_busy_device_is_said_to_be_busy_and_its_ranges_reach_farther(
     assert refused.json()["error"]["code"] == "no_feasible_plan"
 
 
-def test_status_and_cluster_say_the_same_memory_is_free(profiled: Installation) -> None:
+def test_status_and_cluster_report_the_same_free_memory(profiled: Installation) -> None:
     (device,) = profiled.http.get("/status").json()["devices"]
     (node,) = profiled.http.get("/cluster").json()["nodes"]
     assert device["freeBytes"] == node["devices"][0]["freeBytes"] < device["totalBytes"]

@@ -39,7 +39,7 @@ def test_figures_are_kept_and_described(registered: Installation) -> None:
     assert kept(registered) == found == registered.http.get("/models/base").json()["evaluations"]
 
 
-def test_a_newer_figure_takes_the_place_of_its_own_only(registered: Installation) -> None:
+def test_a_newer_figure_replaces_only_the_figure_of_its_subject(registered: Installation) -> None:
     put(registered, RIGHT, DIVERGENCE, {**DIVERGENCE, "reference": "another"})
     put(registered, {**RIGHT, "value": 0.8})
     found = [(each["metric"], each["reference"], each["value"]) for each in kept(registered)]
@@ -54,7 +54,7 @@ def test_the_oldest_go_when_there_are_too_many(registered: Installation) -> None
     assert [each["task"] for each in kept(registered)] == names
 
 
-def test_they_survive_a_restart_and_end_with_the_registration(start: Start) -> None:
+def test_evaluations_survive_a_restart_and_end_with_the_registration(start: Start) -> None:
     first = start()
     first.register("base", folder="base")
     put(first, RIGHT)

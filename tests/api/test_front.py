@@ -38,7 +38,7 @@ def bare(installation: Installation, method: str, path: str, **options: Any) -> 
 # --- pages of other origins ------------------------------------------------------------------------
 
 
-def test_a_browser_is_told_that_a_page_may_ask(keyed: Installation) -> None:
+def test_a_preflight_answer_permits_the_page_s_request(keyed: Installation) -> None:
     """It asks without a key."""
     for path in ("/v1/chat/completions", "/v1/models", "/register_model"):
         answer = bare(keyed, "OPTIONS", path, headers=PREFLIGHT)
@@ -115,7 +115,7 @@ def test_head_is_get_without_a_body(keyed: Installation) -> None:
     assert keyed.http.head("/v1/chat/completions").status_code == 405
 
 
-def test_the_version_is_told(keyed: Installation) -> None:
+def test_the_version_is_answered(keyed: Installation) -> None:
     from controlplane import __version__
 
     assert keyed.http.get("/version").json() == {"version": __version__}
@@ -184,9 +184,7 @@ def test_a_body_that_grows_beyond_the_bound_is_refused(keyed: Installation) -> N
         (gzip.compress(b"{}", mtime=0) + b"more", "gzip", "not one whole gzip"),
     ],
 )
-def test_an_unknown_packing_is_named(
-    keyed: Installation, content: bytes, encoding: str, told: str
-) -> None:
+def test_an_unknown_packing_is_named(keyed: Installation, content: bytes, encoding: str, told: str) -> None:
     answer = keyed.http.post("/v1/completions", content=content, headers={"Content-Encoding": encoding})
     assert answer.status_code == 400
     assert told in answer.json()["error"]["message"]

@@ -44,7 +44,7 @@ def test_no_caller_reads_paths_of_the_installation_s_folders(told: str, left: st
         )
 
 
-def test_the_folders_of_models_are_for_who_manages_them() -> None:
+def test_only_managing_callers_see_the_folders_of_models() -> None:
     error = errors.SourceUnreadable("'/data/models/team-a/x' and /srv/more/y/z.bin")
     assert hidden_paths.for_managers(SETTINGS)(error) is error
     assert hidden_paths.for_tenants(SETTINGS)(error).message == "'x' and z.bin"

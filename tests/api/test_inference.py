@@ -237,7 +237,7 @@ def test_an_adapter_that_cannot_be_loaded_is_answered_with_the_reason(
     assert served.post("/v1/load_lora_adapter", load).status_code == 200
 
 
-def test_a_deployment_that_failed_says_why_where_it_is_looked_for(served: Installation) -> None:
+def test_a_failed_deployment_shows_its_reason_in_every_view(served: Installation) -> None:
     served.cluster.faults["v2"] = CheckpointError("layer-00000.safetensors is corrupt; copy it again")
     assert served.register("v2", "base")["phase"] == "Ready"
     assert served.deploy("v2")["phase"] == "Failed"
@@ -409,7 +409,7 @@ def ask_and_leave(served: Installation, body: dict[str, Any]) -> None:
         wait_for(lambda: len(served.cluster.scripted("base").calls) > seen)
 
 
-def test_a_client_that_leaves_before_the_first_word_frees_its_place(served: Installation) -> None:
+def test_a_client_that_leaves_before_the_first_token_frees_its_place(served: Installation) -> None:
     engine = served.cluster.scripted("base")
     body = {**CHAT, "messages": [{"role": "user", "content": "!late"}], "stream": True}
     ask_and_leave(served, body)

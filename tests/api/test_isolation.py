@@ -182,7 +182,7 @@ def test_a_shared_base_is_not_deployed_by_deploying_a_variant(start: Start, tmp_
     assert made.http.get("/deployments").json() == {"deployments": []}
 
 
-def test_a_deployers_own_base_is_its_own_and_so_are_all_variants_of_it(start: Start, tmp_path: Path) -> None:
+def test_a_deployer_owns_its_base_and_all_variants_of_the_base(start: Start, tmp_path: Path) -> None:
     made = tenants.started(start, tmp_path / "tenants.json")
     maker, other = As(made, "maker"), As(made, "other")
     assert maker.register("ours", base="", folder="base")["phase"] == "Ready"

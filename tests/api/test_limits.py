@@ -42,7 +42,7 @@ def ask(to: Installation, **body: Any) -> httpx.Response:
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/register_model"])
 @pytest.mark.parametrize("framing", ["Content-Length: 1000", "Transfer-Encoding: chunked"])
-def test_a_body_that_does_not_come_ends_its_connection(start: Start, path: str, framing: str) -> None:
+def test_a_missing_body_ends_its_connection(start: Start, path: str, framing: str) -> None:
     installation = start(limits=RequestLimits(body_timeout_s=0.2))
     where = urlsplit(installation.url)
     with socket.create_connection((where.hostname, where.port), WAIT_S) as connection:
@@ -57,7 +57,7 @@ def test_a_body_that_does_not_come_ends_its_connection(start: Start, path: str, 
     assert installation.http.get("/healthz").status_code == 200
 
 
-def test_one_that_comes_piece_by_piece_in_time_is_read(served: Installation) -> None:
+def test_a_body_that_comes_in_pieces_within_the_limit_is_read(served: Installation) -> None:
     body = json.dumps({"model": "base", "prompt": "a b", "max_tokens": 4}).encode()
 
     def pieces() -> Iterator[bytes]:
@@ -277,7 +277,9 @@ def test_gateways_stay_ready_and_answer_without_the_store(
     assert served.http.get("/models").status_code == 503
 
 
-def test_one_that_never_saw_the_store_is_not_ready(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gateway_that_never_read_the_store_is_not_ready(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def away(book: RouteBook) -> Any:
         raise errors.Unavailable("the state store does not answer")
 

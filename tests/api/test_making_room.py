@@ -33,7 +33,7 @@ def test_a_variant_of_a_deployed_base_moves_nothing(two_bases: Installation) -> 
     assert two_bases.records() == before
 
 
-def test_a_move_tells_what_a_token_takes_before_and_after(two_bases: Installation) -> None:
+def test_a_move_shows_the_time_of_a_token_before_and_after(two_bases: Installation) -> None:
     deploy_apart(two_bases)
     (move,) = two_bases.post("/rebalance", {}).json()["moves"]
     plan = two_bases.http.get(f"/deployments/{move['group']}").json()["plan"]

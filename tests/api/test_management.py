@@ -52,7 +52,7 @@ def test_raw_text(served: Installation) -> None:
     assert (sent["prompt"], sent["max_tokens"]) == ("raw one", 32), "as long as a chat's answer may be"
 
 
-def test_a_model_without_a_chat_template_completes_the_text_and_says_so(served: Installation) -> None:
+def test_a_model_without_a_chat_template_completes_the_text_with_a_notice(served: Installation) -> None:
     served.cluster.scripted("base").has_template = False
     answers = {
         format: served.post("/inference_model", {"model": "v1", "inputText": "to be or", **asked})
@@ -120,7 +120,7 @@ def test_a_refused_request_does_not_use_up_its_key(fresh: Installation) -> None:
     assert fresh.post("/deploy_model", {"model": "base"}, headers=key).status_code == 202
 
 
-def test_concurrent_requests_with_one_key_are_one(fresh: Installation) -> None:
+def test_concurrent_requests_with_one_key_make_one_operation(fresh: Installation) -> None:
     body = {"model": "base", "source": str(fresh.files / "base")}
     with ThreadPoolExecutor(6) as pool:
         replies = list(

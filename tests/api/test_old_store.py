@@ -28,7 +28,7 @@ def found(tmp_path: Path, files: Path, start: Start) -> Installation:
     return start()
 
 
-def test_its_deployments_come_back(found: Installation) -> None:
+def test_deployments_of_an_older_store_come_back(found: Installation) -> None:
     """No engine runs any more: each is launched again, without being asked for."""
     assert found.repository.read().undecodable == ()
     wait_for(lambda: all(found.chat("one two", name).status_code == 200 for name in ("base", "other", "v1")))
@@ -41,7 +41,7 @@ def test_its_deployments_come_back(found: Installation) -> None:
     assert {each["tenant"] for each in records} == {""}, "they are the installation's"
 
 
-def test_it_is_changed_as_one_of_today(found: Installation) -> None:
+def test_an_older_store_is_changed_like_a_new_one(found: Installation) -> None:
     assert found.deploy("v2", maxOutputLength=16)["phase"] == "Deployed"
     assert found.chat("one two", "v2").status_code == 200
     assert found.end(found.http.delete("/deployments/v1"))["phase"] == "Deleted"
@@ -58,7 +58,7 @@ def serving(found: Installation) -> dict[str, int]:
     }
 
 
-def test_its_variants_were_not_made_here(found: Installation) -> None:
+def test_variants_of_an_older_store_count_as_given(found: Installation) -> None:
     """They have no compression, and are taken to be as accurate as ever."""
     models = found.repository.read().models
     assert all(versioned.record.delta is None for versioned in models.values())

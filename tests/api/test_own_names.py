@@ -41,7 +41,7 @@ def test_a_field_without_a_mapping_keeps_its_name(served: Installation) -> None:
     )
 
 
-def test_a_chat_that_cannot_be_had_is_a_matter_of_its_format(served: Installation) -> None:
+def test_a_refusal_of_a_chat_names_the_chat_format(served: Installation) -> None:
     """Only where a chat was asked for: else the text is completed."""
     error = translated(errors.NoChatTemplate("no template", param="format"), INFERENCE)
     assert error.param == "format"

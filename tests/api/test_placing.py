@@ -54,7 +54,7 @@ def test_the_choice_is_explained(registered: Installation) -> None:
     assert choice["relaxed"] == []
 
 
-def test_a_variants_preview_is_its_bases(registered: Installation) -> None:
+def test_a_variant_s_preview_is_that_of_its_base(registered: Installation) -> None:
     assert registered.register("v1", "base")["phase"] == "Ready"
     found = preview(registered, "v1").json()
     assert (found["model"], found["host"], found["running"]) == ("v1", "base", False)

@@ -128,7 +128,9 @@ def test_each_of_several_engines_is_replaced(served: Installation) -> None:
     ("name", "status", "code"),
     [("delta", 400, "invalid_request"), ("nobody", 404, "not_deployed")],
 )
-def test_a_model_that_cannot_be_placed_again_is_refused(served: Installation, name: str, status: int, code: str) -> None:
+def test_a_model_that_cannot_be_placed_again_is_refused(
+    served: Installation, name: str, status: int, code: str
+) -> None:
     assert served.deploy("delta")["phase"] == "Deployed"
     reply = anew(served, name)
     assert (reply.status_code, reply.json()["error"]["code"]) == (status, code)

@@ -95,7 +95,7 @@ def public(kind: type) -> set[str]:
     return {name for name in inspect.get_annotations(kind) if not name.startswith("_")}
 
 
-def test_no_argument_of_a_tokenizer_is_told_by_a_request() -> None:
+def test_no_request_sets_an_argument_of_a_tokenizer() -> None:
     """A request that said `padding` and `max_length` took all the memory of a node."""
     transformers = pytest.importorskip("transformers")
     tokenizer = transformers.PreTrainedTokenizerBase
@@ -306,7 +306,7 @@ def test_null_is_for_what_was_left_out(path: str) -> None:
         *([["thinking", True]], "thinking", {"thinking": float("inf")}),
     ],
 )
-def test_a_template_is_told_scalars_of_known_names_alone(given_: Any) -> None:
+def test_a_template_gets_only_scalars_with_known_names(given_: Any) -> None:
     param, _ = refusal(CHAT, chat_template_kwargs=given_)
     assert param is not None
     assert param.startswith("chat_template_kwargs")
@@ -356,7 +356,7 @@ values = st.recursive(
 
 
 @given(st.sampled_from([CHAT, COMPLETIONS]), st.data())
-def test_whatever_passes_is_in_the_table(path: str, data: st.DataObject) -> None:
+def test_every_field_that_passes_is_in_the_table(path: str, data: st.DataObject) -> None:
     names = st.sampled_from(sorted(FIELDS[path])) | st.text(max_size=5)
     body = {**data.draw(st.dictionaries(names, values, max_size=4)), "model": "m"}
     raw = json.dumps(body).encode()

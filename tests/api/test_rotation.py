@@ -40,5 +40,5 @@ def test_a_key_that_is_taken_out_of_the_file_opens_nothing_any_more(
     assert [who.ask("GET", "/v1/models").status_code for who in (b, admin)] == [200, 401]
 
 
-def test_it_is_looked_at_often_enough() -> None:
+def test_the_tenants_file_is_checked_often_enough() -> None:
     assert tenants_book.CHECK_S <= 1.0

@@ -101,7 +101,7 @@ def test_a_plain_body_is_sent_as_it_came() -> None:
         (COMPLETIONS, None, {"max_tokens": None}, {"max_tokens": None}),
     ],
 )
-def test_answers_are_cut_where_the_deployment_says_so(
+def test_answers_are_cut_at_the_deployment_s_limit(
     path: str, most: int | None, asked: dict[str, Any], sent: dict[str, Any]
 ) -> None:
     body = {"model": "m", "prompt" if path == COMPLETIONS else "messages": [], **asked}

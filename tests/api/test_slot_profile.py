@@ -45,7 +45,7 @@ def test_each_sensible_number_is_measured_and_the_best_applied(client: Client) -
     assert any("2 at once" in line for line in told)
 
 
-def test_only_variants_are_asked_all_of_them_at_one_length(tiered: Installation, client: Client) -> None:
+def test_a_slot_profile_requests_all_variants_at_one_length(tiered: Installation, client: Client) -> None:
     variant_limit_profile.run(client, "base", BURST, None, lambda line: None)
     calls = tiered.cluster.scripted("base").calls
     assert {c["model"] for c in calls} == {"v1", "v2"}

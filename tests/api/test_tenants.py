@@ -78,7 +78,7 @@ def test_a_tenant_gets_no_higher_priority_than_it_may(shared: Installation) -> N
     assert shared.cluster.heard.priority is Priority.HIGH
 
 
-def test_a_refusal_says_why_and_when_to_retry(shared: Installation) -> None:
+def test_a_refusal_has_a_reason_and_a_time_to_retry(shared: Installation) -> None:
     shared.cluster.refusal = errors.Overloaded("full", details={"reason": "full_line"}, retry_after_s=7)
     reply = ask(shared, "key-a", **{"x-ostinato-ttft-ms": "500", "x-ostinato-deadline-ms": "500"})
     assert (reply.status_code, reply.headers["retry-after"]) == (429, "7")
@@ -88,7 +88,7 @@ def test_a_refusal_says_why_and_when_to_retry(shared: Installation) -> None:
     assert counted(shared, "ostinato_targets_total") == {("false", "deadline"): 1}
 
 
-def test_a_late_request_is_told_so_and_clients_do_not_try_again(shared: Installation) -> None:
+def test_a_late_request_gets_its_error_and_clients_do_not_retry(shared: Installation) -> None:
     """A stream, too: as it may be dropped until then, its status waits for its first token."""
     shared.cluster.refusal = errors.Late("late", details={"reason": "late"})
     terms = {"x-ostinato-ttft-ms": "500", "x-ostinato-late": "drop"}

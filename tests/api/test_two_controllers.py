@@ -49,7 +49,9 @@ class Newcomer:
         assert not thread.is_alive()
 
 
-def test_it_stands_by_until_the_other_ends(served: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_controller_stands_by_until_the_first_ends(
+    served: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(leadership_module, "TRY_S", 0.01)
     engines, other = dict(served.cluster.engines), Newcomer(served)
     with other.running():

@@ -50,7 +50,7 @@ def tune(installation: Installation, name: str, limit: Any) -> httpx.Response:
     return installation.http.patch(f"/deployments/{name}", json={"maxActiveVariants": limit})
 
 
-def test_a_base_tells_of_all_its_variants(unchanged: Installation) -> None:
+def test_a_base_reports_all_its_variants(unchanged: Installation) -> None:
     seen = residency(unchanged, "base")
     assert (seen["slots"], seen["limit"], seen["blockedRequests"]) == (2, 2, 0)
     assert [(v["model"], v["tier"], v["slot"]) for v in seen["variants"]] == [
@@ -62,7 +62,7 @@ def test_a_base_tells_of_all_its_variants(unchanged: Installation) -> None:
     assert [bool(v["reason"]) for v in seen["variants"]] == [False, False, True]
 
 
-def test_a_variant_tells_of_itself(unchanged: Installation) -> None:
+def test_a_variant_reports_its_own_residency(unchanged: Installation) -> None:
     (variant,) = residency(unchanged, "v3")["variants"]
     assert (variant["model"], variant["tier"]) == ("v3", "host")
 
@@ -97,7 +97,7 @@ def test_a_new_variant_limit_reaches_the_engine_and_is_kept(tiered: Installation
     assert tiered.repository.read().deployments["base"].record.max_active_variants == 1
 
 
-def test_a_replica_that_forgot_learns_it_with_the_next_request(tiered: Installation) -> None:
+def test_a_replica_that_forgot_the_limit_learns_it_with_the_next_request(tiered: Installation) -> None:
     tune(tiered, "base", 1)
     worker = tiered.cluster.engines["base"].worker
     worker._limit = None
@@ -107,7 +107,7 @@ def test_a_replica_that_forgot_learns_it_with_the_next_request(tiered: Installat
     assert residency(tiered, "base")["limit"] == 1
 
 
-def test_an_engine_launched_again_starts_with_it(tiered: Installation) -> None:
+def test_a_relaunched_engine_starts_with_the_limit(tiered: Installation) -> None:
     tune(tiered, "base", 1)
     tiered.cluster.engines.clear()
     wait_for(lambda: "base" in tiered.cluster.engines)

@@ -40,7 +40,7 @@ def test_adapters_and_deltas_name_the_architecture(tmp_path: Path, base: ModelSp
 
 
 @pytest.mark.parametrize("tiny", OTHERS, ids=lambda tiny: tiny.id)
-def test_no_delta_of_them_is_written(tiny: Tiny, tmp_path: Path) -> None:
+def test_no_delta_of_refused_adapters_is_written(tiny: Tiny, tmp_path: Path) -> None:
     folder = tiny.write(tmp_path / "model")
     assert not read_model(folder).adaptable
     with pytest.raises(AdapterError, match="not supported yet"):

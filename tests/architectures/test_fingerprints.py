@@ -35,7 +35,7 @@ def parameters(tiny: Tiny, raw: dict[str, Any]) -> int:
 
 @EVERY
 @pytest.mark.parametrize("layers", [1, 2])
-def test_transformers_builds_it_and_counts_the_same(tiny: Tiny, layers: int) -> None:
+def test_transformers_builds_the_model_and_counts_the_same_parameters(tiny: Tiny, layers: int) -> None:
     raw = raw_of(tiny)
     whole = spec_of(describe(raw, WHERE), 4)
     made = fingerprint_config(raw, layers)

@@ -122,7 +122,7 @@ def test_each_family_has_its_possible_numbers_of_ranks() -> None:
         (("Qwen2Moe", ""), 4, "4 ranks|outputs of mlp"),
     ],
 )
-def test_why_not_is_said(case: tuple[str, str], tp: int, words: str) -> None:
+def test_a_refused_number_of_ranks_has_its_reason(case: tuple[str, str], tp: int, words: str) -> None:
     spec = of(*case)
     problem = tp_problem(spec, tp)
     assert problem
@@ -215,7 +215,7 @@ def test_a_spec_survives_the_store(tiny: Tiny) -> None:
     assert served_spec(model.spec, "float32").weight_bytes == 2 * model.spec.weight_bytes
 
 
-def test_a_record_of_the_first_version_means_what_it_did() -> None:
+def test_a_record_of_the_first_version_keeps_its_meaning() -> None:
     """It knows only the adaptable modules: the same shares and the same estimate follow from them."""
     spec = of("Llama")
     record = json.loads(dump(Model("m", 1, Phase.READY, spec=spec)))

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("name", sorted(STARTING_AN_ENGINE))
-def test_it_runs(name: str, tmp_path: Path) -> None:
+def test_every_rehearsal_runs(name: str, tmp_path: Path) -> None:
     rehearse(name, tmp_path)
 
 

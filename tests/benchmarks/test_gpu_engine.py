@@ -66,7 +66,7 @@ def wait_for_the_end_of(pid: int) -> None:
             time.sleep(0.05)
 
 
-def test_results_of_a_process_that_failed_are_kept_and_its_words_shown(
+def test_a_failed_process_s_results_are_kept_and_its_output_shown(
     talker: Callable[[str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     talker(FAILS)
@@ -97,7 +97,7 @@ def test_a_process_that_hangs_is_ended_with_its_workers(
     assert "not done after 1000000000 s" in printed().out
 
 
-def test_it_ends_with_who_started_it(talker: Callable[[str], None]) -> None:
+def test_the_process_ends_with_its_parent(talker: Callable[[str], None]) -> None:
     talker(HANGS)
     with subprocess.Popen([sys.executable, "-c", STARTS], stdout=subprocess.PIPE, text=True) as starter:
         assert starter.stdout is not None
@@ -118,7 +118,7 @@ def test_cases_side_by_side_see_their_own_gpus(talker: Callable[[str], None]) ->
     assert sorted(found) == ["0", "0", "0,1", "0,1", "1"]
 
 
-def test_they_end_with_who_started_them(talker: Callable[[str], None]) -> None:
+def test_the_processes_end_with_their_parent(talker: Callable[[str], None]) -> None:
     talker(HANGS)
     with subprocess.Popen([sys.executable, "-c", STARTS_TWO], stdout=subprocess.PIPE, text=True) as starter:
         assert starter.stdout is not None
@@ -129,7 +129,9 @@ def test_they_end_with_who_started_them(talker: Callable[[str], None]) -> None:
         wait_for_the_end_of(worker)
 
 
-def test_a_gpu_that_is_too_small_is_told_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_is_too_small_is_refused_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     driver = tmp_path / "nvidia-smi"
     driver.write_text("#!/bin/sh\necho 81559\n")
     driver.chmod(0o755)

@@ -37,7 +37,7 @@ def test_a_silence_lies_between_two_answers_or_the_edges(
     assert silence_s(answers_at_s, 10.0, 20.0) == expected_s
 
 
-def test_a_silence_is_that_of_the_kill_before_it() -> None:
+def test_a_silence_belongs_to_the_kill_before_it() -> None:
     """The engine's is from 12 to 15, and the raylet's, which was killed last, from 23 to the end."""
     killed = [Kill("engine", 10.0, 1.0), Kill("agent", 16.0, None), Kill("raylet", 20.0, 5.0)]
     answers_at_s = [10.5, 12.0, 15.0, 16.5, 18.0, 19.0, 21.0, 22.0, 23.0]
@@ -99,7 +99,7 @@ def operator_of(url: str) -> Operator:
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_an_operator_asks_again_when_it_is_told_to_come_later(status: int) -> None:
+def test_an_operator_retries_after_the_given_time(status: int) -> None:
     """One that does not leaves its name behind, and does not do what it was to do."""
     with api_that_is_busy([status, status]) as (url, taken):
         operator = operator_of(url)

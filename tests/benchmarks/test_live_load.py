@@ -188,7 +188,7 @@ def test_a_class_by_hand() -> None:
     assert row["codes"] == {"429 overloaded": 1, "200 cut": 1}
 
 
-def test_checks_name_what_breaks_them() -> None:
+def test_failed_checks_name_the_figures_that_broke_them() -> None:
     flat = {"process": "engine", "pid": 7, "pss": {"first_mib": 100.0, "last_mib": 110.0, "share": 0.1}}
     grows = {"process": "gateway", "pid": 8, "pss": {"first_mib": 100.0, "last_mib": 130.0, "share": 0.3}}
     found = report.checks(6, OUTCOMES, [flat, grows])
@@ -219,7 +219,7 @@ def test_a_process_that_came_later_may_grow_while_it_starts() -> None:
     }
 
 
-def test_the_second_half_is_told_apart_and_who_came_and_went_is_left_out() -> None:
+def test_the_second_half_counts_separately_without_processes_that_came_or_went() -> None:
     """One grows by 1 MiB a minute for 32 minutes and then no more; the other was there for ten."""
     at_s = [60.0 * i for i in range(64)]
     grown = Series("grown", at_s, *[[MIB * min(100 + i, 132) for i in range(64)]] * 2)

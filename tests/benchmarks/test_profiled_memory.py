@@ -13,7 +13,7 @@ from profiler.profiling_plan import Reach, cached_bytes, needed_bytes, profiling
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "profiling" / "fingerprints.jsonl"
 
 
-def test_engines_took_less_than_was_set_aside_for_them() -> None:
+def test_engines_took_less_memory_than_their_reservations() -> None:
     """On H200s; beside what the loads kept in their caches, which was of any size there."""
     seen, compared = by_shape(RESULTS), 0
     for name, measurements in seen.items():

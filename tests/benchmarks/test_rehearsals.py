@@ -32,7 +32,7 @@ def test_all_are_found() -> None:
 
 
 @pytest.mark.parametrize("name", RUNNABLE)
-def test_it_has_a_rehearsal(name: str) -> None:
+def test_every_benchmark_has_a_rehearsal(name: str) -> None:
     """Its own, or that of the benchmark it is a part of (`REHEARSED_BY`)."""
     tree = RUNNABLE[name]
     if part_of := constant(tree, "REHEARSED_BY"):
@@ -48,7 +48,7 @@ def with_marks(names: list[str]) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("name", with_marks(sorted(REHEARSED.keys() - set(WITH_ENGINE) - STARTING_AN_ENGINE)))
-def test_it_runs(name: str, tmp_path: Path) -> None:
+def test_every_rehearsal_runs(name: str, tmp_path: Path) -> None:
     rehearse(name, tmp_path)
 
 

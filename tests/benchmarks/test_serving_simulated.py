@@ -20,7 +20,7 @@ def test_a_request_alone_takes_its_steps(name: str) -> None:
     assert found["unfinished"] == 0
 
 
-def test_today_costs_are_those_that_were_measured() -> None:
+def test_the_simulated_costs_are_the_measured_ones() -> None:
     """28 deltas in a step, and 930 tokens of one beside 27, take what they took."""
     four = simulated.ENGINES["deltas, 4 bits"]
     together_ms = four.base_ms + 27 * simulated.ROW_MS + 28 * four.variant_ms

@@ -81,9 +81,7 @@ def test_memory_is_filled_with_the_first_bytes_of_a_file(
     assert around.tobytes() == b"\7" * 50 + content[:1000] + b"\7" * 50
 
 
-def test_the_next_call_reads_what_the_last_call_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_next_call_reads_what_the_last_call_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The system may read fewer bytes than it is asked for: here at most 10."""
     read = os.preadv
 

@@ -18,7 +18,7 @@ from benchmarks.serving.workload import Request, parse_case
 LENGTHS = [(10, 20), (30, 40), (50, 60)]
 
 
-def test_a_trace_is_taken_as_it_is() -> None:
+def test_a_trace_is_replayed_unchanged() -> None:
     entries = [
         {"prompt": "x" * 9, "timestamp": 2.5, "model": "delta-9", "max_tokens": 171},
         {"prompt": "", "timestamp": 1.0, "model": "base-model", "max_tokens": 3},

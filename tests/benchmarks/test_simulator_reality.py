@@ -110,7 +110,7 @@ def test_the_request_path_is_the_known_path_where_no_prompt_joined_a_batch() -> 
 
 @pytest.mark.parametrize("models", [(1,), (2,), (3,), (1, 2), (0, 3), (1, 2, 3)])
 @pytest.mark.parametrize("rows", [1, 5, 8])
-def test_steps_with_variants_take_what_they_were_seen_to(models: tuple[int, ...], rows: int) -> None:
+def test_steps_with_variants_take_their_measured_time(models: tuple[int, ...], rows: int) -> None:
     """Also those of batches that no load had."""
     model, variants = step_times(FACTS, SEEN)
     load = Load(rows, SHORT, OUTPUT, models)
@@ -208,7 +208,7 @@ def test_one_request_on_virtual_time_takes_its_steps() -> None:
     assert one.total_s == pytest.approx(one.ttft_s + 10 * one.tpot_s)
 
 
-def test_engines_that_do_next_to_nothing_are_not_asked_what_they_could_do() -> None:
+def test_nearly_idle_engines_have_no_measured_capacity() -> None:
     """As those are that echo: by the fit they could do thousands a second."""
     played: list[int] = []
 

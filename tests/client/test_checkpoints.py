@@ -100,7 +100,7 @@ def test_compress_warns_on_stderr(cli: Cli, tmp_path: Path, base: Path) -> None:
     assert "Warning" not in out
 
 
-def test_a_method_that_is_not_served_says_so(cli: Cli, tmp_path: Path, base: Path, tuned: Path) -> None:
+def test_an_unserved_method_is_reported(cli: Cli, tmp_path: Path, base: Path, tuned: Path) -> None:
     code, out, err = cli("compress", base, tuned, tmp_path / "plain", "--method", "round-to-nearest")
     assert code == 0, err
     assert "plain checkpoint" in out

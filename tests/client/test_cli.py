@@ -285,7 +285,7 @@ def test_a_row_in_a_pipe_is_one_line_whatever_its_length(cli: Cli, api: FakeApi)
     assert header.index("PHASE") == row.index("Ready")
 
 
-def test_cluster_says_who_holds_what_and_which_nodes_are_not_used(cli: Cli) -> None:
+def test_cluster_lists_holders_of_memory_and_unused_nodes(cli: Cli) -> None:
     device, *rest = cli("cluster").out.splitlines()[1:]
     for words in ("n1", "h200:0", "8.0 GiB", "2.0 GiB", "3.0 GiB", "4.0 GiB", "25%", "0.5 s ago"):
         assert words in device
@@ -296,7 +296,7 @@ def test_cluster_says_who_holds_what_and_which_nodes_are_not_used(cli: Cli) -> N
     ]
 
 
-def test_an_empty_installation_says_what_to_do(cli: Cli, api: FakeApi) -> None:
+def test_an_empty_installation_names_the_next_command(cli: Cli, api: FakeApi) -> None:
     api.script("GET /models", answer({"models": []}))
     api.script("GET /operations", answer({"operations": []}))
     assert "ostinato register" in cli("models").out
@@ -332,7 +332,7 @@ def test_infer_reads_stdin(cli: Cli, api: FakeApi) -> None:
     assert body == {"model": "smol", "inputText": "long text", "maxOutputLength": 9, "format": "raw"}
 
 
-def test_infer_says_on_stderr_that_a_text_was_completed(cli: Cli, api: FakeApi) -> None:
+def test_infer_reports_on_stderr_that_it_completed_a_text(cli: Cli, api: FakeApi) -> None:
     note = "'smol' has no chat template: the text was completed as it stands"
     given = {
         "model": "smol",
@@ -347,7 +347,7 @@ def test_infer_says_on_stderr_that_a_text_was_completed(cli: Cli, api: FakeApi) 
     assert api.calls("POST /inference_model")[0][0]["format"] == "auto"
 
 
-def test_chat_without_a_template_says_what_to_type(cli: Cli, api: FakeApi) -> None:
+def test_chat_without_a_template_names_the_command_to_type(cli: Cli, api: FakeApi) -> None:
     refusal = errors.NoChatTemplate("no template; send its text to POST /v1/completions", param="messages")
     api.script("POST /v1/chat/completions", answer(refusal.body(), 400))
     ended = cli("chat", "smol", stdin="hi\n")
@@ -355,7 +355,7 @@ def test_chat_without_a_template_says_what_to_type(cli: Cli, api: FakeApi) -> No
     assert "ostinato infer MODEL TEXT" in ended.err
 
 
-def test_chat_remembers_what_was_said(cli: Cli, api: FakeApi) -> None:
+def test_chat_remembers_earlier_messages(cli: Cli, api: FakeApi) -> None:
     api.script("POST /v1/chat/completions", chat_chunks("Hel", "lo"), chat_chunks("bye"))
     assert cli("chat", "smol", stdin="hi\n\nand?\n").out == "Hello\nbye\n"
     said = [m["content"] for m in api.calls("POST /v1/chat/completions")[1][0]["messages"]]
@@ -517,7 +517,7 @@ def interrupted_watch(client: Client, operation_id: str) -> Any:
 
 
 @pytest.mark.parametrize("argv", [["deploy", "smol"], ["undeploy", "smol"], ["watch", "op-1"]])
-def test_ctrl_c_says_that_the_operation_continues(
+def test_ctrl_c_reports_that_the_operation_continues(
     argv: list[str], cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Client, "watch", interrupted_watch)
@@ -528,7 +528,7 @@ def test_ctrl_c_says_that_the_operation_continues(
     assert cli(*argv, "--json").error["error"]["code"] == "interrupted"
 
 
-def test_an_answer_that_was_cut_is_told(cli: Cli, api: FakeApi) -> None:
+def test_a_cut_answer_is_reported(cli: Cli, api: FakeApi) -> None:
     """On stderr: what the model said stays what it said."""
     said = {
         "model": "smol",

@@ -93,14 +93,14 @@ def test_a_dry_run_shows_the_plan_and_deploys_nothing(cli: Cli, api: FakeApi) ->
     assert not api.calls("POST /deploy_model")
 
 
-def test_a_dry_run_says_what_is_waited_for(cli: Cli, api: FakeApi) -> None:
+def test_a_dry_run_names_what_the_deployment_waits_for(cli: Cli, api: FakeApi) -> None:
     waits = "waits until the architecture of 'big' (k) has been measured"
     found = {"model": "smol", "host": "smol", "running": False, "plan": plan(), "waits": waits}
     api.script("POST /plan", answer(found))
     assert f"first, it {waits}" in " ".join(cli("deploy", "smol", "--dry-run").out.split())
 
 
-def test_the_status_of_a_deployment_says_why_and_what_gave_way(cli: Cli, api: FakeApi) -> None:
+def test_the_status_of_a_deployment_names_reasons_and_relaxed_limits(cli: Cli, api: FakeApi) -> None:
     view = deployment(plan=plan(), load={"ratePerS": 2.0}, antiAffinity={"group": "chat", "scope": "node"})
     api.script("GET /deployments/smol", answer(view))
     out = cli("status", "smol").out
@@ -121,7 +121,9 @@ def test_the_status_of_a_deployment_says_why_and_what_gave_way(cli: Cli, api: Fa
         (True, ["this", "and that"], "Hint:  all of these together would do:\n  - this\n  - and that"),
     ],
 )
-def test_a_refusal_lists_feasible_relaxations(cli: Cli, api: FakeApi, together: bool, texts: list[str], hint: str) -> None:
+def test_a_refusal_lists_feasible_relaxations(
+    cli: Cli, api: FakeApi, together: bool, texts: list[str], hint: str
+) -> None:
     details = {
         "binding": "SLOs.tpot_ms",
         "together": together,
@@ -169,7 +171,7 @@ def test_usage_errors(cli: Cli, api: FakeApi, line: str) -> None:
         (None, None),
     ],
 )
-def test_it_is_said_how_many_registered_variants_run_at_once(
+def test_status_shows_how_many_registered_variants_run_at_once(
     cli: Cli, api: FakeApi, at_once: dict[str, Any] | None, text: str | None
 ) -> None:
     """With a remedy where memory allows fewer than there are slots."""

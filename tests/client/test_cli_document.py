@@ -54,5 +54,5 @@ def test_every_flag_that_the_document_names_exists() -> None:
 
 
 @pytest.mark.parametrize("command", NAMES)
-def test_help_says_what_every_option_is_for(command: str) -> None:
+def test_help_explains_every_option(command: str) -> None:
     assert [option.opts[0] for option in options_of(command) if not option.help] == []

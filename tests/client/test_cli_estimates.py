@@ -108,7 +108,7 @@ def test_estimate_asks_and_shows_intervals(scripted: FakeApi, cli: Cli) -> None:
     assert cli("estimate", "smol", "--json").json["estimate"]["concurrency"] == 10
 
 
-def test_a_rough_estimate_says_so(scripted: FakeApi, cli: Cli) -> None:
+def test_a_rough_estimate_is_marked_as_rough(scripted: FakeApi, cli: Cli) -> None:
     scripted.script("POST /models/smol/estimate", answer(estimate(basis="rough", concurrency=None)))
     assert "rough: not measured" in cli("estimate", "smol").out
 
@@ -136,7 +136,7 @@ def test_an_impossible_split_is_refused(scripted: FakeApi, cli: Cli) -> None:
     assert (refused.code, "expected 30, got 29" in refused.err) == (1, True)
 
 
-def test_an_estimate_tells_the_way_and_the_engine_apart(scripted: FakeApi, cli: Cli) -> None:
+def test_an_estimate_shows_request_path_and_engine_separately(scripted: FakeApi, cli: Cli) -> None:
     shown = cli("estimate", "smol").out
     assert "the request path" not in shown
     apart = estimate(ttftMs=interval(110), engineTtftMs=interval(100), pathMs=interval(10))

@@ -33,7 +33,7 @@ def test_keys_are_new_each_time_and_come_as_json(cli: Cli) -> None:
     json.dumps(made)
 
 
-def test_it_says_what_is_wrong(cli: Cli) -> None:
+def test_a_wrong_key_is_explained(cli: Cli) -> None:
     for wrong in (("--tenant", "a b"), ("--tenant", "default"), ("--role", "root")):
         assert cli("keys", "new", *wrong).code == 2
     assert cli("keys", "old").code == 2

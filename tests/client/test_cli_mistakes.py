@@ -64,7 +64,7 @@ def test_tls_that_the_server_does_not_speak_is_named(cli: Cli, api: FakeApi) -> 
     assert "http://" in ended.err
 
 
-def test_a_url_with_a_path_is_said_to_have_one(cli: Cli, api: FakeApi) -> None:
+def test_a_url_with_a_path_is_refused_with_the_reason(cli: Cli, api: FakeApi) -> None:
     said = "GET /v1/models: Not Found; GET /docs lists what there is"
     api.script("GET /models", answer(error("path_not_found", said), 404))
     ended = cli("models")

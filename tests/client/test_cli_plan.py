@@ -33,7 +33,7 @@ def scenario(tmp_path: Path) -> Path:
     return path
 
 
-def test_json_says_all(scenario: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_json_has_every_field(scenario: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert cli_main.run(["plan", str(scenario), "--json"]) == 0
     document = json.loads(capfd.readouterr().out)
     (chat,) = document["placed"]

@@ -31,7 +31,7 @@ def scenario(tmp_path: Path) -> Path:
     return path
 
 
-def test_json_says_all(scenario: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_json_has_every_field(scenario: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert cli_main.run(["simulate", str(scenario), "--json", "--policy", "random", "--seeds", "3"]) == 0
     first = capfd.readouterr().out
     document = json.loads(first)

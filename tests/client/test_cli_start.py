@@ -126,7 +126,7 @@ def test_help_and_status_cost_little_more_than_what_they_are_made_of(api: FakeAp
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
-def test_the_list_says_what_the_help_of_the_command_says(command: LazyCommand) -> None:
+def test_the_list_of_commands_repeats_the_commands_help(command: LazyCommand) -> None:
     assert command.name
     function = getattr(import_module(command.module), command.name.replace("-", "_"))
     first_paragraph = (inspect.getdoc(function) or "").partition("\n\n")[0]

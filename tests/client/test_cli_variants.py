@@ -39,7 +39,7 @@ def test_residency_is_unknown_while_the_engine_is_away(cli: Cli, api: FakeApi) -
     assert "is not known: the engine starts" in cli("status", "smol").out
 
 
-def test_a_base_without_variants_says_so(cli: Cli, api: FakeApi) -> None:
+def test_a_base_without_variants_is_reported(cli: Cli, api: FakeApi) -> None:
     api.script("GET /deployments/smol", answer(deployment(residency=residency())))
     assert "no variants are deployed on it" in cli("status", "smol").out
 
@@ -136,7 +136,7 @@ def test_placing_again_waits_until_new_engines_serve(cli: Cli, api: FakeApi) -> 
 
 @pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("added", ["smol@1", "smol@2"])
-def test_placing_again_without_a_better_place_says_so(added: str, cli: Cli, api: FakeApi) -> None:
+def test_placing_again_without_a_better_place_is_reported(added: str, cli: Cli, api: FakeApi) -> None:
     """The engine that stays says why. One that was added by load meanwhile, even of the same name, replaces
     none."""
     why = "smol@1 did not take its place: its engine failed: RuntimeError: out of memory; no more"

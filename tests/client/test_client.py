@@ -201,7 +201,7 @@ def test_a_nonsense_answer_is_an_error(client: Client, api: FakeApi) -> None:
         client.model("smol")
 
 
-def test_a_later_server_may_say_more(client: Client, api: FakeApi) -> None:
+def test_a_client_accepts_new_fields_of_a_later_server(client: Client, api: FakeApi) -> None:
     api.script("GET /models/smol", answer(model(colour="red")))
     api.script("GET /deployments/smol", answer(deployment(colour="red")))
     assert client.model("smol").model == client.deployment("smol").model
@@ -248,7 +248,7 @@ def test_wait_returns_the_end(client: Client) -> None:
     assert client.wait(client.deploy_model(DEPLOY), timeout_s=5).done
 
 
-def test_wait_raises_why_it_failed(client: Client, api: FakeApi) -> None:
+def test_wait_raises_the_operation_s_error(client: Client, api: FakeApi) -> None:
     failed = operation("Failed", error=error("no_feasible_plan", "too big; shrink it")["error"])
     api.script("GET /operations/op-1/watch", events(failed))
     with pytest.raises(errors.NoFeasiblePlan, match="too big"):

@@ -36,7 +36,9 @@ def test_lines_tabs_and_other_scripts_stay() -> None:
     assert printable("a\r\nb") == "a\nb"
 
 
-def test_whatever_the_cli_prints(capsys: pytest.CaptureFixture[str]) -> None:
+def test_control_characters_are_escaped_in_everything_the_cli_prints(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     output.print_text(f"model {EVIL}")
     output.print_table(("NAME",), [(EVIL,)], "none")
     output.print_facts([("reason", EVIL)])

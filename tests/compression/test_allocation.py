@@ -102,6 +102,6 @@ def test_all_ranks_are_dropped_without_bits() -> None:
     assert allocate(program).tolist() == [0, 0]
 
 
-def test_highs_says_when_its_time_is_over() -> None:
+def test_highs_reports_its_time_limit() -> None:
     with pytest.raises(RuntimeError, match="HiGHS proved no allocation"):
         allocate_by_highs(realistic(200, (384, 768), 1 / 16, 2, seed=0), limit_s=1e-3)

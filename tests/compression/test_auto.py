@@ -128,7 +128,7 @@ def test_nothing_is_done_twice_or_without_need(world: World, max_loss: int) -> N
             found = made.code_bytes
 
 
-def test_none_within_the_limit_says_what_each_costs() -> None:
+def test_a_limit_that_no_method_keeps_lists_each_method_s_loss() -> None:
     world = World(
         [Made(1 / 16, 6_250, (4.0, 1.0)), Made(1 / 8, 12_500, (0.0, 2.5)), Made(1 / 4, 9, ())], 1000
     )

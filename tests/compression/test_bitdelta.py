@@ -14,7 +14,7 @@ from workers.compression.types import Problem
 
 
 @given(rows=st.integers(1, 5), columns=st.integers(1, 20), seed=st.integers(0, 2**31))
-def test_it_is_signs_times_the_best_scale(rows: int, columns: int, seed: int) -> None:
+def test_the_code_is_signs_times_the_best_scale(rows: int, columns: int, seed: int) -> None:
     of = problem(rows, columns, seed, torch.eye(columns))
     found = bitdelta().step(of).weight - of.base
     scale = float(found.abs().mean())
@@ -29,7 +29,7 @@ def test_it_is_signs_times_the_best_scale(rows: int, columns: int, seed: int) ->
     assert torch.allclose(found, scale * torch.where(delta < 0, -1.0, 1.0), atol=1e-6)
 
 
-def test_it_takes_a_bit_per_weight_and_a_scale() -> None:
+def test_the_code_takes_a_bit_per_weight_and_a_scale() -> None:
     found = bitdelta().step(problem(3, 7, 1, torch.eye(7)))
     assert found.size_bytes == 3 + 2  # 21 bits
     assert found.encoded is None

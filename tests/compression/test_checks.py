@@ -229,7 +229,7 @@ def test_settings_that_engines_take_from_the_base(
         ({"use_sliding_window": False, "sliding_window": 512}, {"sliding_window": None}),
     ],
 )
-def test_settings_that_are_said_in_another_way(
+def test_equal_settings_in_another_form_are_accepted(
     tmp_path: Path, before: dict[str, Any], after: dict[str, Any]
 ) -> None:
     assert warned(tmp_path, before, after) == []

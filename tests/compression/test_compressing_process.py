@@ -101,7 +101,7 @@ def test_seconds_left_at_the_pace_so_far() -> None:
 
 
 @pytest.mark.slow
-def test_it_makes_a_variant_and_says_how_far_it_is(folders: tuple[Path, Path], tmp_path: Path) -> None:
+def test_the_process_makes_a_variant_and_reports_progress(folders: tuple[Path, Path], tmp_path: Path) -> None:
     request = request_for(folders, tmp_path / "work")
     lines = lines_of(request)
     artifact = artifact_of(lines)
@@ -135,7 +135,9 @@ def layers_in(folder: Path) -> set[tuple[int, int]]:
 
 
 @pytest.mark.slow
-def test_one_that_is_killed_goes_on_and_makes_the_same(folders: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_killed_process_continues_and_makes_the_same_files(
+    folders: tuple[Path, Path], tmp_path: Path
+) -> None:
     """Kill -9 after a third, and again at the same place in what is left."""
     undisturbed = request_for(folders, tmp_path / "undisturbed")
     artifact_of(lines_of(undisturbed))
@@ -174,7 +176,7 @@ def test_work_of_another_kind_of_device_is_done_again(
 
 
 @pytest.mark.slow
-def test_its_process_has_limits_and_no_secrets(
+def test_the_compressing_process_has_limits_and_no_secrets(
     folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OSTINATO_API_KEY", "the-key")
@@ -202,7 +204,7 @@ def test_processes_with_vllm_have_its_settings_and_no_secrets(monkeypatch: pytes
     assert dict(os.environ) == kept
 
 
-def test_closing_it_ends_its_process(folders: tuple[Path, Path], tmp_path: Path) -> None:
+def test_closing_the_compression_ends_its_process(folders: tuple[Path, Path], tmp_path: Path) -> None:
     lines = carry_out(request_for(folders, tmp_path / "work"))
     assert isinstance(from_line(next(lines)), Progress)
     (process,) = compressors()
@@ -212,7 +214,7 @@ def test_closing_it_ends_its_process(folders: tuple[Path, Path], tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_it_ends_with_who_started_it(folders: tuple[Path, Path], tmp_path: Path) -> None:
+def test_the_process_ends_with_its_parent(folders: tuple[Path, Path], tmp_path: Path) -> None:
     """A Ray task that is killed has no time to say so."""
     request = request_for(folders, tmp_path / "work")
     job = tmp_path / "request.json"

@@ -108,7 +108,7 @@ def job_of(base: Path, tuned: Path, out: Path, kind: str) -> Job:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "every"), [("delta", 1), ("checkpoint", 1), ("calibrated", 8)])
-def test_killed_at_any_moment_it_goes_on(tmp_path: Path, kind: str, every: int) -> None:
+def test_a_job_that_is_killed_at_any_moment_continues(tmp_path: Path, kind: str, every: int) -> None:
     base, tuned = write_pair(tmp_path)
     write_texts(tmp_path / "texts.txt")
     compress(job_of(base, tuned, tmp_path / "undisturbed", kind))
@@ -239,7 +239,7 @@ def test_files_without_a_record_are_not_published(tmp_path: Path, base: Path, tu
     assert contents(out) == contents(tmp_path / "undisturbed")
 
 
-def test_one_that_was_taken_away_is_made_as_a_whole(
+def test_a_removed_file_is_made_again_as_a_whole(
     tmp_path: Path, base: Path, tuned: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed when it was published already; then it is removed; and its repetition is stopped as well."""

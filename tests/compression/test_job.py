@@ -142,7 +142,7 @@ def test_any_step_is_a_method(tmp_path: Path, base: Path, tuned: Path) -> None:
     assert max(errors_of(base, tuned, tmp_path / "delta").values()) < 0.9
 
 
-def test_the_result_says_what_it_cost(tmp_path: Path, base: Path, tuned: Path) -> None:
+def test_the_result_has_its_cost(tmp_path: Path, base: Path, tuned: Path) -> None:
     result = compress(Job(base, tuned, tmp_path / "delta", magnitude()))
     stored = [t for path in (tmp_path / "delta").glob("*.safetensors") for t in load_file(path).values()]
     assert result.size_bytes == sum(t.numel() * t.element_size() for t in stored)

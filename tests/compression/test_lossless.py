@@ -111,7 +111,7 @@ def test_the_storage_is_measured_where_its_rate_is_not_given(delta: Path, tmp_pa
 
 
 @pytest.mark.parametrize("rate", [SLOWEST, FASTEST, None])
-def test_a_second_run_changes_nothing_and_tells_the_same(
+def test_a_second_run_changes_nothing_and_reports_the_same(
     delta: Path, tmp_path: Path, rate: float | None
 ) -> None:
     """Of what is compressed already, too; the storage's rate is that of reading it as it is."""
@@ -128,7 +128,7 @@ def test_a_second_run_changes_nothing_and_tells_the_same(
     assert json.loads(json.dumps(again.facts(), allow_nan=False))["compressed_files"] == len(first.kept)
 
 
-def test_a_delta_without_files_is_told_in_json(tmp_path: Path) -> None:
+def test_a_delta_without_files_is_reported_in_json(tmp_path: Path) -> None:
     (tmp_path / "delta.json").write_text(json.dumps({"version": 1, "files": {}}))
     facts = compress_files(tmp_path).facts()
     assert json.loads(json.dumps(facts, allow_nan=False))["storage_mb_per_s"] is None

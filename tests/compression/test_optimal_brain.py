@@ -65,7 +65,7 @@ def steps_of_tensors(group: torch.Tensor) -> Fix:
     group=st.sampled_from((None, 4, 12, 24, 128, 136, 160, 256)),
     seed=st.integers(0, 2**31),
 )
-def test_it_is_the_surgeon_with_explicit_inverses(
+def test_the_result_equals_the_surgeon_with_explicit_inverses(
     rows: int, fours: int, group: int | None, seed: int
 ) -> None:
     """In float64: in float32 a value between two steps may go to either, and what follows differs."""
@@ -107,7 +107,7 @@ def test_float32_loses_at_most_as_much_as_float64() -> None:
     assert errors[0] == pytest.approx(errors[1], rel=0.01)
 
 
-def test_dead_inputs_get_no_weights_and_no_say() -> None:
+def test_dead_inputs_get_no_weights_and_no_influence() -> None:
     """What lives is done as if the dead columns' weights had been 0 and their inputs independent."""
     weights = torch.randn(5, 16, generator=torch.Generator().manual_seed(3)).double()
     gram, dead = correlated(16, 4).double(), [1, 6, 7, 8]

@@ -127,7 +127,7 @@ class Counting:
         return self._answerer.distributions(pairs)
 
 
-def test_no_candidate_within_the_limit_is_told_and_what_was_measured_serves_another_limit(
+def test_a_limit_that_no_candidate_keeps_is_reported_and_measurements_serve_other_limits(
     models: Path, tmp_path: Path
 ) -> None:
     log: list[int] = []
@@ -207,7 +207,7 @@ def test_files_of_another_command_are_not_published(
     assert not asked.out.exists()
 
 
-def test_one_that_was_taken_away_after_it_was_published_is_made_again(
+def test_a_published_folder_that_was_removed_is_made_again(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(work: WorkFolder) -> None:
@@ -279,7 +279,7 @@ def test_files_are_packed_and_read_alike(models: Path, tmp_path: Path) -> None:
     assert (tmp_path / "packed merged" / file).read_bytes() == (tmp_path / "plain merged" / file).read_bytes()
 
 
-def test_files_that_were_packed_before_a_kill_are_told_of(
+def test_files_that_were_packed_before_a_kill_are_reported(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed when all is packed and nothing has its name; the same command ends as one that was not."""
@@ -318,7 +318,7 @@ def test_options_that_do_not_go_together(
     assert refusal.value.option == option
 
 
-def test_a_user_who_waits_for_the_evaluation_is_told_of_it(models: Path, tmp_path: Path) -> None:
+def test_a_waiting_user_sees_the_evaluation_in_the_log(models: Path, tmp_path: Path) -> None:
     told: list[tuple[float, str]] = []
     asked = request(models, tmp_path / "delta", evaluation=models / "tasks.jsonl")
     run(asked, lambda share, what: told.append((share, what)))

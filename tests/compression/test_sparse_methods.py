@@ -53,7 +53,7 @@ def test_nothing_beats_the_optimum(bits: int, refit: bool, seed: int) -> None:
 
 
 @given(bits=widths, size=st.floats(0.01, 100), seed=seeds)
-def test_it_is_the_optimum_when_all_inputs_count_alike(bits: int, size: float, seed: int) -> None:
+def test_the_result_is_the_optimum_when_all_inputs_count_alike(bits: int, size: float, seed: int) -> None:
     """The gain of keeping a weight grows with its magnitude then, and no error can be made up for."""
     of = problem(1, 8, seed, size * torch.eye(8))
     found = deltacompress(bits, refit=False).step(of)
@@ -75,7 +75,7 @@ def test_independent_inputs_have_a_closed_form(bits: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize(("bits", "factor"), [(4, 2.0), (2, 2.0)])
-def test_it_is_near_the_optimum_where_inputs_go_together(bits: int, factor: float) -> None:
+def test_the_result_is_near_the_optimum_for_correlated_inputs(bits: int, factor: float) -> None:
     """In the median over 60 rows of 8 weights, with the same scales. Pruning by magnitude is not."""
     ours, by_magnitude = [], []
     for seed in range(60):
@@ -92,7 +92,7 @@ def test_it_is_near_the_optimum_where_inputs_go_together(bits: int, factor: floa
 
 
 @pytest.mark.parametrize(("bits", "seed"), itertools.product((4, 2), range(5)))
-def test_it_loses_less_than_magnitude_where_inputs_go_together(bits: int, seed: int) -> None:
+def test_the_method_loses_less_than_magnitude_for_correlated_inputs(bits: int, seed: int) -> None:
     of = problem(32, 128, 100 + seed)
     by_magnitude = relative_error(of, of.base + sparse.decode(sparse.encode(of.delta, bits)))
     plain, refitted = (
@@ -184,7 +184,7 @@ def test_the_weight_is_the_base_and_what_is_stored(
         assert bool((decoded[0] == 0).all())
 
 
-def test_a_group_of_zeros_is_stored_as_the_format_says() -> None:
+def test_a_group_of_zeros_is_stored_as_in_the_format() -> None:
     made = problem(2, 16, 1)
     of = Problem(made.name, made.base, made.base.clone(), made.inputs)
     for bits in (4, 2):
@@ -206,7 +206,7 @@ def test_dead_inputs_get_no_delta() -> None:
     assert torch.equal(found.weight[:, dead], of.base[:, dead])
 
 
-def test_methods_say_what_they_are() -> None:
+def test_methods_describe_themselves() -> None:
     delta, plain = deltacompress(2, 64), deltacompress(2, 64, refit=False)
     assert delta.kind is VariantKind.SPARSE_DELTA
     assert delta.facts == {"bits": 2, "group_size": 64}

@@ -46,7 +46,7 @@ def decode_by_hand(code: sparse.SparseCode, columns: int) -> np.ndarray:
     zero=st.floats(0, 1),
     seed=st.integers(0, 2**31),
 )
-def test_a_sparse_code_is_what_the_format_says(
+def test_a_sparse_code_follows_the_format(
     rows: int, eights: int, bits: int, grouped: bool, zero: float, seed: int
 ) -> None:
     matrix = random((rows, 8 * eights), seed)
@@ -101,7 +101,9 @@ def test_codes_survive_their_own_decoding() -> None:
         (torch.full((2, 16), 1e6), 4, None, "finite"),
     ],
 )
-def test_a_matrix_without_a_sparse_code_is_refused(matrix: torch.Tensor, bits: int, group: int | None, words: str) -> None:
+def test_a_matrix_without_a_sparse_code_is_refused(
+    matrix: torch.Tensor, bits: int, group: int | None, words: str
+) -> None:
     with pytest.raises(ValueError, match=words):
         sparse.encode(matrix, bits, group)
 

@@ -78,7 +78,7 @@ def test_bases() -> None:
 
 
 @final
-def test_it_ends_as_another_user_than_root(stage: Stage) -> None:
+def test_the_image_runs_as_another_user_than_root(stage: Stage) -> None:
     assert stage.all("USER") == ["1000:1000"]
     after = [name for name, _ in stage.steps][[name for name, _ in stage.steps].index("USER") :]
     assert "RUN" not in after
@@ -88,7 +88,7 @@ def test_it_ends_as_another_user_than_root(stage: Stage) -> None:
 
 
 @final
-def test_it_reports_its_health(stage: Stage) -> None:
+def test_the_image_reports_its_health(stage: Stage) -> None:
     (check,) = stage.all("HEALTHCHECK")
     command = json.loads(check.partition("CMD")[2])
     assert command[0] == "python"
@@ -97,7 +97,7 @@ def test_it_reports_its_health(stage: Stage) -> None:
 
 
 @final
-def test_it_runs_the_serve_configuration(stage: Stage) -> None:
+def test_the_image_runs_the_serve_configuration(stage: Stage) -> None:
     (command,) = stage.all("CMD")
     run, verb, path = json.loads(command)
     assert (run, verb) == ("serve", "run")
@@ -105,7 +105,7 @@ def test_it_runs_the_serve_configuration(stage: Stage) -> None:
 
 
 @final
-def test_it_builds_in_another_stage(stage: Stage) -> None:
+def test_the_image_builds_in_another_stage(stage: Stage) -> None:
     copied = [shlex.split(text) for text in stage.all("COPY")]
     assert {words[0] for words in copied} == {f"--from={stage.name}-build"}
     assert [words[2] for words in copied] == ["/opt/venv", "/opt/ostinato"]

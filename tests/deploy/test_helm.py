@@ -373,7 +373,7 @@ def test_settings_read_what_the_chart_writes(chart: Chart, monkeypatch: pytest.M
     assert settings.allowed_roots == "/models:/scratch/models"
 
 
-def test_unset_settings_are_told_with_their_defaults() -> None:
+def test_unset_settings_are_listed_with_their_defaults() -> None:
     """Those that values.yaml has in comments: `# maxModelLen: 2048  # why`."""
     lines = (
         (CHART / "values.yaml").read_text().partition("\nsettings:\n")[2].partition("\n\n")[0].splitlines()
@@ -483,7 +483,7 @@ def test_the_store_is_the_charts_own_redis(chart: Chart) -> None:
     assert server["spec"]["volumeClaimTemplates"][0]["spec"]["resources"]["requests"]["storage"] == "8Gi"
 
 
-def test_secrets_of_ones_own(chart: Chart) -> None:
+def test_a_secret_of_the_user_is_used(chart: Chart) -> None:
     service = chart.service(EXTERNAL)
     variables = environment(next(pod_templates(service)))
     assert variables["OSTINATO_STORE_URL"]["valueFrom"]["secretKeyRef"] == {"name": "state", "key": "url"}
@@ -500,7 +500,7 @@ def test_secrets_of_ones_own(chart: Chart) -> None:
     assert claims == {"models": "shared-models", "home": "shared-home", "artifacts": "shared-deltas"}
 
 
-def test_the_tenants_file_is_where_every_container_is_told(chart: Chart) -> None:
+def test_the_tenants_file_is_at_the_path_that_every_container_reads(chart: Chart) -> None:
     for template in pod_templates(chart.service(EXTERNAL)):
         (volume,) = [each for each in template["spec"]["volumes"] if each["name"] == "tenants"]
         (mount,) = [
@@ -858,7 +858,7 @@ def policies(chart: Chart, values: Object) -> list[Object]:
     ],
     ids=lambda case: f"{case.namespace} {case.labels}" if isinstance(case, Pod) else "",
 )
-def test_pods_outside_the_release_reach_nothing_but_what_is_theirs(
+def test_pods_outside_the_release_reach_only_the_ports_for_them(
     chart: Chart, source: Pod, expected: set[int]
 ) -> None:
     """Not the GCS (6379), Ray's client and agents, nor engines' doors, wherever these listen."""
@@ -884,7 +884,7 @@ def test_pods_of_the_release_reach_each_other_and_its_redis(chart: Chart) -> Non
         }
 
 
-def test_peers_that_are_named_reach_what_they_are_named_for(chart: Chart) -> None:
+def test_named_peers_reach_the_ports_that_they_are_named_for(chart: Chart) -> None:
     ours, rules = pods_of(chart, EVERYTHING), policies(chart, EVERYTHING)
     controller = Pod("edge", {}, {"name": "ingress"})
     prometheus = Pod("watch", {}, {"name": "monitoring"})

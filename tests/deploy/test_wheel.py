@@ -67,7 +67,7 @@ def run(folder: Path, *argv: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_it_holds_every_file_of_the_packages(wheel: Path) -> None:
+def test_the_wheel_holds_every_file_of_the_packages(wheel: Path) -> None:
     held = set(zipfile.ZipFile(wheel).namelist())
     for package in PACKAGES:
         files = (path for path in (ROOT / package).rglob("*") if path.is_file())
@@ -75,7 +75,7 @@ def test_it_holds_every_file_of_the_packages(wheel: Path) -> None:
         assert there <= held
 
 
-def test_alone_it_gives_the_command_line(alone: Path, nowhere: str, tmp_path: Path) -> None:
+def test_the_wheel_alone_gives_the_command_line(alone: Path, nowhere: str, tmp_path: Path) -> None:
     shown = run(tmp_path, alone / "ostinato", "--help")
     assert shown.returncode == 0, shown.stderr
     assert "evaluate-estimator" in shown.stdout
@@ -84,13 +84,15 @@ def test_alone_it_gives_the_command_line(alone: Path, nowhere: str, tmp_path: Pa
     assert unanswered.stderr.startswith(f"Error: nothing answers at {nowhere}")
 
 
-def test_alone_it_gives_the_client(alone: Path, tmp_path: Path) -> None:
+def test_the_wheel_alone_gives_the_client(alone: Path, tmp_path: Path) -> None:
     code = "from controlplane.client.client import Client; Client('http://127.0.0.1:1').close()"
     assert run(tmp_path, alone / "python", "-c", code).returncode == 0
 
 
 @pytest.mark.parametrize("command", ["demo", "up", "plan scenario.yaml"])
-def test_a_command_that_needs_more_says_what_to_install(command: str, alone: Path, tmp_path: Path) -> None:
+def test_a_command_with_missing_packages_names_the_extra_to_install(
+    command: str, alone: Path, tmp_path: Path
+) -> None:
     ended = run(tmp_path, alone / "ostinato", *command.split())
     assert ended.returncode == 1
     assert "is not installed" in ended.stderr

@@ -27,7 +27,7 @@ def test_each_pointer_leads_to_its_value(formats: str) -> None:
             assert (pointer or 0) % ctypes.alignment(TYPES[kind]) == 0
 
 
-def test_a_dependent_launch_says_so_and_how_large_its_clusters_are() -> None:
+def test_a_dependent_launch_has_its_attribute_and_its_cluster_size() -> None:
     driver = pytest.importorskip("cuda.bindings.driver", reason="has the forms of launches")
     names = driver.CUlaunchAttributeID
     for cluster in (1, 2):

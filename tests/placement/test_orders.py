@@ -56,7 +56,9 @@ def test_tables_at_the_ends_are_found_room_for(policy: Joint | Exact, free_gib: 
 
 @pytest.mark.parametrize("estimator_for", [estimator_of, Pausing], ids=["roofline", "pausing"])
 @pytest.mark.parametrize("seeds", [range(12), pytest.param(range(12, 80), marks=pytest.mark.slow)], ids=str)
-def test_the_result_equals_brute_force_over_all_orders_and_splits(seeds: range, estimator_for: EstimatorFor) -> None:
+def test_the_result_equals_brute_force_over_all_orders_and_splits(
+    seeds: range, estimator_for: EstimatorFor
+) -> None:
     """`benchmarks.placement_orders` does it for 10,000."""
     placed = 0
     for seed in seeds:

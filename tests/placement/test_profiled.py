@@ -98,7 +98,9 @@ def test_a_slower_link_makes_all_reduces_slower() -> None:
 
 
 @pytest.mark.parametrize("quantization", ["none", "fp8"])
-def test_a_what_if_plan_with_a_config_is_estimated_like_a_deployment(tmp_path: Path, quantization: str) -> None:
+def test_a_what_if_plan_with_a_config_is_estimated_like_a_deployment(
+    tmp_path: Path, quantization: str
+) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_CONFIG))
     document = {
         "cluster": {

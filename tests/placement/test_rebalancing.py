@@ -155,7 +155,7 @@ def test_a_device_with_one_group_is_freed_if_the_group_fits_elsewhere(world: Wor
 
 
 @given(world=worlds())
-def test_a_newcomer_fits_where_it_is_said_to(world: World) -> None:
+def test_a_newcomer_fits_at_its_proposed_place(world: World) -> None:
     found = to_fit(world.inventory, world.tenants, world.decide, "new")
     free = {d.index: d.free_bytes for d in world.inventory.devices}
     if any(room >= world.newcomer for room in free.values()):

@@ -124,7 +124,7 @@ def simulated(requests: list[tuple[float, int, RequestTerms]], limits: LineLimit
 
 @settings(max_examples=200, deadline=None)
 @given(REQUESTS, LIMITS, st.booleans())
-def test_the_line_is_told_in_time(
+def test_the_simulated_line_gets_its_events_in_time(
     requests: list[tuple[float, int, RequestTerms]], limits: LineLimits, refuses: bool
 ) -> None:
     desk = Desk(requests, limits, refuses)

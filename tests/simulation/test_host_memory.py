@@ -36,7 +36,7 @@ USES = st.lists(st.tuples(st.integers(1, VARIANTS), st.booleans()), max_size=30)
 
 @settings(max_examples=150, deadline=None)
 @given(SIZES, st.integers(0, 25), USES)
-def test_those_used_longest_ago_leave_unless_they_are_in_a_slot(
+def test_the_least_recently_used_variants_leave_unless_they_are_in_a_slot(
     sizes: list[int], limit: int, uses: list[tuple[int, bool]]
 ) -> None:
     world = new(sizes, float(limit))

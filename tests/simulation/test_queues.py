@@ -36,7 +36,7 @@ def test_fixed_lengths_wait_as_in_m_d_1(load: float) -> None:
     assert_within(waits, expected_s)
 
 
-def test_geometric_lengths_wait_as_pollaczek_and_khinchine_say() -> None:
+def test_geometric_lengths_wait_as_in_the_pollaczek_khinchine_formula() -> None:
     mean, load = 8.0, 0.6
     rate = load / (mean * MACHINE.base_s)
     second_moment = MACHINE.base_s**2 * (2 - 1 / mean) * mean**2

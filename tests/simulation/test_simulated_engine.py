@@ -107,7 +107,7 @@ def test_a_request_that_arrives_in_a_prefill_begins_after_the_scheduled_steps(
     assert second.first_s == pytest.approx(0.1 + steps_between * 0.001 + 0.011)  # with the first one's row
 
 
-def test_each_step_is_made_of_who_had_come_when_the_one_before_began() -> None:
+def test_each_step_has_the_requests_that_came_before_the_last_step_began() -> None:
     """The second comes in step 1 and is filled in step 3, the third in 2 and 4, the fourth in 3 and 5."""
     requests = [Asked(0.0, 100, 50), Asked(0.05, 10, 50), Asked(0.1005, 20, 50), Asked(0.105, 30, 50)]
     world = served(BY_HAND, requests, look_ahead=1)
@@ -184,7 +184,9 @@ def next_arrival_s(world: World) -> float:
 
 
 @pytest.mark.parametrize(("almost_done_tokens", "preempted"), [(8, 1), (1 << 30, 0)])
-def test_a_request_that_skipped_the_line_steps_back_unless_it_may_continue(almost_done_tokens: int, preempted: int) -> None:
+def test_a_request_that_skipped_the_line_steps_back_unless_it_may_continue(
+    almost_done_tokens: int, preempted: int
+) -> None:
     """One variant runs at a time: the third request joins the first, before the second, and outlives it."""
     requests = [Asked(0.0, 1, 20, 1), Asked(0.001, 1, 5, 2), Asked(0.002, 1, 200, 1)]
     parts = (0.0, 0.0, 0.0)

@@ -283,7 +283,7 @@ def test_writes_of_older_software_are_seen(url: str) -> None:
 # --- leases --------------------------------------------------------------------------------------
 
 
-def test_a_lease_is_one_holders_until_it_is_released(store: StateStore) -> None:
+def test_a_lease_belongs_to_one_holder_until_it_is_released(store: StateStore) -> None:
     mine = store.take_lease("controller", "a", 60)
     assert (mine.name, mine.holder) == ("controller", "a")
     assert store.take_lease("controller", "b", 60) == mine
@@ -309,7 +309,7 @@ def test_an_expired_or_abandoned_lease_goes_to_another_holder(store: StateStore)
     assert third.epoch > second.epoch
 
 
-def test_only_who_holds_it_commits_with_it(store: StateStore) -> None:
+def test_only_the_lease_s_holder_commits_with_it(store: StateStore) -> None:
     mine = store.take_lease("controller", "a", 0.001)
     time.sleep(0.002)
     assert store.commit([put("a", "1")], mine) == 1  # it ran out, and nobody took it
@@ -349,7 +349,7 @@ def test_one_of_several_processes_gets_a_lease(url: str) -> None:
     assert len({process.communicate(timeout=90)[0] for process in children}) == 1
 
 
-def test_it_is_there_after_closing(url: str) -> None:
+def test_entries_are_there_after_closing(url: str) -> None:
     first = open_store(url)
     revision = first.commit([put("a", "1", 0)])
     first.close()
@@ -657,7 +657,7 @@ class DictMachine(RuleBasedStateMachine):
         assert (snapshot.revision, found) == (self.revision, self.model)
 
 
-def test_it_behaves_like_a_dict(url: str) -> None:
+def test_the_store_behaves_like_a_dict(url: str) -> None:
     open_store(url).close()  # makes the folder
     machine = type("Machine", (DictMachine,), {"url": url})
     run_state_machine_as_test(
@@ -690,7 +690,7 @@ def test_a_url_that_names_no_store_is_refused(url: str) -> None:
     assert "secret" not in raised.value.message
 
 
-def test_an_unknown_scheme_says_what_is_accepted() -> None:
+def test_an_unknown_scheme_is_refused_with_the_accepted_ones() -> None:
     with pytest.raises(InvalidRequest, match=r"'etcd'.*sqlite:///.*redis://.*rediss://.*unix://"):
         open_store("etcd://host")
 
@@ -854,7 +854,7 @@ def test_a_foreign_key_in_the_way_writes_nothing(redis_url: str) -> None:
         (("--rename-command", "CONFIG", ""), None),
     ],
 )
-def test_it_warns_of_a_redis_that_would_lose_state(
+def test_a_redis_that_would_lose_state_is_reported(
     start_redis: Callable[..., Any],
     caplog: pytest.LogCaptureFixture,
     options: tuple[str, ...],
@@ -885,7 +885,7 @@ def test_a_refused_login_and_a_full_memory(start_redis: Callable[..., Any]) -> N
     store.close()
 
 
-def test_it_works_over_a_unix_socket(start_redis: Callable[..., Any], tmp_path: Path) -> None:
+def test_the_store_works_over_a_unix_socket(start_redis: Callable[..., Any], tmp_path: Path) -> None:
     start_redis("--unixsocket", str(tmp_path / "r.sock"))
     store = open_store(f"unix://{tmp_path}/r.sock?db=3&prefix=u")
     assert store.commit([put("a", "1", 0)]) == 1
@@ -894,7 +894,7 @@ def test_it_works_over_a_unix_socket(start_redis: Callable[..., Any], tmp_path: 
         assert client.exists("{u}:revision")
 
 
-def test_it_works_on_a_redis_cluster(
+def test_the_store_works_on_a_redis_cluster(
     start_redis: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(redis_module, "WAIT_MS", 1)

@@ -65,7 +65,7 @@ def test_acknowledged_commits_survive_a_failover(pair: RedisPair) -> None:
     assert [key for key in acknowledged if key not in there] == []
 
 
-def test_no_revision_is_used_twice_and_the_loss_is_told(
+def test_no_revision_is_used_twice_and_a_loss_is_reported(
     pair: RedisPair, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = open_store(pair.address)  # which waits for no replica
@@ -107,7 +107,7 @@ def test_a_commit_that_the_replica_does_not_have_is_not_acknowledged(
     store.close()
 
 
-def test_it_warns_where_a_failover_would_lose_commits(
+def test_a_redis_whose_failover_would_lose_commits_is_reported(
     pair: RedisPair, caplog: pytest.LogCaptureFixture
 ) -> None:
     def said(replicas: int) -> list[str]:

@@ -35,14 +35,14 @@ def test_a_store_that_starts_later_is_waited_for(
     store.close()
 
 
-def test_one_that_does_not_come_is_an_error_in_the_end(start_redis: Callable[..., RedisServer]) -> None:
+def test_a_store_that_does_not_come_is_an_error_in_the_end(start_redis: Callable[..., RedisServer]) -> None:
     server = start_redis()
     server.kill()
     with pytest.raises(Unavailable, match="cannot be used"):
         open_store_at_start(server.url, no_engines, wait_s=0.1)
 
 
-def test_a_wrong_password_is_told_at_once(start_redis: Callable[..., RedisServer]) -> None:
+def test_a_wrong_password_is_an_error_at_once(start_redis: Callable[..., RedisServer]) -> None:
     server = start_redis()
     with redis.Redis(port=server.port) as client:
         client.config_set("requirepass", "right")
@@ -50,7 +50,7 @@ def test_a_wrong_password_is_told_at_once(start_redis: Callable[..., RedisServer
         open_store_at_start(server.url.replace("redis://", "redis://:wrong@"), no_engines)
 
 
-def test_a_damaged_file_is_told_at_once(tmp_path: Path) -> None:
+def test_a_damaged_file_is_an_error_at_once(tmp_path: Path) -> None:
     (tmp_path / "state.db").write_bytes(b"no database" * 1000)
     with pytest.raises(Unavailable):
         open_store_at_start(f"sqlite://{tmp_path}/state.db", no_engines)

@@ -255,7 +255,7 @@ def test_an_undecodable_record_is_left_out_and_named(
     assert "model 'odd'" in caplog.messages[0]
 
 
-def test_it_can_be_mended_or_deleted_and_is_reported_when_it_breaks_again(
+def test_a_broken_record_can_be_mended_or_deleted_and_is_reported_when_it_breaks_again(
     store: StateStore, repository: Repository, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(2):
@@ -271,9 +271,7 @@ def test_it_can_be_mended_or_deleted_and_is_reported_when_it_breaks_again(
     assert repository.read().undecodable == ()
 
 
-def test_records_that_need_newer_software_are_left_alone(
-    store: StateStore, repository: Repository
-) -> None:
+def test_records_that_need_newer_software_are_left_alone(store: StateStore, repository: Repository) -> None:
     text = dump(BASE)
     assert text.startswith('{"schema":1,')
     store.commit([Write("model", "base", text.replace('"schema":1', '"schema":2', 1), 0)])

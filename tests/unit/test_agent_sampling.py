@@ -78,7 +78,7 @@ def test_an_engine_that_is_measured_belongs_to_its_profile() -> None:
     assert holders == ["", "measuring:Llama-2x8_f.1", "measuring:Llama-2x8_f.1", "", ""]
 
 
-def test_further_replicas_are_told_apart() -> None:
+def test_further_replicas_have_their_own_holders() -> None:
     table = TABLE | {25: ProcessRow(10, "ray::ServeReplica:model-chat.v2@12:Engine.report")}
     assert holder_of(25, table) == "chat.v2@12"
 

@@ -205,7 +205,7 @@ def _entry(start: int, end: int, shape: list[Any] | None = None, dtype: str = "U
         (make.raw_safetensors({"a": 3}), "int"),
     ],
 )
-def test_a_corrupt_file_says_how(tmp_path: Path, raw: bytes, words: str) -> None:
+def test_a_corrupt_file_s_error_says_how(tmp_path: Path, raw: bytes, words: str) -> None:
     (tmp_path / "x.safetensors").write_bytes(raw)
     with pytest.raises(CheckpointError, match=words):
         read_layout(tmp_path / "x.safetensors")

@@ -183,7 +183,7 @@ def test_a_frame_of_another_size_is_refused_before_it_is_read(
         register(folder, base)
 
 
-def test_a_frame_that_does_not_tell_its_size_is_refused(
+def test_a_frame_without_its_size_is_refused(
     base: ModelSpec, packed: dict[str, Path], plain: dict[str, Path], tmp_path: Path
 ) -> None:
     compressor = zstandard.ZstdCompressor(write_content_size=False)

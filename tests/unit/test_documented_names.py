@@ -40,7 +40,7 @@ OF_ALL = {"--json", "--url", "--debug", "--help"}
 MAX_WORDS = {"README.md": 600, "ARCHITECTURE.md": 2000, "docs": 26_000}  # docs/settings.md is generated
 
 
-def test_the_page_of_settings_is_what_the_code_says() -> None:
+def test_the_page_of_settings_is_made_from_the_code() -> None:
     written = settings_page.PAGE.read_text(encoding="utf-8")
     assert written == settings_page.page(), "run: python scripts/settings_page.py"
 

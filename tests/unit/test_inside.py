@@ -44,7 +44,9 @@ def exchange(path: Path, outside: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-def test_a_base_with_a_file_exchanged_for_a_link_is_refused(confined: Path, tmp_path: Path, name: str) -> None:
+def test_a_base_with_a_file_exchanged_for_a_link_is_refused(
+    confined: Path, tmp_path: Path, name: str
+) -> None:
     spec_of(confined)
     exchange(confined / "base" / name, tmp_path / "outside")
     with pytest.raises(CheckpointError, match="lies outside the folders"):
@@ -52,14 +54,18 @@ def test_a_base_with_a_file_exchanged_for_a_link_is_refused(confined: Path, tmp_
 
 
 @pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
-def test_a_variant_with_a_file_exchanged_for_a_link_is_refused(confined: Path, tmp_path: Path, name: str) -> None:
+def test_a_variant_with_a_file_exchanged_for_a_link_is_refused(
+    confined: Path, tmp_path: Path, name: str
+) -> None:
     spec, folder = spec_of(confined), checkpoints.write_adapter(confined / "v1")
     exchange(folder / name, tmp_path / "outside")
     with pytest.raises(CheckpointError, match="lies outside the folders"):
         read_manifest(folder, spec, VariantLimits(16))
 
 
-def test_one_that_is_exchanged_between_its_headers_and_its_bytes(confined: Path, tmp_path: Path) -> None:
+def test_a_file_that_is_exchanged_between_headers_and_bytes_is_refused(
+    confined: Path, tmp_path: Path
+) -> None:
     """As an engine reads it: headers first, layers later."""
     spec, folder = spec_of(confined), checkpoints.write_adapter(confined / "v1")
     manifest = read_manifest(folder, spec, VariantLimits(16))

@@ -106,7 +106,7 @@ def test_the_scaling(tmp_path: Path, base: ModelSpec, changes: dict[str, Any], s
         ({"target_modules": "(?i)" + "[a-\U0010ffff]" * 1000}, "longer than 2000"),  # takes 4 s to compile
     ],
 )
-def test_tensors_that_do_not_fit_are_named(
+def test_a_config_that_does_not_fit_is_named(
     tmp_path: Path, base: ModelSpec, changes: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(AdapterError, match=words):

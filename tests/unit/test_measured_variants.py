@@ -110,7 +110,7 @@ MIXES: dict[str, tuple[SyntheticVariant | None, ...]] = {
 @pytest.mark.parametrize(
     ("batch", "length"), [(1, 128), (8, 128), (32, 128), (64, 128), (32, 512), (64, 1024)]
 )
-def test_a_mix_takes_what_its_clients_see(
+def test_a_mix_takes_the_time_that_its_clients_see(
     mix: tuple[SyntheticVariant | None, ...], batch: int, length: int
 ) -> None:
     """With few clients and with many, of which some ask the base; with prompts that are filled while others
@@ -172,7 +172,7 @@ def test_no_figure_is_invented_for_an_unmeasured_kind_of_engine() -> None:
     assert calibrate(LLAMA_7B, found).variants == {}
 
 
-def test_measured_variants_are_surer_and_said_to_be() -> None:
+def test_measured_variants_have_narrower_ranges_and_are_marked_so() -> None:
     load, mix = Workload(8, 128, OUT), variants("lora", 2)
     unmeasured = calibrate(LLAMA_7B, [t for t in profile() if not t.point.mix])
     known, unknown = (estimate(found, mix, load, ("lora",)) for found in (calibration(), unmeasured))

@@ -107,7 +107,9 @@ def test_one_time_costs_and_pauses_of_earlier_stages_are_fitted(
 
 
 @pytest.mark.parametrize("split", [(16, 16), (20, 12)], ids=str)
-def test_no_request_waits_for_steps_that_end_no_prompt(split: tuple[int, ...], calibration: Calibration) -> None:
+def test_no_request_waits_for_steps_that_end_no_prompt(
+    split: tuple[int, ...], calibration: Calibration
+) -> None:
     """Of one long prompt. Of two only what is in flight with the first one's last step."""
     lossy = replace(calibration, batched_tokens=2048, lost_pace={"none": 0.3})
     plain = replace(lossy, lost_pace={})

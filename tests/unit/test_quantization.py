@@ -166,7 +166,7 @@ def test_only_the_bytes_read_count_for_a_token_of_one_request() -> None:
     assert quantized / whole == pytest.approx(read, rel=0.01)
 
 
-def test_a_quantization_that_was_not_measured_is_scaled_less_certain_and_says_so() -> None:
+def test_an_unmeasured_quantization_is_scaled_with_a_wider_range_and_marked_so() -> None:
     load = Workload(1, 128, OUT)
     quantized, whole = (predict(ground(plan()), plan(quantization=q), load) for q in ("fp8", "bf16"))
     assert quantized.tpot_s.value < 0.7 * whole.tpot_s.value

@@ -9,7 +9,7 @@ import pytest
 from controlplane.repeated_lines import REPEATED, Rarely
 
 
-def test_a_line_is_said_at_once_and_then_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_line_is_logged_at_once_and_then_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     now_s = 1_000.0
     log = logging.getLogger("test.rarely")
     rarely = Rarely(lambda: now_s)

@@ -80,7 +80,7 @@ def measured(front: Front, batches: Sequence[int] = (1, 8, 32)) -> RequestPath:
 @pytest.mark.parametrize("each_ms", [0.05, 0.4, 2.0])
 @pytest.mark.parametrize("step_ms", [0.0, 5.0])
 @pytest.mark.parametrize(("first_ms", "more_ms"), [(0.0, 0.0), (2.0, 0.1), (10.0, 1.6), (40.0, 20.0)])
-def test_clients_see_what_a_queue_makes_of_it(
+def test_clients_see_the_queue_s_latency(
     batch: int, each_ms: float, first_ms: float, more_ms: float, step_ms: float
 ) -> None:
     """From engines that keep up with the path to those that take far longer than it."""
@@ -186,7 +186,7 @@ PATH = RequestPath(12e-3, 1e-3, 2e-6, 0.8, 1.3)
 
 @pytest.mark.parametrize("batch", [1, 8, 32])
 @pytest.mark.parametrize("known", [True, False])
-def test_an_estimate_tells_the_path_and_the_engine_apart(batch: int, known: bool) -> None:
+def test_an_estimate_separates_request_path_and_engine(batch: int, known: bool) -> None:
     load, here = Workload(batch, 128, 32), ground(plan(), known)
     alone = predict(here, plan(), load)
     assert alone.path_s is None

@@ -55,7 +55,7 @@ def registered(base: Path, adapter: Path) -> Model:
     return read_model_files(variant, known, limits, Path)
 
 
-def test_registering_says_what_is_the_variants_own_and_where_from(base: Path, adapter: Path) -> None:
+def test_registering_lists_the_variant_s_own_settings_and_their_files(base: Path, adapter: Path) -> None:
     assert "its own" not in registered(base, adapter).reason
     tokenizer(adapter, FEW, {"<think>": 61}, eos_token={"content": "w8"}, pad_token="[PAD]")
     (adapter / "chat_template.jinja").write_text("own")

@@ -41,20 +41,20 @@ BASE.kind = -1
 
 @pytest.mark.parametrize("rows", [1, 3, 10, 32, 100, 256])
 @pytest.mark.parametrize("tokens", [32, 300, 1000])
-def test_the_base_takes_what_the_predictor_says(rows: int, tokens: int) -> None:
+def test_the_base_takes_the_predicted_time(rows: int, tokens: int) -> None:
     expected = predict(GROUND, PLAN, Workload(rows, tokens, 64)).step_s.value
     made = batch(BASE, [0] * rows, tokens + 32)
     assert steps.decode_step_s(MODEL[0], made[0]) == pytest.approx(expected, rel=0.03)
 
 
 @pytest.mark.parametrize("tokens", [20, 128, 700, 2048])
-def test_a_prompt_alone_takes_what_the_predictor_says(tokens: int) -> None:
+def test_a_prompt_alone_takes_the_predicted_time(tokens: int) -> None:
     expected = predict(GROUND, PLAN, Workload(1, tokens, 2)).ttft_s.value
     assert steps.prefill_curve_s(MODEL[0], float(tokens)) == pytest.approx(expected, rel=0.03)
 
 
 @pytest.mark.parametrize(("rank", "rows"), [(8, 1), (64, 1), (16, 8), (64, 32)])
-def test_a_mix_of_adapters_takes_what_the_predictor_says(rank: int, rows: int) -> None:
+def test_a_mix_of_adapters_takes_the_predicted_time(rank: int, rows: int) -> None:
     specs = [synthetic_spec(LLAMA_7B, SyntheticVariant("lora", rank=r)) for r in (rank, 2 * rank)]
     model = MODEL.copy().view(np.recarray)
     variants = add_variants(model, GROUND, PLAN, specs, 10e9)
@@ -148,7 +148,7 @@ def test_variants_take_other_times_in_wide_steps(chosen: list[int], tokens: int)
 
 
 @given(choices(), st.integers(0, 5))
-def test_one_more_is_foretold(chosen: list[int], more: int) -> None:
+def test_the_cost_of_one_more_request_is_predicted(chosen: list[int], more: int) -> None:
     made, variants = batch(some_variants(), chosen, 50.0), some_variants()
     foretold = steps.step_with_one_more_s(
         linear_model()[0], made[0], variants[more], 50.0, more not in chosen
@@ -190,7 +190,7 @@ def test_no_observation_takes_a_correction_out_of_its_bounds(
     assert 0.0 <= mean <= correction.CLIP
 
 
-def test_measured_launches_of_kinds_are_told_apart() -> None:
+def test_measured_launches_of_kinds_are_counted_separately() -> None:
     """An engine that launches LoRA's and BOFT's kernels in every batch with variants: its mixes as
     predicted."""
     calibration = calibrate(LLAMA_7B, measurements())

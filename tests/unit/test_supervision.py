@@ -92,7 +92,7 @@ class Played:
         return self.did
 
 
-def test_it_starts_what_died_and_then_looks_on() -> None:
+def test_the_supervisor_restarts_dead_processes_and_keeps_watching() -> None:
     gone = Seen(("raylet",))
     assert Played([Seen(), gone, Seen(), Seen()]).play() == ["pause", "start", "pause", "pause"]
 

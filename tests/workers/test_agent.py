@@ -139,7 +139,7 @@ def test_gpus_with_their_processes_and_nvlink_domains(driver: Driver, engine: in
 
 
 @pytest.mark.slow
-def test_only_gpus_that_are_ours_and_what_a_driver_does_not_tell(driver: Driver) -> None:
+def test_only_our_gpus_are_sampled_without_values_that_the_driver_lacks(driver: Driver) -> None:
     driver.says(f"2  {GIB} {GIB} 0 0 0  {GIB} 0 -1 -1 0")
     driver.start(gpus=[1])
     (only,) = driver.until(lambda r: r["devices"])["devices"]

@@ -150,7 +150,7 @@ async def test_cancelling_the_consumer_ends_the_application(over_and_over: bool)
         await ended.wait()
 
 
-async def test_an_application_that_ends_on_disconnect_is_told() -> None:
+async def test_an_application_that_ends_on_disconnect_receives_it() -> None:
     told = asyncio.Event()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:

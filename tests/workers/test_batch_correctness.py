@@ -242,7 +242,7 @@ def test_reloading_a_name_with_other_weights(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_variant_that_is_read_again_and_went_bad_says_what_is_wrong(lab: Lab, stream: bool) -> None:
+def test_a_damaged_variant_that_is_read_again_names_its_defect(lab: Lab, stream: bool) -> None:
     """It lost its place in memory since it was loaded. The others of the batch do not feel it."""
     variant = lab.variants[THIRD.name]
     path = Path(variant.path) / "adapter_model.safetensors"

@@ -52,7 +52,7 @@ async def test_a_stream(worker: Worker) -> None:
     assert len(items) == 5
 
 
-async def test_a_stream_as_long_as_it_is_asked_to_be_says_what_it_used() -> None:
+async def test_a_stream_of_the_requested_length_reports_its_usage() -> None:
     """A hundred of two words' tokens, as vLLM does with `ignore_eos`."""
     worker = Worker(CONFIG, "127.0.0.1")
     await worker.start()
@@ -65,7 +65,7 @@ async def test_a_stream_as_long_as_it_is_asked_to_be_says_what_it_used() -> None
     await worker.close()
 
 
-async def test_at_a_pace_those_beyond_the_batch_wait_and_steps_are_told() -> None:
+async def test_at_a_pace_requests_beyond_the_batch_wait_and_steps_are_reported() -> None:
     """A batch of two; six answers of eight tokens: three of them follow each other in a row."""
     worker = Worker(dataclasses.replace(CONFIG, max_num_seqs=2, echo_tpot_s=0.01), "127.0.0.1")
     await worker.start()
@@ -89,7 +89,7 @@ async def test_at_a_pace_those_beyond_the_batch_wait_and_steps_are_told() -> Non
 
 
 @pytest.mark.parametrize("body", [{}, {"messages": []}, {"messages": 7}, {"messages": [{}]}])
-async def test_a_request_it_cannot_read(worker: Worker, body: dict[str, Any]) -> None:
+async def test_an_unreadable_request_is_refused(worker: Worker, body: dict[str, Any]) -> None:
     assert (await worker.call(ask(CHAT, **body))).status == 400
 
 
@@ -142,7 +142,7 @@ async def failing_app(scope: Message, receive: Any, send: Any) -> None:
 
 
 @pytest.mark.parametrize("known", [True, False])
-async def test_a_request_that_fails_for_its_variant_says_why(
+async def test_a_request_that_fails_for_its_variant_names_the_reason(
     worker: Worker, monkeypatch: pytest.MonkeyPatch, known: bool
 ) -> None:
     """Whole answers and streams; where the engine does not know, the application's words stay."""

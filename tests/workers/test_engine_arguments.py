@@ -71,7 +71,7 @@ def test_a_stored_head_overrules_a_config_that_says_tied(tmp_path: Path) -> None
     assert "--hf-overrides" not in engine_arguments(replace(config, load_format="dummy"))
 
 
-async def test_it_has_no_variants_and_takes_none() -> None:
+async def test_an_engine_without_slots_has_no_variants_and_accepts_none() -> None:
     client = NoVariants()
     state = residency_of(await client.state())
     assert (state.slots, state.limit, state.variants) == (0, await client.limit(3), ())

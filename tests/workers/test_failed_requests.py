@@ -157,7 +157,7 @@ async def out_of_memory() -> Exception:
         ("/answers", nothing_known, None),
     ],
 )
-async def test_a_header_tells_the_gateway_what_a_status_does_not(
+async def test_a_header_gives_the_gateway_the_kind_of_failure(
     path: str, why: Any, fault: bytes | None
 ) -> None:
     sent: list[Any] = []

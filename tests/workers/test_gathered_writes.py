@@ -74,7 +74,7 @@ async def test_a_whole_answer_is_one_write() -> None:
         assert body == b"3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n"
 
 
-async def test_it_is_written_when_it_is_complete_not_a_turn_later() -> None:
+async def test_an_answer_is_written_when_it_is_complete_not_a_turn_later() -> None:
     seen: list[int] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:

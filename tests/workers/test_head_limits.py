@@ -94,7 +94,7 @@ async def test_a_head_without_end_is_cut(port: int) -> None:
     assert await taken(port, GET + b"x-long: ") < 32 << 20  # sockets' buffers hold some
 
 
-async def test_it_is_told_why(port: int) -> None:
+async def test_a_refused_head_gets_the_reason(port: int) -> None:
     """Of one that is just too long, and waits for an answer: all that was sent is read."""
     head = GET + b"x: " + b"a" * (MAX_HEAD_BYTES - len(GET) - 3)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -133,7 +133,9 @@ async def test_a_long_body_is_no_head(port: int) -> None:
 
 
 @pytest.mark.parametrize("begun", [b"G", GET, GET + b"x-a"])
-async def test_one_that_does_not_end_in_time_is_told(impatient: None, port: int, begun: bytes) -> None:
+async def test_a_head_that_does_not_end_in_time_gets_an_error(
+    impatient: None, port: int, begun: bytes
+) -> None:
     assert (await told(port, begun)).startswith(b"HTTP/1.1 408 ")
 
 

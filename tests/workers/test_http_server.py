@@ -37,7 +37,7 @@ async def post(report: WorkerReport, headers: dict[str, str], **body: Any) -> ht
         return await http.post(TEXT, json={"model": "b", "prompt": "a b", **body}, headers=headers)
 
 
-async def test_it_answers_who_knows_the_secret(worker: Worker) -> None:
+async def test_a_caller_with_the_secret_is_answered(worker: Worker) -> None:
     report = await worker.report()
     reply = await post(report, request_headers.request_headers(report.secret, None))
     assert reply.json()["choices"][0]["text"] == "a b"
@@ -147,7 +147,7 @@ async def test_a_closing_server_ends_its_requests_and_takes_no_others() -> None:
     assert app.asked == 1
 
 
-async def test_one_that_closes_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_closing_server_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(door_module, "DRAIN_S", 0.05)
     app = Held()
     async with opened(app) as door, asyncio.timeout(90), httpx.AsyncClient(trust_env=False) as http:

@@ -89,7 +89,7 @@ async def test_the_feed_counts_requests_and_not_its_listeners() -> None:
         assert await first(heard, ongoing=0) == IDLE
 
 
-async def test_only_who_knows_the_secret_is_told() -> None:
+async def test_only_a_caller_with_the_secret_gets_the_feed() -> None:
     async with pushing() as one, httpx.AsyncClient(trust_env=False) as http:
         for headers in ({}, {request_headers.SECRET: "0" * 64}):
             assert (await http.get(one.url + load_lines.PATH, headers=headers)).status_code == 401
@@ -150,7 +150,7 @@ async def test_lines_are_no_closer_than_they_may_be() -> None:
             one.observer.step([0.02])
 
 
-async def test_an_idle_worker_is_heard_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_idle_worker_reports_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load_feed, "MOST_S", 0.06)
     async with pushing() as one, aclosing(loads(one.url, one.headers)) as heard:
         assert [await anext(heard) for _ in range(4)] == [IDLE] * 4
@@ -184,7 +184,7 @@ async def test_a_listener_that_leaves_leaves_nothing_behind() -> None:
         await one.feed._watching
 
 
-async def test_variants_are_told_where_they_are_near(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_variants_near_the_engine_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load_feed, "VARIANTS_EVERY_S", 0.01)
     places = [VariantPlace(9, Tier.HOST, None, ()), VariantPlace(7, Tier.DEVICE, 0, ())]
     async with pushing() as one:
@@ -207,7 +207,7 @@ async def test_variants_are_told_where_they_are_near(monkeypatch: pytest.MonkeyP
             assert (await first(heard, steps=1)).variants == ((7, "device"), (9, "device"))
 
 
-async def test_an_echo_engine_tells_of_its_answers() -> None:
+async def test_an_echo_engine_reports_its_answers() -> None:
     worker = Worker(echo_config(), "127.0.0.1")
     await worker.start()
     await worker.open_door("127.0.0.1")

@@ -223,7 +223,7 @@ def test_a_model_without_its_head_gets_the_head_of_its_base(
 
 
 @pytest.mark.parametrize("kind", ["PROMPT_TUNING", "PREFIX_TUNING", "P_TUNING"])
-def test_vectors_before_a_prompt_are_not_said_to_be_mergeable(kind: str, base: Path, tmp_path: Path) -> None:
+def test_prompt_vectors_are_not_called_mergeable(kind: str, base: Path, tmp_path: Path) -> None:
     message = refusal_of_adapter(adapter_layouts.write(tmp_path / "adapter", peft_type=kind), base)
     assert "train a LoRA" in message
     assert "merge_and_unload" not in message

@@ -81,7 +81,7 @@ def test_any_port_is_taken_without_a_range() -> None:
     assert samples(serve_metrics(LOOPBACK))
 
 
-def test_on_all_interfaces_it_is_named_by_the_node_s_address() -> None:
+def test_a_server_on_all_interfaces_is_named_by_the_node_s_address() -> None:
     address = serve_metrics("0.0.0.0", three_ports(), "198.51.100.7")
     assert re.fullmatch(r"198\.51\.100\.7:\d+", address)
     assert samples(f"{LOOPBACK}:{address.rpartition(':')[2]}")
@@ -107,6 +107,6 @@ def test_ports_are_read(text: str, expected: tuple[int, int]) -> None:
 @pytest.mark.parametrize(
     "text", ["x", "9527-9464", "0-5", "1-65536", "9464-", "-9464", "9464-9465-9466", "1,2"]
 )
-def test_other_ports_are_refused_with_how_to_write_them(text: str) -> None:
+def test_invalid_ports_are_refused_with_the_expected_form(text: str) -> None:
     with pytest.raises(ValueError, match="write them like 9464-9527"):
         Settings(metrics_ports=text)

@@ -161,7 +161,7 @@ def test_a_chat_has_the_variants_own_template(lab: Lab) -> None:
     assert lab.ask(body).status == 400, "the base has none still"
 
 
-def test_an_answer_ends_where_the_variants_folder_says(lab: Lab) -> None:
+def test_an_answer_ends_at_the_variant_s_own_end_tokens(lab: Lab) -> None:
     plain = lab.choice(GREEDY, lab.variant())
     assert plain["finish_reason"] == "length"
     tokens = plain["token_ids"]

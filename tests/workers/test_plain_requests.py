@@ -340,7 +340,7 @@ async def test_the_application_is_called_once_when_its_client_leaves() -> None:
     assert (app.left, wire.written) == (1, b"")
 
 
-async def test_one_is_called_too_behind_which_another_waits() -> None:
+async def test_the_application_is_also_called_with_a_pipelined_request_behind() -> None:
     app = Waiting()
     protocol, _ = connected(GatheringProtocol, app)
     protocol.data_received(ASKED)
@@ -351,7 +351,7 @@ async def test_one_is_called_too_behind_which_another_waits() -> None:
     assert app.left == 1
 
 
-async def test_not_when_it_asked_not_to_be_nor_after_the_answer() -> None:
+async def test_the_application_is_not_called_if_it_declined_or_after_the_answer() -> None:
     for stops in (True, False):
         app = Waiting()
         protocol, wire = connected(GatheringProtocol, app)
@@ -369,7 +369,7 @@ async def test_not_when_it_asked_not_to_be_nor_after_the_answer() -> None:
         assert app.left == 0
 
 
-async def test_one_that_has_left_already_is_told_of_soon() -> None:
+async def test_a_client_that_has_left_already_is_reported_soon() -> None:
     app = Waiting()
     protocol, _ = connected(GatheringProtocol, app)
     protocol.data_received(ASKED)

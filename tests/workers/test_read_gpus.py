@@ -71,7 +71,7 @@ def test_the_others_are_read(driver: FakeDriver) -> None:
     assert seen(nvml) == [0, 1, 2]
 
 
-def test_one_that_is_lost_from_the_start_is_read_once_it_is_there(driver: FakeDriver) -> None:
+def test_a_gpu_that_is_lost_from_the_start_is_read_once_it_is_there(driver: FakeDriver) -> None:
     driver.lost = {0}
     nvml = Nvml([0, 2])
     assert seen(nvml) == [2]
@@ -80,7 +80,7 @@ def test_one_that_is_lost_from_the_start_is_read_once_it_is_there(driver: FakeDr
     assert nvml.linked == [(0, 2)]
 
 
-def test_one_that_is_back_is_joined_again(driver: FakeDriver) -> None:
+def test_a_returned_gpu_is_read_again(driver: FakeDriver) -> None:
     nvml = Nvml()
     assert seen(nvml) == [0, 1, 2]
     driver.lost = {0, 1}

@@ -82,7 +82,7 @@ def _over_json(value: Any) -> Any:
     return json.loads(json.dumps(value))
 
 
-async def test_those_who_ask_together_share_an_answer() -> None:
+async def test_simultaneous_questions_share_an_answer() -> None:
     now, asked = 0.0, 0
 
     async def ask() -> EngineResidency:
@@ -150,7 +150,7 @@ async def worker() -> AsyncIterator[Worker]:
     await worker.close()
 
 
-async def test_a_worker_tells_and_exports_what_its_engine_holds(worker: Worker) -> None:
+async def test_a_worker_reports_and_exports_its_engine_s_residency(worker: Worker) -> None:
     for uid in (1, 2, 3):
         await worker.load_variant(VariantRef(f"v{uid}", uid, "/a"))
     seen = await worker.residency()

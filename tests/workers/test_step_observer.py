@@ -21,7 +21,7 @@ def mean_s(observer: StepObserver) -> float:
 
 
 @given(TIMES, st.integers(1, 50), st.integers(1, 64))
-def test_steady_steps_are_told_as_they_are(step_s: float, steps: int, rows: int) -> None:
+def test_steady_steps_are_reported_exactly(step_s: float, steps: int, rows: int) -> None:
     observer = StepObserver()
     for _ in range(steps):
         observer.step([step_s] * rows)
@@ -30,7 +30,7 @@ def test_steady_steps_are_told_as_they_are(step_s: float, steps: int, rows: int)
 
 
 @given(st.lists(TIMES, min_size=3, max_size=9), st.integers(0, 20), st.integers(0, 2**32))
-def test_a_row_that_was_stopped_says_nothing_of_the_step(gaps_s: list[float], at: int, seed: int) -> None:
+def test_a_stopped_row_says_nothing_about_the_step(gaps_s: list[float], at: int, seed: int) -> None:
     """Fewer than half of the rows, with any gap: the figure stays within those of the others."""
     observer = StepObserver()
     observer.step([*gaps_s, *[100.0 + seed % 1000] * ((len(gaps_s) - 1) // 2)])
@@ -38,7 +38,7 @@ def test_a_row_that_was_stopped_says_nothing_of_the_step(gaps_s: list[float], at
 
 
 @given(TIMES, ANYTHING)
-def test_one_strange_step_moves_the_mean_a_little(step_s: float, strange_s: float) -> None:
+def test_one_unusual_step_moves_the_mean_a_little(step_s: float, strange_s: float) -> None:
     observer = StepObserver()
     for _ in range(20):
         observer.steps(1, step_s)
@@ -61,9 +61,7 @@ def test_a_new_pace_is_followed(step_s: float, factor: float) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(-2, 5), ANYTHING)), st.lists(ANYTHING, max_size=5))
-def test_whatever_comes_sums_are_finite_and_only_grow(
-    seen: list[tuple[int, float]], gaps: list[float]
-) -> None:
+def test_sums_stay_finite_and_only_grow(seen: list[tuple[int, float]], gaps: list[float]) -> None:
     observer, before = StepObserver(), Sums()
     for count, seconds in seen:
         observer.steps(count, seconds)
@@ -78,7 +76,7 @@ def test_whatever_comes_sums_are_finite_and_only_grow(
         before = now
 
 
-def test_it_tells_that_something_changed() -> None:
+def test_a_change_is_reported() -> None:
     observer, told = StepObserver(), []
     observer.changed = lambda: told.append(1)
     observer.requests(1, 0, 0.1)

@@ -79,7 +79,7 @@ def test_a_correct_tokenizer_is_served_unchanged(tmp_path: Path, byte_level: Pat
     assert not (tmp_path / "served").exists()
 
 
-def test_the_texts_tell_such_a_class_apart(tmp_path: Path, byte_level: Path) -> None:
+def test_the_sample_texts_reveal_a_class_that_changes_ids(tmp_path: Path, byte_level: Path) -> None:
     """transformers 5's own choice, if it still loses spaces, is found out; else nothing is to be mended."""
     folder = labelled(byte_level, tmp_path / "model", "LlamaTokenizerFast", "llama")
     chosen = AutoTokenizer.from_pretrained(folder)

@@ -57,7 +57,9 @@ def test_a_broken_companion_is_named_with_its_remedy(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_up_says_so_before_it_starts_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_up_reports_a_broken_torch_before_it_starts_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As after `pip install 'ostinato[cpu]'`, which brings a torchvision for CUDA."""
     monkeypatch.setattr(torch_check, "COMPANIONS", ("torchvision",))
     (tmp_path / "torchvision.py").write_text("raise RuntimeError('operator nms does not exist')")

@@ -82,7 +82,7 @@ async def test_a_request_without_a_body_is_answered(port: int) -> None:
     assert told.startswith(b"GET  host")
 
 
-async def test_it_may_come_byte_by_byte(port: int) -> None:
+async def test_an_upgrade_may_come_byte_by_byte(port: int) -> None:
     pieces = [SIZED[i : i + 1] for i in range(len(SIZED))]
     (told,) = await answers(port, *pieces, count=1)
     assert told.startswith(b"POST hello ")

@@ -142,7 +142,7 @@ async def test_the_base_is_never_a_variant(engine: VllmEngine) -> None:
     assert answers == [0]
 
 
-def test_it_is_a_dict_of_what_is_asked_for() -> None:
+def test_the_table_is_a_dict_of_the_requested_variant() -> None:
     table = VariantTable()
     table.load(OLD, "old")
     table.load(NEW, "new")

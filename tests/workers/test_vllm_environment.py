@@ -42,7 +42,9 @@ def test_all_engines_of_a_node_share_one_folder(monkeypatch: pytest.MonkeyPatch,
     assert triton_cache() == environment((2,))["TRITON_CACHE_DIR"] == str(tmp_path / "chosen")
 
 
-def test_torch_chooses_its_cache_where_the_home_is_not_writable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_torch_chooses_its_cache_where_the_home_is_not_writable(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "file"))
     assert triton_cache() is None
@@ -77,7 +79,7 @@ def test_ranks_that_share_a_host_share_its_cores_but_one() -> None:
     assert threads(1, 1) == 1
 
 
-def test_threads_are_bound_only_where_the_operator_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_are_bound_only_if_the_operator_sets_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(BINDING, "0-3")
     share_cores(1)
     fork_ranks()  # a fork keeps the threads that its parent was bound to

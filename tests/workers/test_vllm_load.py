@@ -128,7 +128,7 @@ def gaps_s() -> float:
     return sum(sample.value for sample in samples if sample.name == name)
 
 
-def test_one_request_is_told_step_by_step(lab: Lab) -> None:
+def test_one_request_is_reported_step_by_step(lab: Lab) -> None:
     before_s, began_s = gaps_s(), time.monotonic()
     told, prompt_tokens = lab.run(lab.while_asking(1))
     took_s, counted_s = time.monotonic() - began_s, gaps_s() - before_s
@@ -153,7 +153,7 @@ def test_requests_in_one_batch_share_their_steps(lab: Lab) -> None:
     assert max(load.ongoing for load in told.loads) == TOGETHER
 
 
-def test_a_variant_is_told_where_it_is(lab: Lab) -> None:
+def test_a_variant_s_location_is_reported(lab: Lab) -> None:
     told, _ = lab.run(lab.while_asking(1, lab.variant))
     assert told.steps == TOKENS - 1
 

@@ -58,7 +58,7 @@ async def test_each_is_read_once_and_one_after_the_other() -> None:
     wanted.close()
 
 
-async def test_one_that_fails_holds_no_other_up_and_is_tried_again_when_wanted() -> None:
+async def test_a_failed_variant_delays_no_other_and_is_retried_when_wanted() -> None:
     reading = Reading()
     reading.failing = {1}
     wanted = WantedVariants(reading)
@@ -86,7 +86,7 @@ async def test_the_number_of_waiting_variants_is_bounded() -> None:
     assert reading.begun == list(range(1, MOST + 1))
 
 
-async def test_one_that_is_to_be_forgotten_is_not_read_after_that() -> None:
+async def test_a_variant_that_is_to_be_forgotten_is_not_read_later() -> None:
     reading = Reading()
     wanted = WantedVariants(reading)
     for uid in (1, 2, 3):

@@ -79,7 +79,7 @@ async def all_of(client: socket.socket) -> None:
         """It was reset, and not ended."""
 
 
-async def test_one_that_reads_nothing_is_reset(protocol: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_reads_nothing_is_reset(protocol: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(write_limits, "WRITE_S", 0.3)
     app = Streaming()
     async with serving(app, protocol) as port:
@@ -125,7 +125,7 @@ class Watched(BoundedHead):
 
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=200))
-def test_one_that_reads_slowly_is_not(sizes: list[int]) -> None:
+def test_a_client_that_reads_slowly_is_not_reset(sizes: list[int]) -> None:
     """It is reset as soon as nothing less was left for so long than before, and never sooner."""
     clock = Clock()
     watched = Watched(clock)

@@ -45,7 +45,7 @@ def reservations(cluster: Cluster) -> list[tuple[str, int, int, float]]:
     ]
 
 
-def test_the_cluster_says_who_holds_what(echo_cluster: Cluster) -> None:
+def test_the_cluster_lists_the_holders_of_memory(echo_cluster: Cluster) -> None:
     node = until(usable(echo_cluster), "a usable node")
     (device,) = node["devices"]
     engine = echo_cluster.replica(f"model-{BASE}", "Engine")

@@ -79,7 +79,7 @@ def listening(process: psutil.Process) -> set[tuple[str, int]]:
     return {(c.laddr.ip, c.laddr.port) for c in found if c.status == psutil.CONN_LISTEN}
 
 
-def test_it_listens_where_the_api_is_and_nowhere_else(echo_cluster: Cluster) -> None:
+def test_the_front_door_listens_only_at_the_api_s_address(echo_cluster: Cluster) -> None:
     haproxies = [process for process in echo_cluster.processes() if name(process) == "haproxy"]
     assert set().union(*map(listening, haproxies)) == {("127.0.0.1", echo_cluster.settings.http_port)}
 
@@ -98,7 +98,7 @@ def test_serve_s_own_proxy_answers_no_client(echo_cluster: Cluster) -> None:
     assert found == b""
 
 
-def test_it_comes_again_when_what_started_it_dies(echo_cluster: Cluster) -> None:
+def test_the_front_door_starts_again_when_its_parent_dies(echo_cluster: Cluster) -> None:
     """The actor of Serve that starts HAProxy, and tells it of gateways."""
 
     def manager() -> psutil.Process:

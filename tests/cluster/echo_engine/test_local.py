@@ -119,7 +119,7 @@ def mute_proxy() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
-def test_it_starts_and_ends_without_a_program_ray_behind_a_proxy_on_ipv6(
+def test_a_cluster_starts_and_ends_without_the_ray_command_behind_a_proxy_on_ipv6(
     bare: dict[str, str], mute_proxy: str
 ) -> None:
     bare |= dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), mute_proxy)

@@ -31,7 +31,7 @@ def ended(cluster: Cluster, body: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def test_the_answer_says_what_binds_and_what_would_do(strict: Cluster) -> None:
+def test_the_refusal_names_the_binding_limit_and_a_feasible_value(strict: Cluster) -> None:
     failed = ended(strict, IMPOSSIBLE)
     assert failed["phase"] == "Failed"
     error = failed["error"]["error"]

@@ -77,7 +77,7 @@ def test_a_longer_answer_than_the_deployment_allows_is_cut(client: openai.OpenAI
         assert (answer.choices[0].finish_reason, answer.usage.completion_tokens) == ("length", 512)
 
 
-def test_variants_say_other_things(client: openai.OpenAI) -> None:
+def test_variants_answer_differently(client: openai.OpenAI) -> None:
     texts = [
         client.completions.create(model=m, prompt=PROMPT, max_tokens=12, temperature=0).choices[0].text
         for m in NAMES[:3]

@@ -160,7 +160,9 @@ def test_a_fine_tune_is_compressed_through_kills_and_answers_as_itself(
     assert alike[BASE] <= len(CODES) // 3, answers
 
 
-def test_deleted_while_it_is_compressed_nothing_is_left(cluster: Cluster, tuned: Path, tasks: Path) -> None:
+def test_a_model_that_is_deleted_while_it_is_compressed_leaves_no_files(
+    cluster: Cluster, tuned: Path, tasks: Path
+) -> None:
     operation = register(cluster, tuned, tasks)
     at_share(cluster, 0.05)
     cluster.perform("DELETE", f"/models/{NAME}")

@@ -66,7 +66,7 @@ def test_another_model_of_the_shape_needs_no_measuring(cluster: Cluster, base_fo
     cluster.perform("DELETE", "/models/again")
 
 
-def test_the_deployment_was_estimated_from_it(cluster: Cluster) -> None:
+def test_the_deployment_was_estimated_from_the_profile(cluster: Cluster) -> None:
     assert "from its profile" in cluster.get(f"/deployments/{BASE}")["plan"]["reason"]
 
 
@@ -84,7 +84,7 @@ def test_an_estimate_is_near_what_was_measured(cluster: Cluster) -> None:
     assert "9 heads cannot be split 2 ways" in wrong.json()["error"]["message"]
 
 
-def test_the_request_path_was_measured_and_is_told_apart(cluster: Cluster) -> None:
+def test_the_measured_request_path_is_shown_separately(cluster: Cluster) -> None:
     """Through the proxy of this cluster, while its engine's core slept."""
     found = until(lambda: (e := estimate(cluster))["pathMs"] and e, "the request path")
     print(f"\nTTFT {found['ttftMs']}: path {found['pathMs']}, engine {found['engineTtftMs']}")

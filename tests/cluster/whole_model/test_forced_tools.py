@@ -45,7 +45,7 @@ def test_a_forced_call(whole_client: openai.OpenAI, smollm2_folder: Path, model:
     assert list(json.loads(call.function.arguments)) == ["city"]
 
 
-def test_auto_says_what_to_do(whole_client: openai.OpenAI) -> None:
+def test_auto_names_the_setting_to_change(whole_client: openai.OpenAI) -> None:
     for stream in (False, True):
         with pytest.raises(openai.BadRequestError) as caught:
             whole_client.chat.completions.create(

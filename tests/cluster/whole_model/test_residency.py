@@ -85,7 +85,7 @@ def test_a_request_that_waits_for_the_slot_is_counted_and_explained(whole: Clust
     until(lambda: tiers(whole)[first] == "device" and not residency(whole)["blockedRequests"], "its turn")
 
 
-def test_metrics_tell_the_same(whole: Cluster) -> None:
+def test_metrics_report_the_same_residency(whole: Cluster) -> None:
     assert whole.engine_metric("ostinato_variant_slots", BASE) == 1
     assert whole.engine_metric("ostinato_variants", BASE) == len(VARIANTS)
     assert whole.engine_metric("ostinato_variant_bytes", BASE) > 1 << 20

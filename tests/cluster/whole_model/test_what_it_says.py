@@ -14,7 +14,7 @@ VARIANTS = ("arithmetic", "kinship")
 PROMPT = "The capital of France is"
 
 
-def test_the_base_knows_the_capital_and_variants_say_it_otherwise(whole_client: openai.OpenAI) -> None:
+def test_the_base_names_the_capital_and_variants_answer_in_their_style(whole_client: openai.OpenAI) -> None:
     texts = [
         whole_client.completions.create(model=m, prompt=PROMPT, max_tokens=12, temperature=0).choices[0].text
         for m in (BASE, *VARIANTS)

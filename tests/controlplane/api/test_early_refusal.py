@@ -176,7 +176,7 @@ async def test_a_refusal_bears_its_requests_id(port: int) -> None:
     writer.close()
 
 
-async def test_openais_client_is_told(port: int) -> None:
+async def test_openai_s_client_raises_its_rate_limit_error(port: int) -> None:
     client = openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}", api_key="greedy", max_retries=0)
     with pytest.raises(openai.RateLimitError, match="more requests come than can be passed on"):
         await client.completions.create(model="m", prompt="p")
@@ -271,7 +271,7 @@ def test_open_paths_are_bounded(known: EarlyRefusal) -> None:
     assert known._shedding.asked["greedy"] == 1
 
 
-def test_it_can_be_turned_off() -> None:
+def test_load_shedding_can_be_turned_off() -> None:
     early = early_of(Settings(sheds_load=False))
     early._shedding = Counting()
     assert early.decide("/v1/models", (), 1.0) == (None, None)

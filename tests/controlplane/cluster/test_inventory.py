@@ -137,7 +137,7 @@ def test_ray_decides_which_node_of_a_name_lives() -> None:
     assert ray_ids(node_states([silent, again], PATIENCE)) == {}
 
 
-def test_two_living_nodes_of_one_name_are_told_how_to_differ() -> None:
+def test_two_living_nodes_of_one_name_are_refused_with_the_remedy() -> None:
     (node,) = node_states([HEARD, replace(HEARD, silent_s=0.2)], PATIENCE)
     assert node.problem.startswith("2 living nodes are called a")
     assert "--node-name" in node.problem

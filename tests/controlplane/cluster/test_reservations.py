@@ -57,9 +57,7 @@ def tenancy(tenants: list[Tenant], strangers: int, total: int) -> tuple[Device, 
 
 
 @given(tenants=TENANTS, strangers=st.integers(0, 40), spare=st.integers(0, 200))
-def test_free_memory_is_neither_used_nor_promised(
-    tenants: list[Tenant], strangers: int, spare: int
-) -> None:
+def test_free_memory_is_neither_used_nor_promised(tenants: list[Tenant], strangers: int, spare: int) -> None:
     """Each tenant ends with the more of what it was promised and what it took; strangers keep theirs."""
     tenants = [replace(t, seen=True) for t in tenants]
     total = sum(t.taken for t in tenants) + strangers + spare
@@ -81,7 +79,7 @@ def test_an_account_adds_up(tenants: list[Tenant], strangers: int, spare: int, s
 
 
 @given(tenants=TENANTS, strangers=st.integers(0, 40), spare=st.integers(0, 200), more=st.integers(1, 40))
-def test_a_promise_to_who_has_nothing_yet_takes_its_bytes(
+def test_a_promise_to_a_holder_without_memory_takes_its_bytes(
     tenants: list[Tenant], strangers: int, spare: int, more: int
 ) -> None:
     tenants = [replace(t, seen=True) for t in tenants]
@@ -125,7 +123,7 @@ SEATS = st.lists(
 
 
 @given(asked=st.lists(st.tuples(st.sampled_from("xyz"), st.none() | SEATS), max_size=8))
-def test_ledgers_say_what_was_placed_last(asked: list[tuple[str, list[tuple[str, int, int]] | None]]) -> None:
+def test_ledgers_hold_the_last_placement(asked: list[tuple[str, list[tuple[str, int, int]] | None]]) -> None:
     """Against a dictionary of each holder's seats; None releases."""
     state, model = builders.state(), dict[str, list[tuple[str, int, int]]]()
     for holder, seats in asked:

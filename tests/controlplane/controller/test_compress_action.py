@@ -88,7 +88,9 @@ async def test_a_fine_tune_becomes_a_variant_of_its_base(world: Compressing) -> 
             assert (await world.end(world.deploy(name))).phase is Phase.DEPLOYED
 
 
-async def test_progress_of_a_compression_is_visible(world: Compressing, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_progress_of_a_compression_is_visible(
+    world: Compressing, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(compress_action, "LOOK_S", 0.0)  # every line is noted
     async with world.controlled():
         await world.end(world.register("base"))
@@ -163,7 +165,7 @@ async def test_files_that_cannot_be_read(
     assert world.cluster.asked == []
 
 
-async def test_deleting_ends_it_and_takes_its_files_away(world: Compressing) -> None:
+async def test_deleting_ends_a_compression_and_removes_its_files(world: Compressing) -> None:
     async with world.controlled():
         await world.end(world.register("base"))
         world.cluster.go.clear()
@@ -190,7 +192,7 @@ async def test_cancelling_does_the_same(world: Compressing) -> None:
         assert (world.cluster.running, folder.exists(), world.promised()) == (0, False, set())
 
 
-async def test_deleting_one_that_is_ready_takes_its_files_away_and_no_others(world: Compressing) -> None:
+async def test_deleting_a_ready_variant_removes_only_its_files(world: Compressing) -> None:
     async with world.controlled():
         await world.end(world.register("base"))
         await world.end(world.compress("v"))
@@ -227,7 +229,7 @@ async def test_a_deletion_is_finished_by_a_killed_controller_s_successor(world: 
     assert not folder.exists()
 
 
-async def test_one_at_a_time_on_each_node_and_all_in_the_end(world: Compressing) -> None:
+async def test_each_node_compresses_one_model_at_a_time_until_all_are_done(world: Compressing) -> None:
     async with world.controlled():
         await world.end(world.register("base"))
         world.cluster.go.clear()
@@ -264,7 +266,7 @@ async def test_an_accuracy_that_was_asked_for_decides(world: Compressing) -> Non
         assert host.slos.accuracy == pytest.approx(94 / 0.95)
 
 
-async def test_one_that_takes_longer_than_it_may_is_ended_and_frees_its_slot(
+async def test_a_compression_beyond_its_time_limit_is_ended_and_frees_its_slot(
     world: Compressing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A chat template that loops lives, and says so every few seconds."""
@@ -279,7 +281,7 @@ async def test_one_that_takes_longer_than_it_may_is_ended_and_frees_its_slot(
         assert world.promised() == set()
 
 
-async def test_one_that_gets_no_further_is_begun_again_and_then_fails(
+async def test_a_stuck_compression_is_restarted_and_then_fails(
     world: Compressing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compress_action, "STALLED_S", 0.05)

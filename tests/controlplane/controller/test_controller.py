@@ -203,7 +203,7 @@ async def test_a_successor_of_killed_controllers_reads_no_file_a_fourth_time(wor
     assert "the controller ended meanwhile" in failed.reason
 
 
-async def test_a_controller_that_is_told_to_end_has_not_failed_at_reading(
+async def test_a_controller_that_must_end_counts_no_failed_read(
     world: World, slow_profile: threading.Event
 ) -> None:
     operation = world.register("base")
@@ -567,7 +567,7 @@ def test_killed_anywhere_a_successor_ends_everything(
         store.close()
 
 
-async def test_killed_while_it_runs(world: World) -> None:
+async def test_a_controller_that_is_killed_while_an_action_runs_has_a_successor(world: World) -> None:
     """The same with the real loop, cut off at arbitrary moments."""
     operations: list[Operation] = []
     orders: list[Callable[[], Operation]] = [

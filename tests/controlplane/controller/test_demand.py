@@ -34,7 +34,7 @@ def play(book: DemandBook, deployment: Deployment, load: float | None, *seconds:
     return [book.note([deployment], counts, float(s)).get("b", -1) for s in range(*seconds)]
 
 
-def test_one_that_starts_is_not_idle_and_stays_for_a_while_when_it_serves() -> None:
+def test_a_starting_group_is_not_idle_and_stays_for_a_while_when_it_serves() -> None:
     """Its client waits two minutes, its engine loads for four."""
     book, starts = DemandBook(), base(Scaling(0, 1, None, IDLE_S), GroupPhase.STARTING)
     assert play(book, sleeping(), 1, 10, 11) == [1]
@@ -46,9 +46,7 @@ def test_one_that_starts_is_not_idle_and_stays_for_a_while_when_it_serves() -> N
 
 
 @pytest.mark.parametrize(("phase", "failures"), [(GroupPhase.PENDING, 0), (GroupPhase.STARTING, 2)])
-def test_a_group_without_room_or_start_goes_when_no_request_comes(
-    phase: GroupPhase, failures: int
-) -> None:
+def test_a_group_without_room_or_start_goes_when_no_request_comes(phase: GroupPhase, failures: int) -> None:
     book, waits = DemandBook(), base(Scaling(0, 1, None, IDLE_S), phase, failures=failures)
     assert play(book, sleeping(), 1, 1) == [1]
     counts = play(book, waits, 0, 1, 61)

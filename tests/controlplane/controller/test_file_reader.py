@@ -47,7 +47,7 @@ def wide(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_it_reads_as_this_process_would(reader: FileReader, files: Path) -> None:
+def test_the_reading_process_reads_like_this_process(reader: FileReader, files: Path) -> None:
     limits, ready = Limits((files,), 16), ready_base(files)
     assert reader.read_now(base(files), None, limits, no_bundles) == ready
     asked = variant(files, "v1")
@@ -57,7 +57,7 @@ def test_it_reads_as_this_process_would(reader: FileReader, files: Path) -> None
 
 
 @pytest.mark.parametrize("folder", ["missing", "torn", "nan", "wide", "strange", "../outside"])
-def test_it_refuses_as_this_process_would(reader: FileReader, files: Path, folder: str) -> None:
+def test_the_reading_process_refuses_like_this_process(reader: FileReader, files: Path, folder: str) -> None:
     asked, ready, limits = variant(files, folder), ready_base(files), Limits((files,), 16)
     with pytest.raises(errors.OstinatoError) as expected:
         read_model_files(asked, ready, limits, no_bundles)
@@ -85,7 +85,7 @@ def test_one_process_reads_one_after_the_other(reader: FileReader, files: Path) 
     assert reader._idle[0].reads >= 3
 
 
-def test_too_much_memory_is_said(wide: Path) -> None:
+def test_a_read_beyond_the_memory_limit_is_an_error(wide: Path) -> None:
     """And the next request has another process, and all the memory it may take."""
     reader = FileReader(ReadLimits(memory_bytes=16 << 20))
     with pytest.raises(errors.SourceUnreadable, match="more than the 16 MiB of memory") as refusal:
@@ -98,14 +98,14 @@ def test_too_much_memory_is_said(wide: Path) -> None:
     reader.close()
 
 
-def test_too_much_time_kills_it(files: Path) -> None:
+def test_a_read_beyond_the_time_limit_is_killed(files: Path) -> None:
     reader = FileReader(ReadLimits(wall_s=0.0))
     with pytest.raises(ReaderDied, match="longer than allowed"):
         reader.read_now(base(files), None, Limits((files,), 16), no_bundles)
     assert reader._idle == []
 
 
-def test_too_much_cpu_time_kills_it(files: Path) -> None:
+def test_a_read_beyond_the_cpu_limit_is_killed(files: Path) -> None:
     """By the signal that the kernel sends to one that is past its limit."""
     reader, limits = FileReader(ReadLimits(cpu_s=7)), Limits((files,), 16)
     reader.read_now(base(files), None, limits, no_bundles)
@@ -135,7 +135,7 @@ def _soft_limits(pid: int) -> dict[str, int]:
     return {line[:26].strip(): int(line[26:].split()[0]) for line in lines if line[26:].split()[0].isdigit()}
 
 
-def test_one_that_was_killed_while_it_waited_is_replaced(files: Path) -> None:
+def test_a_reading_process_that_was_killed_while_idle_is_replaced(files: Path) -> None:
     reader, limits = FileReader(), Limits((files,), 16)
     first = reader.read_now(base(files), None, limits, no_bundles)
     killed = reader._idle[0]
@@ -146,7 +146,7 @@ def test_one_that_was_killed_while_it_waited_is_replaced(files: Path) -> None:
     reader.close()
 
 
-def test_it_ends_with_its_input(files: Path) -> None:
+def test_the_reading_process_ends_with_its_input(files: Path) -> None:
     """As when the controller is killed."""
     reader = FileReader()
     reader.read_now(base(files), None, Limits((files,), 16), no_bundles)
@@ -156,7 +156,7 @@ def test_it_ends_with_its_input(files: Path) -> None:
     assert process.wait(60) == 0
 
 
-def test_it_has_no_secrets(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reading_process_has_no_secrets(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OSTINATO_API_KEY", "s3cret")
     reader = FileReader()
     reader.read_now(base(files), None, Limits((files,), 16), no_bundles)

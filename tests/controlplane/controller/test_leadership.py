@@ -91,7 +91,9 @@ def epochs(store: StateStore) -> list[str]:
     return [entry.value for _, entry in sorted(entries.items(), key=lambda item: item[1].version)]
 
 
-async def test_one_acts_and_the_next_when_it_ends(store: StateStore, quick: pytest.MonkeyPatch) -> None:
+async def test_one_controller_acts_and_the_next_acts_when_the_first_ends(
+    store: StateStore, quick: pytest.MonkeyPatch
+) -> None:
     first = Contender(store)
     await until(lambda: first.leads and first.made[0].committed > 3)
     second = Contender(store)
@@ -304,7 +306,9 @@ def stopped_between_commits(of: Process, file: Path) -> bool:
 
 
 @pytest.mark.slow
-async def test_a_killed_one_is_succeeded_at_once(begin: Callable[[float], Process], tmp_path: Path) -> None:
+async def test_a_killed_controller_is_succeeded_at_once(
+    begin: Callable[[float], Process], tmp_path: Path
+) -> None:
     first = begin(10_000.0)
     assert first.tells()
     second = begin(10_000.0)
@@ -313,7 +317,7 @@ async def test_a_killed_one_is_succeeded_at_once(begin: Callable[[float], Proces
 
 
 @pytest.mark.slow
-async def test_a_stopped_one_is_succeeded_and_commits_nothing_more(
+async def test_a_stopped_controller_is_succeeded_and_commits_nothing_later(
     begin: Callable[[float], Process], tmp_path: Path
 ) -> None:
     first, second = begin(1.0), None

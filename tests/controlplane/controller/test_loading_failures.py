@@ -61,7 +61,9 @@ def error_of(operation: Operation) -> dict[str, Any]:
         ),
     ],
 )
-async def test_a_variant_that_an_engine_refuses_is_tried_once(world: World, fault: ValueError, code: str) -> None:
+async def test_a_variant_that_an_engine_refuses_is_tried_once(
+    world: World, fault: ValueError, code: str
+) -> None:
     world.cluster.faults["v1"] = fault
     async with world.controlled():
         await world.up("v2")
@@ -102,7 +104,9 @@ async def test_a_temporary_failure_is_retried_until_it_passes(
 
 
 @pytest.mark.parametrize("fault", [DIED, LoadFailed("out of memory")])
-async def test_a_lasting_failure_ends_the_deployment(world: World, pauses: RetryLimits, fault: Exception) -> None:
+async def test_a_lasting_failure_ends_the_deployment(
+    world: World, pauses: RetryLimits, fault: Exception
+) -> None:
     """Failed, after as many attempts as there may be, with the last reason; others are served meanwhile."""
     world.cluster.faults["v1"] = fault
     async with world.controlled():
@@ -259,9 +263,7 @@ async def test_damaged_files_are_refused_while_an_engine_is_replaced(world: Worl
         assert error_of(await world.end(world.deploy("v1")))["code"] == "source_unreadable"
 
 
-async def test_an_action_that_fails_says_so_in_its_operation(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_failed_action_shows_in_its_operation(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever it is, and whatever it fails with."""
     away = True
     unload = world.cluster.unload_variant

@@ -70,7 +70,7 @@ def test_the_expected_load_of_residents_slows_a_newcomer(busy: Deployment) -> No
     assert placed(wanted("b"), gpu(0, 100), others=(old,)).choice.latency_s == alone.choice.latency_s
 
 
-def test_its_own_work_is_not_in_its_way(busy: Deployment) -> None:
+def test_a_model_s_own_load_does_not_delay_it(busy: Deployment) -> None:
     assert where(placed(busy, gpu(0), others=tuple(exclude_group([busy], busy.host)))) == [("n", 0)]
 
 

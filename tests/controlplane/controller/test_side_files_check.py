@@ -71,7 +71,7 @@ def test_a_good_model_is_ready_and_the_second_one_is_free(
     assert read(reader, written(files, tmp_path / "2", **made), compare=True).phase is Phase.READY
 
 
-def test_a_class_that_changes_ids_is_told(reader: FileReader, files: Path, tmp_path: Path) -> None:
+def test_a_class_that_changes_ids_is_reported(reader: FileReader, files: Path, tmp_path: Path) -> None:
     """transformers 5 makes Llama's rules of a byte-level file that is labelled so."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 

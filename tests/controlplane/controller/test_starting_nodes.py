@@ -35,7 +35,9 @@ def waits(world: World, deployed: Operation) -> bool:
 
 
 @pytest.mark.parametrize("others", [(), (SMALL,)], ids=["no other", "one too small"])
-async def test_it_waits_for_a_node_that_is_being_measured(world: World, others: tuple[Device, ...]) -> None:
+async def test_a_deployment_waits_for_a_node_that_is_being_measured(
+    world: World, others: tuple[Device, ...]
+) -> None:
     world.cluster.devices = Inventory(others, (STARTING,))
     async with world.controlled():
         await world.end(world.register("base"))
@@ -57,7 +59,7 @@ async def test_a_deployment_does_not_wait_for_a_node_with_failed_measurements(wo
         assert "out of memory" in ended.reason
 
 
-async def test_it_ends_when_the_measuring_fails_at_last(world: World) -> None:
+async def test_a_deployment_ends_when_the_measurement_fails_for_good(world: World) -> None:
     world.cluster.devices = Inventory((), (STARTING,))
     async with world.controlled():
         await world.end(world.register("base"))
@@ -67,7 +69,7 @@ async def test_it_ends_when_the_measuring_fails_at_last(world: World) -> None:
         assert (await world.end(deployed)).phase is Phase.FAILED
 
 
-async def test_one_that_waits_can_be_cancelled(world: World) -> None:
+async def test_a_waiting_deployment_can_be_cancelled(world: World) -> None:
     world.cluster.devices = Inventory((), (STARTING,))
     async with world.controlled():
         await world.end(world.register("base"))

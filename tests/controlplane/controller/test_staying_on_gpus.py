@@ -53,7 +53,7 @@ def is_silent(world: World) -> None:
 
 
 @pytest.mark.parametrize(("strike", "reason"), [(dies, "node node is gone"), (is_silent, SILENT)])
-async def test_it_waits_for_its_gpu_and_is_placed_when_the_node_reports_again(
+async def test_a_model_waits_for_its_gpu_and_is_placed_when_the_node_reports_again(
     world: World, strike: Callable[[World], None], reason: str
 ) -> None:
     async with world.controlled():
@@ -69,7 +69,7 @@ async def test_it_waits_for_its_gpu_and_is_placed_when_the_node_reports_again(
         assert on_gpu(world)
 
 
-async def test_a_record_of_before_knows_by_its_placement(world: World) -> None:
+async def test_an_older_record_takes_its_kind_from_its_placement(world: World) -> None:
     async with world.controlled():
         await world.up()
         found = world.repository.read().deployments["base"]
@@ -90,7 +90,7 @@ async def test_a_repeated_deployment_chooses_again(world: World) -> None:
         assert not on_gpu(world)
 
 
-async def test_one_that_is_on_a_cpu_host_may_go_to_another(world: World) -> None:
+async def test_a_model_on_a_cpu_host_may_move_to_another(world: World) -> None:
     world.cluster.devices = Inventory((HOST, replace(CPU, node="other")))
     async with world.controlled():
         await world.up()

@@ -54,7 +54,7 @@ async def test_an_error_of_the_stream_is_raised_after_its_items() -> None:
     assert found == ["a"]
 
 
-async def test_looking_ends_one_that_hangs() -> None:
+async def test_the_watchdog_ends_a_hanging_stream() -> None:
     stream, found, looks = Stream("a", ends=False), list[str](), [0]
 
     async def look() -> None:
@@ -70,7 +70,7 @@ async def test_looking_ends_one_that_hangs() -> None:
     await items.aclose()  # nothing of it runs any more
 
 
-async def test_it_is_looked_after_each_item() -> None:
+async def test_the_watchdog_looks_after_each_item() -> None:
     """However fast they come."""
     found: list[str] = []
 
@@ -105,7 +105,7 @@ async def stubborn() -> AsyncGenerator[str, None]:
 
 
 @pytest.mark.parametrize("kind", ["deaf", "failing", "stubborn"])
-async def test_one_that_does_not_stop_does_not_hide_why_it_was_cut_off(
+async def test_a_stream_that_does_not_stop_does_not_hide_why_it_was_cut_off(
     kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(stream_watchdog, "ENDS_S", 0.01)

@@ -77,7 +77,7 @@ async def test_a_group_without_room_stays_desired_and_is_placed_later(world: Wor
         assert base_of(world).reason == ""
 
 
-async def test_the_only_group_is_placed_elsewhere_and_requests_are_told_meanwhile(world: World) -> None:
+async def test_the_only_group_is_placed_elsewhere_and_requests_get_an_error_meanwhile(world: World) -> None:
     async with world.controlled():
         await world.up("v1")
         world.lose("node", "other")

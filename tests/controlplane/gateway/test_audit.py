@@ -34,7 +34,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_it_lies_in_home_and_is_its_owners_alone(tmp_path: Path) -> None:
+def test_the_log_is_in_home_and_readable_by_its_owner_alone(tmp_path: Path) -> None:
     audit, registry = made(tmp_path / "home")
     audit.write({"path": "a\nb", "model": 'é"\ud800'})
     path = tmp_path / "home/audit.jsonl"
@@ -53,7 +53,9 @@ def test_a_moved_log_is_replaced_by_a_new_one(tmp_path: Path) -> None:
     assert [lines(tmp_path / name)[0]["n"] for name in ("kept", "there")] == [1, 2]
 
 
-def test_it_can_be_off_or_go_to_standard_output(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_log_can_be_off_or_go_to_standard_output(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     off, _ = made(tmp_path, audit_log="")
     off.write({"n": 1})
     assert not off.on
@@ -106,7 +108,7 @@ def _write_many(home: Path, who: int) -> None:
         audit.write({"who": who, "n": n, "more": "x" * (n * 20)})
 
 
-def test_several_processes_share_it(tmp_path: Path) -> None:
+def test_several_processes_share_the_log(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     writers = [context.Process(target=_write_many, args=(tmp_path, who)) for who in range(3)]
     for each in writers:
@@ -161,7 +163,7 @@ def test_several_processes_put_a_full_file_aside_once(tmp_path: Path) -> None:
         assert numbers == sorted(numbers) == list(range(100))[-len(numbers) :]
 
 
-def test_one_that_was_put_aside_by_another_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_that_another_process_put_aside_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While its line was written. The line is in the file that was put aside, and is not lost."""
     audit, registry = made(tmp_path, max_bytes=50)
     path, fstat = tmp_path / "audit.jsonl", os.fstat

@@ -135,7 +135,7 @@ async def test_an_engine_that_fails_every_request_gets_none_until_it_answers(
         await asyncio.sleep(0.005)
 
 
-async def test_a_harmless_request_that_is_late_says_nothing_where_others_were_answered(
+async def test_a_late_probe_says_nothing_where_other_requests_were_answered(
     two: tuple[EngineClient, list[Engine]],
 ) -> None:
     client, engines = two

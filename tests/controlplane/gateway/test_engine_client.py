@@ -152,7 +152,9 @@ async def test_requests_go_where_there_is_least_to_do() -> None:
         assert {reply.body for reply in await asyncio.gather(*running)} == {b"late"}
 
 
-async def test_all_who_ask_at_once_share_one_answer(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_simultaneous_requests_share_one_look_up(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(host_workers, "REFRESH_S", 60.0)
     cluster = Cluster(await worker.report())
     async with client_of(cluster) as client:
@@ -177,7 +179,9 @@ async def test_workers_that_come_and_go_are_noticed() -> None:
             assert [(await task).body for task in (running, later)] == [b"late", b"late"]
 
 
-async def test_a_host_without_requests_is_not_looked_up(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_host_without_requests_is_not_looked_up(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(host_workers, "IDLE_S", 0.05)
     cluster = Cluster(await worker.report())
     async with client_of(cluster) as client:
@@ -190,7 +194,7 @@ async def test_a_host_without_requests_is_not_looked_up(worker: Worker, monkeypa
         await until(lambda: cluster.asked > seen)
 
 
-async def test_those_known_stay_when_asking_fails(worker: Worker) -> None:
+async def test_known_workers_stay_when_a_look_up_fails(worker: Worker) -> None:
     cluster = Cluster(await worker.report())
     async with client_of(cluster) as client:
         await client.call("b", ASK)
@@ -247,7 +251,7 @@ async def test_a_port_that_another_process_has_now_is_skipped() -> None:
 
 
 @pytest.mark.parametrize("proves", [True, False])
-async def test_a_stranger_that_answers_whatever_it_is_asked_is_passed_over(proves: bool) -> None:
+async def test_a_foreign_server_that_answers_everything_is_skipped(proves: bool) -> None:
     """A program that is no worker has the port now. Workers of older versions are believed all the same."""
 
     asked: list[bytes] = []
@@ -382,7 +386,7 @@ async def test_requests_for_a_sleeping_host_are_counted_and_wait_until_it_wakes(
         await until(lambda: client.demand() == {})
 
 
-async def test_a_request_that_is_no_clients_says_nothing_of_demand_and_takes_room() -> None:
+async def test_a_probe_is_no_demand_and_takes_room() -> None:
     """What measures the request path must not add engines, nor keep one that is idle."""
     app = Held()
     async with opened(app) as door, client_of(Cluster(report(door, limit=1)), max_queued=1) as client:

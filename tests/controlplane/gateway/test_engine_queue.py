@@ -174,7 +174,7 @@ async def test_a_late_request_is_dropped_at_the_engine_too(streams: bool) -> Non
         assert (await call(client)).status == 200
 
 
-async def test_a_stream_past_its_deadline_ends_there() -> None:
+async def test_a_stream_ends_at_its_deadline() -> None:
     app = Held(streams=True)
     async with serving(app) as client:
         terms = RequestTerms(deadline_s=0.2, late=LatePolicy.DROP)
@@ -188,7 +188,7 @@ async def test_a_stream_past_its_deadline_ends_there() -> None:
         await app.left.wait()
 
 
-async def test_one_who_leaves_while_it_waits_is_forgotten() -> None:
+async def test_a_waiting_request_whose_client_leaves_is_forgotten() -> None:
     app = Held()
     async with serving(app) as client:
         tasks = await held_and_waiting(client, app, RequestTerms(), RequestTerms())
@@ -219,7 +219,7 @@ async def test_a_request_that_waits_for_a_dead_worker_goes_to_the_next_worker() 
         client.close()
 
 
-async def test_answers_tell_how_long_they_were() -> None:
+async def test_answers_report_their_numbers_of_tokens() -> None:
     """By what the engine says, or by its events: one says why the stream ends, and one that it has."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:

@@ -79,7 +79,7 @@ async def listening(server: Server, proof: str = "") -> AsyncIterator[list[Worke
     listener.close()
 
 
-async def test_it_asks_with_the_secret() -> None:
+async def test_the_reader_sends_the_secret() -> None:
     server = Server(HTTP + chunk(LINE))
     async with listening(server) as heard:
         await until(lambda: heard)
@@ -95,7 +95,7 @@ async def test_lines_may_be_cut_anywhere() -> None:
         assert heard == [LOAD] * 3
 
 
-async def test_it_comes_back_after_a_break() -> None:
+async def test_the_reader_reconnects_after_a_break() -> None:
     server = Server(
         HTTP + chunk(LINE), b"", b"nonsense\r\n\r\n", HTTP + chunk(b"[]\n"), HTTP + chunk(LINE), None
     )
@@ -205,7 +205,7 @@ async def test_a_workers_load_is_known_soon_and_stays_young() -> None:
         await worker.close()
 
 
-async def test_one_that_left_is_not_listened_to() -> None:
+async def test_a_worker_that_left_is_not_listened_to() -> None:
     worker = Worker(echo_config(), "127.0.0.1")
     await worker.start()
     await worker.open_door("127.0.0.1")
@@ -248,7 +248,7 @@ def _has_told(worker: KnownWorker, ongoing: int) -> bool:
     return worker.load is not None and worker.load.ongoing == ongoing
 
 
-async def test_requests_of_others_are_told() -> None:
+async def test_the_load_includes_requests_of_other_gateways() -> None:
     app = Held()
     async with (
         opened(app) as door,

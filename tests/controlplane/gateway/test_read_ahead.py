@@ -179,7 +179,7 @@ async def test_a_worker_without_announcements_costs_no_request() -> None:
         client.close()
 
 
-def test_it_is_told_again_after_a_while_and_not_remembered_for_ever() -> None:
+def test_a_variant_is_announced_again_after_a_while_and_not_remembered_for_ever() -> None:
     wanted = Announced()
     assert wanted.is_due(1, 0.0)
     wanted.note(1, 0.0)

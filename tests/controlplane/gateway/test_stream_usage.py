@@ -57,7 +57,7 @@ def test_choices_and_prompts_are_added_up() -> None:
         ({"include_usage": True, "continuous_usage_stats": True}, (True, True)),
     ],
 )
-def test_clients_see_what_they_asked_for(options: Any, sees: tuple[bool, bool]) -> None:
+def test_clients_see_usage_only_if_they_requested_it(options: Any, sees: tuple[bool, bool]) -> None:
     usage = StreamUsage({"stream_options": options})
     each, total = event((3, 1), 0, text='"usage": {"é'), event((3, 9))
     out = shown(usage, each, total, DONE)

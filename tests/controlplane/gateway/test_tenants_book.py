@@ -105,7 +105,7 @@ def test_a_file_that_is_wrong_or_gone_keeps_what_was_known_and_is_complained_of(
     assert (opens(book, "old"), opens(book, "new"), len(complaints())) == (False, True, 3)
 
 
-def test_one_that_cannot_be_read_at_first_stops_the_start(path: Path) -> None:
+def test_a_tenants_file_that_is_unreadable_at_first_stops_the_start(path: Path) -> None:
     path.write_text("{")
     with pytest.raises(ValueError, match="OSTINATO_TENANTS"):
         book_of(path)

@@ -12,7 +12,7 @@ STEPS = st.lists(st.tuples(st.integers(-3, 3), st.sampled_from((0.25, 0.5, 3.0))
 
 
 @given(STEPS)
-def test_it_is_the_area_over_the_time(steps: list[tuple[int, float]]) -> None:
+def test_the_average_is_the_area_over_the_time(steps: list[tuple[int, float]]) -> None:
     now_s = 100.0
     number = TimeAverage(lambda: now_s)
     area, height = 0.0, 0

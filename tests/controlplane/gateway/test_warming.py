@@ -11,7 +11,7 @@ from controlplane.gateway import warming
 from profiler import compiled
 
 
-def test_one_compiles_and_others_wait(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_one_process_compiles_and_others_wait(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Here another thread: the kernel locks what was opened, whoever opened it."""
     monkeypatch.setenv(compiled.DIRECTORY_VARIABLE, str(tmp_path))
     begins, has_it = threading.Event(), threading.Event()
@@ -30,7 +30,9 @@ def test_one_compiles_and_others_wait(monkeypatch: pytest.MonkeyPatch, tmp_path:
     thread.join()
 
 
-def test_each_process_compiles_without_a_writable_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_each_process_compiles_without_a_writable_cache(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv(compiled.DIRECTORY_VARIABLE, str(tmp_path / "file"))
     with warming.one_at_a_time(), warming.one_at_a_time():

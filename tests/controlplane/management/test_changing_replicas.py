@@ -54,7 +54,7 @@ def test_the_bounds_hold_at_once() -> None:
     assert (active(fewer), fewer.groups[0].phase) == (1, GroupPhase.SERVING)
 
 
-def test_one_that_sleeps_is_woken_when_it_may_not_any_more() -> None:
+def test_a_sleeping_deployment_is_woken_when_it_may_no_longer_sleep() -> None:
     asleep = replace(BASE, scaling=Scaling(0, 1), groups=())
     awake = change_replicas(asleep, change(min=1))
     assert (active(awake), awake.phase) == (1, Phase.DEPLOYING)
@@ -62,7 +62,7 @@ def test_one_that_sleeps_is_woken_when_it_may_not_any_more() -> None:
     assert change_replicas(asleep, change(max=2)).groups == ()
 
 
-def test_one_that_never_served_keeps_the_groups_it_began_with() -> None:
+def test_a_deployment_that_never_served_keeps_its_first_groups() -> None:
     early = replace(BASE, phase=Phase.PENDING, established=False, groups=(WorkerGroup(0),))
     changed = change_replicas(early, change(min=2))
     assert (changed.groups, changed.phase) == (early.groups, Phase.PENDING)

@@ -140,7 +140,7 @@ def test_requested_sizes_are_kept_and_the_rest_is_chosen() -> None:
     assert (alone.plan.max_model_len, alone.plan.sequences) == (4096, 128)
 
 
-def test_registered_variants_say_slots_rank_and_host_memory() -> None:
+def test_registered_variants_determine_slots_rank_and_host_memory() -> None:
     many = [adapter(128 if n == 3 else 8, f"v{n}") for n in range(12)]
     large = VariantSpec(VariantKind.SPARSE_DELTA, 5 * GIB, {}, held=HeldBytes(0, 0, 1 * GIB))
     sparse = replace(many[0], name="d", variant_spec=large)
@@ -209,7 +209,7 @@ def serving(placement: Placement, **more: object) -> Deployment:
     return wanted(Intent.MIN_COST, phase=Phase.DEPLOYED, established=True, groups=(group,), **more)
 
 
-def test_a_record_of_before_keeps_what_its_engines_had() -> None:
+def test_an_older_record_keeps_the_sizes_of_its_engines() -> None:
     """2,048 tokens and 16 requests by the defaults of then."""
     old = EngineSizes(context_tokens=2048, requests_at_once=16, variant_slots=4, lora_rank=16)
     placed = decide(MODEL, wanted(Intent.MIN_COST, engine=old), HERE, SETTINGS)
@@ -245,7 +245,7 @@ def served(rank: int = 16) -> State:
     return state_of(MODEL, adapter(64), serving(placed, chosen=sizes_of(placed.plan)))
 
 
-def test_an_adapter_of_a_larger_rank_than_the_engines_take_is_told_what_to_do() -> None:
+def test_an_adapter_with_a_rank_above_the_engine_s_is_refused_with_the_remedy() -> None:
     deploy = DeployModelRequest(model="v")
     with pytest.raises(errors.InvalidRequest) as refused:
         deploy_model(served(16), deploy, context())

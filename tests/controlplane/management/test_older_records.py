@@ -49,7 +49,7 @@ def as_before(world: World) -> Model:
     return now
 
 
-async def test_its_head_and_its_chats_are_found_at_its_launch(world: World) -> None:
+async def test_an_older_base_gets_its_head_and_chat_format_at_its_launch(world: World) -> None:
     async with world.controlled():
         await world.end(world.register("base"))
         now = as_before(world)
@@ -62,7 +62,7 @@ async def test_its_head_and_its_chats_are_found_at_its_launch(world: World) -> N
     assert (engine.config.fingerprint, engine.config.tool_parser) == (now.spec.fingerprint, "hermes")
 
 
-async def test_other_weights_are_not_taken_for_it(world: World) -> None:
+async def test_other_weights_are_not_taken_for_an_older_base(world: World) -> None:
     async with world.controlled():
         await world.end(world.register("base"))
         as_before(world)

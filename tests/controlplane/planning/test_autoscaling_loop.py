@@ -62,7 +62,7 @@ class Installation:
 
 @pytest.mark.parametrize("start_s", [5.0, 30.0, 240.0])
 @pytest.mark.parametrize("rate", [3.0, 8.0, 10.0, 12.0, 12.5, 13.0, 14.0, 15.0, 18.0, 24.0, 25.0, 30.0, 60.0])
-def test_under_a_constant_rate_it_comes_to_rest_and_keeps_up(rate: float, start_s: float) -> None:
+def test_scaling_settles_and_keeps_up_under_a_constant_rate(rate: float, start_s: float) -> None:
     loop = Installation(rate, start_s)
     loop.run(HALF_HOUR_S)
     assert len(loop.changes) <= 10, loop.changes
@@ -71,7 +71,7 @@ def test_under_a_constant_rate_it_comes_to_rest_and_keeps_up(rate: float, start_
     assert loop.answered + loop.requests == pytest.approx(rate * HALF_HOUR_S)
 
 
-def test_more_are_not_ordered_while_those_that_were_are_coming() -> None:
+def test_no_further_groups_are_started_while_groups_start() -> None:
     """The requests that pile up meanwhile are no reason: the one that comes will take them."""
     loop = Installation(14.0, 60.0)
     loop.run(66.0)

@@ -73,7 +73,7 @@ def reason(decision: CompressJob | Queued) -> str:
     return decision.reason
 
 
-def test_it_begins_where_there_is_memory(settings: Settings, base: Model) -> None:
+def test_a_compression_begins_where_memory_is_free(settings: Settings, base: Model) -> None:
     job = begun(decide(settings, "v", base, tuned("v")))
     assert (job.node, job.request.device, job.request.gpus) == ("node", "cpu", ())
     assert job.request.folder == settings.artifacts_folder / "v-7"
@@ -184,7 +184,7 @@ def test_a_gpu_that_is_not_there_is_no_wait(settings: Settings, base: Model) -> 
         decide(settings, "v", base, tuned("v", device="gpu"))
 
 
-def test_it_waits_for_memory_and_for_measurings(settings: Settings, base: Model) -> None:
+def test_a_compression_waits_for_memory_and_for_measurements(settings: Settings, base: Model) -> None:
     full = ledger("b", memory_bytes=15 * GIB + GIB // 2)
     assert "GiB of free memory" in reason(decide(settings, "v", base, tuned("v"), full))
     measuring = ledger("measuring:key")
@@ -197,7 +197,7 @@ def test_a_job_s_own_reservation_is_no_obstacle(settings: Settings, base: Model)
     assert begun(decide(settings, "v", base, tuned("v"), mine)).node == "node"
 
 
-def test_it_gives_up_after_attempts_that_got_no_further(settings: Settings, base: Model) -> None:
+def test_a_compression_ends_after_attempts_without_progress(settings: Settings, base: Model) -> None:
     model = tuned("v")
     delta = compressing.require_delta(model)
     for _ in range(compressing.MAX_ATTEMPTS):
@@ -320,7 +320,7 @@ def test_any_of_the_engines_that_run_must_be_as_accurate() -> None:
     accuracy.require_base(base, leaving, 98.0)
 
 
-def test_a_base_that_can_never_be_as_accurate_is_said_before_it_is_placed() -> None:
+def test_a_base_that_cannot_reach_the_accuracy_is_refused_before_placement() -> None:
     base = Model("b", 1, Phase.READY, source="/m", compression={"fp8": 97.0, "int8": 96.0})
     waiting = deployment("b", Phase.PENDING, placed=None)
     accuracy.require_base(base, waiting, 97.0)

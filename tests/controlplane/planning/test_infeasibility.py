@@ -55,9 +55,7 @@ def refused(
     return refusal.value
 
 
-def test_a_limit_that_nothing_meets_is_offered_what_there_is_in_its_own_unit(
-    base: Model, settings: Settings
-) -> None:
+def test_an_unmet_limit_is_answered_with_the_best_value_in_its_unit(base: Model, settings: Settings) -> None:
     error = refused(base, settings, slos=Slos(tpot_s=1e-9))
     assert error.details["binding"] == "SLOs.tpot_ms"
     assert error.details["together"] is False
@@ -131,15 +129,13 @@ def test_lengths_beyond_the_context(base: Model, settings: Settings) -> None:
     assert (error.details["relaxations"][0]["asked"], error.details["relaxations"][0]["offered"]) == (70, 64)
 
 
-def test_no_device_says_why_nodes_are_not_used(base: Model, settings: Settings) -> None:
+def test_a_refusal_without_devices_says_why_nodes_are_not_used(base: Model, settings: Settings) -> None:
     error = refused(base, settings, Inventory((), (Unusable("n", "stale report: n is silent"),)))
     assert "stale report: n is silent" in error.message
     assert error.details["relaxations"] == []
 
 
-def test_nodes_that_were_left_out_are_told_where_there_is_another_device(
-    base: Model, settings: Settings
-) -> None:
+def test_a_refusal_names_unused_nodes_next_to_used_devices(base: Model, settings: Settings) -> None:
     """The one that is silent may be the one with room."""
     silent = Unusable("n", "stale report: node n last reported 7.2 s ago")
     tight = replace(HERE, devices=(replace(CPU, free_bytes=1000),), unusable=(silent,))

@@ -50,7 +50,7 @@ def due(
     return [action.target for action in actions if isinstance(action, MeasurePath)]
 
 
-def test_it_is_measured_through_one_engine_that_serves_and_once() -> None:
+def test_the_path_is_measured_once_through_a_serving_engine() -> None:
     assert due(SERVING, OTHER) == ["a"]
     assert due(SERVING, OTHER, busy=frozenset({"MeasurePath:b"})) == []
     assert due(deployment("b", Phase.DEPLOYING)) == []
@@ -59,7 +59,7 @@ def test_it_is_measured_through_one_engine_that_serves_and_once() -> None:
     assert due(SERVING, PathProfile("another", PATH)) == ["b"]
 
 
-def test_work_that_would_be_in_it_is_waited_for() -> None:
+def test_a_path_measurement_waits_for_work_that_would_distort_it() -> None:
     assert due(SERVING, PROFILING) == []
     assert due(SERVING, STARTING) == []
     assert due(SERVING, replace(PROFILING, phase=Phase.READY)) == ["b"]
@@ -73,7 +73,7 @@ def test_requests_are_waited_for_but_not_for_ever() -> None:
     assert due(serving, now_s=1000.0 + path_measuring.QUIET_WAIT_S + 1, quiet=False) == ["b"]
 
 
-def test_it_is_tried_again_after_pauses_that_grow_and_never_given_up() -> None:
+def test_a_path_measurement_is_retried_after_growing_pauses_for_ever() -> None:
     tried, now_s, pauses = PathProfile("key"), 100.0, []
     for _ in range(40):
         assert due(SERVING, tried, now_s=now_s) == ["b"]
@@ -105,7 +105,7 @@ def test_prompts_fit_every_engine_of_the_base() -> None:
     assert path_measuring.longest_prompt(replace(SERVING, groups=groups)) == 256
 
 
-def test_its_key_says_what_it_depends_on() -> None:
+def test_the_path_s_key_contains_what_the_path_depends_on() -> None:
     settings = Settings(engine="vllm")
     more = Settings(engine="vllm", gateway_replicas=2)
     keys = {request_paths.path_key(s, [replace(CPU, engine="0.32.0")]) for s in (settings, more)}
@@ -122,7 +122,7 @@ def test_its_key_says_what_it_depends_on() -> None:
 
 
 @pytest.mark.usefixtures("hurry")
-async def test_a_group_that_began_to_serve_meanwhile_makes_it_fail(
+async def test_a_group_that_begins_to_serve_meanwhile_fails_the_measurement(
     repository: Repository, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its engine's core has answered, which would be taken for the path."""
@@ -207,7 +207,7 @@ async def test_a_node_that_may_not_be_placed_on_is_not_in_its_key(
 
 
 @pytest.mark.usefixtures("hurry")
-async def test_it_is_kept_after_a_failure_and_estimates_and_placements_have_it(
+async def test_a_measured_path_survives_a_failure_and_is_part_of_estimates_and_placements(
     repository: Repository, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(path_measuring, "PAUSES", RetryLimits(first_pause_s=0.01))

@@ -58,7 +58,7 @@ def preview(world: World, replicas: int) -> planning.Preview:
 
 
 @pytest.mark.parametrize(("replicas", "waits"), [(1, False), (2, True)])
-async def test_a_plan_of_several_groups_tells_what_the_last_would_wait_for(
+async def test_a_plan_of_several_groups_names_what_the_last_group_waits_for(
     world: World, replicas: int, waits: bool
 ) -> None:
     """There is room for one now; a second one finds it where is measured."""
@@ -132,7 +132,7 @@ async def test_an_engine_that_waited_for_a_gpu_gets_it_though_its_memory_is_seen
     assert late.samples == 0
 
 
-async def test_one_that_never_gives_its_memory_back_is_not_waited_for_for_ever(
+async def test_a_measurement_that_never_frees_its_memory_is_not_awaited_for_ever(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launch_action, "RECLAIM_WAIT_S", 0.1)

@@ -59,7 +59,7 @@ def test_the_only_device_is_chosen(base: Model, settings: Settings) -> None:
         (16, 1000, 1000),
     ],
 )
-def test_an_answer_without_an_expected_length_has_256_tokens_and_the_text_says_it(
+def test_an_answer_without_an_expected_length_has_256_tokens_in_the_reason(
     base: Model, settings: Settings, limit: int | None, expected: int | None, answer: int
 ) -> None:
     assert base.spec is not None
@@ -158,9 +158,7 @@ def test_a_model_that_was_not_profiled(base: Model, settings: Settings) -> None:
         decide(replace(base, spec=None), DEPLOYMENT, HERE, settings)
 
 
-def test_a_cpu_engine_without_a_profile_has_room_for_its_process(
-    base: Model, settings: Settings
-) -> None:
+def test_a_cpu_engine_without_a_profile_has_room_for_its_process(base: Model, settings: Settings) -> None:
     """vLLM's takes 1.9 to 2.2 GB beside the smallest of models; one that echoes takes next to nothing."""
     ample = Inventory((replace(CPU, free_bytes=64 * GIB, total_bytes=64 * GIB),))
     vllm = settings.model_copy(update={"engine": "vllm"})

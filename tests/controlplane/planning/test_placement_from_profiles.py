@@ -46,7 +46,7 @@ def placed(*devices: Device, known: Device | None = None) -> Placement:
     )
 
 
-def test_its_own_profile_makes_it_certain() -> None:
+def test_an_estimate_from_its_own_profile_is_certain() -> None:
     rough, known = placed(QUICK), placed(QUICK, known=QUICK)
     assert (rough.estimate.basis, known.estimate.basis) == (Basis.ROUGH, Basis.PROFILE)
     assert rough.choice.tpot is not None
@@ -85,7 +85,7 @@ def refused(busy: float | None, slos: Slos) -> str:
     return refusal.value.message
 
 
-def test_a_refusal_by_a_profile_that_was_measured_while_others_worked_says_so() -> None:
+def test_a_refusal_by_a_profile_measured_under_load_says_so() -> None:
     said = refused(0.63, Slos(tpot_s=1e-6))
     assert said.endswith(
         "; the profile of 'm' was measured until 2001-09-09 01:46 UTC while other work took 63% of the"

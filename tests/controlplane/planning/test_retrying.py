@@ -75,7 +75,9 @@ KEYS = [f"load variant-{n}" for n in range(200)]
 
 
 @given(failures=st.integers(1, 100), limits=LIMITS)
-def test_variants_that_failed_together_are_retried_at_different_times(failures: int, limits: RetryLimits) -> None:
+def test_variants_that_failed_together_are_retried_at_different_times(
+    failures: int, limits: RetryLimits
+) -> None:
     """Pauses of many things after as many failures: each the same whenever it is asked for, within their
     share, and all over it."""
     whole = retrying.pause_s(failures, limits)
@@ -90,7 +92,7 @@ def test_variants_that_failed_together_are_retried_at_different_times(failures: 
     assert max(sum(low <= share < low + 0.1 for share in shares) for low in shares) < 60
 
 
-def test_the_time_that_is_said_is_the_one_that_is_kept() -> None:
+def test_the_announced_retry_time_is_kept() -> None:
     after = retrying.failed(Attempts(), "gone", 100.0, retrying.LOADING, "a variant")
     assert after is not None
     pause = retrying.pause_s(1, retrying.LOADING, "a variant")

@@ -100,7 +100,7 @@ FOUND = models_of(state_of(group(0, placed(ONE, GPUS[0])), group(1, placed(TWO, 
 
 @settings(deadline=None, max_examples=40)
 @given(st.sampled_from([("b", ONE), ("b@1", TWO)]), st.integers(1, 256), st.integers(16, 1000))
-def test_decoding_takes_what_the_predictor_says(of: tuple[str, Plan], rows: int, tokens: int) -> None:
+def test_decoding_takes_the_predicted_time(of: tuple[str, Plan], rows: int, tokens: int) -> None:
     group_id, p = of
     model = FOUND.models[FOUND.model_of_group[group_id]]
     expected = predict(ground(p), p, Workload(rows, tokens, 64)).step_s.value
@@ -110,7 +110,7 @@ def test_decoding_takes_what_the_predictor_says(of: tuple[str, Plan], rows: int,
 
 @settings(deadline=None, max_examples=20)
 @given(st.lists(st.sampled_from([0, 70, 30]), min_size=1, max_size=40))
-def test_a_mix_takes_what_the_predictor_says(uids: list[int]) -> None:
+def test_a_mix_takes_the_predicted_time(uids: list[int]) -> None:
     specs = {0: None, 70: VARIANTS[0].variant_spec, 30: VARIANTS[1].variant_spec}
     number, rows = FOUND.model_of_group["b"], {0: 0, **FOUND.variant_rows}
     mix = [specs[uid] for uid in uids]
@@ -120,7 +120,7 @@ def test_a_mix_takes_what_the_predictor_says(uids: list[int]) -> None:
 
 
 @pytest.mark.parametrize("tokens", [20, 700, 2048])
-def test_a_prompt_takes_what_the_predictor_says(tokens: int) -> None:
+def test_a_prompt_takes_the_predicted_time(tokens: int) -> None:
     expected = predict(ground(TWO), TWO, Workload(1, tokens, 2)).ttft_s.value
     model = FOUND.models[FOUND.model_of_group["b@1"]]
     assert steps.prefill_curve_s(model, float(tokens)) == pytest.approx(expected, rel=0.03)
@@ -153,7 +153,7 @@ def test_groups_that_are_alike_share_a_model() -> None:
     assert found.model_of_group == {"b": 0, "b@1": 0, "b@2": 0, "b@3": 1}
 
 
-def test_only_groups_that_serve_on_known_devices_have_one() -> None:
+def test_only_groups_that_serve_on_known_devices_have_a_step_model() -> None:
     gone = replace(GPUS[1], node="gone")
     groups = [
         group(0, placed(ONE, GPUS[0])),
@@ -272,7 +272,7 @@ def test_a_memo_forgets_what_is_not_asked_for() -> None:
     assert len(memo._now) + len(memo._before) == 3
 
 
-def test_it_is_a_function_of_its_arguments() -> None:
+def test_step_models_are_a_function_of_their_arguments() -> None:
     one = group(0, placed(ONE, GPUS[0]))
     first, again = models_of(state_of(one)), models_of(state_of(one, others=VARIANTS[::-1]))
     assert first.is_same(again)

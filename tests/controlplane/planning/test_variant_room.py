@@ -198,7 +198,7 @@ def test_a_plan_of_an_older_record_keeps_its_meaning() -> None:
     assert at_once(replace(old, max_variants=0), BASE, FOUR) is None
 
 
-def test_it_is_told_where_a_rank_is_one_of_many() -> None:
+def test_the_room_is_computed_for_a_rank_among_many() -> None:
     """A delta that TP shards leaves room where one that each rank holds whole does not."""
     whole = VariantSpec(VariantKind.BOFT, 0, {}, held=HeldBytes(0, 945 * MB, 0))
     plan = with_room_for_variants(Plan(4, (16, 16), "none", 2048, 4096, 0, 0), BASE, SIZES, FOUR)

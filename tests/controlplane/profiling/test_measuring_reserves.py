@@ -48,7 +48,7 @@ def world(settings: Settings, store: StateStore, files: Path) -> World:
     return made
 
 
-async def test_it_is_held_while_it_is_measured(world: World) -> None:
+async def test_memory_is_reserved_while_a_profile_is_measured(world: World) -> None:
     cluster(world).go.clear()
     async with world.controlled():
         registering = world.register("base")
@@ -91,7 +91,7 @@ def test_a_placement_and_a_measurement_from_one_snapshot_do_not_both_commit(
 
 
 @pytest.mark.parametrize("failure", [errors.ProfilingFailed("it ended with SIGKILL"), OSError("disk full")])
-async def test_it_is_released_when_it_fails(world: World, failure: Exception) -> None:
+async def test_a_reservation_is_released_when_its_measurement_fails(world: World, failure: Exception) -> None:
     cluster(world).fails_after, cluster(world).failure = 1, failure
     async with world.controlled():
         assert (await world.end(world.register("base"))).phase is Phase.READY
@@ -110,7 +110,7 @@ async def test_a_reservation_is_released_when_no_job_waits_for_it(world: World) 
         assert not cluster(world).running
 
 
-async def test_one_that_hangs_is_stopped(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hanging_measurement_is_stopped(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profile_actions, "OVERTIME_S", 0.1)
     world.settings = world.settings.model_copy(update={"profile_seconds": 0.1})
     cluster(world).go.clear()
@@ -122,7 +122,7 @@ async def test_one_that_hangs_is_stopped(world: World, monkeypatch: pytest.Monke
     assert cluster(world).running == []
 
 
-async def test_a_controller_that_is_killed_leaves_it_to_its_successor(world: World) -> None:
+async def test_a_killed_controller_s_successor_continues_the_measurement(world: World) -> None:
     cluster(world).go.clear()
     registering = world.register("base")
     async with world.controlled():

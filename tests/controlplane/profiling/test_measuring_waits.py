@@ -106,7 +106,7 @@ async def test_another_device_is_used_meanwhile(world: World) -> None:
     assert cluster(world).most == 1
 
 
-async def test_one_that_waits_can_be_cancelled(world: World) -> None:
+async def test_a_waiting_deployment_can_be_cancelled(world: World) -> None:
     async with world.controlled():
         first = await measuring(world, "one")
         second = await waiting(world, "two", "until the architecture of 'one'")
@@ -188,7 +188,7 @@ async def test_a_deployment_that_fits_next_to_a_measurement_does_not_wait(world:
         assert cluster(world).running
 
 
-async def test_one_that_does_not_fit_in_any_case_is_refused_at_once(world: World) -> None:
+async def test_a_deployment_that_never_fits_is_refused_at_once(world: World) -> None:
     async with world.controlled():
         await known(world, "one")
         on(world, TIGHT)
@@ -231,7 +231,7 @@ async def test_a_deployment_that_waits_can_be_cancelled(world: World) -> None:
         assert (await world.end(second)).phase is Phase.READY
 
 
-async def test_plans_and_moves_say_what_they_would_wait_for(world: World) -> None:
+async def test_plans_and_moves_name_what_they_would_wait_for(world: World) -> None:
     async with world.controlled():
         await known(world, "one")
         on(world, TIGHT)

@@ -126,7 +126,7 @@ async def test_a_deployment_that_takes_more_than_planned_teaches_the_next(
             await world.end(world.undeploy("base"))
 
 
-async def test_an_engine_that_does_not_say_what_it_takes_is_deployed(
+async def test_an_engine_without_memory_reports_is_deployed(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def reports(host: str) -> list[WorkerReport]:

@@ -72,7 +72,7 @@ async def test_the_second_model_of_a_shape_costs_nothing(measured: World) -> Non
     assert len(profiles(measured)) == 1
 
 
-async def test_deployments_are_estimated_from_it(measured: World) -> None:
+async def test_deployments_are_estimated_from_the_profile(measured: World) -> None:
     async with measured.controlled():
         await measured.end(measured.register("base"))
         assert (await measured.end(measured.deploy("base"))).phase is Phase.DEPLOYED
@@ -84,7 +84,7 @@ async def test_deployments_are_estimated_from_it(measured: World) -> None:
     assert placement.estimate.memory_bytes[0] > 300 << 20
 
 
-async def test_estimates_without_a_profile_are_rough_and_say_so(measured: World) -> None:
+async def test_estimates_without_a_profile_are_marked_as_rough(measured: World) -> None:
     measured.settings = measured.settings.model_copy(update={"profile_seconds": 0})
     async with measured.controlled():
         await measured.end(measured.register("base"))
@@ -134,7 +134,7 @@ async def test_measurements_before_a_failure_count(measured: World) -> None:
     assert progress.is_whole(profiles(measured)[0])
 
 
-async def test_it_can_be_measured_afresh(measured: World) -> None:
+async def test_a_profile_can_be_measured_again(measured: World) -> None:
     async with measured.controlled():
         await measured.end(measured.register("base"))
         told = cluster(measured).told
@@ -203,7 +203,7 @@ async def test_a_profile_needs_a_model_that_is_ready(measured: World) -> None:
         submit(measured.repository, profile_model, "base", False)
 
 
-async def test_a_variants_profile_is_its_bases(measured: World) -> None:
+async def test_a_variant_s_profile_is_that_of_its_base(measured: World) -> None:
     async with measured.controlled():
         await measured.end(measured.register("base"))
         await measured.end(measured.register("v1", "base"))
@@ -219,7 +219,9 @@ async def test_a_variants_profile_is_its_bases(measured: World) -> None:
         ({"engine": ""}, "no vLLM is installed"),
     ],
 )
-async def test_the_missing_measurements_are_named(measured: World, changes: dict[str, object], said: str) -> None:
+async def test_the_missing_measurements_are_named(
+    measured: World, changes: dict[str, object], said: str
+) -> None:
     cluster(measured).devices = Inventory((replace(HOST, **changes),))  # type: ignore[arg-type]
     async with measured.controlled():
         ended = await measured.end(measured.register("base"))

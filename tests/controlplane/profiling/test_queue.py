@@ -181,7 +181,7 @@ async def test_a_store_that_is_away_for_a_moment_interrupts_no_measuring(
     assert (len(cluster(world).orders), cluster(world).ended) == (1, 1)
 
 
-async def test_one_that_takes_too_long_is_stopped_though_the_store_is_away(
+async def test_a_measurement_beyond_its_limit_is_stopped_even_without_the_store(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(profile_actions, "OVERTIME_S", 0.3)
@@ -197,7 +197,7 @@ async def test_one_that_takes_too_long_is_stopped_though_the_store_is_away(
             await world.until(lambda: cluster(world).ended)
 
 
-async def test_one_that_does_not_stop_is_said_to_have_taken_too_long(
+async def test_a_measurement_that_does_not_stop_is_reported_as_too_long(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(profile_actions, "OVERTIME_S", 0.1)
@@ -218,7 +218,7 @@ async def test_one_that_does_not_stop_is_said_to_have_taken_too_long(
     assert "had not ended" in ended.reason
 
 
-async def test_the_reason_of_a_running_measurement_says_so(world: World) -> None:
+async def test_the_reason_names_the_running_measurement(world: World) -> None:
     """And not what it had waited for."""
     async with world.controlled():
         first = await measuring(world, "one")

@@ -48,7 +48,7 @@ def test_the_prefill_of_what_is_cached_is_saved(seed: int, cached: float) -> Non
 
 @settings(deadline=None)
 @given(SEEDS, st.floats(0, 3000))
-def test_it_lowers_the_cost_of_its_group_alone(seed: int, cached: float) -> None:
+def test_a_cached_prefix_lowers_the_cost_of_its_group_alone(seed: int, cached: float) -> None:
     made = world(seed)
     groups = range(len(made.snapshot.groups))
 

@@ -170,7 +170,7 @@ def happen(asked: World, rng: np.random.Generator, events: int) -> None:
 
 @few_examples
 @given(seed=seeds, groups=sizes)
-def test_whatever_happens_the_orders_are_those_of_a_sort(seed: int, groups: int) -> None:
+def test_kept_orders_always_equal_a_sort(seed: int, groups: int) -> None:
     asked = many(seed, groups, 3)
     happen(asked, np.random.default_rng(seed), 60)
     chosen(asked)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from controlplane.runtime import cluster, serve
+from controlplane.runtime import ray_cluster, serve
 from controlplane.runtime.ray_cluster import RayCluster
 from controlplane.settings import Settings
 
@@ -28,15 +28,15 @@ async def test_a_count_is_forgotten_when_the_next_one_does_not_come(
         return [dict(answer)]
 
     monkeypatch.setattr(serve, "ask_own", ask_own)
-    monkeypatch.setattr(cluster, "COUNT_EVERY_S", 0.01)
-    monkeypatch.setattr(cluster, "COUNT_FRESH_S", 600.0)
+    monkeypatch.setattr(ray_cluster, "COUNT_EVERY_S", 0.01)
+    monkeypatch.setattr(ray_cluster, "COUNT_FRESH_S", 600.0)
     runtime = RayCluster(Settings(home=tmp_path))
     assert runtime.demand() is None
     counting = asyncio.create_task(runtime.keep_counting())
     try:
         await hung.wait()
         assert runtime.demand() == {"b": 3.0}
-        monkeypatch.setattr(cluster, "COUNT_FRESH_S", 0.0)
+        monkeypatch.setattr(ray_cluster, "COUNT_FRESH_S", 0.0)
         await asyncio.sleep(0.01)
         assert runtime.demand() is None
     finally:

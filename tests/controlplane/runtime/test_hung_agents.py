@@ -52,7 +52,7 @@ def book() -> AgentBook:
 
 
 @pytest.mark.parametrize("heard", [True, False], ids=["heard before", "hung since the controller started"])
-async def test_one_that_hangs_is_replaced_before_its_node_is_lost(
+async def test_a_hanging_agent_is_replaced_before_its_node_is_lost(
     ray: StartingRay, book: AgentBook, heard: bool
 ) -> None:
     actor = ray.actors["agent-id-a"]
@@ -70,7 +70,7 @@ async def test_one_that_hangs_is_replaced_before_its_node_is_lost(
     assert LOST_S / 2 <= ray.kills[0] - began_s < LOST_S
 
 
-async def test_one_that_starts_slowly_is_given_ever_more_time(ray: StartingRay, book: AgentBook) -> None:
+async def test_a_slowly_starting_agent_gets_more_time_each_attempt(ray: StartingRay, book: AgentBook) -> None:
     ray.broken = ray.actors["agent-id-a"].hung = True
     async with asyncio.timeout(60):
         while len(ray.kills) < 3:
@@ -89,7 +89,7 @@ async def test_readers_replace_none(ray: StartingRay) -> None:
     assert not ray.kills
 
 
-async def test_rays_ids_are_told(ray: StartingRay, book: AgentBook) -> None:
+async def test_agents_report_ray_s_node_ids(ray: StartingRay, book: AgentBook) -> None:
     (found,) = await until(book, lambda n: not n.problem)
     assert (found.ids, found.gone) == (("id-a",), False)
     ray.found = [node("a", alive=False), {**node("a"), "NodeID": "id-b"}]

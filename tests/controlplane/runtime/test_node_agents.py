@@ -92,7 +92,7 @@ async def test_a_node_that_died_is_gone(ray: FakeRay, book: AgentBook) -> None:
         (TimeoutError(), f"no answer within {node_agents.PROBE_TIMEOUT_S:.0f} s"),
     ],
 )
-async def test_why_devices_were_not_measured_is_told_until_they_are(
+async def test_the_reason_for_unmeasured_devices_is_reported_until_they_are_measured(
     ray: FakeRay, failure: Exception, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ray.found, ray.actors = [node("a")], {"agent-id-a": Actor(replace(REPORT, rates=None))}

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from controlplane import errors
-from controlplane.runtime import cluster, serve
-from controlplane.runtime.ray_cluster import RayCluster
+from controlplane.runtime import ray_cluster, serve
 from controlplane.runtime.path_probe import answering_at_once
+from controlplane.runtime.ray_cluster import RayCluster
 from controlplane.settings import Settings
 from testkit.engine_configs import echo_config
 from testkit.in_memory import ScriptedWorker
@@ -65,7 +65,7 @@ async def test_every_replica_has_the_marker_within_and_none_after() -> None:
 
 
 @pytest.mark.parametrize("change", ["restarted", "came", "went", "does not answer"])
-async def test_replicas_that_come_or_go_meanwhile_make_it_fail(change: str) -> None:
+async def test_a_probe_fails_if_replicas_come_or_go_meanwhile(change: str) -> None:
     groups = await Groups().start()
     with pytest.raises(errors.OstinatoError):  # noqa: PT012
         async with answering_at_once(IDS, "m", groups.tell):
@@ -81,7 +81,7 @@ async def test_replicas_that_come_or_go_meanwhile_make_it_fail(change: str) -> N
     assert await groups.markers() == {""}
 
 
-async def test_all_forget_it_whatever_ends_it() -> None:
+async def test_every_engine_forgets_the_probe_in_any_case() -> None:
     groups = await Groups().start()
     groups.gone.add("b@1")
     with pytest.raises(errors.Unavailable):
@@ -134,8 +134,8 @@ async def test_a_probe_that_is_cut_off_is_killed_before_the_engines_forget_it(
         asyncio.get_running_loop().call_later(0.01, ended.set)
 
     remote = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda asked: Task()))
-    monkeypatch.setattr(cluster, "ray", SimpleNamespace(remote=lambda call: remote, cancel=cancel))
-    monkeypatch.setattr(cluster, "ray_serve", SimpleNamespace(status=lambda: SimpleNamespace(proxies={})))
+    monkeypatch.setattr(ray_cluster, "ray", SimpleNamespace(remote=lambda call: remote, cancel=cancel))
+    monkeypatch.setattr(ray_cluster, "ray_serve", SimpleNamespace(status=lambda: SimpleNamespace(proxies={})))
     markers = {"b": ""}
 
     async def ask(group_id: str, method: str, marker: str, timeout_s: float) -> list[str]:

@@ -75,7 +75,9 @@ def test_serves_replica_has_what_we_count_in() -> None:
         assert ours.parameters.keys() == theirs.parameters.keys()
 
 
-def test_a_separate_thread_of_serve_for_our_code_is_refused_with_its_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_separate_thread_of_serve_for_our_code_is_refused_with_its_setting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from ray.serve._private import constants
 
     monkeypatch.setattr(constants, SEPARATE, True)

@@ -23,7 +23,7 @@ from ray.serve.schema import (
 
 from controlplane import errors
 from controlplane.cluster.engine_status import EngineStatus
-from controlplane.runtime import cluster, serve
+from controlplane.runtime import ray_cluster, serve
 from controlplane.runtime.ray_cluster import RayCluster
 from controlplane.settings import Settings
 
@@ -115,9 +115,9 @@ class FakeServe:
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> FakeServe:
     fake = FakeServe(*(f"model-b@{n}" for n in range(1, 9)))
-    monkeypatch.setattr(cluster, "ray_serve", SimpleNamespace(delete=fake.delete))
+    monkeypatch.setattr(ray_cluster, "ray_serve", SimpleNamespace(delete=fake.delete))
     monkeypatch.setattr(serve, "_get_global_client", lambda **asked: fake)
-    monkeypatch.setattr(cluster, "STOP_LOOK_S", 0.01)
+    monkeypatch.setattr(ray_cluster, "STOP_LOOK_S", 0.01)
     return fake
 
 
@@ -138,15 +138,15 @@ async def test_many_stops_leave_threads_to_others(served: FakeServe, settings: S
 async def test_a_stop_that_does_not_end_is_an_error(
     served: FakeServe, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster, "STOP_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(ray_cluster, "STOP_TIMEOUT_S", 0.05)
     runtime = RayCluster(settings)
     with pytest.raises(TimeoutError):
         await runtime.stop("b@1")
-    monkeypatch.setattr(cluster, "STOP_TIMEOUT_S", 600)
+    monkeypatch.setattr(ray_cluster, "STOP_TIMEOUT_S", 600)
     await runtime.stop("gone")
 
 
-def test_an_engine_says_which_installation_launched_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_reports_the_installation_that_launched_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """By what Serve keeps of its deployment. One of before says nothing."""
     told, before = app("RUNNING", running=1), app("RUNNING", running=1)
     config = told["deployments"]["Engine"]["deployment_config"]
@@ -160,7 +160,7 @@ def test_an_engine_says_which_installation_launched_it(monkeypatch: pytest.Monke
     assert serve.installations() == {"0123456789abcdef", ""}
 
 
-def test_engines_that_serve_does_not_tell_of_are_not_taken_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_answer_of_serve_does_not_mean_that_no_engine_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(**options: bool) -> None:
         if options["raise_if_no_controller_running"]:
             raise RayServeException("There is no Serve instance running on this Ray cluster.")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from controlplane import errors
-from controlplane.runtime import cluster, serve
+from controlplane.runtime import ray_cluster, serve
 from controlplane.runtime.ray_cluster import RayCluster
 from controlplane.settings import Settings
 from workers.messages import EngineResidency, VariantRef, WorkerReport
@@ -35,7 +35,7 @@ async def test_workers_are_those_of_all_groups_that_answer(
             raise errors.Unavailable(group)
         return [report(group)]
 
-    monkeypatch.setattr(cluster, "_group_workers", find)
+    monkeypatch.setattr(ray_cluster, "_group_workers", find)
     assert [r.group for r in await runtime.find_workers("b")] == ["b", "b@2"]
     assert await runtime.find_workers("asleep") == []
     broken.add("b")

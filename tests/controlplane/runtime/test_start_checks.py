@@ -34,7 +34,7 @@ def quiet(message: str) -> None:
 # --- the loopback address ----------------------------------------------------------------------------
 
 
-def test_a_machine_without_the_loopback_address_is_told_how_to_get_it() -> None:
+def test_a_machine_without_the_loopback_address_gets_the_remedy() -> None:
     """In a network namespace of its own the loopback device is down, and has no address."""
     check = "from controlplane.runtime import start_checks; start_checks.require_loopback()"
     in_namespace = ["unshare", "--net", "--"]
@@ -255,7 +255,7 @@ def test_rays_report_that_reports_are_off_has_nowhere_to_go(monkeypatch: pytest.
         usage_lib.UsageReportClient().report_usage_data(usage_lib._usage_stats_report_url(), report)
 
 
-def test_clients_are_told_of_a_proxy_that_would_take_their_requests() -> None:
+def test_a_proxy_that_would_take_clients_requests_is_reported() -> None:
     url, proxy = "http://127.0.0.1:8000", {"HTTP_PROXY": "http://proxy:3128"}
     assert "export no_proxy=127.0.0.1,localhost`" in start_checks.proxy_hint(proxy, url)
     others = {**proxy, "no_proxy": "example.com"}

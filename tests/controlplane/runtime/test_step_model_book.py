@@ -108,7 +108,7 @@ async def test_an_unchanged_model_stays_the_same_object(making: Making) -> None:
     assert making.book.of("b") is known
 
 
-async def test_it_tries_again_after_a_failure(making: Making) -> None:
+async def test_step_models_are_computed_again_after_a_failure(making: Making) -> None:
     making.state, making.answer = state(1), ZeroDivisionError("a bug")
     await making.idle()
     making.answer = models(1, "b")
@@ -139,7 +139,7 @@ async def test_records_that_change_often_are_not_followed_one_by_one(
     assert making.asked == [(1, "b")]
 
 
-async def test_routers_are_told_of_the_bases_there_are(making: Making) -> None:
+async def test_routers_learn_the_models_of_the_existing_bases(making: Making) -> None:
     told: dict[str, StepModels] = {}
     bases: list[str] = []
     telling = asyncio.create_task(making.book.keep_telling(lambda: bases, told.__setitem__))

@@ -33,7 +33,7 @@ ASKED = st.lists(
 
 
 @given(ASKED)
-def test_one_of_each_tenant_goes_before_a_second_of_any(asked: list[Asked]) -> None:
+def test_each_tenant_s_first_item_goes_before_any_second_item(asked: list[Asked]) -> None:
     """However much the others asked for, and however early."""
     order = turns(asked)
     for tenant in {a.tenant for a in asked}:

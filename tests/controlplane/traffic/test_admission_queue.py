@@ -67,7 +67,7 @@ async def test_at_once_while_there_is_room_and_then_in_turn() -> None:
     assert tasks[2].result().member is tasks[1].result().member
 
 
-async def test_a_newcomer_does_not_pass_those_who_wait() -> None:
+async def test_a_new_request_does_not_pass_waiting_requests() -> None:
     world = World()
     first, waiting = world.ask(), world.ask()
     await settle()
@@ -88,7 +88,7 @@ async def test_the_highest_priority_goes_first_and_the_lowest_is_displaced() -> 
     assert await gone(normal, high) == [False, True]
 
 
-async def test_a_full_line_and_a_tenants_full_part_of_it() -> None:
+async def test_a_full_line_and_a_full_share_of_a_tenant_refuse_requests() -> None:
     world = World(places=3)
     small = Tenant("small", max_waiting=1)
     tasks = [world.ask(), world.ask(tenant=small)]
@@ -136,7 +136,7 @@ async def test_a_late_request_that_may_be_dropped_gets_no_turn() -> None:
     assert patient.result().member is world.members[0]
 
 
-async def test_one_who_leaves_gives_its_place_and_its_turn() -> None:
+async def test_a_cancelled_request_frees_its_place_and_its_turn() -> None:
     world = World()
     running, leaves, waits = world.ask(), world.ask(), world.ask()
     await settle()
@@ -192,7 +192,7 @@ async def test_a_request_takes_a_place_for_each_of_its_sequences() -> None:
     assert world.members[0].places == 1
 
 
-async def test_one_that_is_wider_than_any_worker_goes_alone() -> None:
+async def test_a_request_wider_than_any_worker_goes_alone() -> None:
     world = World(limit=2)
     wide, narrow = world.ask(sequences=16), world.ask()
     assert await gone(wide, narrow) == [True, False]
@@ -210,7 +210,7 @@ async def test_a_cancelled_wide_request_blocks_no_other_request() -> None:
     assert first.member.places == 2
 
 
-async def test_a_wide_one_goes_where_all_of_it_fits() -> None:
+async def test_a_wide_request_goes_where_all_its_sequences_fit() -> None:
     world = World(workers=2, limit=4)
     in_flight = [await world.ask() for _ in range(2)]  # one each
     more = await world.ask(sequences=3)

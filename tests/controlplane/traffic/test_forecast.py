@@ -51,7 +51,7 @@ def test_a_promise_that_would_be_broken_is_not_made(
     assert found == (retry_s if retry_s is None else pytest.approx(retry_s))
 
 
-def test_a_line_at_a_steady_pace_tells_how_long_one_waits() -> None:
+def test_a_line_at_a_steady_pace_predicts_the_wait() -> None:
     speed, line = LineSpeed(), WaitingLine(LineLimits(100))
     speed.begin(0.0)
     for k in range(1, 30):
@@ -222,7 +222,7 @@ def test_the_next_request_is_not_refused_for_the_waits_of_others() -> None:
     assert refused(line, 1.0, now_s)
 
 
-def test_one_stranger_among_few_does_not_decide() -> None:
+def test_one_outlier_among_few_waits_does_not_decide() -> None:
     line, now_s = served(forecast.ENOUGH + 2, 1.0, 0.0, at_once=2)
     line.answered(1e6, now_s)
     assert not refused(line, 10.0, now_s)

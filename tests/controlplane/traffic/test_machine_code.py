@@ -15,7 +15,7 @@ from controlplane.traffic.machine_code import first_record, machine_code
 from profiler.compiled import records
 
 
-def test_it_changes_the_same_memory() -> None:
+def test_machine_code_changes_the_same_memory() -> None:
     requests = records(REQUEST, 1)
     request = first_record(requests, REQUEST)
     requests[0].prompt, requests[0].output, requests[0].promise = 20.0, 8.0, 511

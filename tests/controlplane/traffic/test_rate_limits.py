@@ -78,7 +78,7 @@ class Clock:
         return self.now_s
 
 
-def test_a_tenant_is_told_when_to_try_again_and_others_are_left_alone() -> None:
+def test_a_tenant_gets_a_time_to_retry_and_others_are_unaffected() -> None:
     clock, quota = Clock(), Quota(requests_per_minute=2)
     book = RateBook(clock)
     a, b = Tenant("a", quota=quota), Tenant("b", quota=quota)
@@ -119,7 +119,7 @@ def test_tokens_are_charged_at_first_by_the_most_that_is_asked_for() -> None:
         (b"", 60),
     ],
 )
-def test_a_whole_answer_costs_what_the_engine_says(body: bytes, used: int) -> None:
+def test_a_whole_answer_costs_the_engine_s_usage(body: bytes, used: int) -> None:
     book, tenant = RateBook(Clock()), Tenant("a", quota=Quota(tokens_per_minute=100))
     charged = book.charge(tenant, 60)
     assert charged is not None
@@ -138,7 +138,7 @@ def test_a_whole_answer_costs_what_the_engine_says(body: bytes, used: int) -> No
         ([b'data: {"a"}\n\n'], 10),
     ],
 )
-def test_a_stream_costs_its_events_or_what_the_engine_says(pieces: list[bytes], used: int) -> None:
+def test_a_stream_costs_its_events_or_the_engine_s_usage(pieces: list[bytes], used: int) -> None:
     book, tenant = RateBook(Clock()), Tenant("a", quota=Quota(tokens_per_minute=100))
     charged = book.charge(tenant, 90)
     assert charged is not None
@@ -172,7 +172,7 @@ def went(book: RateBook, tenant: Tenant, asked: int) -> int:
 
 
 @pytest.mark.parametrize("gateways", [2, 3, 5])
-def test_gateways_that_are_asked_at_once_give_one_quota_together(gateways: int) -> None:
+def test_gateways_share_one_quota(gateways: int) -> None:
     clock, tenant = Clock(), Tenant("a", quota=Quota(requests_per_minute=60))
     books = [RateBook(clock) for _ in range(gateways)]
     exchange(books)
@@ -184,7 +184,7 @@ def test_gateways_that_are_asked_at_once_give_one_quota_together(gateways: int) 
     assert sum(went(book, tenant, 60) for book in books) == 30
 
 
-def test_one_gateway_gives_all_of_it_to_who_asks_it_alone() -> None:
+def test_one_gateway_gives_the_whole_quota_to_a_tenant_that_uses_it_alone() -> None:
     """A share at a time: whoever is refused comes again within a second."""
     clock, tenant = Clock(), Tenant("a", quota=Quota(requests_per_minute=64))
     books = [RateBook(clock), RateBook(clock)]

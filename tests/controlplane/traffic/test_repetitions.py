@@ -108,7 +108,7 @@ def test_properties_that_may_be_left_out_are_bounded() -> None:
 
 
 @given(st.text('([{}])|*+?,\\"a1 ^-:=\n', max_size=40))
-def test_whatever_is_written_is_read_to_its_end(text: str) -> None:
+def test_every_pattern_is_read_to_its_end(text: str) -> None:
     for check in (check_regex, check_ebnf):
         try:
             check(text)

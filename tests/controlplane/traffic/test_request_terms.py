@@ -47,7 +47,7 @@ def terms(
     return request_terms(raw, body or {}, targets, **options)
 
 
-def test_a_request_that_says_nothing_is_served_by_its_deployments_targets() -> None:
+def test_a_request_without_targets_has_its_deployment_s() -> None:
     assert terms() == NO_TERMS
     assert terms({"accept": "x", "x-slo-other": "y", "x-request-id": "z"}) == NO_TERMS
     assert terms(targets=DEFAULTS) == RequestTerms(0.5, 0.05, 9.0, Priority.HIGH, LatePolicy.DROP)
@@ -177,11 +177,13 @@ def test_a_request_is_dropped_after_its_targets(
         (0, {"max_tokens": 0}, 1),
     ],
 )
-def test_a_request_s_expected_cost_counts_prompt_and_answers(size: int, body: dict[str, Any], tokens: int) -> None:
+def test_a_request_s_expected_cost_counts_prompt_and_answers(
+    size: int, body: dict[str, Any], tokens: int
+) -> None:
     assert estimated_tokens(size, body, cut_at(CHAT, body, 32)) == tokens
 
 
-def test_it_is_expected_to_cost_what_the_engine_reads() -> None:
+def test_the_expected_cost_counts_what_the_engine_reads() -> None:
     """vLLM's completions know no `max_completion_tokens`."""
     body = {"max_completion_tokens": 0, "max_tokens": 1000}
     assert cut_at(COMPLETIONS, body, 2048) == 1000

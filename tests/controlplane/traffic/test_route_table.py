@@ -55,7 +55,9 @@ def test_registered_but_not_deployed(name: str) -> None:
         (None, Phase.DEPLOYED),
     ],
 )
-def test_a_model_that_is_being_deployed_tells_when_to_retry(name: str, base: Phase | None, variant: Phase) -> None:
+def test_a_model_that_is_being_deployed_tells_when_to_retry(
+    name: str, base: Phase | None, variant: Phase
+) -> None:
     with pytest.raises(errors.Unavailable) as refusal:
         table(base, variant).resolve(name)
     assert refusal.value.retry_after_s
@@ -101,7 +103,7 @@ def test_a_deleted_record_has_no_route(lost: str, left: list[Any]) -> None:
         found.resolve("v")
 
 
-def test_groups_of_a_readable_deployment_are_those_that_it_says() -> None:
+def test_groups_of_a_readable_deployment_come_from_its_record() -> None:
     last, now = (
         table(),
         replace(state(V, deployment("b", Phase.DEPLOYED, placed=None)), undecodable=("model/b",)),

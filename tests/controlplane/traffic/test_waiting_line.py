@@ -263,7 +263,7 @@ def test_the_tenant_furthest_above_its_weighted_share_loses_a_place() -> None:
     assert outcome.displaced.terms.tenant == z
 
 
-def test_late_ones_are_dropped_if_that_is_asked_for() -> None:
+def test_late_requests_are_dropped_on_request() -> None:
     line = WaitingLine(LIMITS)
     drop = LatePolicy.DROP
     joined(line, of(ttft_s=2.0, late=drop), 0.0)
@@ -378,7 +378,7 @@ def test_the_books_are_right_after_any_schedule(steps: list[Any]) -> None:
 
 
 @given(_steps)
-def test_equal_ones_go_in_the_order_in_which_they_came(steps: list[Any]) -> None:
+def test_equal_requests_go_in_the_order_of_arrival(steps: list[Any]) -> None:
     books = Books()
     for step in steps:
         books.step(*step)
@@ -419,7 +419,7 @@ def test_tenants_that_both_wait_get_their_share_of_tokens(
 
 
 @given(_steps, _terms, st.lists(_terms, min_size=1, max_size=6), st.integers(0, 3))
-def test_one_that_has_waited_goes_within_a_bounded_number_of_turns(
+def test_an_aged_request_goes_within_a_bounded_number_of_turns(
     steps: list[Any], terms: RequestTerms, flood: list[RequestTerms], newcomers: int
 ) -> None:
     """However many come after it, in front of whomever they would like to be."""

@@ -41,7 +41,7 @@ def after_failures(seen: Seen, count: int) -> Seen:
     return seen
 
 
-def test_one_that_never_told_its_load_is_never_silent() -> None:
+def test_a_worker_that_never_reported_its_load_is_never_silent() -> None:
     assert standing(after_looks(Seen(), 1000), RULES) is Standing.WELL
 
 
@@ -50,7 +50,7 @@ def test_a_worker_that_reported_counts_as_ill_after_n_silent_looks_and_not_befor
     assert standing(after_looks(TOLD, 6), RULES) is Standing.ILL
 
 
-def test_one_that_speaks_again_is_on_trial_until_it_answers() -> None:
+def test_a_worker_that_reports_again_is_on_trial_until_it_answers() -> None:
     back = told(after_looks(TOLD, 7))
     assert standing(back, RULES) is Standing.ON_TRIAL
     assert standing(looked(back, RULES), RULES) is Standing.ON_TRIAL
@@ -63,7 +63,7 @@ def test_failures_in_a_row_are_counted_and_an_answer_ends_the_row() -> None:
     assert standing(after_failures(TOLD, 5), RULES) is Standing.ILL
 
 
-def test_it_rests_and_is_then_tried_and_rests_longer_for_every_failure_more() -> None:
+def test_a_failed_worker_rests_longer_after_every_failure_of_its_trial() -> None:
     seen, rests = after_failures(Seen(), 5), []
     for _ in range(10):
         rest = 0
@@ -75,7 +75,7 @@ def test_it_rests_and_is_then_tried_and_rests_longer_for_every_failure_more() ->
     assert rests == [10, 20, 30, 40, 50, 60, 70, 80, 80, 80]
 
 
-def test_answers_that_it_failed_are_a_doubt_and_nothing_more() -> None:
+def test_error_answers_only_raise_a_doubt_about_the_worker() -> None:
     seen = TOLD
     for _ in range(4):
         seen = erred(seen)
@@ -134,7 +134,7 @@ EVENTS = st.lists(
 
 @given(EVENTS)
 @settings(max_examples=200)
-def test_whatever_happened_a_worker_that_tells_its_load_comes_back(events: list) -> None:  # type: ignore[type-arg]
+def test_a_worker_that_reports_its_load_always_comes_back(events: list) -> None:  # type: ignore[type-arg]
     seen = Seen()
     for event in events:
         seen = event(seen)

@@ -31,7 +31,7 @@ def drawn(values: Sequence[float], shape: Sequence[int], seed: int) -> torch.Ten
     seed=st.integers(0, 2**31),
 )
 @example(fours=MAX_COLUMNS // 4, fours_behind=0, outputs=5, bits=4, seed=1)
-def test_it_does_as_torch_does_bit_for_bit(
+def test_the_loop_equals_torch_bit_for_bit(
     fours: int, fours_behind: int, outputs: int, bits: int, seed: int
 ) -> None:
     """With numbers of which sums are exact in any order. Many costs are equal, and many steps are halves;

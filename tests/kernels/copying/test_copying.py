@@ -122,7 +122,7 @@ def test_several_lie_side_by_side() -> None:
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("source", DTYPES)
-def test_the_first_value_that_is_not_finite_is_told(source: torch.dtype, bad: float) -> None:
+def test_the_first_value_that_is_not_finite_is_reported(source: torch.dtype, bad: float) -> None:
     """Also where no copy takes it: another rank would."""
     good, matrix = torch.randn(4, 6).to(source), torch.randn(300, 60).to(source)
     matrix[251, 7] = matrix[252, 0] = bad

@@ -81,7 +81,9 @@ def test_the_longest_runs_come_first(pieces: list[tuple[int, int]]) -> None:
         ([(slot, 256) for slot in (0, 2) * 4], [(slot, 256) for slot in (0, 2) * 4]),
     ],
 )
-def test_rows_of_one_variant_are_merged_into_tiles(pieces: list[tuple[int, int]], merged: list[tuple[int, int]]) -> None:
+def test_rows_of_one_variant_are_merged_into_tiles(
+    pieces: list[tuple[int, int]], merged: list[tuple[int, int]]
+) -> None:
     assert [(run.slot, run.end - run.start) for run in merged_runs(slots_of(pieces), OF)] == merged
 
 

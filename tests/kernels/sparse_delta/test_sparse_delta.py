@@ -35,7 +35,7 @@ def _deltas(draw: st.DrawFn) -> Delta:
 
 
 @given(_deltas())
-def test_the_arena_holds_exactly_what_the_format_says(delta: Delta) -> None:
+def test_the_arena_holds_exactly_the_format_s_bytes(delta: Delta) -> None:
     arena, table = load([[delta]])
     bits, *offsets, scales = table[0].tolist()
     assert bits == delta.shape.bits

@@ -102,7 +102,7 @@ class Warp:
 
 
 @pytest.mark.parametrize("bits", [4, 2])
-def test_tensor_cores_multiply_what_the_delta_says(bits: int) -> None:
+def test_tensor_cores_multiply_the_delta_s_weights(bits: int) -> None:
     delta = random_delta(Shape(128, 128, bits, squares=True), np.random.default_rng(bits))
     made, _ = packed(delta)
     codes = (dense(delta) / delta.scales.double()).round().numpy()

@@ -67,7 +67,7 @@ def test_a_wrong_kernel_fails_the_check(monkeypatch: pytest.MonkeyPatch, apply: 
     assert says in (check.problem(torch.bfloat16, CPU) or "")
 
 
-def test_weights_that_are_merged_wrongly_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_finds_wrongly_merged_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensor_cores, "apply", right)
     monkeypatch.setattr(merging, "merge", merged_twice)
     assert "merged weights" in (check.problem(torch.bfloat16, CPU) or "")
@@ -86,7 +86,7 @@ def anothers_delta(x: torch.Tensor, out: torch.Tensor, *others: Any) -> None:
 
 
 @pytest.mark.parametrize("apply", [nobodys_rows_are_left, anothers_delta])
-def test_rows_that_meet_wrong_weights_are_told(monkeypatch: pytest.MonkeyPatch, apply: Apply) -> None:
+def test_the_check_finds_rows_with_wrong_weights(monkeypatch: pytest.MonkeyPatch, apply: Apply) -> None:
     monkeypatch.setattr(tensor_cores, "apply", right)
     monkeypatch.setattr(merged_rows, "apply", apply)
     assert "merged rows" in (check.problem(torch.bfloat16, CPU) or "")
@@ -125,7 +125,7 @@ def test_triton_serves_where_the_kernel_does_not_pass(
     assert "results differ by 7" in caplog.text
 
 
-def test_other_gpus_and_who_says_no_have_it_not(hopper: pytest.MonkeyPatch) -> None:
+def test_other_gpus_and_a_disabled_setting_do_not_use_it(hopper: pytest.MonkeyPatch) -> None:
     hopper.setattr(check, "problem", lambda dtype, device: None)
     hopper.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
     assert not in_squares()

@@ -69,7 +69,7 @@ def test_the_unused_part_of_a_line_is_zero() -> None:
         assert not any(bool(each.any()) for each in unused)
 
 
-def test_the_checks_deltas_are_what_the_reference_says() -> None:
+def test_the_check_s_deltas_equal_the_reference() -> None:
     """The check compares with the reference; here that is compared with dense products in float64."""
     inputs, slots = 300, [0, 2, 1]
     random = torch.Generator().manual_seed(0)
@@ -229,7 +229,7 @@ def test_triton_serves_where_they_do_not_pass(
     assert "results differ by 7" in caplog.text
 
 
-def test_other_gpus_and_who_says_no_have_them_not(hopper: pytest.MonkeyPatch) -> None:
+def test_other_gpus_and_a_disabled_setting_do_not_use_them(hopper: pytest.MonkeyPatch) -> None:
     hopper.setenv(check.SWITCH, "0")
     assert isinstance(plan_of(8), Plan)
     check.chosen.cache_clear()

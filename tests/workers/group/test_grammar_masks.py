@@ -34,7 +34,7 @@ def compiled(backend: Any, pattern: str) -> Any:
     return backend.compile_grammar(StructuredOutputOptions.REGEX, pattern)
 
 
-def test_one_within_the_limit_goes_on(backend: Any) -> None:
+def test_a_grammar_within_the_limit_continues(backend: Any) -> None:
     grammar, mask = compiled(backend, "a[bc]"), backend.allocate_token_bitmask(2)
     for token, allowed in (("a", {"a", "ab"}), ("b", {"b", "c"}), (None, {"</s>"})):
         grammar.fill_bitmask(mask, 1)
@@ -45,7 +45,9 @@ def test_one_within_the_limit_goes_on(backend: Any) -> None:
     compiled(backend, "a[bc]")
 
 
-def test_one_beyond_it_ends_with_its_next_token(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_grammar_beyond_the_limit_ends_with_its_next_token(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(grammar_masks, "MASK_LIMIT_S", -1.0)
     slow, mask = compiled(backend, "[a-j]*"), backend.allocate_token_bitmask(1)
     slow.fill_bitmask(mask, 0)

@@ -37,7 +37,7 @@ def test_the_missing_memory_is_the_plan_less_free_and_held_memory() -> None:
     assert shortage(RANK, gpu(12 * GIB), own_bytes=GIB) == 0
 
 
-def test_the_refusal_says_planned_found_and_who_has_the_rest() -> None:
+def test_the_refusal_names_planned_and_found_memory_and_its_holders() -> None:
     others = (
         ProcessMemory(11, 2 * GIB, ""),
         ProcessMemory(12, 9 * GIB, "llama"),

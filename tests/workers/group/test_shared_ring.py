@@ -136,9 +136,7 @@ def test_memory_is_shared_until_all_have_let_go(tmp_path: Path, monkeypatch: pyt
         shared_ring.mapped(name, 4096)
 
 
-def test_a_full_disk_is_told_before_anything_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_an_error_before_any_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_ring, "FOLDER", tmp_path)
     with pytest.raises(OSError, match=r"large|space"):
         shared_ring.create(1 << 62)

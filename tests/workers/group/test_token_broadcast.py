@@ -149,12 +149,12 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     return {case: [answers[rank] for rank in range(PROCESSES)] for case, answers in by_case.items()}
 
 
-def test_earlier_stages_are_told_the_tokens(told: dict[str, list[Any]]) -> None:
+def test_earlier_stages_receive_the_tokens(told: dict[str, list[Any]]) -> None:
     expected = [([number] * 8, [number, 1]) for number in range(3 * token_broadcast.PLACES)]
     assert told["tokens"] == [expected] * PROCESSES
 
 
-def test_only_the_last_stage_tells(told: dict[str, list[Any]]) -> None:
+def test_only_the_last_stage_sends_tokens(told: dict[str, list[Any]]) -> None:
     assert told["from_another"] == ["expected a broadcast of process 2, got 0"] * PROCESSES
 
 

@@ -102,7 +102,7 @@ def test_known_measurements_are_not_requested_again(
     assert tuple(carry_out(replace(measure_request, known=LINES))) == ()
 
 
-def test_an_engine_that_dies_says_why_after_what_it_measured(
+def test_a_dying_engine_s_reason_follows_its_measurements(
     measure_request: MeasureRequest, engine: Callable[[str], None]
 ) -> None:
     engine("tell(1); raise MemoryError('no room')")
@@ -168,7 +168,7 @@ def test_the_engine_that_imports_ends_with_the_one_that_failed(
         ({"device_bytes": 1 << 20}, "where 1 MiB may be used; raise OSTINATO_PROFILE_BYTES"),
     ],
 )
-def test_too_long_or_too_much_ends_it(
+def test_too_much_time_or_output_ends_the_run(
     measure_request: MeasureRequest,
     engine: Callable[[str], None],
     changes: dict[str, float],
@@ -184,7 +184,7 @@ def test_too_long_or_too_much_ends_it(
     assert not pid.exists() or not pid.read_text() or not psutil.pid_exists(int(pid.read_text()))
 
 
-def test_closing_ends_it(
+def test_closing_ends_the_run(
     measure_request: MeasureRequest, engine: Callable[[str], None], tmp_path: Path
 ) -> None:
     engine(f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); tell(1); time.sleep(900)")

@@ -189,7 +189,7 @@ def test_the_first_id_of_simultaneous_requests_comes_first() -> None:
     assert records.blocked() == ["c", "d"]
 
 
-def test_a_step_without_a_decision_has_nothing_to_tell() -> None:
+def test_a_step_without_a_decision_sends_nothing() -> None:
     records = AdmissionRecords()
     records.see([Request("r", 1.0, Adapter(1))], [Request("w", 2.0, Adapter(2))], lambda uid: READY, cost_of)
     records.decide(2.0, Rules(1, PATIENCE_S))

@@ -72,7 +72,7 @@ def request(name: str, uid: int) -> Any:
     return SimpleNamespace(request_id=name, lora_request=SimpleNamespace(lora_int_id=uid))
 
 
-def test_an_error_that_was_told_already_is_not_the_next_requests() -> None:
+def test_a_reported_error_is_not_repeated_to_the_next_request() -> None:
     """It is tried again for it; but an error that a request waits to hear stays."""
     scheduler = Scheduler()
     scheduler.ask("prepare", "0", 7)

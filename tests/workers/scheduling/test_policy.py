@@ -81,7 +81,7 @@ def waited_for_too_long(s: Snapshot) -> set[int]:
 
 @settings(max_examples=10 * settings().max_examples)
 @given(snapshots())
-def test_the_decision_is_what_the_rules_say(s: Snapshot) -> None:
+def test_the_decision_follows_the_rules(s: Snapshot) -> None:
     assert decide(s) == decide_by_the_rules(s)
 
 
@@ -203,7 +203,7 @@ def test_admissions_are_in_order_of_arrival_and_depend_on_nothing_else(s: Snapsh
 
 
 @given(situations())
-def test_only_the_first_of_those_without_room_asks_for_it(s: Snapshot) -> None:
+def test_only_the_first_request_without_room_asks_for_room(s: Snapshot) -> None:
     """Two variants that take room from each other would never be ready."""
     decision, blocked = decide(s), first_blocked(s)
     no_memory = [uid for uid in decision.load if s.readiness[uid] == NO_MEMORY]

@@ -209,7 +209,7 @@ def test_everything_wanted_is_ready_in_the_end(wanted: list[int], slots: int, ra
         assert world.residency.readiness(uid) == READY
 
 
-def test_an_error_is_told_once_and_the_next_request_tries_again() -> None:
+def test_an_error_is_reported_once_and_the_next_request_tries_again() -> None:
     world = World(2, 2, 100, 0)
     world.ranks[1].broken.add(3)
     assert world.load(3)
@@ -255,7 +255,7 @@ def test_a_variant_that_runs_does_not_need_its_files() -> None:
     assert not world.is_failing()
 
 
-def test_a_report_about_an_older_order_says_nothing() -> None:
+def test_a_report_about_an_older_order_is_ignored() -> None:
     """A lost slot was given back meanwhile: what the rank placed first has been overwritten since."""
     residency = Residency(1, 1)
     for uid in (1, 2, 1):

@@ -170,7 +170,7 @@ def test_an_overdue_request_waits_at_most_for_a_running_answer(
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3])
-def test_one_that_comes_once_gets_its_turn_among_streams_without_an_end(limit: int) -> None:
+def test_a_single_request_gets_its_turn_among_endless_streams(limit: int) -> None:
     streams = [(v, n, 6) for n in range(300) for v in range(1, limit + 1)]
     patience = 20.0
     done = simulate([*streams, (limit + 1, 10, 6)], decide, limit, patience)

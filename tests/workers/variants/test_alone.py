@@ -42,14 +42,14 @@ def best(steps: Steps) -> float:
 
 
 @given(STEPS)
-def test_it_costs_at_most_three_times_the_best(steps: Steps) -> None:
+def test_the_rule_costs_at_most_three_times_the_best(steps: Steps) -> None:
     alone = Alone()
     held = [alone.step(uid, rows) for uid, rows in steps]
     assert all(has in (BASE_UID, uid) for (uid, _), has in zip(steps, held, strict=True))
     assert cost(steps, held) <= 3 * best(steps) + 1e-9
 
 
-def test_one_that_runs_on_is_merged_when_it_has_lost_what_that_costs() -> None:
+def test_a_running_variant_is_merged_once_it_has_lost_the_merge_s_cost() -> None:
     alone = Alone()
     held = [alone.step(5, 1) for _ in range(20)]
     first = held.index(5)
@@ -67,7 +67,7 @@ def test_interruptions_restart_the_count() -> None:
         assert [alone.step(5, 1), alone.step(5, 1), alone.step(BASE_UID, 2)] == [BASE_UID] * 3
 
 
-def test_in_anothers_place_half_of_it_is_enough() -> None:
+def test_half_the_cost_is_enough_to_replace_another_merged_variant() -> None:
     rows = math.ceil((COST_IN_PLACE_OF_ANOTHER - 1) * ROWS)
     alone = Alone()
     assert alone.step(5, rows) == BASE_UID

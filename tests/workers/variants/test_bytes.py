@@ -200,7 +200,7 @@ def in_type(path: Path, dtype: torch.dtype) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", EVERY_KIND, ids=lambda v: v.name)
-def test_a_slot_takes_what_the_format_says(base: Path, tmp_path: Path, variant: RandomVariant) -> None:
+def test_a_slot_takes_the_format_s_bytes(base: Path, tmp_path: Path, variant: RandomVariant) -> None:
     folder = random_variants.write(base, tmp_path / variant.name, variant)
     opened = open_variant(folder, read_model(base), VariantConfig(1, 1 << 30, 1 << 30, 16))
     held = pack(opened, layers(), torch.bfloat16, pinned=False).size_bytes

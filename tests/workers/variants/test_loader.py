@@ -106,7 +106,7 @@ def test_reports_repeat_what_they_answer(rank: Rank) -> None:
 @pytest.mark.parametrize(
     ("path", "fault"), [("torn", "files"), ("strange", "variant"), ("crowded", "engine")]
 )
-def test_a_failure_is_told_with_its_kind(rank: Rank, path: str, fault: str) -> None:
+def test_a_failure_is_reported_with_its_kind(rank: Rank, path: str, fault: str) -> None:
     for order, do in enumerate(("prepare", "place")):
         rank.tell(do, 1, order=order, slot=None if do == "prepare" else 0, path=path)
         report = rank.next()
@@ -171,7 +171,7 @@ def test_a_copy_that_fails_after_steps_may_use_the_variant_is_a_failure_of_the_s
     assert rank.variant_cache.slot_of == {1: 1}
 
 
-def test_reports_say_whether_a_variant_may_run_while_it_is_copied(
+def test_reports_tell_whether_a_variant_may_run_while_it_is_copied(
     rank: Rank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for order, streams in enumerate((False, True)):

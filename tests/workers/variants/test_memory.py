@@ -255,7 +255,7 @@ def test_a_variant_that_is_read_again_while_it_is_in_a_slot_counts_twice() -> No
     assert held.host_bytes == 5 * UNIT
 
 
-def test_it_is_told_when_what_stays_takes_all_host_memory(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_warning_comes_when_host_tensors_take_all_host_memory(caplog: pytest.LogCaptureFixture) -> None:
     library = {f"{n}": Weights(few(n, UNIT, "b")) for n in range(1, 5)}
     held = VariantCache(lambda path: library[path.name], memory(), LAYERS, torch.float32, 2 * UNIT)
     for uid in range(1, 4):
@@ -335,7 +335,7 @@ def test_a_failed_placement_leaves_the_slot_empty_and_others_in_place() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 4)), max_size=30))
-def test_whatever_is_placed_is_there_until_its_slot_is_taken(steps: list[tuple[int, int]]) -> None:
+def test_a_placed_variant_stays_until_its_slot_is_taken(steps: list[tuple[int, int]]) -> None:
     device, expected = memory(units=7), {}
     for value, (slot, units) in enumerate(steps, start=1):
         try:
@@ -373,7 +373,7 @@ def variant_cache(library: Library, units: int = 8, host_units: int = 100, slots
     return VariantCache(library, memory(slots, units), LAYERS, torch.float32, host_units * UNIT)
 
 
-def test_those_who_prepare_one_variant_together_read_it_once() -> None:
+def test_simultaneous_prefetches_of_a_variant_read_it_once() -> None:
     library = Library()
     held = variant_cache(library)
     library.gate.clear()
@@ -451,7 +451,7 @@ def test_a_variant_is_in_one_slot_and_a_slot_has_one_variant() -> None:
     assert set(held.operations_of) == {1, 3}
 
 
-def test_places_and_clears_of_many_threads_leave_one_truth() -> None:
+def test_placing_and_clearing_in_many_threads_stays_consistent() -> None:
     held = variant_cache(Library(), units=6)
 
     def work(seed: int) -> None:

@@ -165,7 +165,7 @@ def context(shape: LayerShape, memory: DeviceMemory) -> Any:
 ROUNDED = {torch.float32: (0.0, 1e-6), torch.bfloat16: (2**-7, 2**-6)}
 
 
-def test_it_holds_the_merged_model_of_each_in_turn_and_then_the_base(engine: Engine) -> None:
+def test_the_slot_holds_each_merged_model_in_turn_and_then_the_base(engine: Engine) -> None:
     """The second one leaves norms and tables as they are: those of the first must not stay."""
     tolerance = ROUNDED[engine.modules[0][0].weight.dtype]
     for uid in (1, 2, 3, 4, 1):
@@ -215,12 +215,12 @@ def test_no_weight_changes_its_place(engine: Engine) -> None:
     assert [module.weight.data_ptr() for module, _ in engine.modules] == before
 
 
-def test_its_copy_is_as_large_as_the_base(engine: Engine) -> None:
+def test_the_merged_copy_is_as_large_as_the_base(engine: Engine) -> None:
     parameters = {p.data_ptr(): p for module, _ in engine.modules for p in module.parameters()}
     assert engine.slot.size_bytes == sum(p.nbytes for p in parameters.values())
 
 
-def test_it_takes_sparse_deltas_only(engine: Engine) -> None:
+def test_the_merged_slot_takes_sparse_deltas_only(engine: Engine) -> None:
     for uid, at in AT.items():
         assert engine.slot.takes(uid, at, engine.operations[uid])
     for operations in ({"lora"}, {"norm", "head"}, {"svd_delta", "norm"}, {"sparse_delta", "lora"}):

@@ -136,7 +136,7 @@ def test_rows_of_others_never_run_from_the_bases_graph() -> None:
         max_size=30,
     )
 )
-def test_whatever_comes_each_step_has_the_weights_its_graph_takes_for_granted(
+def test_every_step_has_the_weights_that_its_graph_assumes(
     steps: list[dict[str, tuple[int, int]]],
 ) -> None:
     """Every request is asked about in a step of its own, under a name of its own."""

@@ -88,7 +88,7 @@ RANKS = st.lists(st.lists(st.integers(0, 5), min_size=2, max_size=2).filter(any)
 
 
 @given(RANKS, st.sampled_from([128, 512, 4096]), st.booleans())
-def test_a_row_says_that_its_arrays_are_there_when_they_are(
+def test_a_row_is_marked_ready_when_its_arrays_are_there(
     ranks: list[list[int]], piece: int, second: bool
 ) -> None:
     line, whole = Line(), memory_for(ranks, None)
@@ -153,7 +153,7 @@ def test_an_arrival_that_never_comes_is_refused() -> None:
         send(Line(), torch.zeros(10, dtype=torch.uint8), 0, np.array([(11, 0, 1)], ARRIVAL))
 
 
-def test_what_the_device_refuses_is_told_before_any_step_may_use_the_variant() -> None:
+def test_a_device_error_is_reported_before_any_step_may_use_the_variant() -> None:
     ranks = [[2, 2], [1, 3]]
     memory = memory_for(ranks, Line(fails_after=1))
     with pytest.raises(RuntimeError, match="refused"):
@@ -168,7 +168,7 @@ def kept(memory: DeviceMemory) -> HostVariant | None:
     return memory._sent
 
 
-def test_the_next_one_waits_until_what_travels_is_there() -> None:
+def test_the_next_copy_waits_until_the_current_copy_is_there() -> None:
     """Its host memory is kept as long, and so is its place on the device."""
     ranks = [[2, 2]]
     line = Line()

@@ -77,7 +77,7 @@ def test_another_template_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::1", "::"])
-def test_haproxy_takes_it(tmp_path: Path, host: str) -> None:
+def test_haproxy_accepts_the_configuration(tmp_path: Path, host: str) -> None:
     config = written_by_ray(tmp_path, free_port(), [31001], host)
     for name, content in answers.files().items():
         (tmp_path / name).write_bytes(content)
@@ -126,7 +126,7 @@ def test_nothing_but_the_api_is_listened_on() -> None:
         assert stat.S_IMODE((door.folder / "admin.sock").stat().st_mode) == 0o600
 
 
-def test_it_ends_with_the_actor_that_started_it(tmp_path: Path) -> None:
+def test_haproxy_ends_with_its_actor(tmp_path: Path) -> None:
     """Else it would hold the API's port, and the next actor's HAProxy could not start."""
     config = written_by_ray(tmp_path, free_port(), [31001])
     script = f"""
@@ -155,7 +155,7 @@ async def test_a_request_is_passed_on() -> None:
             assert (await asked(door.port, GET + b"\r\n")).endswith(b"\r\n\r\nok")
 
 
-async def test_a_gateway_is_told_which_client_asks() -> None:
+async def test_a_gateway_learns_the_client_s_address() -> None:
     """By the last header of the name, whatever the client says of itself."""
     async with gateway(say_ok) as port:
         with front_door([port]) as door:
@@ -173,7 +173,7 @@ async def test_a_head_without_end_is_cut() -> None:
             assert answer.startswith(b"HTTP/1.1 400 ")
 
 
-async def test_a_head_that_is_late_is_told_so_and_a_silent_client_is_not_waited_for() -> None:
+async def test_a_late_head_gets_an_error_and_a_silent_client_is_not_awaited() -> None:
     async with gateway(say_ok) as port:
         with front_door([port]) as door:
             began_s = time.monotonic()

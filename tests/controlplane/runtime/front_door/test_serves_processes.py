@@ -38,7 +38,7 @@ def test_serves_controller_starts_an_actor_that_keeps_asking() -> None:
     assert done.stdout == "kept\n", done.stderr
 
 
-def test_the_controller_calls_it_before_it_makes_proxies() -> None:
+def test_the_controller_calls_our_patch_before_it_makes_proxies() -> None:
     """With a Ray of another order this fails."""
     from ray.serve._private.controller import ServeController
 
