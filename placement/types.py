@@ -92,7 +92,7 @@ class DeviceKey(NamedTuple):
 
     node: str
     kind: str
-    index: int
+    number: int
 
 
 def key_of(device: Device) -> DeviceKey:

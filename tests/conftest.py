@@ -25,7 +25,7 @@ settings.register_profile("explore", BUSY, max_examples=1000)
 settings.register_profile("quick", BUSY, max_examples=20)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "thorough"))
 
-# Of an engine's start on a CPU most is Inductor compiling vLLM's code, which is not what is tested here.
+# Most of an engine's start on a CPU is Inductor compiling vLLM's code, which is not tested here.
 # tests/workers/test_families.py compiles it once all the same.
 os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
 
@@ -38,7 +38,7 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Ray runs its workers at a niceness of 15: beside a test that computes they get a thirtieth of its time.
+# Ray runs its workers at a niceness of 15: next to a test that computes they get a thirtieth of its time.
 # `ostinato up` starts Ray without; this is for tests that start Ray themselves.
 os.environ.setdefault("RAY_worker_niceness", "0")
 

@@ -21,7 +21,7 @@ from workers.messages import EngineCall, EngineHead, EngineReply
 class WaitingRequests(NamedTuple):
     """The number of requests that wait, and for how long the oldest has waited."""
 
-    count: int
+    requests: int
     longest_s: float
 
 

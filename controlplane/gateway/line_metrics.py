@@ -39,7 +39,7 @@ class LineMetrics(Collector):
         families = _families()
         for base, view in self._read().items():
             for priority, waiting in view.waiting.items():
-                families.requests.add_metric([base, str(priority)], waiting.count)
+                families.requests.add_metric([base, str(priority)], waiting.requests)
                 families.longest_wait.add_metric([base, str(priority)], waiting.longest_s)
             if view.step_error is not None:
                 families.step_error.add_metric([base], view.step_error)

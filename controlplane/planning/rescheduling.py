@@ -84,7 +84,7 @@ def _shrunk(node: NodeState, key: DeviceKey, wanted: int) -> str:
     """Why a device no longer has enough memory. Only a node that reports can show that."""
     if node.problem:
         return ""
-    name = f"{key.kind}:{key.index} of node {key.node}"
+    name = f"{key.kind}:{key.number} of node {key.node}"
     total = {key_of(device): device.total_bytes for device in node.devices}.get(key)
     if total is None:
         return f"{name} is gone"

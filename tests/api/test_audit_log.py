@@ -45,7 +45,7 @@ def test_every_requested_change_is_a_line_even_if_it_is_refused(made: Installati
     made.end(accepted)
     maker.ask("POST", "/register_model", body)  # 409
     maker.ask("POST", "/register_model", {"model": 5})  # 400
-    maker.ask("DELETE", "/models/base")  # 403, for whose it is
+    maker.ask("DELETE", "/models/base")  # 403, for it belongs to another tenant
     reader.ask("DELETE", "/models/mine?reason=x")  # 403, for its role
     nobody.ask("PATCH", "/deployments/base", {})  # 401
     made.http.post("/register_model", headers={"Authorization": ""}, json=body)  # 401

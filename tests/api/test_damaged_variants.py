@@ -21,7 +21,7 @@ FILE = "layer-00001.safetensors"
 
 @pytest.fixture
 def delta(files: Path) -> Iterator[Path]:
-    """In a folder that sources may be read from, beside its base."""
+    """The delta lies in a folder that sources may be read from, next to its base."""
     folder = files / "damaged"
     rng = np.random.default_rng(0)
     shapes = make.tensors(CONFIG, qkv_bias=True)

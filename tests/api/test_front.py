@@ -31,7 +31,7 @@ def keyed(start_shared: Start) -> Installation:
 
 
 def bare(installation: Installation, method: str, path: str, **options: Any) -> httpx.Response:
-    """As somebody without a key."""
+    """The headers of a client without a key."""
     return httpx.request(method, installation.url + path, timeout=90, trust_env=False, **options)
 
 

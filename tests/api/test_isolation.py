@@ -17,7 +17,7 @@ from testkit.api.tenants import As, code, started
 CHAT = {"model": "{}", "messages": [{"role": "user", "content": "a"}]}
 FIGURE = {"task": "t", "metric": "exact_match", "value": 0.5, "items": 2}
 LORA = {"lora_name": "new", "lora_path": "/x", "base_model_name": "{}"}
-# Of a model by its name, each with what it answers of one that is not there.
+# The calls about a model by its name, each with the answer for a missing model.
 OF_A_MODEL: list[tuple[str, str, Any, str]] = [
     ("POST", "/v1/completions", {"model": "{}", "prompt": "a"}, "model_not_found"),
     ("POST", "/v1/completions", {"model": "base:{}", "prompt": "a"}, "model_not_found"),

@@ -70,7 +70,7 @@ def test_a_body_that_comes_in_pieces_within_the_limit_is_read(served: Installati
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/register_model", "/plan"])
 def test_a_body_of_many_parts_is_refused_unread(start: Start, path: str) -> None:
-    """4 MiB of keys took a gateway half a second, in which it answered nobody."""
+    """4 MiB of keys occupied a gateway for half a second, in which it answered no client."""
     installation = start(limits=RequestLimits(body_parts=1024))
     keys = {f"key{number}": 1 for number in range(3_000)}
     refused = installation.post(path, {"model": "base", "prompt": "a", "x": keys})
@@ -133,7 +133,7 @@ def test_more_answers_than_a_request_may_ask_for(start: Start, body: dict[str, A
 def test_fields_that_cost_the_engine_work_for_each_token_are_bounded(
     start: Start, body: dict[str, Any], param: str
 ) -> None:
-    """Ten thousand stop sequences are each looked for after each token, beside everybody's answers."""
+    """The engine looks for each of ten thousand stop sequences after each token, which delays all answers."""
     installation = start(limits=RequestLimits(bounds=Bounds(words=8, grammar_bytes=1_000)))
     installation.up()
     refused = ask(installation, prompt="a", **body)

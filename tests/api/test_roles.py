@@ -1,4 +1,4 @@
-"""Every call of the API with a key of every role: a call that nobody decided about fails here."""
+"""Every call of the API with a key of every role: a call without a decided role fails here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an engine is sent, whether the body was written anew or sent as it came."""
+"""The body that an engine receives: written again, or sent as it came."""
 
 from __future__ import annotations
 

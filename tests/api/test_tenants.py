@@ -1,4 +1,4 @@
-"""Whose a request is, by its key; and refusals and lateness as clients see them."""
+"""The tenant of a request, by its key; and refusals and lateness as clients see them."""
 
 from __future__ import annotations
 

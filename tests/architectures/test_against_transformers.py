@@ -98,7 +98,7 @@ def test_a_missing_tensor_and_one_too_many_are_named(tiny: Tiny, tmp_path: Path)
 
 @EVERY
 def test_kv_heads_are_those_of_the_cache(tiny: Tiny) -> None:
-    """One token through the real model: its cache has so many heads of so many features."""
+    """One token through the real model: its cache has N heads of M features."""
     import torch
     import transformers
 

@@ -26,7 +26,7 @@ def raw_of(tiny: Tiny, **changes: Any) -> dict[str, Any]:
 
 
 def parameters(tiny: Tiny, raw: dict[str, Any]) -> int:
-    """Of the model that transformers makes of a config.json."""
+    """The parameters of the model that transformers makes of a config.json."""
     import transformers
 
     cls = getattr(transformers, f"{tiny.config or tiny.family}Config")

@@ -52,7 +52,7 @@ def test_one_rank_holds_the_model(tiny: Tiny) -> None:
 
 @EVERY
 def test_stages_hold_the_model_together(tiny: Tiny) -> None:
-    """Of most families vLLM makes embedding and head on every stage (workers/measuring/test_tables.py)."""
+    """For most families vLLM makes embedding and head on every stage (workers/measuring/test_tables.py)."""
     spec = spec_from(tiny)
     three = plan(spec, pp=3)
     table, real = 64 * 16 * 2, 40 * 16 * 2

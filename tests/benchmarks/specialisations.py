@@ -23,7 +23,7 @@ from workers.variants.layer_context import Workspace
 from workers.variants.shapes import LayerShape, LinearShape, NormShape, Slice, VocabularyShape
 
 SLOTS, HIDDEN, WIDE, VOCABULARY = 8, 4096, 11008, 32000
-# Among them some whose numbers of tiles are multiples of 16, or 1, which Triton would compile anew.
+# Some of these have numbers of tiles that are multiples of 16, or 1, which Triton would compile again.
 COUNTS = [*range(1, 70), 128, 129, 140, 256, 300, 400, 511, 512, 513, 550, 1000, 1024, 1060, 2048]
 
 

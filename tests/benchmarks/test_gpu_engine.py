@@ -59,7 +59,7 @@ def talker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
 
 
 def wait_for_the_end_of(pid: int) -> None:
-    """Who was killed may not be gone yet, or be nobody's child any more."""
+    """A killed process may still exist, or may no longer be a child of any process."""
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
         while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:

@@ -220,7 +220,8 @@ def test_a_process_that_came_later_may_grow_while_it_starts() -> None:
 
 
 def test_the_second_half_counts_separately_without_processes_that_came_or_went() -> None:
-    """One grows by 1 MiB a minute for 32 minutes and then no more; the other was there for ten."""
+    """One process grows by 1 MiB a minute for 32 minutes and then stops growing; the other was there for
+    ten."""
     at_s = [60.0 * i for i in range(64)]
     grown = Series("grown", at_s, *[[MIB * min(100 + i, 132) for i in range(64)]] * 2)
     gone = Series("gone", at_s[:10], *[[MIB] * 10] * 2)

@@ -14,7 +14,7 @@ RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "profiling" / "
 
 
 def test_engines_took_less_memory_than_their_reservations() -> None:
-    """On H200s; beside what the loads kept in their caches, which was of any size there."""
+    """Memory on H200s, in addition to what the loads kept in their caches, which was of any size there."""
     seen, compared = by_shape(RESULTS), 0
     for name, measurements in seen.items():
         reach = Reach(False, 4, DEVICE_BYTES, MAX_MODEL_LEN, 128, 2048, quantizations=("fp8",))

@@ -69,7 +69,7 @@ def test_a_shape_without_timings_is_listed_whole(rows: list[Measurement]) -> Non
 
 
 def test_a_report_is_written_of_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a shape with one fingerprint and of one with none."""
+    """Errors for a shape with one fingerprint and for a shape with none."""
     profile, plans = (write(tmp_path / kind, rows) for kind, rows in (("f", PROFILE[:3]), ("t", TRUTH)))
     other = [json.loads(line) for line in plans.read_text().splitlines()]
     with plans.open("a") as file:

@@ -60,7 +60,7 @@ def test_gpus_carry_one_engine_at_a_time_within_the_budget(
 
 @given(TASKS)
 def test_list_scheduling_is_less_than_twice_as_long_as_any_schedule(tasks: list[Task]) -> None:
-    """Of one tier: no schedule is shorter than its longest task, nor than all its work on all GPUs (Graham's
+    """For one tier: no schedule is shorter than its longest task, nor than all its work on all GPUs (Graham's
     bound holds for tasks of powers of two, widest first)."""
     tasks = [replace(one, tier=1) for one in tasks]
     slots, left = pack(tasks, 4, 1e9)

@@ -21,7 +21,7 @@ def test_a_request_alone_takes_its_steps(name: str) -> None:
 
 
 def test_the_simulated_costs_are_the_measured_ones() -> None:
-    """28 deltas in a step, and 930 tokens of one beside 27, take what they took."""
+    """28 deltas in a step, and 930 tokens of one delta in a step with 27 others, take their measured time."""
     four = simulated.ENGINES["deltas, 4 bits"]
     together_ms = four.base_ms + 27 * simulated.ROW_MS + 28 * four.variant_ms
     assert together_ms == pytest.approx(25.26, abs=0.01)

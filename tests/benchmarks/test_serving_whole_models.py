@@ -20,7 +20,7 @@ from workers.variants.loader import Cache, Loader
 
 WAIT_S = 60
 FILES = 3
-# Of the weights below, by hand: each begins at a multiple of 256 bytes.
+# The offsets of the weights below, by hand: each begins at a multiple of 256 bytes.
 STARTS = (0, 256, 512)
 MODEL_BYTES = 1024
 TWO_MODELS = 2 * MODEL_BYTES + MODEL_BYTES // 2  # and not a third
@@ -72,7 +72,7 @@ def parts_of(content: bytes, weights: Sequence[torch.Tensor]) -> list[bytes]:
 def test_memory_is_filled_with_the_first_bytes_of_a_file(
     piece: int, longer: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In pieces, of which one may be smaller; and nothing beside the memory is written."""
+    """The file is read in pieces, of which one may be smaller; nothing outside the memory is written."""
     monkeypatch.setattr(whole_files, "PIECE_BYTES", piece)
     content = random_bytes(1000 + longer, seed=piece)
     (tmp_path / "file").write_bytes(content)
@@ -189,7 +189,7 @@ def test_a_model_that_was_forgotten_is_read_again(tmp_path: Path) -> None:
 
 
 def test_the_active_models_bytes_are_the_weights(tmp_path: Path) -> None:
-    """Of several in slots, also after another one was active or came into a slot."""
+    """The active model among several in slots, also after another one was active or came into a slot."""
     weights = weights_of_an_engine()
     models = from_files(tmp_path, weights, 10 * MODEL_BYTES)
     expected = {uid: parts_of(file_of(tmp_path, uid).read_bytes(), weights) for uid in (1, 2, 3)}

@@ -51,7 +51,7 @@ def asked_of(load: Load) -> list[VariantFacts]:
 
 
 def once_s(variants: Sequence[VariantFacts]) -> float:
-    """Of distinct variants, and of kinds."""
+    """The added time of distinct variants, and of kinds."""
     seconds = sum(BYTE_S[one.kind] * one.size_bytes for one in set(variants))
     return seconds + sum(LAUNCH_S[kind] for kind in {one.kind for one in variants})
 
@@ -64,7 +64,7 @@ def tpot_s(load: Load) -> float:
 
 
 def filling_s(prompt: int, model: int, rows: Sequence[VariantFacts], others: int) -> float:
-    """A step of a prompt beside `others` rows, of which `rows` are variants'."""
+    """A step with a prompt and `others` rows, of which `rows` are variants'."""
     seconds, own = 8e-3 + TOKEN_S * (prompt + others), [FACTS.variants[model - 1]] if model else []
     seconds += sum(ROW_S[one.kind] for one in rows)
     if prompt + others < FACTS.wide_from:
@@ -122,13 +122,13 @@ def test_steps_with_variants_take_their_measured_time(models: tuple[int, ...], r
 
 
 def test_a_variant_s_added_time_on_prompts_is_measured() -> None:
-    """Also of those whose prompts came beside no rows."""
+    """The request path also includes prompts that joined no rows."""
     _, variants = step_times(FACTS, SEEN)
     assert [one.token_s for one in variants] == pytest.approx([0.0, ADDED_S, ADDED_S, ADDED_S], rel=1e-3)
 
 
 def test_a_variant_s_added_time_on_wide_steps_is_measured() -> None:
-    """Of a kind with one variant it is not known what that takes and what the kind."""
+    """A kind with one variant does not show which part of the time is the variant's and which the kind's."""
     model, variants = step_times(FACTS, SEEN)
     for row, variant in zip(variants[1:], FACTS.variants, strict=True):
         once_s = WIDE_S[variant.kind] + WIDE_LAUNCH_S[variant.kind]
@@ -184,7 +184,7 @@ def test_bursts_give_every_group_the_same() -> None:
 
 
 def test_tpot_is_that_of_the_last_to_begin() -> None:
-    """Beside those before, prompts were still being filled."""
+    """Prompts were still being filled in the same steps as the earlier requests."""
     times = [Timed(0.1, 0.09, 1.0), Timed(0.4, 0.02, 1.0), Timed(0.2, 0.05, 1.0), Timed(0.5, 0.04, 1.0)]
     seen = told(Load(2, SHORT, OUTPUT), times, groups=2)
     assert (seen.ttft_s, seen.tpot_s) == pytest.approx((0.3, 0.03))

@@ -26,7 +26,7 @@ def api(running_api: FakeApi) -> FakeApi:
 
 @pytest.fixture
 def nowhere() -> Iterator[str]:
-    """A URL at which nothing answers: its port is taken, but nobody listens."""
+    """A URL at which nothing answers: its port is taken, but no process listens."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{taken.getsockname()[1]}"

@@ -49,7 +49,7 @@ def test_json_has_every_field(scenario: Path, capfd: pytest.CaptureFixture[str])
 
 
 def keys_of(value: Any) -> Iterator[str]:
-    """Of all objects in a JSON document."""
+    """The names of all objects in a JSON document."""
     if isinstance(value, dict):
         yield from value
     for entry in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():

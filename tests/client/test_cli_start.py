@@ -24,7 +24,7 @@ HEAVY = {
     *("psutil", "yaml"),
 }
 OURS = {"controlplane", "workers", "placement", "profiler"}
-# Of ours, all that a client has beside itself: the API's words, and no record, plan or message.
+# Our modules that a client imports besides its own: the API's words, and no record, plan or message.
 CLIENTS = {
     *(
         "controlplane",

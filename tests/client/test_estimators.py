@@ -18,7 +18,7 @@ MODELS = ("gptj-6b", "llama-2-7b")
 
 @pytest.fixture
 def cli(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
-    monkeypatch.setenv("OSTINATO_URL", "http://127.0.0.1:9")  # nobody is there: nothing may be asked
+    monkeypatch.setenv("OSTINATO_URL", "http://127.0.0.1:9")  # no server is there: nothing may be asked
 
     def run(*argv: Any) -> tuple[int, str, str]:
         code = cli_main.run(["evaluate-estimator", *map(str, argv)])

@@ -14,7 +14,7 @@ from workers.compression.program import BitProgram, budget_bits, rank_bits
 
 
 def least_error(program: BitProgram) -> float:
-    """Of all choices that the program allows."""
+    """The best of all choices that the program allows."""
     ranks, widths = program.errors.shape
     choices = (np.array(found, dtype=np.int64) for found in product(range(widths), repeat=ranks))
     return min(program.error(choice) for choice in choices if program.allows(choice))
@@ -22,7 +22,7 @@ def least_error(program: BitProgram) -> float:
 
 @st.composite
 def small_programs(draw: st.DrawFn) -> BitProgram:
-    """Of whole numbers, so that ties are many; errors need not fall with the bits."""
+    """Whole numbers make many ties; errors need not fall with the bits."""
     ranks, coded = draw(st.integers(1, 5)), draw(st.integers(1, 3))
     errors = draw(st.lists(st.integers(0, 12), min_size=ranks * (coded + 1), max_size=ranks * (coded + 1)))
     costs = (0, *draw(st.lists(st.integers(0, 9), min_size=coded, max_size=coded)))

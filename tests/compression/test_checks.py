@@ -110,7 +110,7 @@ def test_the_base_itself_is_no_fine_tune(tmp_path: Path, base: Path) -> None:
 
 
 def test_a_base_that_is_not_the_base(tmp_path: Path, base: Path) -> None:
-    """Of unrelated weights of one size the difference has sqrt(2) times their norm."""
+    """The difference of unrelated weights of one size has sqrt(2) times their norm."""
     other = make.write_tiny_base(tmp_path / "other", 7)
     said = refused(base, other, checks.ImplausibleBase, "give the checkpoint it was fine-tuned from$")
     distance = float(re.findall(r"differ .* by ([\d.]+) of", said)[0])

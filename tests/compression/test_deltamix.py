@@ -181,7 +181,7 @@ TINY = replace(FITTED, ratio=80 / 128, widths=(2,))  # a matrix of 2 x 4 has one
     ],
 )
 def test_tiny_matrices_come_close_to_the_best_of_all_codes(method: Method, most: float) -> None:
-    """Never below it, and the median of seeds at most so many times as much."""
+    """The error is never below the bound, and the median of seeds is at most `most` times as large."""
     ratios = []
     for seed in range(20):
         layer = problem((2, 4), seed)
@@ -195,7 +195,7 @@ def test_tiny_matrices_come_close_to_the_best_of_all_codes(method: Method, most:
 
 
 def test_columns_make_up_for_those_before() -> None:
-    """Of two ranks that are almost alike the second, of 8 bits, can undo what rounding the first lost."""
+    """If two ranks are almost alike, the second, of 8 bits, can undo the rounding error of the first."""
     generator = torch.Generator().manual_seed(0)
     target = torch.randn(40, 2, generator=generator)
     v = torch.randn(1, 30, generator=generator).repeat(2, 1) + 1e-3 * torch.randn(2, 30, generator=generator)

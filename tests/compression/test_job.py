@@ -188,7 +188,7 @@ def test_a_delta_can_be_written_as_a_checkpoint(tmp_path: Path, base: Path, tune
 
 
 def test_a_grown_vocabulary_keeps_its_rows(tmp_path: Path, base: Path) -> None:
-    """Engines get the base's rows; the others lie beside them."""
+    """Engines get the base's rows; the other rows are in a file of their own."""
     grown = make.write_tiny_base(tmp_path / "grown", 1, vocab_size=72)
     result = compress(Job(base, grown, tmp_path / "delta", magnitude(), force=True))
     assert result.spec is not None

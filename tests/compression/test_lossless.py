@@ -114,7 +114,7 @@ def test_the_storage_is_measured_where_its_rate_is_not_given(delta: Path, tmp_pa
 def test_a_second_run_changes_nothing_and_reports_the_same(
     delta: Path, tmp_path: Path, rate: float | None
 ) -> None:
-    """Of what is compressed already, too; the storage's rate is that of reading it as it is."""
+    """The rate also counts for data that is compressed already; the storage's rate is that of plain reads."""
     folder = shutil.copytree(delta, tmp_path / "v")
     first, once = compress_files(folder, SLOWEST), on_disk(folder)
     again = compress_files(folder, rate)
@@ -156,8 +156,8 @@ def test_a_folder_left_half_done_is_sound_and_gets_done(
 
 @pytest.mark.parametrize("leftover", ["plain", "compressed"])
 def test_files_of_a_crashed_run_are_removed(delta: Path, tmp_path: Path, leftover: str) -> None:
-    """Beside what delta.json speaks of: the plain files, before they were removed; or the compressed ones,
-    before delta.json spoke of them."""
+    """Files that delta.json does not mention: the plain files, before they were removed; or the compressed
+    files, before delta.json mentioned them."""
     folder = shutil.copytree(delta, tmp_path / "v")
     compress_files(folder, SLOWEST)
     clean = on_disk(folder)
@@ -200,7 +200,7 @@ def test_numbers_that_do_not_do(delta: Path, rate: float, level: int, words: str
 def test_any_contents_come_back(
     tmp_path_factory: pytest.TempPathFactory, values: list[int], times: int, rate: float, level: int
 ) -> None:
-    """Of any file, at any storage's rate; what is kept is what is faster by the figures reported."""
+    """Any file, at any storage's rate: the form that is faster by the reported figures is kept."""
     folder = tmp_path_factory.mktemp("any") / "v"
     folder.mkdir()
     data = torch.tensor(values, dtype=torch.uint8).repeat(times)

@@ -129,7 +129,7 @@ def test_outcomes_are_item_by_item() -> None:
 
 
 def test_two_tokenizers_are_named(tmp_path: Path) -> None:
-    """Of which one reads the same text as more tokens."""
+    """Two tokenizers, of which one reads the same text as more tokens."""
     task = Task("prose", TaskKind.PERPLEXITY, (Text("abcd"),))
 
     def opened(folder: Path) -> Known:
@@ -153,7 +153,7 @@ def test_delta_json_gains_the_losses_and_keeps_its_fields(tmp_path: Path) -> Non
 
 
 def test_an_interval_without_an_end_is_null_in_json() -> None:
-    """Of one text nothing is known of how texts differ."""
+    """One text does not show how texts differ."""
     loss = loss_between(*(Outcome("t", Metric.PERPLEXITY, "d", (-v,), (2,)) for v in (1.0, 2.0)))
     (entry,) = described([loss])
     assert entry["high"] is None

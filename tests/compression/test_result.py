@@ -17,8 +17,7 @@ def result_on(device: str, base: Path) -> Result:
 
 
 def test_memory_is_that_of_the_device_that_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two GPUs, of which torch's current one is the first; in a process that uses one, a job on the CPU
-    took nothing of it."""
+    """Two GPUs, of which torch's current one is the first; a job on the CPU took no memory of them."""
     base = make.write_tiny_base(tmp_path / "base")
     peaks = {None: 111, "cuda": 111, "cuda:0": 111, "cuda:1": 222}
 

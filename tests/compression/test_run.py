@@ -247,7 +247,7 @@ def test_a_fine_tune_s_own_tokenizer_is_that_of_what_is_made_of_it(models: Path,
 
 
 def test_a_checkpoint_s_quality_is_measured(models: Path, tmp_path: Path) -> None:
-    """Of a method that no engine serves as a variant."""
+    """A method that no engine serves as a variant."""
     options = Options(MethodName.round_to_nearest, bits=4)
     report = run(request(models, tmp_path / "out", options, evaluation=models / "tasks.jsonl"))
     assert report.quality[0]["after"] == pytest.approx(share_of(models, tmp_path / "out"))

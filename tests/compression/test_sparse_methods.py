@@ -1,4 +1,5 @@
-"""deltacompress, SparseGPT and round to nearest: their error beside the exact optimum and closed forms."""
+"""deltacompress, SparseGPT and round to nearest: their errors, compared with the exact optimum and closed
+forms."""
 
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ def test_the_result_is_the_optimum_when_all_inputs_count_alike(bits: int, size: 
 
 @given(bits=widths, seed=seeds)
 def test_independent_inputs_have_a_closed_form(bits: int, seed: int) -> None:
-    """Of four the two with the largest w^2 h are kept, and rounded to nearest; h is damped."""
+    """The two of four weights with the largest w^2 h are kept, and rounded to nearest; h is damped."""
     sizes = torch.rand(16, generator=torch.Generator().manual_seed(seed)) + 0.1
     of = problem(4, 16, seed, sizes.diag())
     found = deltacompress(bits, refit=False).step(of)

@@ -28,7 +28,7 @@ IDS = torch.tensor([[(7 * i * i + 3 * i + 5) % 60 + 4 for i in range(40)]])
 
 
 def give_head(folder: Path, change: float) -> Path:
-    """Store a head beside the embedding that differs from it by `change`."""
+    """Store a head that differs from the embedding by `change`."""
     file = folder / "model.safetensors"
     tensors = load_file(file)
     noise = torch.randn(tensors[EMBEDDING].shape, generator=torch.Generator().manual_seed(9))

@@ -738,7 +738,7 @@ def _nulls(paths: list[tuple[str, ...]]) -> Object:
 
 
 def _comparable(objects: list[Object]) -> list[Object]:
-    """Without what is drawn anew at each rendering."""
+    """The objects without values that are drawn again at each rendering."""
     return [each for each in objects if each["kind"] != "Secret"]
 
 

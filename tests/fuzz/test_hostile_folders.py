@@ -45,7 +45,8 @@ def test_every_folder_ends_as_ready_or_refused(seeds: hostile.Seeds, reader: Fil
             except hostile.Broken as e:
                 pytest.fail(f"seed {seed}, {', '.join(case.changes)}: {e}")
             outcomes[found] += 1
-    assert outcomes["Ready"] > COUNT / 20  # changes that nobody reads; and they do not hide what others break
+    # changes that no reader reads; and they do not hide what others break
+    assert outcomes["Ready"] > COUNT / 20
     assert {"source_unreadable", "path_not_allowed", "adapter_mismatch"} <= set(outcomes)
 
 

@@ -20,7 +20,7 @@ def solved(
     name: PolicyName = PolicyName.OSTINATO,
     **others: Any,
 ) -> WhatIf:
-    """Of a model of 26 GiB, or 13 in fp8, on nodes with a number of GPUs of one type each."""
+    """A model of 26 GiB, or 13 in fp8, on nodes with a number of GPUs of one type each."""
     figures = {"layers": 26, "heads": 32, "kv_heads": 8, "hidden_size": 4096, "layer_mib": 1024}
     sizes = {"none": 1.0, "fp8": 0.5}
     document = {
@@ -87,7 +87,7 @@ def test_a_limit_that_only_fp8_would_keep_names_what_the_others_reach() -> None:
 
 
 def test_a_group_is_apart_from_what_lies_on_gpus_that_it_cannot_use() -> None:
-    """Two copies that must not share a node: the second one, in fp8, is not put beside the first one."""
+    """Two copies that must not share a node: the second one, in fp8, is not put on the first one's node."""
     found = solved(
         {"L40S": 2}, {"fp8": 0.99}, intent="minMem", copies=2, anti_affinity="node", max_tp=1, max_pp=1
     )

@@ -30,7 +30,7 @@ def placed(*seats: tuple[int, int]) -> Placement:
 
 @dataclass(frozen=True)
 class World:
-    """GPUs of TOTAL bytes, groups of one or two ranks of equal size, and bytes taken by somebody else."""
+    """GPUs of TOTAL bytes, groups of one or two ranks of equal size, and bytes taken by other processes."""
 
     groups: tuple[tuple[tuple[int, int], ...], ...]
     others: tuple[int, ...]
@@ -195,7 +195,7 @@ def test_nothing_to_move() -> None:
 
 @dataclass(frozen=True)
 class FirstFit(World):
-    """Takes the first GPU that has room, were it the only one for somebody larger."""
+    """The group takes the first GPU with room, even if only that GPU could hold a larger group."""
 
     def decide(
         self, name: str, inventory: Inventory, moves: Sequence[Move], settled: bool

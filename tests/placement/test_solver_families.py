@@ -51,7 +51,7 @@ def costs(rng: np.random.Generator) -> Costs:
 
 
 def held(of: Costs, columns: Rows, layers: int) -> bool:
-    """Whether any order of these holds so many layers, each at least one."""
+    """Whether any order of these groups holds N layers, each group at least one."""
     for order in itertools.permutations(columns.tolist()):
         caps = [of.first[order[0]], *(of.middle[k] for k in order[1:-1]), of.last[order[-1]]]
         if min(caps) >= 1 and sum(caps) >= layers:

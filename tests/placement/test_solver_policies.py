@@ -157,7 +157,8 @@ def test_two_groups_in_flight_wait_for_the_slowest_stage() -> None:
 
 
 def test_a_stage_pauses_between_two_groups() -> None:
-    """But the last, whose pause is in what it has beside layers; and with one group nobody waits for it."""
+    """The last stage is excepted, whose pause is part of its work outside layers; with one group no stage
+    waits for it."""
     free = cluster((48, 48))
     several = Pausing(free, request(max_pp=2, rate_per_s=50.0, concurrency=8))
     shape = Shape(request().model.compressions[0], 1, 2)

@@ -1,4 +1,5 @@
-"""Who waits, is refused, displaced or dropped: as if the gateway's line were asked at every event."""
+"""Which requests wait, are refused, displaced or dropped: as if the gateway's line were asked at every
+event."""
 
 from __future__ import annotations
 

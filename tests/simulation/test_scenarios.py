@@ -115,7 +115,7 @@ def test_every_request_ends_in_one_state(policy: str) -> None:
 
 
 def test_attainment_is_of_all_that_came(ran: dict[str, Any]) -> None:
-    """Worked out anew from what became of each request."""
+    """The figures computed again from each request's outcome."""
     form = reading.form_of(scenarios.small())
     experiment = Experiment(form, HERE)
     shares = []

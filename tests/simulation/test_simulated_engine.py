@@ -138,7 +138,7 @@ def test_a_variant_is_loaded_before_its_request_begins() -> None:
 
 def test_a_request_that_waited_for_a_child_runs_once_the_child_steps_back() -> None:
     """One variant runs at a time. The third request skips the line behind the first, and steps back when that
-    has ended; then nobody runs, and the second one's variant must be loaded."""
+    has ended. Then no request runs, and the second one's variant must be loaded."""
     machine = Machine(row_s=(0.0,) * 3, prompt_s=(0.0,) * 3, load_s=(0.0, 0.125, 0.125), kv_tokens=1000)
     requests = [Asked(1.0, 1, 36, 2), Asked(1.2, 1, 1, 1), Asked(1.2, 1, 60, 2)]
     world = worlds.new(machine, requests)

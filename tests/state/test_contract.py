@@ -46,7 +46,7 @@ KINDS = ("model", "deployment")
 
 @pytest.fixture(params=["sqlite", "redis"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A store that nobody else uses."""
+    """A store that no other process uses."""
     if request.param == "sqlite":
         return f"sqlite://{tmp_path}/state/ostinato.db"
     return f"{request.getfixturevalue('redis_url')}?prefix=test-{uuid.uuid4().hex}"
@@ -312,7 +312,7 @@ def test_an_expired_or_abandoned_lease_goes_to_another_holder(store: StateStore)
 def test_only_the_lease_s_holder_commits_with_it(store: StateStore) -> None:
     mine = store.take_lease("controller", "a", 0.001)
     time.sleep(0.002)
-    assert store.commit([put("a", "1")], mine) == 1  # it ran out, and nobody took it
+    assert store.commit([put("a", "1")], mine) == 1  # it ran out, and no process took it
     deadline = time.monotonic() + 60
     while (other := store.take_lease("controller", "b", 60)).holder != "b":
         assert time.monotonic() < deadline

@@ -49,7 +49,7 @@ def of(url: str, *running: str) -> OwnStore:
     return own_store(url, lambda: running)
 
 
-# --- whose it is ---------------------------------------------------------------------------------
+# --- the identity of a store ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

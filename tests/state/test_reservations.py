@@ -46,7 +46,7 @@ def store(url: str) -> Iterator[StateStore]:
 
 
 def request(name: str) -> Request:
-    """One rank of 30 bytes: 10 of each layer and 10 beside them."""
+    """One rank of 30 bytes: 10 of each layer and 10 outside of layers."""
     figures = ModelFigures("m", 2, 1, 1, 0, 0, 1, 1.0, 10, (Compression("none", 1.0, 10, 0),))
     return Request(name, figures, concurrency=1, max_tp=1, max_pp=1)
 
@@ -102,7 +102,7 @@ def test_bytes_are_promised_once(url: str, store: StateStore) -> None:
 
 
 def test_reservations_outlive_their_writer(url: str, store: StateStore) -> None:
-    """A store opened anew, as by the next controller, has them."""
+    """A store that is opened again, as by the next controller, has them."""
     assert launch(url, "m", threading.Barrier(1))
     again = open_store(url)
     try:

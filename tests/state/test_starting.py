@@ -1,4 +1,5 @@
-"""A process that starts beside its store waits for it, and says at once what waiting does not change."""
+"""A process that starts together with its store waits for it, and reports at once what waiting does not
+change."""
 
 from __future__ import annotations
 

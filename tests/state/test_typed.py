@@ -160,7 +160,7 @@ def test_other_work_runs_while_many_records_are_read(
 def test_many_records_are_no_matter_of_the_collector(
     repository: Repository, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    """And still go when nobody has them any more."""
+    """Records go when no reader has them any longer."""
     for module in ("repository", "collector"):
         monkeypatch.setattr(f"controlplane.state.{module}.MANY", 50)
     puts = many(60)

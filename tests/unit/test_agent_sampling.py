@@ -233,7 +233,7 @@ def test_the_memory_of_a_process_leaves_out_files_it_maps(tmp_path: Path) -> Non
 
 
 def test_cpu_time_is_counted_by_the_holder_of_the_processes() -> None:
-    """Of two seconds on four CPUs: an engine, what measures, the control plane, and a stranger."""
+    """Two seconds on four CPUs: an engine, a measurement, the control plane, and a foreign process."""
     measuring = "/venv/bin/python -m workers.measuring /h/job.json --end-with-stdin --holder=measuring:K"
     began = TABLE | {80: ProcessRow(10, measuring), 81: ProcessRow(80, "VLLM::EngineCore")}
     took_s = {21: 2.0, 22: 1.0, 30: 0.4, 80: 0.5, 81: 1.5, 40: 3.0}

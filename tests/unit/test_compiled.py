@@ -1,4 +1,4 @@
-"""What compiles our decisions, beside other programs in one process."""
+"""The compiler of our decisions, together with other programs in one process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_functions_of_the_library_are_still_found() -> None:
 
 @pytest.mark.slow
 def test_the_same_sources_in_another_folder_are_compiled_once(tmp_path: Path) -> None:
-    """As of an installation beside another, or made anew; what differs is compiled for itself."""
+    """As for another installation, or a new one; functions that differ are compiled for themselves."""
     source = "from profiler.compiled import compiled\n\n\n@compiled\ndef twice(n):\n    return 2 * n\n"
     others = source.replace("2 * n", "3 * n")
     found = [

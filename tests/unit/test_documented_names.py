@@ -67,7 +67,7 @@ def test_the_page_of_commands_names_all_of_them() -> None:
 
 
 def commands(text: str) -> Iterator[tuple[str, set[str]]]:
-    """Each command of `ostinato` in code of a document, with the options that stand beside it."""
+    """Each command of `ostinato` in code of a document, with the options that follow it."""
     names = {command.name for command in COMMANDS}
     for said in (*SPAN.findall(text), *BLOCK.findall(text)):
         words = said.replace("\\|", " ").split("#")[0].replace("[", " ").replace("]", " ").split()

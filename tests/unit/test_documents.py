@@ -42,7 +42,7 @@ def test_every_module_that_a_document_names_exists(document: Path) -> None:
 
 
 def is_module(name: str) -> bool:
-    """Of a module's own names, as in `package.module.name`, the module."""
+    """The module of a name in it, as in `package.module.name`."""
     if name.endswith((".md", ".py", ".json", ".png")):
         return True
     path = ROOT / name.replace(".", "/")

@@ -1,4 +1,4 @@
-"""The compiled search for values that are not finite, beside numpy's `isfinite`."""
+"""The compiled search for values that are not finite, compared with numpy's `isfinite`."""
 
 from __future__ import annotations
 

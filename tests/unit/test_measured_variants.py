@@ -38,8 +38,7 @@ MADE: dict[str, dict[str, int]] = {
 
 
 def kernel(variant: SyntheticVariant) -> Kernel:
-    """Of one layer, by hand: 2:4 sparse deltas multiply half of the weights, LoRAs two factors, BOFTs
-    blocks."""
+    """One layer, by hand: 2:4 sparse deltas multiply half of the weights, LoRAs two factors, BOFTs blocks."""
     spec, flops = synthetic_spec(LLAMA_7B, variant), 0
     for linear in adaptable_linears(LLAMA_7B).values():
         if variant.kind == "lora":
@@ -167,7 +166,7 @@ def test_a_batch_of_the_base_alone_launches_no_kernels_of_variants() -> None:
 
 
 def test_no_figure_is_invented_for_an_unmeasured_kind_of_engine() -> None:
-    """Of a profile that was cut off before LoRA's engine: what BOFT's took is both kinds'."""
+    """For a profile that was cut off before LoRA's engine, BOFT's measured memory counts for both kinds."""
     found = [t for t in profile() if not t.point.mix or t.setting.launched == ("lora", "boft")]
     assert calibrate(LLAMA_7B, found).variants == {}
 
@@ -209,7 +208,7 @@ MIXED = [m for m in SEEN if isinstance(m, Timing) and m.point.mix]
 
 
 def held_out(known: Calibration, load: Timing) -> dict[str, tuple[Interval, float]]:
-    """Of one load: what is estimated and what was measured."""
+    """The estimated and the measured figures of one load."""
     point = load.point
     work = Workload(point.batch, point.input_tokens, load.output_tokens)
     found = estimate(known, point.mix, work, load.setting.launched)

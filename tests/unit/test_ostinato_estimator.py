@@ -1,4 +1,4 @@
-"""Our estimator of tables against a simulated machine, beside MaverIQ's; its properties."""
+"""Our estimator of tables against a simulated machine, compared with MaverIQ's; its properties."""
 
 from __future__ import annotations
 

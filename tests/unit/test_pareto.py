@@ -1,4 +1,4 @@
-"""Plans that nobody would regret, against the definition."""
+"""Plans on the Pareto front, against the definition."""
 
 from __future__ import annotations
 

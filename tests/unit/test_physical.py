@@ -110,7 +110,8 @@ def test_one_time_costs_and_pauses_of_earlier_stages_are_fitted(
 def test_no_request_waits_for_steps_that_end_no_prompt(
     split: tuple[int, ...], calibration: Calibration
 ) -> None:
-    """Of one long prompt. Of two only what is in flight with the first one's last step."""
+    """A long prompt alone counts whole. Two prompts count only by what is in flight with the first one's last
+    step."""
     lossy = replace(calibration, batched_tokens=2048, lost_pace={"none": 0.3})
     plain = replace(lossy, lost_pace={})
     one, two = Workload(1, 4 * 2048, 2), Workload(2, 4 * 2048, 2)
@@ -302,8 +303,8 @@ def test_loads_with_one_decoding_request_say_nothing_about_batches() -> None:
 
 
 def test_short_contexts_and_noise_do_not_make_long_contexts_dear() -> None:
-    """A layer takes a second and a pair a millionth of one; two contexts were measured, with 10% of noise. Of
-    8000 tokens, which take 1.008 s, noise alone would say up to 7 s."""
+    """A layer takes a second and a pair a millionth of one; two contexts were measured, with 10% of noise.
+    For 8000 tokens, which take 1.008 s, noise alone would predict up to 7 s."""
     rng = random.Random(3)
     for _ in range(200):
         steps = [

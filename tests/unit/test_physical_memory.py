@@ -95,7 +95,7 @@ def test_a_rank_needs_the_memory_that_its_device_counts() -> None:
     known = Calibration(LLAMA_7B, 8192, {}, footprints=(alone, stages))
 
     def needed(tp: int, *split: int) -> list[int]:
-        """Beside weights."""
+        """The memory without weights."""
         ranks = rank_bytes(known, Cut(tp), plan(LLAMA_7B, tp=tp, layers_per_stage=split, pp=len(split)))
         return [(rank.activations + rank.runtime) // mb for rank in ranks[::tp]]
 
@@ -182,8 +182,8 @@ def test_cuts_without_fingerprints_get_allowances(first: int, tp: int) -> None:
 
 @pytest.mark.parametrize("distinct", [0, 2])
 def test_weights_that_the_engine_stores_in_fewer_bits_are_as_measured(distinct: int) -> None:
-    """Linear layers in one byte instead of two; norms, embedding and head as they are; 32 MiB once. Of
-    Llama-2-7B."""
+    """Linear layers of Llama-2-7B in one byte instead of two; norms, embedding and head as they are; 32 MiB
+    once."""
     linear, norms, table = 4 * 4096**2 + 3 * 4096 * 11008, 2 * 4096, 2 * 32000 * 4096
 
     def weights(layers: int) -> int:

@@ -82,7 +82,7 @@ def test_a_prediction_without_a_profile_is_the_roofline_with_a_wide_range() -> N
 
 
 def test_memory_of_each_rank_and_what_is_left() -> None:
-    """Of Llama-2-7B in bfloat16, 10 of 32 layers: 16 KiB of KV a token and layer."""
+    """Llama-2-7B in bfloat16, 10 of 32 layers: 16 KiB of KV a token and layer."""
     p, load = plan(layers=(10, 22)), Workload(4, 100, 28)
     found = predict(ground(p, free=40 << 30), p, load)
     first, last = found.ranks

@@ -90,7 +90,7 @@ def test_biases_stay_as_they_are_and_only_experts_that_are_hit_are_read() -> Non
 
 
 def test_routers_are_not_quantized() -> None:
-    """Of a Mixtral: 8 experts, whose router's 8 outputs are no multiple of 16."""
+    """A Mixtral with 8 experts, whose router's 8 outputs are no multiple of 16."""
     router = Linear(8, 4096, Sharding.REPLICATED)
     spec = replace(LLAMA_7B, linears={"gate": router}, layer_weight_bytes=8 * 4096 * 2)
     assert layer_shard_bytes(spec, 2, "fp8") == layer_shard_bytes(spec, 2)
@@ -156,7 +156,7 @@ def test_rows_and_columns_of_a_rank_are_multiples_of_16() -> None:
 
 
 def test_only_the_bytes_read_count_for_a_token_of_one_request() -> None:
-    """By the roofline, with a context so short that it is nothing beside the weights."""
+    """The roofline with a context so short that it is negligible next to the weights."""
     load = Workload(1, 1, 1)
     quantized, whole = (
         estimate(LLAMA_7B, plan(quantization=q), [RATES], load, 1.0).tpot_s for q in ("fp8", "none")

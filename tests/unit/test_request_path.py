@@ -29,7 +29,7 @@ class Front:
     requests decode. What is in a step is settled when the one before it begins."""
 
     each_s: float  # of one direction
-    around_s: float  # on no process of this host: it delays, and holds up nobody
+    around_s: float  # on no process of this host: it delays no process
     engine_s: Callable[[int], float]
     step_s: float = 0.0
 
@@ -132,9 +132,9 @@ def test_the_largest_load_takes_no_longer() -> None:
 
 
 def test_the_h200s_first_run_is_explained() -> None:
-    """Of a 7B shape: 10.3 ms promised and 23.6 seen for one request, 22.4 and 51.6 (median) for eight. The
-    path alone explains the first; that the first of eight is begun alone, with another step behind it, most
-    of what eight take longer."""
+    """A 7B shape: 10.3 ms predicted and 23.6 seen for one request, 22.4 and 51.6 (median) for eight. The path
+    alone explains the first. The first of eight begins alone, with another step behind it, which explains
+    most of the difference for eight."""
     front = Front(0.4e-3, 12.5e-3, lambda count: (10.3 + 12.1 * (count - 1) / 7) / 1e3, 4.9e-3)
     assert statistics.mean(front.run(1)) == pytest.approx(23.6e-3, rel=0.02)
     path = measured(front)

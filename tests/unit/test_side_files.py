@@ -1,4 +1,5 @@
-"""What a variant's folder brings beside weights: said at registration, kept by compressing and merging."""
+"""The files that a variant's folder has in addition to weights: reported at registration, kept by compressing
+and merging."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from testkit.variant_folders import LIMITS, boft_weights, described, random_base
 
 KINDS = ("lora", "boft", "sparse_delta", "svd_delta")
 DELTAS = ("sparse_delta", "svd_delta")
-# Of each type: the unsigned one of its width, the bits of its exponent, and all others.
+# For each type: the unsigned one of its width, the bits of its exponent, and all others.
 WORDS = {
     "F16": (np.uint16, 0x7C00, 0x83FF),
     "BF16": (np.uint16, 0x7F80, 0x807F),
@@ -81,7 +81,7 @@ def damaged(folder: Path, factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def pieces_of(chunk_bytes: int) -> Iterator[None]:
-    """Files are read in pieces of so many bytes, so that small ones have several."""
+    """Files are read in pieces of N bytes, so that small ones have several."""
     with mock.patch.object(verifying, "CHUNK_BYTES", chunk_bytes):
         yield
 

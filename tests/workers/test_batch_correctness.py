@@ -219,7 +219,7 @@ def test_arrivals_while_others_decode(lab: Lab) -> None:
 
 
 def test_more_variants_than_slots(lab: Lab) -> None:
-    """Three variants take turns in two slots beside the base."""
+    """Three variants take turns in two slots next to the base."""
     rows = _rows((BASE, THIRD.name, *(lora.name for lora in LORAS)))
     for (model, _), answer in zip(rows, lab.run(lab.ask_all(rows)), strict=True):
         _assert_greedy(answer, lab.expected(model, answer))

@@ -13,8 +13,8 @@ from profiler.checkpoint import read_model
 from workers import bundled
 from workers.bundled import gemma3
 
-# What transformers makes of the GGUF itself: for each token of `prompt` the 16 largest logits, and of which
-# tokens they are. A `long` test below makes it anew and compares.
+# Transformers' output for the GGUF itself: for each token of `prompt` the 16 largest logits and their tokens.
+# A `long` test below makes it again and compares.
 RECORD = json.loads(Path(__file__).with_name("gemma_logits.json").read_text())
 # Ours was rounded to bfloat16 once (relative 2^-9); the GGUF's own values were not.
 ROUNDING = 0.02
@@ -29,7 +29,7 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def logits(folder: Path, **options: Any) -> torch.Tensor:
-    """Of all tokens of the prompt, [tokens, vocabulary]."""
+    """Logits for all tokens of the prompt, [tokens, vocabulary]."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)

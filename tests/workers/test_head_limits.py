@@ -95,7 +95,7 @@ async def test_a_head_without_end_is_cut(port: int) -> None:
 
 
 async def test_a_refused_head_gets_the_reason(port: int) -> None:
-    """Of one that is just too long, and waits for an answer: all that was sent is read."""
+    """A head that is just too long, whose client waits for an answer: all that was sent is read."""
     head = GET + b"x: " + b"a" * (MAX_HEAD_BYTES - len(GET) - 3)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(head)

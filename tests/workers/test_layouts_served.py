@@ -1,8 +1,7 @@
 """One engine, on a folder as Mistral's hub and trainers leave it, with adapters of several layouts.
 
-Beside the shards lie other weights in Mistral's layout (which vLLM would take first), another file of the
-same names and an adapter's; the tokenizer is tekken.json alone. What answers is what transformers and PEFT
-read.
+The folder also has other weights in Mistral's layout (which vLLM would take first), another file of the same
+names and an adapter's; the tokenizer is tekken.json alone. The answers are those of transformers and PEFT.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ class Lab:
         return {**answer, **answer["choices"][0]}
 
     def variant(self, **files: str) -> VariantRef:
-        """The one LoRA, with these files beside it (`__` is a dot in their names)."""
+        """The one LoRA, with these additional files (`__` is a dot in their names)."""
         self.made += 1
         folder = self.folder / f"variant-{self.made}"
         shutil.copytree(self.folder / "lora", folder)
@@ -245,7 +245,8 @@ def test_a_template_that_takes_content_in_parts_gets_parts(lab: Lab) -> None:
 
 
 def test_a_reasoning_variant_is_read_so_though_its_base_does_not_reason(lab: Lab) -> None:
-    """Of what a grammar forces nothing is reasoning: the engine's core applies it from the first token."""
+    """No text that a grammar forces is reasoning: the engine's core applies the grammar from the first
+    token."""
     made = lab.folder / "reasons"
     made.mkdir()
     tokenizer_of({**WORDS, **PAD}, {"<think>": 60, "</think>": 61}, made, eos_token="w1")

@@ -159,7 +159,7 @@ async def test_the_same_bytes(name: str, asked: bytes) -> None:
 
 @pytest.mark.parametrize("name", BROKEN)
 async def test_a_broken_answer_is_never_taken_for_a_whole_one(name: str) -> None:
-    """Of uvicorn's the head may have left before; ours may yet say what happened."""
+    """uvicorn's head may have left before; our server can still report the failure."""
     written, closed = await on_wire(GatheringProtocol, sending(*ANSWERS[name]), ASKED)
     assert closed
     head, _, body = written.partition(b"\r\n\r\n")

@@ -107,7 +107,7 @@ async def test_the_failing_request_gets_the_error_and_others_their_tokens(proces
 
 
 def test_an_id_without_a_piece_has_a_text(processor: Any) -> None:
-    """Of a SentencePiece vocabulary that is smaller than the model's (Phi-3: 32,011 of 32,064)."""
+    """A SentencePiece vocabulary that is smaller than the model's (Phi-3: 32,011 of 32,064)."""
     from transformers import PreTrainedTokenizerFast
     from vllm.tokenizers.detokenizer_utils import convert_ids_list_to_tokens
 

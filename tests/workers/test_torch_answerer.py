@@ -74,7 +74,7 @@ def test_continuations_are_scored_as_one_at_a_time(answerer: TorchAnswerer, fold
 
 
 def test_windows_are_those_of_each_text(tmp_path: Path) -> None:
-    """Of texts longer than Gemma 3's windows, filled up to the longest."""
+    """Texts longer than Gemma 3's windows, filled up to the longest."""
     folder = write_gemma3(tmp_path / "gemma3")
     alone, answerer = Alone(folder), TorchAnswerer.open(folder, "cpu")
     texts = [" ".join(f"w{3 + (i * i + n) % 90}" for i in range(n)) for n in (3 * WINDOW, 4 * WINDOW, 5)]

@@ -115,7 +115,8 @@ async def test_only_the_named_variant_is_forgotten(engine: VllmEngine, client: C
 
 
 async def test_only_one_variant_before_the_newest_stays(engine: VllmEngine, client: Client) -> None:
-    """Whoever forgets to say so: an engine does not fill with what a name once meant. Uids have no order."""
+    """A client that never unloads variants does not fill the engine with former variants of a name. Uids have
+    no order."""
     for uid in (30, 10, 50, 20, 40):
         assert await asked(engine, VariantRef("mine", uid, "/x")) == uid
     assert client.forgotten == [30, 10, 50]

@@ -1,4 +1,4 @@
-"""Variants that are read ahead of their requests: one at a time, and nobody is told what fails."""
+"""Variants that are read ahead of their requests: one at a time, and failures are not reported."""
 
 from __future__ import annotations
 

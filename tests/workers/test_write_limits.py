@@ -126,7 +126,7 @@ class Watched(BoundedHead):
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=200))
 def test_a_client_that_reads_slowly_is_not_reset(sizes: list[int]) -> None:
-    """It is reset as soon as nothing less was left for so long than before, and never sooner."""
+    """The connection is reset as soon as the unread bytes did not shrink for the limit, and never sooner."""
     clock = Clock()
     watched = Watched(clock)
     watched.pause_writing()

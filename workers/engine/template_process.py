@@ -124,7 +124,7 @@ class _Process:
 
     @property
     def ended(self) -> bool:
-        """Whether the process is gone: the node's memory ran out, or somebody ended it."""
+        """Whether the process is gone: the node's memory ran out, or a user ended it."""
         return self._process.poll() is not None
 
     def ask(self, asked: dict[str, Any], limit_s: float) -> dict[str, str]:

@@ -120,7 +120,7 @@ def test_an_agent_that_is_killed_is_replaced(echo_cluster: Cluster) -> None:
 
 
 def test_a_node_that_does_not_report_gets_nothing_new(echo_cluster: Cluster) -> None:
-    """Its agent is stopped, not killed: nobody waits for it, and what is deployed is served."""
+    """Its agent is stopped, not killed: no caller waits for it, and deployed models are served."""
     pid = until(usable(echo_cluster), "a usable node")["agentPid"]
     echo_cluster.perform(
         "POST", "/register_model", {"model": "later", "source": echo_cluster.get(f"/models/{BASE}")["source"]}
@@ -178,7 +178,7 @@ def test_reservations_outlive_the_controller(echo_cluster: Cluster) -> None:
 
 @pytest.fixture
 def failing_cluster(base_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    """No engine of it can open its door. Somebody used Ray with a token here before."""
+    """No engine of the group can open its server. Another user ran Ray with a token here before."""
     monkeypatch.setenv("RAY_AUTH_TOKEN", "0" * 64)
     cluster = Cluster("echo", str(base_folder.parent), worker_host=NOWHERE)
     try:

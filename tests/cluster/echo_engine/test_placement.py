@@ -1,4 +1,4 @@
-"""An SLO that nobody can meet, on a real cluster: the structured answer, and what may be relaxed."""
+"""An SLO that no plan meets, on a real cluster: the structured answer, and what may be relaxed."""
 
 from __future__ import annotations
 

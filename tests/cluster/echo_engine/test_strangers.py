@@ -1,4 +1,4 @@
-"""What somebody gets who may use this machine, but has neither a key nor Ray's token."""
+"""What a user of this machine reaches without a key and without Ray's token."""
 
 from __future__ import annotations
 
@@ -82,7 +82,8 @@ def _taken(port: tuple[str, int]) -> list[tuple[str, int]]:
     return [(path, status) for path, status in found if status < 400]
 
 
-# What each kind of Ray's and Serve's servers tells whoever has the token; an empty message asks for it.
+# What each kind of Ray's and Serve's servers answers to a caller with the token; an empty message asks for
+# it.
 CALLS = (
     "ray.rpc.NodeInfoGcsService/GetAllNodeInfo",
     "ray.rpc.InternalKVGcsService/InternalKVKeys",
@@ -148,7 +149,7 @@ def _kind(text: str) -> str:
 
 
 def _told_by_grpc(port: tuple[str, int]) -> dict[str, grpc.StatusCode]:
-    """What becomes of each call, at one port, of somebody without the token."""
+    """The outcome of each call, at one port, by a caller without the token."""
     with grpc.insecure_channel(_host(port), options=[("grpc.enable_http_proxy", 0)]) as channel:
         calls = {call: channel.unary_unary(f"/{call}").future(b"", timeout=20) for call in CALLS}
         return {call: future.code() for call, future in calls.items()}

@@ -99,8 +99,8 @@ def compressor(cluster: Cluster) -> psutil.Process:
 
 
 def at_share(cluster: Cluster, share: float) -> psutil.Process:
-    """The process that compresses, once so much is done. It stands still while the cluster is asked: on a
-    busy machine an answer takes so long that all could be done by then."""
+    """The process that compresses, stopped once `done` is reached. It stands still while the cluster is
+    asked: on a busy machine all could be done before the answer."""
 
     def reached() -> psutil.Process:
         process = compressor(cluster)

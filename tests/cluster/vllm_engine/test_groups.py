@@ -52,8 +52,8 @@ def test_a_split_model_answers_like_the_whole(
 
 
 def ranks_among(processes: set[psutil.Process], expected: int) -> list[psutil.Process]:
-    """The processes that an engine's core spawned; a group that a crowded machine made start anew has them
-    again after a while. The names that vLLM gives them are not always set (test_engine_killed.py)."""
+    """The processes that an engine's core spawned. A group that restarted on a crowded machine has them again
+    after a while. The names that vLLM gives them are not always set (test_engine_killed.py)."""
     titles = {p: f"{name(p)} {title(p)}" for p in processes}
     spawned = {
         p.pid: p

@@ -1,4 +1,5 @@
-"""Variants that the running engine of their base cannot load: each ends with the reason, beside others."""
+"""Variants that the running engine of their base cannot load: each ends with the reason, and others are
+served."""
 
 from __future__ import annotations
 
@@ -123,7 +124,7 @@ def test_values_that_are_not_finite(cluster: Cluster, lora: Path) -> None:
 
 @pytest.mark.usefixtures("others")
 def test_a_delta_with_changed_bytes_is_refused(cluster: Cluster, delta: Path) -> None:
-    """Flipped, cut or gone after it was registered. The others can be deployed again beside it."""
+    """The file was flipped, cut or removed after its registration. The others can be deployed again."""
     register(cluster, "torn", delta)
     with with_flipped_byte(delta):
         error = refused(cluster, "torn")

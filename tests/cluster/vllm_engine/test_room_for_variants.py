@@ -1,4 +1,4 @@
-"""A base that is placed anew, for a variant that its engine had no room for.
+"""A base that is placed again, for a variant that its engine had no room for.
 
 Its engine has another name afterwards, so this is the last that the folder's cluster does.
 """

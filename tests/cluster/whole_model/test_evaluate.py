@@ -1,4 +1,4 @@
-"""`ostinato evaluate` of a variant and its base, beside what transformers says of merged weights."""
+"""`ostinato evaluate` of a variant and its base, compared with transformers on merged weights."""
 
 from __future__ import annotations
 

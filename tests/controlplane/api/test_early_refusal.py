@@ -317,7 +317,7 @@ async def test_a_loop_with_too_much_refuses_the_greedy_and_not_its_probes(
             for _ in range(64):
                 group.create_task(ask(port, "greedy", request(b"abc", GREEDY)))
 
-    monkeypatch.setattr(load_shedding, "LEAST_PER_S", 10.0)  # as a busy machine may do no more
+    monkeypatch.setattr(load_shedding, "LEAST_PER_S", 10.0)  # a busy machine may do less
     refused: Counter[str] = Counter()
     early = early_of(settings_of(tmp_path, small=1.0, greedy=1.0), refused)
     async with serving(slow, early) as port:

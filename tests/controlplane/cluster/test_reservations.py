@@ -40,7 +40,7 @@ def placement(*ranks: tuple[str, int, int]) -> Placement:
 
 @dataclass(frozen=True)
 class Tenant:
-    """Who lives on a device: what it was promised, and what it has taken by now."""
+    """The holders of a device's memory: what each was promised, and what it has taken by now."""
 
     promised: int
     taken: int
@@ -94,7 +94,7 @@ def test_an_engine_that_its_node_cannot_name_is_not_counted_twice() -> None:
     assert (a.ours, a.others, a.free) == ({"m": 40}, 5, 55)
     seen = gpu(
         0, 100, 65, HolderMemory(None, 30), HolderMemory("m", 30)
-    )  # here it can: the other 30 are somebody's
+    )  # here it can: the other 30 belong to another process
     assert reservations.memory_usage(seen, {"m": 40}, 0.0).free == 100 - 40 - 35
 
 
@@ -110,7 +110,7 @@ def test_a_stale_holder_has_memory_without_a_promise_of_the_device() -> None:
     uses = (HolderMemory("m", 9), HolderMemory("old", 9), HolderMemory("", 9), HolderMemory(None, 9))
     inventory = Inventory((gpu(0, 100, 36, *uses),))
     assert reservations.stale_holders(inventory, state.ledgers) == {"old"}
-    assert reservations.stale_holders(inventory, state.ledgers, "m") == {"old", "m"}  # it is placed anew
+    assert reservations.stale_holders(inventory, state.ledgers, "m") == {"old", "m"}  # it is placed again
     elsewhere = Inventory((gpu(1, 100, 9, HolderMemory("m", 9)),))
     assert reservations.stale_holders(elsewhere, state.ledgers) == {"m"}
 
@@ -233,13 +233,13 @@ def test_reservations_of_a_deleted_deployment_are_orphans(uid: int) -> None:
 
 
 def test_load_that_will_be_gone_is_not_counted_and_what_others_use_is() -> None:
-    """Of the last two minutes: an engine that serves took a tenth, one that was undeployed two, measuring
-    four, compressing one, the control plane a twentieth; strangers the rest."""
+    """Shares of the last two minutes: a serving engine took a tenth, an undeployed one two tenths, measuring
+    four, compressing one, the control plane a twentieth; other processes took the rest."""
     work = (("serves", 0.1), ("gone", 0.2), ("measuring:k", 0.4), ("compressing:m", 0.1), (OWN, 0.05))
     device = replace(gpu(0, 100, 0), load=0.95, work=work)
     promises = {"serves": 10, "measuring:k": 10, "compressing:m": 10}
     assert reservations.lasting_load(device, promises) == pytest.approx(0.1 + 0.1)
-    assert reservations.lasting_load(replace(device, work=()), promises) == 0.95  # nobody knows whose it is
+    assert reservations.lasting_load(replace(device, work=()), promises) == 0.95  # its holder is unknown
     assert reservations.lasting_load(replace(device, load=0.5), promises) == 0.0
 
 
@@ -248,7 +248,7 @@ def test_the_next_placement_s_free_time_is_counted_as_well() -> None:
     device = replace(gpu(0, 100 * GIB, 0), load=0.9, work=(("serves", 0.3), ("measuring:k", 0.5)))
     (free,) = reservations.available(Inventory((device,)), {"n": Versioned(ledger, 1)}, 0.0).devices
     assert free.load == pytest.approx(0.4)
-    # Its own engine is to be placed anew: that will not stand in its way.
+    # The group's own engine is to be placed again: that engine will not stand in its way.
     anew = reservations.available(Inventory((device,)), {"n": Versioned(ledger, 1)}, 0.0, "serves")
     assert anew.devices[0].load == pytest.approx(0.1)
 

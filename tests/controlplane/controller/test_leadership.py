@@ -1,4 +1,4 @@
-"""Of several controllers on one store one acts; real processes are stopped and killed."""
+"""One of several controllers on one store acts; real processes are stopped and killed."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def epochs(store: StateStore) -> list[str]:
-    """Of the commits, in their order."""
+    """The holders of the commits, in their order."""
     entries = store.snapshot(["deployment"]).entries["deployment"]
     return [entry.value for _, entry in sorted(entries.items(), key=lambda item: item[1].version)]
 
@@ -176,7 +176,7 @@ async def test_a_fenced_controller_starts_again_with_another_epoch(
 async def test_a_controller_that_ends_ends_its_leadership(
     store: StateStore, quick: pytest.MonkeyPatch
 ) -> None:
-    """So that whoever watches it replaces it."""
+    """The process ends so that its supervisor replaces it."""
 
     class Broken:
         def __init__(self, store: StateStore) -> None: ...
@@ -189,7 +189,7 @@ async def test_a_controller_that_ends_ends_its_leadership(
         await Leadership(store, broken).run()
 
     class Cancelled(Broken):
-        """What it waited for was cancelled by somebody else."""
+        """Another task cancelled what the controller waited for."""
 
         async def run(self) -> None:
             raise asyncio.CancelledError
@@ -291,8 +291,8 @@ def begin(tmp_path: Path) -> Iterator[Callable[[float], Process]]:
 
 
 def stopped_between_commits(of: Process, file: Path) -> bool:
-    """Whether it was. One that is stopped within a commit keeps SQLite's lock, and nobody can write: then it
-    goes on."""
+    """Whether the process was stopped. A process that is stopped within a commit keeps SQLite's lock, so no
+    other can write: then it is continued."""
     of.process.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, of.process.pid, os.WSTOPPED)  # a signal takes effect somewhat later
     with contextlib.closing(sqlite3.connect(file, timeout=0.5, isolation_level=None)) as db:

@@ -98,7 +98,8 @@ async def test_several_moves_end_as_they_were_proposed(world: World) -> None:
         for name, node in planned.items():
             assert nodes_of(state.deployments[name].record) == {f"{name}@1": {node}}
             (unit,) = state.deployments[name].record.groups
-            assert (unit.avoid, unit.replaces) == ((), None)  # else it could not be placed anew elsewhere
+            # otherwise it could not be placed again elsewhere
+            assert (unit.avoid, unit.replaces) == ((), None)
         assert reserved(state) == placed(state)
 
 

@@ -61,7 +61,7 @@ def test_two_that_are_expected_to_be_busy_do_not_share_a_gpu(busy: Deployment, i
 
 
 def test_the_expected_load_of_residents_slows_a_newcomer(busy: Deployment) -> None:
-    """1 / (1 - 0.8) times; a record without its utilisation slows nobody."""
+    """1 / (1 - 0.8) times; a record without its utilisation slows no other model."""
     alone, beside = (placed(wanted("b"), gpu(0, 100), others=others) for others in ((), (busy,)))
     assert beside.choice.latency_s == pytest.approx(5 * alone.choice.latency_s)
     assert busy.placement is not None

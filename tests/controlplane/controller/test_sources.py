@@ -108,7 +108,7 @@ def test_a_file_is_no_folder(root: Path) -> None:
 @pytest.mark.parametrize("name", ["adapter_model.safetensors", "deeper/one.safetensors", "deeper/folder"])
 @pytest.mark.parametrize("to", ["outside/secret", "outside", "/etc/passwd", "circle"])
 def test_links_out_of_the_roots_are_not_followed(root: Path, name: str, to: str) -> None:
-    """Who may write to a root must not read with our rights what lies elsewhere."""
+    """A user who may write to a root must not read other files with our rights."""
     (root.parent / "outside/secret").write_text("s3cret")
     folder = root / "my model"
     (folder / "deeper").mkdir()

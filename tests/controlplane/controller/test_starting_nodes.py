@@ -1,4 +1,5 @@
-"""Who deploys right after `up` waits for the devices to be measured, instead of being told to add one."""
+"""A deployment right after `up` waits for the devices to be measured; it is not refused for want of
+devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Requests that an engine answers with a 500 take it from nobody; an engine that fails is left out."""
+"""Requests that an engine answers with a 500 take the engine from no other client; a failing engine is left
+out."""
 
 from __future__ import annotations
 

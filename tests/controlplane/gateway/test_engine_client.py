@@ -404,7 +404,7 @@ async def test_a_probe_is_no_demand_and_takes_room() -> None:
 
 
 async def test_requests_in_a_group_that_is_given_up_end_and_others_go_on() -> None:
-    """Its node may be gone without a word: the connection stands, and nobody answers."""
+    """The node may vanish without notice: the connection stands, and no process answers."""
     lost, fine, alive = Held(), Held(streams=True), {"b", "b@1", "b@2"}
     async with opened(lost) as gone, opened(fine) as there:
         cluster = Cluster(replace(report(gone), group="b"))

@@ -152,7 +152,7 @@ async def test_a_late_request_that_is_to_be_finished_is() -> None:
 
 @pytest.mark.parametrize("streams", [False, True])
 async def test_a_late_request_is_dropped_at_the_engine_too(streams: bool) -> None:
-    """A stream by its TTFT; a whole answer, whose first token nobody sees, by its deadline."""
+    """A stream is late by its TTFT; a whole answer, whose first token no client sees, by its deadline."""
     app = Held()
     async with serving(app) as client:
         if streams:

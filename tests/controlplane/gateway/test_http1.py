@@ -246,7 +246,8 @@ async def events(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 @pytest.mark.parametrize("read", [0, 1, 2])
 async def test_no_request_reads_the_rest_of_another_answer(read: int) -> None:
-    """Whoever leaves a stream early, though all of it has come, leaves a connection that nobody uses."""
+    """A client that leaves a stream early, though all of it has come, leaves a connection that is not used
+    again."""
     async with misbehaving(events) as pool:
         first = await pool.take()
         await first.ask("/", {"host": "x"}, b"")

@@ -1,4 +1,4 @@
-"""A variant whose request waits for its turn is read meanwhile: by whom, and how often somebody is told."""
+"""A variant of a waiting request is read meanwhile: which worker reads it, and how often it is announced."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def test_a_request_that_need_not_wait_is_not_announced() -> None:
 
 
 async def test_a_refused_request_is_not_announced() -> None:
-    """Else whoever is refused could still have variants read, and others driven from memory."""
+    """Otherwise a refused client could still have variants read, and others evicted from memory."""
     worker = Worker()
     async with opened(worker) as door:
         client = client_of(door, places=1)

@@ -132,7 +132,7 @@ async def test_a_stopped_worker_gets_nothing_while_another_lives(stopping: Stopp
     async with opened(other) as door, client_of(stopping.report, report(door)) as client:
         worker = await heard(client)
         stopping.signal(signal.SIGSTOP)
-        # Whoever was sent to it before it was known to be silent is moved, and answered, too.
+        # A request that went to the worker before its silence was known is moved and answered, too.
         replies = await asyncio.gather(*(client.call("b", WHOLE) for _ in range(4)))
         assert {reply.body for reply in replies} == {b"late"}
         await until(lambda: worker.takes is Takes.NONE)
@@ -185,7 +185,8 @@ async def test_a_stream_that_has_begun_is_cut_when_the_silence_lasts(stopping: S
 
 
 async def test_the_only_worker_keeps_its_requests_when_it_was_silent_for_a_while(stopping: Stopping) -> None:
-    """As on a machine that is too busy: nobody is refused, and nobody is cut who has nothing yet to lose."""
+    """As on a machine that is too busy: no request is refused, and no request without an answer so far is
+    cut."""
     async with client_of(stopping.report, limits=replace(LIMITS, silent_cut_s=1e6)) as client:
         worker = await heard(client)
         assert (await client.call("b", WHOLE)).body == b"data: stopped\n\n"  # it is asked, so it is looked at

@@ -1,4 +1,4 @@
-"""Of gateways that start together on a node one compiles, and the others read what it kept."""
+"""One of several gateways that start together on a node compiles, and the others read its files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from profiler import compiled
 
 
 def test_one_process_compiles_and_others_wait(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Here another thread: the kernel locks what was opened, whoever opened it."""
+    """Another thread stands for the process: the kernel locks the open file, in whichever process it was
+    opened."""
     monkeypatch.setenv(compiled.DIRECTORY_VARIABLE, str(tmp_path))
     begins, has_it = threading.Event(), threading.Event()
 

@@ -30,7 +30,7 @@ BOUNDS = st.tuples(st.integers(0, 4), st.integers(1, 8)).map(lambda b: Scaling(m
 
 
 def play(scaling: Scaling, loads: list[int], current: int) -> list[int]:
-    """How many groups there are after each second, with so many requests under way in it."""
+    """The number of groups after each second, with `load` requests under way in that second."""
     history, counts = None, []
     for second, load in enumerate(loads):
         history = noted(history, load, float(second), current)
@@ -94,7 +94,7 @@ def test_times() -> None:
     scaling = Scaling(0, 4, None, 30.0)
     counts = play(scaling, [0] * 10 + [9] * 20 + [0] * 100, 0)
     assert counts[:10] == [0] * 10
-    assert counts[10] == 3  # at once: there is nobody to answer
+    assert counts[10] == 3  # at once: no engine answers
     assert counts[10:30] == [3] * 20
     assert counts[58] == 3
     assert counts[59:] == [0] * 71  # 30 s after the last second with requests

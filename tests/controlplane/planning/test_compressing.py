@@ -115,7 +115,8 @@ def test_a_job_that_waits_for_a_gpu_blocks_no_job_for_a_cpu(settings: Settings, 
 def test_memory_that_engines_have_is_waited_for_without_holding_up_others(
     monkeypatch: pytest.MonkeyPatch, settings: Settings, base: Model
 ) -> None:
-    """Nobody knows when they end. What is compressed does end: its memory is kept for who comes first."""
+    """The end of a measurement is unknown. A compression does end: its memory is kept for the first in the
+    line."""
     assert base.spec is not None
     spec = replace(base.spec, hidden_size=4096, max_position=1 << 20)
     many = replace(base, spec=spec)
@@ -162,7 +163,8 @@ def test_a_turn_goes_to_the_older_one_even_of_another_device(settings: Settings,
 
 
 def test_a_younger_job_delays_no_older_job(settings: Settings, base: Model) -> None:
-    """Who was begun before a crash of the controller has its reservation, and waits for no one."""
+    """A model that was begun before a crash of the controller has its reservation, and waits for no other
+    model."""
     records = (base, tuned("old", 1.0), tuned("new", 2.0), ledger("compressing:old"))
     begun(decide(settings, "old", *records))
 

@@ -85,7 +85,7 @@ def test_a_refusal_takes_seconds_at_most(spec: ModelSpec, count: int) -> None:
 
 @pytest.mark.slow
 def test_a_pipeline_longer_than_usual_is_offered_within_seconds() -> None:
-    """Of 1,000 fragments, each with room for a layer or few beside what an engine takes (3.6 GiB), more are
-    needed than are tried by themselves."""
+    """A plan needs more than the tried number of 1,000 fragments, each with room for a few layers next to the
+    engine's 3.6 GiB."""
     found, took = refused(LLAMA_70B, gpus(1000, (4.4, 4.9)))
     assert (found, took < MOST) == (["parallelism"], True), f"{took:.0f} times the reference"

@@ -162,7 +162,7 @@ class Stale(MeasuredCluster):
 
 
 class Prober(MeasuredCluster):
-    """Of whose probes the first fail."""
+    """A cluster whose first probes fail."""
 
     def __init__(self, failures: int) -> None:
         super().__init__()

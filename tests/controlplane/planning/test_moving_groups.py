@@ -57,7 +57,7 @@ async def test_a_move_starts_the_new_group_before_the_old_one_goes(world: World)
             return state.deployments[host].record.group_ids() == (f"{host}@1",)
 
         await world.until(moved)
-        assert () not in served  # at every moment somebody answered
+        assert () not in served  # a group answered at every moment
         await world.until(lambda: set(world.cluster.engines) == {"base", "second", f"{host}@1"} - {host})
         state = world.repository.read()
         assert reserved(state) == placed(state)

@@ -1,4 +1,4 @@
-"""Where an engine is placed beside measurings, and while the memory of what was stopped is still seen."""
+"""Where an engine is placed while measurements run, and while memory of stopped engines is still seen."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from testkit.measured_cluster import HOST
 
 pytestmark = pytest.mark.usefixtures("hurry")
 
-# Room for one engine beside which nothing else has any.
+# There is room for one engine, and then for no other.
 SMALL = replace(HOST, node="small", total_bytes=400 * MIB, free_bytes=400 * MIB)
 
 
@@ -71,7 +71,7 @@ async def test_a_plan_of_several_groups_names_what_the_last_group_waits_for(
         assert found.placement is not None
         assert found.placement.ranks[0].node == "small"
         assert ("waits until the architecture of 'two'" in found.waits) is waits
-        cluster(world).held |= {"one", "one@1"}  # beside one that serves the other would not wait
+        cluster(world).held |= {"one", "one@1"}  # the other would not wait for a serving group
         deploying = world.deploy("one", replicas={"min": replicas, "max": replicas})
         await world.until(lambda: cluster(world).launches)
         if waits:

@@ -159,7 +159,8 @@ def test_a_model_that_was_not_profiled(base: Model, settings: Settings) -> None:
 
 
 def test_a_cpu_engine_without_a_profile_has_room_for_its_process(base: Model, settings: Settings) -> None:
-    """vLLM's takes 1.9 to 2.2 GB beside the smallest of models; one that echoes takes next to nothing."""
+    """vLLM's process takes 1.9 to 2.2 GB in addition to the smallest of models; the echo engine's takes next
+    to nothing."""
     ample = Inventory((replace(CPU, free_bytes=64 * GIB, total_bytes=64 * GIB),))
     vllm = settings.model_copy(update={"engine": "vllm"})
     needed = decide(base, DEPLOYMENT, ample, vllm).ranks[0].memory_bytes

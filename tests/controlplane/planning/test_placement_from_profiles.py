@@ -58,7 +58,8 @@ def test_an_estimate_from_its_own_profile_is_certain() -> None:
 
 
 def test_a_type_that_was_not_measured_is_scaled_from_one_that_was() -> None:
-    """Not taken for what a roofline says of it: it would seem quicker than it is beside the measured one."""
+    """The roofline of the device does not count: it would make the device seem quicker than the measured
+    one."""
     own, scaled = placed(QUICK, known=QUICK), placed(SLOW, known=None)
     assert scaled.estimate.basis is Basis.ROUGH
     without_room = Device(**{**vars(QUICK), "free_bytes": 0})

@@ -1,4 +1,4 @@
-"""When a group is placed anew and how soon: on random clusters, against plain definitions."""
+"""When a group is placed again and how soon: on random clusters, against plain definitions."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def test_variants_that_failed_together_are_retried_at_different_times(
     assert max(shares) == pytest.approx(1, abs=0.1)
     assert min(shares) > -1e-9
     assert max(shares) < 1 + 1e-9
-    # Of 200 at random, one tenth of the share has 20 on average; 60 would be a herd.
+    # One tenth of the share has 20 of 200 random times on average; 60 would be a herd.
     assert max(sum(low <= share < low + 0.1 for share in shares) for low in shares) < 60
 
 
@@ -108,7 +108,7 @@ def test_a_clock_that_was_set_back_puts_nothing_off(back_s: float) -> None:
 
 
 def test_errors_of_the_variant_or_the_request_are_final() -> None:
-    """Of every error there is, those may pass that a client may repeat unchanged (their status says so)."""
+    """Of all errors, those are temporary that a client may repeat unchanged (their status says so)."""
     passing = {cls for cls in error_classes().values() if retrying.may_pass(cls("x"))}
     repeatable = {cls for cls in error_classes().values() if cls.status in (429, 502, 503, 504)}
     assert passing == (repeatable | {errors.StaleWrite}) - {

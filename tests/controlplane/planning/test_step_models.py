@@ -200,7 +200,7 @@ def test_ranks_on_a_cpu_share_it() -> None:
     assert found.variants[0, 1].load_s == pytest.approx(found.variants[0, 1].bytes / 10e9)
 
 
-# --- what is computed anew -----------------------------------------------------------------------
+# --- what is computed again ----------------------------------------------------------------------
 
 
 class Counted:

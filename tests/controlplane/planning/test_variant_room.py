@@ -38,8 +38,8 @@ def variant(number: int, spec: VariantSpec) -> Model:
 
 
 def random_variant(rng: random.Random, base: ModelSpec) -> VariantSpec:
-    """Of 10 MB to 3 GB: LoRA adapters; deltas with parts that TP shards, parts that it does not, and tensors
-    that replace the base's."""
+    """Variants of 10 MB to 3 GB: LoRA adapters; deltas with parts that TP shards, parts that it does not, and
+    tensors that replace the base's."""
     size = round(10 * MB * 300 ** rng.random())
     if rng.random() < 0.4:
         modules = rng.sample(sorted(LORA), rng.randint(1, len(LORA)))
@@ -52,7 +52,7 @@ def random_variant(rng: random.Random, base: ModelSpec) -> VariantSpec:
 
 
 def bytes_of(spec: VariantSpec, base: ModelSpec, tp: int, layers: int) -> float:
-    """What a rank with so many of the base's layers holds of it."""
+    """The bytes of a variant on a rank with N of the base's layers."""
     if spec.kind is VariantKind.LORA:
         each = 0
         for name, facts in spec.modules.items():
@@ -108,7 +108,7 @@ def test_room_is_what_the_registered_variants_need_together(seed: int) -> None:
 
 
 def check_count(told: AtOnce, plan: Plan, base: ModelSpec, specs: Sequence[VariantSpec], slots: int) -> None:
-    """Any so many of them fit on every rank, and one more would not in some."""
+    """Any `count` of the variants fit on every rank, and on some ranks one more would not."""
     fits, fits_more = True, True
     for stage, layers in enumerate(plan.layers_per_stage):
         sizes = [bytes_of(spec, base, plan.tensor_parallel, layers) for spec in specs]

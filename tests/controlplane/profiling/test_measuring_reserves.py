@@ -42,7 +42,7 @@ pytestmark = pytest.mark.usefixtures("hurry")
 
 @pytest.fixture
 def world(settings: Settings, store: StateStore, files: Path) -> World:
-    """Whoever commits, what is Profiling and nothing else has its memory reserved."""
+    """In every commit, a profile that is Profiling has its memory reserved, and no other profile has."""
     made = World(settings.model_copy(update={"engine": "vllm"}), Checked(store), files)
     made.cluster = MeasuredCluster()
     return made
@@ -277,7 +277,8 @@ class Simulated:
         except errors.ProfilingFailed:
             return
         if isinstance(found, Queued):
-            assert ledger.being_measured(self.state.ledgers) or name != KINDS[0]  # it waits for somebody
+            # it waits for another profile
+            assert ledger.being_measured(self.state.ledgers) or name != KINDS[0]
         else:
             self.begin(profile, found)
 
@@ -346,7 +347,7 @@ def test_devices_are_never_promised_twice(
 
 
 def test_all_are_measured_when_each_ends(shapes: Path) -> None:
-    """Nobody waits for ever: the oldest that waits is never passed by."""
+    """No profile waits for ever: the oldest waiting profile is never passed."""
     simulated, order = Simulated(shapes, CLUSTERS[0][:1], (0.5,)), []
     for _ in KINDS:
         for name in reversed(KINDS):

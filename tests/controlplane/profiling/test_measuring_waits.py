@@ -1,4 +1,5 @@
-"""Who waits for a measuring to end, who does not, and that everybody who waits is served."""
+"""Which deployments wait for a measurement to end, which do not, and that every waiting deployment is
+served."""
 
 from __future__ import annotations
 
@@ -349,7 +350,7 @@ async def test_a_measurement_continues_next_to_an_engine_with_room(world: World)
 async def test_a_preempted_measurement_is_no_failure_of_its_profile(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its engine fails before anybody looks whether it is to go on."""
+    """Its engine fails before the controller looks whether the measurement continues."""
     monkeypatch.setattr(profile_actions, "LOOK_S", 60.0)
 
     told: list[str] = []

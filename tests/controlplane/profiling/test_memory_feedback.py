@@ -1,4 +1,4 @@
-"""What ranks take beside what they were planned with: kept, told, and given to the next plan."""
+"""The memory that ranks take in addition to their plan: kept, reported, and given to the next plan."""
 
 from __future__ import annotations
 

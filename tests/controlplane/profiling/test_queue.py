@@ -59,7 +59,7 @@ def key_of(model: Model, inventory: Inventory, settings: Settings) -> str:
 def crowd(
     model: Model, devices: Sequence[Device], settings: Settings, wait: int, ready: int, done: int
 ) -> tuple[State, list[str]]:
-    """So many profiles that wait, the oldest first, and that are ready; operations that are done."""
+    """N waiting profiles, the oldest first, and M that are ready; operations that are done."""
     inventory, spec = Inventory(tuple(devices)), model.spec
     assert spec is not None
     models = [

@@ -41,7 +41,7 @@ few_examples = settings(max_examples=25, deadline=None)
 
 
 def many(seed: int, groups: int, pools: int = 1) -> World:
-    """With ceilings of so many pools. One variant more than are asked costs nothing anywhere."""
+    """The snapshot has ceilings for N pools. One variant more than requested costs nothing anywhere."""
     asked = world(seed, groups)
     rng = np.random.default_rng(seed + 1)
     asked.snapshot.groups.ceiling = rng.choice([2, 4, 99][-pools:], groups)
@@ -102,7 +102,7 @@ def stated_key(asked: World, order: int, g: int) -> float:
 
 
 def check_orders(asked: World) -> None:
-    """The group at each place is the one that a sort puts there; keys are as they would be made anew."""
+    """The group at each place is the one that a sort puts there; keys equal recomputed keys."""
     snapshot, count = asked.snapshot, len(asked.snapshot.groups)
     shelves = [
         (

@@ -144,8 +144,8 @@ def test_a_promise_that_is_exceeded_further_costs_more(
 
 @pytest.mark.parametrize(("rows", "each_output"), [(2, 25), (40, 25), (40, 4)])
 def test_prompts_that_start_within_one_step_share_it(rows: int, each_output: int) -> None:
-    """Of n rows that make L tokens n / L start in each step: up to one a step each makes one longer, and more
-    than one are filled together. By hand, of steps that take 10 ms + 0.1 ms a prompt token, or a row."""
+    """If n rows make L tokens, n / L start in each step: up to one a step makes that step longer, and more
+    than one are filled together. By hand, with steps of 10 ms + 0.1 ms for a prompt token or a row."""
     model = slots_only().snapshot.models[0]
     model.decode_s = 0.010 + 1e-4 * np.arange(len(model.decode_s))
     model.prefill_grain = 100.0

@@ -50,7 +50,7 @@ def held_rows(c: int) -> int:
 
 
 def wanted_rows(demand: dict[int, float], since: int, last: int) -> float:
-    """Of a pool at once: by Little's law, and two deviations more."""
+    """The requests of a pool at once: by Little's law, and two deviations more."""
     rows = sum(0.9 * PROMISE_S * tokens for c, tokens in demand.items() if since < c <= last)
     return rows + 2 * math.sqrt(rows)
 

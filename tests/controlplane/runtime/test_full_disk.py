@@ -1,4 +1,4 @@
-"""A bundled model that could not be converted, as its task tells: a full disk is nobody's mistake."""
+"""A bundled model that could not be converted, as its task reports: a full disk is no mistake of the user."""
 
 from __future__ import annotations
 

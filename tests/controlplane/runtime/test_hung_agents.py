@@ -20,7 +20,7 @@ LOST_S = 6.0  # this process may stand still for a second or two
 
 
 class StartingRay(FakeRay):
-    """Ray starts an agent that is killed anew: it hangs too while `broken`."""
+    """Ray starts a killed agent again: the new one hangs too while `broken`."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The book of reports when Ray, or an agent, does not answer: nobody waits for it long."""
+"""The book of reports when Ray, or an agent, does not answer: no caller waits for it long."""
 
 from __future__ import annotations
 

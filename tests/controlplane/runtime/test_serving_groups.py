@@ -1,4 +1,4 @@
-"""A base's groups as the gateway's runtime asks them: all that serve, whoever fails."""
+"""A base's groups as the gateway's cluster object asks them: all that serve, whichever fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When step models are computed anew: in a thread, for a base that somebody asks about, as records change."""
+"""When step models are computed again: in a thread, for a base that gets requests, as records change."""
 
 from __future__ import annotations
 

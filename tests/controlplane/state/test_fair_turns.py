@@ -1,4 +1,4 @@
-"""Several tenants wait for the same: nobody waits for another's many."""
+"""Several tenants wait for the same resource: no tenant waits for another tenant's many items."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_queue_of_one_tenants_fine_tunes_holds_up_another_by_one(files: Path, 
 
 
 def of_tenants(**counts: int) -> State:
-    """So many operations each, those of the first are the newest."""
+    """N operations of each target; those of the first are the newest."""
     ended = []
     for place, (tenant, count) in enumerate(counts.items()):
         for n in range(count):

@@ -1,7 +1,7 @@
-"""Who is admitted, and keeps its promise, where more is asked for than can be answered.
+"""Which requests are admitted, and keep their targets, under overload.
 
-Sixteen places, one after another used by whoever's turn it is; two tenants of equal weight. One asks for 0.4
-of what can be answered, so it is within its share; the other for all the rest.
+Sixteen places serve requests one after another; two tenants have equal weight. One asks for 0.4 of the
+capacity, so it is within its share; the other asks for all the rest.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Runs:
         return first_s[min(int(share * len(first_s)), len(first_s) - 1)]
 
     def answered(self) -> float:
-        """Of the capacity."""
+        """The shares of the capacity."""
         answered = sum(len(run.first_s()) for run in self.runs)
         return answered / len(self.runs) / (UNTIL_S - WARM_S) / PER_S
 

@@ -105,7 +105,7 @@ async def test_a_full_line_and_a_full_share_of_a_tenant_refuse_requests() -> Non
 
 
 async def test_a_promise_that_cannot_be_kept_is_not_made() -> None:
-    """The line moves one request a second; nobody is let in who would wait past its target."""
+    """The line moves one request a second; a request that would wait past its target is refused."""
     world = World()
     tasks = [world.ask(tokens=10)]
     await settle()
@@ -182,7 +182,7 @@ async def test_a_request_takes_a_place_for_each_of_its_sequences() -> None:
     world = World(limit=4)
     first, wide = await world.ask(), world.ask(sequences=4)
     assert await gone(wide) == [False]
-    # Nobody passes it, or it would never have all its places.
+    # No request passes it, or it would never have all its places.
     narrow = world.ask()
     assert await gone(narrow) == [False]
     world.end(first)
@@ -222,8 +222,8 @@ async def test_a_wide_request_goes_where_all_its_sequences_fit() -> None:
 
 @pytest.mark.parametrize("narrow", [1, 4, 8, 15])
 async def test_the_widest_request_delays_others_by_two_answers_at_most(narrow: int) -> None:
-    """Of an engine of 16 rows, on which every sequence takes a second: clients that each ask again when they
-    have their answer, and one that always asks for 16 of them."""
+    """An engine of 16 rows, on which every sequence takes a second: clients that each ask again after their
+    answer, and one client that always asks for 16 sequences."""
     world = World(limit=16)
     waiting = {world.ask(): ("narrow", 0.0) for _ in range(narrow)}
     ends: list[tuple[float, int, RoutedRequest, str, float]] = []

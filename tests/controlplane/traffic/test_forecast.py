@@ -123,8 +123,8 @@ def test_an_old_pace_is_forgotten() -> None:
 
 
 def test_later_requests_that_go_before_a_newcomer_count_too() -> None:
-    """A turn a second, of which every second one is for somebody of a high priority who has just come: ten of
-    a normal priority take twenty seconds, though the line holds ten turns."""
+    """There is one turn a second. Every second turn goes to a request of high priority that has just come:
+    ten of a normal priority take twenty seconds, though the line holds ten turns."""
     line, told = WaitingLine(LineLimits(100, aging_s=1e9)), Forecast()
 
     def come(terms: RequestTerms, now_s: float) -> None:
@@ -208,7 +208,7 @@ def test_one_wrong_forecast_refuses_no_request_for_long() -> None:
 
 
 def test_the_next_request_is_not_refused_for_the_waits_of_others() -> None:
-    """All waits were far off; then lower ones are served, and nobody of its priority waits."""
+    """All forecasts were wrong; then lower priorities are served, and no request of its priority waits."""
     line, now_s = served(300, 1.0, 0.0)
     now_s += 100.0
     while line.next(now_s) is not None:
@@ -307,7 +307,8 @@ def test_crowding_out_ends_with_the_urgent_requests() -> None:
 
 
 def test_refused_requests_crowd_out_no_request() -> None:
-    """Urgent ones that ask for what nobody can promise, again and again, go before nobody."""
+    """Urgent requests with targets that cannot be kept come again and again, and go before no other
+    request."""
     shares, now_s = Shares(), 0.0
     for k in range(900):
         now_s = 0.1 * k

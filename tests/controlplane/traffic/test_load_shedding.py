@@ -1,4 +1,4 @@
-"""Who is refused by a proxy that cannot pass on all that comes."""
+"""Which requests a proxy refuses that cannot pass on all."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def late_for(
     since_s: float = 0.0,
     beside_per_s: float = 2.0,
 ) -> float:
-    """All is late at every look while one tenant asks `per_s` times a second, and another a little beside it.
-    Returns the time after it."""
+    """Every look is late while one tenant asks `per_s` times a second, and another tenant a little. Returns
+    the time after it."""
     for number in range(round(seconds / LOOK_S)):
         now_s = since_s + number * LOOK_S
         for _ in range(round(per_s * LOOK_S)):
@@ -76,7 +76,7 @@ def test_a_gateway_that_other_work_delays_refuses_no_request() -> None:
 
 
 def test_a_tenant_without_others_delays_only_itself() -> None:
-    """Until it takes so long that the proxy is at risk."""
+    """The loop takes more work until the proxy is at risk."""
     shedding = LoadShedding()
     now_s = late_for(shedding, 0.9 * LATE_ALONE_S, 10.0, 400.0, beside_per_s=0.0)
     assert shedding.budget_per_s == math.inf
@@ -142,8 +142,8 @@ def test_half_of_the_arrivals_count_before_the_first_answer() -> None:
 
 
 def test_a_crowd_that_stays_may_not_become_late_again() -> None:
-    """While all are passed on for a while, as the path has become faster, nobody is refused; and before that
-    has lasted for long, it takes no second of waiting to refuse some."""
+    """While the path has become faster and all requests pass for a while, none is refused. Before that has
+    lasted for long, less than a second of waiting suffices to refuse some."""
     shedding = LoadShedding()
     now_s = late_for(shedding, 1.0, 10.0, 400.0)
     while shedding.budget_per_s < 400.0:
@@ -199,9 +199,9 @@ def test_the_level_shares_the_budget_max_min_fairly(asked: list[tuple[float, flo
 
 @dataclass
 class Loop:
-    """An event loop: in each round all that came is read, and work that was begun goes on. Virtual time. Of
-    what it passes on of tenants in `may_per_s` so much a second is done of each, and the rest is refused
-    there. `done` is by tenant."""
+    """An event loop on virtual time: each round reads all new requests, and continues begun work. For tenants
+    in `may_per_s`, that many requests a second are served, and the rest is refused behind the proxy. `done`
+    is by tenant."""
 
     pass_s: float
     refuse_s: float
@@ -274,7 +274,7 @@ class Loop:
 def test_a_loop_with_more_than_it_can_do(
     asks: dict[str, float], weights: dict[str, float], pass_s: float, refuse_s: float
 ) -> None:
-    """It passes on nearly what it can, and shares it by weight. Who asks for less than its share loses a
+    """The gateway passes nearly its capacity, and shares it by weight. A tenant below its share loses a
     request at times, when many of its own come at once."""
     loop = Loop(pass_s, refuse_s, asks, weights)
     loop.run(seconds=120.0, settled_s=20.0)
@@ -344,7 +344,8 @@ def test_a_loop_that_stood_still_goes_on_refusing() -> None:
 
 @pytest.mark.parametrize("stands_still_s", [0.3, 0.5, 0.8])
 def test_gateways_that_pause_do_not_raise_their_budget(stands_still_s: float) -> None:
-    """They answer nobody meanwhile, refusals neither; that says nothing of who would be served."""
+    """They answer no client meanwhile, not even with refusals; that says nothing about the requests that
+    would be served."""
     shedding, choose = LoadShedding(), random.Random(4)
     still = range(round(60.0 / LOOK_S), round((60.0 + stands_still_s) / LOOK_S))
     asked = ("greedy",) * round(160 * LOOK_S) + ("small",) * round(20 * LOOK_S)
@@ -364,7 +365,7 @@ def test_gateways_that_pause_do_not_raise_their_budget(stands_still_s: float) ->
 
 
 def test_a_new_tenant_finds_the_budget_at_the_path_s_capacity() -> None:
-    """Also after a long time in which nobody was there whose requests would be done."""
+    """This also holds after a long time without tenants whose requests are served."""
     shedding, choose = LoadShedding(), random.Random(3)
 
     def ask(seconds: float, since_s: float, served_per_s: int) -> int:

@@ -13,7 +13,7 @@ from controlplane.traffic.rate_limits import Bucket
 from controlplane.traffic.tenants import Quota, Tenant
 
 PER_MINUTE = st.integers(1, 1000)
-# Of requests: how long after the one before it each comes, and how much it asks for.
+# For each request: the time since the request before it, and its amount.
 ASKED = st.lists(st.tuples(st.floats(0, 120), st.integers(1, 300)), max_size=60)
 
 
@@ -160,7 +160,7 @@ def exchange(books: list[RateBook]) -> None:
 
 
 def went(book: RateBook, tenant: Tenant, asked: int) -> int:
-    """How many of so many requests."""
+    """The number of admitted requests among N."""
     count = 0
     for _ in range(asked):
         try:
@@ -185,7 +185,7 @@ def test_gateways_share_one_quota(gateways: int) -> None:
 
 
 def test_one_gateway_gives_the_whole_quota_to_a_tenant_that_uses_it_alone() -> None:
-    """A share at a time: whoever is refused comes again within a second."""
+    """One share at a time: a refused client comes again within a second."""
     clock, tenant = Clock(), Tenant("a", quota=Quota(requests_per_minute=64))
     books = [RateBook(clock), RateBook(clock)]
     exchange(books)

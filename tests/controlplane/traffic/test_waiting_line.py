@@ -1,4 +1,4 @@
-"""The waiting line: who goes next, who finds no place, and that nobody starves."""
+"""The waiting line: which request goes next, which finds no place, and that no request starves."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def test_a_tenant_below_its_share_of_places_displaces_a_tenant_above_its_share()
 
 
 def test_an_urgent_request_beyond_its_share_displaces_less_urgent_ones_of_tenants_above_theirs() -> None:
-    """Of seven places three and a half are each one's."""
+    """Each tenant's share of seven places is three and a half."""
     line = WaitingLine(LineLimits(7))
     x, y = Tenant("x"), Tenant("y")
     for tenant, priority in [(x, NORMAL)] * 4 + [(y, HIGH)] * 3:
@@ -252,7 +252,7 @@ def test_an_urgent_request_beyond_its_share_displaces_less_urgent_ones_of_tenant
 
 
 def test_the_tenant_furthest_above_its_weighted_share_loses_a_place() -> None:
-    """Of nine places six are x's, which has seven, and one and a half z's, which has two."""
+    """Of nine places, tenant x has six of its seven, and tenant z has two for its one and a half."""
     line = WaitingLine(LineLimits(9))
     x, y, z = Tenant("x", weight=4.0), Tenant("y"), Tenant("z")
     for tenant in (x,) * 7 + (z,) * 2:
@@ -305,7 +305,7 @@ class Books:
     now_s: float = 0.0
 
     def step(self, after_s: float, what: RequestTerms | int | None) -> None:
-        """Somebody comes, is taken (None), or leaves (its place in the list). Late ones are dropped."""
+        """A request comes, is taken (None), or leaves (its place in the list). Late requests are dropped."""
         self.now_s += after_s
         for late in self.line.drop_late(self.now_s):
             assert late.terms.dropped_after_s is not None
@@ -405,8 +405,8 @@ def _shares(served: Sequence[tuple[Waiting, frozenset[str]]]) -> Iterator[tuple[
 def test_tenants_that_both_wait_get_their_share_of_tokens(
     steps: list[Any], of_a: Priority, of_b: Priority
 ) -> None:
-    """The bound of start-time fair queueing, and what LEAD adds to it, whatever comes, leaves or is displaced
-    beside it, and whatever is urgent."""
+    """The bound of start-time fair queueing, and what LEAD adds to it, whatever other requests come, leave or
+    are displaced, and whatever is urgent."""
     books = Books()
     for tenant, priority in ((A, of_a), (B, of_b)):  # so that both wait for a while
         for tokens in (3, 9, 1, 7, 4):

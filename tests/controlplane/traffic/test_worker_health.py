@@ -1,4 +1,4 @@
-"""Who gets requests, by what was seen of each worker: silence, failures, and the way back."""
+"""Which workers get requests, by what was seen of each: silence, failures, and the way back."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_probe_decides_about_a_doubtful_worker() -> None:
 
 
 def test_each_state_of_a_worker_has_what_it_takes() -> None:
-    """Of every cluster of up to four workers."""
+    """All clusters of up to four workers are tried."""
     for count in range(5):
         for standings in product(Standing, repeat=count):
             found = takes(standings)

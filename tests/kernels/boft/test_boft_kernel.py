@@ -75,7 +75,7 @@ USUAL = [(1, 32), (2, 32), (3, 32), (1, 16), (2, 16), (1, 64), (2, 64)]
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_blocks_of_the_usual_sizes_over_more_columns_than_a_program_takes(dtype: torch.dtype) -> None:
-    """And not as many as fill the last one; a row's result is the same whatever is beside it."""
+    """The rows do not fill the last tile; a row's result does not depend on other rows."""
     inputs = 384
     slots: list[list[Rotation | None]] = [[random_rotation(inputs, 1, m, b, dtype), None] for m, b in USUAL]
     _check(slots, [*range(len(slots)), 3, 3, -1, 1, 0], inputs, dtype)

@@ -24,7 +24,7 @@ def memory_of(values: torch.Tensor) -> Memory:
 
 
 def described(matrix: torch.Tensor, rows: range, columns: range, target: torch.Tensor, **more: Any) -> Copy:
-    """Of the matrix, which begins where the source does, to where `target` does."""
+    """A part of the matrix goes from the source's offset to the target's."""
     about = Copy(
         source=0,
         source_type=TYPES[matrix.dtype],
@@ -68,7 +68,7 @@ def every(dtype: torch.dtype) -> torch.Tensor:
 
 
 def floats() -> torch.Tensor:
-    """Of all sizes, and of those at which halves lose digits and end."""
+    """Values of all sizes, including those at which halves lose digits and end."""
     random = torch.Generator().manual_seed(0)
     bits = torch.randint(-(2**31), 2**31 - 1, (150, 333), generator=random, dtype=torch.int64)
     any_size = bits.to(torch.int32).view(torch.float32)

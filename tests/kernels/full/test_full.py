@@ -147,7 +147,8 @@ def test_an_embedding_outside_of_the_arena(operations: ModuleType) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_differences_of_embeddings(operations: ModuleType, dtype: torch.dtype) -> None:
-    """Beside one that is whole; ids below and behind this rank's shard are left as they are."""
+    """The variant's tensor replaces a part, and another is whole; ids below and behind this rank's shard
+    stay."""
     device = _device(operations)
     changes = [_change(7), None, torch.randn(9, WIDTH).to(dtype)]
     before = torch.randn(24, WIDTH).to(device, dtype)
@@ -184,7 +185,7 @@ def test_a_difference_of_an_embedding_outside_of_the_arena(operations: ModuleTyp
 
 @pytest.mark.parametrize("dtype", MULTIPLIED)
 def test_differences_of_heads(operations: ModuleType, dtype: torch.dtype) -> None:
-    """Added to what the base's head gave, beside a head that is whole."""
+    """The result is added to the output of the base's head, in a batch with a head that is whole."""
     device = _device(operations)
     change, whole = _change(70), torch.randn(70, WIDTH).to(dtype)
     x = torch.randn(24, WIDTH).to(device, dtype)

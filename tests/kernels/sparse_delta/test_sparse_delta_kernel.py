@@ -100,7 +100,7 @@ def _small_deltas(count: int, inputs: int = 16) -> Slots:
 
 @pytest.mark.slow
 def test_large_tiles() -> None:
-    """A variant with a prefill's rows beside two that decode."""
+    """A batch of one variant with a prefill's rows and two variants that decode."""
     of_rows = [0] * 70 + [-1] * (LARGE_FROM - 91) + [2] * 10 + [1] + [2] * 10
     _check(_small_deltas(3), of_rows, torch.float16, kernel.Config(32, 16, 16, 1, 4, 2), inputs=16)
 

@@ -91,7 +91,7 @@ class Warp:
             group, thread = lane // 4, lane % 4
             for register in range(4):
                 row, four = group + 8 * (register % 2), thread + 4 * (register // 2)
-                # Of the pair of lanes that `half` selects, the first has columns 0 to 15 of both rows.
+                # The first of the pair of lanes that `half` selects has columns 0 to 15 of both rows.
                 holder = metadata[4 * group + 2 * half + four // 4]
                 pair = int(holder) >> (16 * (register % 2) + 4 * (four % 4)) & 15
                 first, second = pair & 3, pair >> 2

@@ -37,7 +37,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launched]:
 
 
 def multiply(*rows_of: int) -> None:
-    """So many rows of each slot."""
+    """N rows of each slot."""
     slots = np.repeat(np.arange(len(rows_of), dtype=np.int32), rows_of)
     described = Rows(len(slots), len(rows_of), CPU)
     described.update(slots)
@@ -74,7 +74,7 @@ def test_a_row_is_summed_in_one_order_where_batches_may_not_matter(
     assert slots == {0, 1}
 
 
-# Of the parts timed on an H200 (benchmarks/results/sparse_delta_many_rows.json), those that ended first.
+# The parts timed on an H200 (benchmarks/results/sparse_delta_many_rows.json) that ended first.
 @pytest.mark.parametrize(
     ("batch", "inputs", "slices", "parts"),
     [

@@ -154,7 +154,7 @@ def test_a_wrong_kernel_fails_the_check(on_host: pytest.MonkeyPatch) -> None:
 
 
 class OnGpu:
-    """Of a tensor there, what a plan asks for."""
+    """A plan's part of a tensor in that memory."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.device, self.dtype = torch.device("cuda"), dtype

@@ -1,4 +1,4 @@
-"""Log-probabilities: who asks for them first has nobody wait for a compiler."""
+"""Log-probabilities: the first request for them makes no other request wait for a compiler."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ print(found.selected_token_ranks.tolist(), dict(counters["stats"]))
     st.lists(st.lists(st.integers(0, 3), min_size=5, max_size=5), min_size=1, max_size=4), st.integers(0, 4)
 )
 def test_tokens_are_ranked_as_sorting_ranks_them(rows: list[list[int]], token: int) -> None:
-    """Of equals the last place."""
+    """The last place among equal values."""
     scores = torch.tensor(rows, dtype=torch.float32)
     places = [len([score for score in row if score >= row[token]]) for row in rows]
     assert first_use.count_not_less(scores, scores[:, token : token + 1]).tolist() == places

@@ -34,7 +34,7 @@ class Stream:
 
 
 class Copied(torch.Tensor):
-    """Of which copies are the stream's work."""
+    """Copies that are the stream's work."""
 
     stream: Stream | None = None
 
@@ -78,7 +78,7 @@ def test_all_receive_all_in_any_order_of_their_work(
 ) -> None:
     layout = Layout(receivers + 1, places, 128)
     memory = torch.zeros(layout.size_bytes, dtype=torch.uint8)
-    for process in range(-1, receivers + 1):  # as if so many had been sent before
+    for process in range(-1, receivers + 1):  # as if N messages had been sent before
         memory.numpy()[shared_ring.LINE * (1 + process) :][:4].view("<u4")[0] = first
     streams = [Stream(memory) for _ in range(receivers + 1)]
     rings = [

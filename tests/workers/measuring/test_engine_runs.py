@@ -1,4 +1,4 @@
-"""A measuring process watched: ended when it takes too long or too much, and with whoever started it."""
+"""A measuring process under watch: ended when it takes too long or too much, and with its parent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Our scheduler inside vLLM: one seat for many variants gives what many seats give, and nobody starves."""
+"""Our scheduler inside vLLM: one slot for many variants gives the same answers as many slots, and no request
+starves."""
 
 from __future__ import annotations
 
@@ -300,7 +301,7 @@ def test_a_variant_that_only_has_to_be_copied_runs_in_the_step_that_gives_it_its
 def test_a_copy_that_fails_under_way_ends_the_requests_that_run_with_it(
     narrow: Engine, variants: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What they were given of a variant that is not there is nobody's, and nothing waits for it."""
+    """Tensors of a missing variant belong to no variant, and nothing waits for them."""
     failing = threading.Event()
 
     def settle() -> None:

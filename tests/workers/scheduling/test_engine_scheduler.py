@@ -24,7 +24,7 @@ class OfVllm:
 
 
 class Scheduler(ENGINE._Variants, OfVllm):  # type: ignore[misc, name-defined]
-    """Of an engine of one rank that is idle. `sent`: by who it went to."""
+    """An idle engine of one rank. `sent` is by receiver."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[bytes, dict[str, Any]]] = []

@@ -1,5 +1,5 @@
-"""Who leaves for another variant, against an exact packer; and 1,000 sets of variants of unequal size, in
-slots of ranks whose allocators are the real ones."""
+"""Which variants are evicted for another variant, against an exact packer; and 1,000 sets of variants of
+unequal size, in slots of ranks whose allocators are the real ones."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_the_evicted_variants_are_those_of_an_exact_packer(seed: int) -> None:
 
 
 def test_a_large_unrequested_variant_is_evicted_before_small_requested_ones() -> None:
-    """Of fewest bytes it would stay for ever."""
+    """By fewest bytes it would stay for ever."""
     old, small = Idle(1, {0: 1000}), Idle(2, {0: 300})
     assert victims([old, small], {0: 100}) == (1,)
     assert victims([small, old], {0: 100}) == (2,)

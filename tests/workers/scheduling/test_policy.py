@@ -49,7 +49,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
 
 
 def place(request: Running | Waiting) -> tuple[float, int]:
-    """In the line, whoever has left it to run included."""
+    """Requests in the line, and those that left it to run."""
     return request.arrival_s, request.key
 
 
@@ -143,8 +143,8 @@ def test_a_request_that_skips_the_line_has_a_living_parent_of_its_variant(s: Sna
 
 @given(situations())
 def test_only_requests_of_running_variants_run_behind_a_blocked_request(s: Snapshot) -> None:
-    """Children, while it has patience; after that all whose variants run, and are not closed: behind nobody
-    but themselves."""
+    """While it has patience, its children; later all requests whose variants run and are not closed: behind
+    no request but themselves."""
     decision, blocked = decide(s), first_blocked(s)
     overdue = blocked is not None and NOW - blocked.arrival_s > PATIENCE
     behind = s.waiting[s.waiting.index(blocked) :] if blocked else []

@@ -132,7 +132,7 @@ class World:
         return {uid for uid in SIZES if self.residency.readiness(uid) == READY}
 
     def check(self) -> None:
-        """Whatever may run lies where it should on every rank, and nowhere beside another one."""
+        """A variant that may run is in its place on every rank, and overlaps no other variant."""
         slot_of = {v["uid"]: v["slot"] for v in self.residency.snapshot() if v["slot"] is not None}
         assert len(set(slot_of.values())) == len(slot_of)
         for uid in self.ready():
@@ -196,7 +196,7 @@ def test_a_variant_may_run_once_every_rank_holds_it(
     st.integers(0, 2**32),
 )
 def test_everything_wanted_is_ready_in_the_end(wanted: list[int], slots: int, ranks: int, seed: int) -> None:
-    """Whoever is asked for again and again gets a slot and room, though others must leave for it."""
+    """A variant that is requested again and again gets a slot and room, though others must leave for it."""
     world = World(slots, ranks, 100, seed)
     for uid in wanted:
         for _ in range(2000):
@@ -302,7 +302,7 @@ class Ahead:
 
 
 def test_one_variant_at_a_time_is_read_ahead() -> None:
-    """Of those that have no slot and are not in host memory on every rank; once for each slot they get."""
+    """Variants without a slot that are not in host memory on every rank; once for each slot they get."""
     ahead = Ahead()
     for uid in (1, 1, 2):
         ahead.read(uid)
@@ -411,7 +411,7 @@ def test_a_variant_wanted_again_before_it_went_stays() -> None:
 
 
 def report(residency: Residency, rank: int, did: str, host: tuple[int, ...] = (1,), **others: Any) -> None:
-    """Of the newest order about variant 1."""
+    """The reports about the newest order for variant 1."""
     variant = residency._variants[1]
     order = variant.preparing if did == "prepared" else variant.placing
     slot = None if did == "prepared" else variant.slot
@@ -450,7 +450,7 @@ def test_a_rank_that_fails_after_all_had_begun_takes_the_variant_from_its_slot()
     residency.outbox.clear()
     report(residency, 1, "failed", error="lost", fault="engine")
     report(residency, 0, "failed", error="lost, too")
-    assert residency.readiness(1) == LOADING  # nobody is let in
+    assert residency.readiness(1) == LOADING  # no caller is let in
     assert residency.take_failures() == {1: "lost"}
     residency.give_up({1})  # a step in flight reads the slot
     assert not residency.load(2, "two", frozenset({1}))

@@ -35,8 +35,8 @@ class Job:
 
 @dataclass
 class Engine:
-    """One token for each running request per step; a variant takes LOAD_STEPS to load, and leaves when
-    its slot is wanted and nobody runs it."""
+    """Each running request makes one token per step. A variant takes LOAD_STEPS to load, and leaves when its
+    slot is wanted and no request runs it."""
 
     jobs: list[Job]
     policy: Policy
@@ -104,7 +104,7 @@ class Engine:
 
 
 def as_vllm(s: Snapshot) -> Decision:
-    """Whoever's variant runs skips the line, for ever."""
+    """Requests of running variants skip the line, for ever."""
     decision = decide(s)
     extra = [w.key for w in s.waiting if w.variant in decision.active and s.readiness[w.variant] == READY]
     admitted = {*decision.admit, *extra}
@@ -116,7 +116,7 @@ def as_vllm(s: Snapshot) -> Decision:
 
 
 def in_turn_only(s: Snapshot) -> Decision:
-    """First come, first served: nobody passes a blocked request."""
+    """First come, first served: no request passes a blocked request."""
     decision, active = decide(s), {r.variant for r in s.running} - {BASE}
     admitted = []
     for request in s.waiting:
@@ -179,7 +179,8 @@ def test_a_single_request_gets_its_turn_among_endless_streams(limit: int) -> Non
 
 
 def test_children_of_a_closed_variant_step_back_when_their_parent_is_done() -> None:
-    """The end of patience makes nobody wait longer: B begins when A's parent is done, not A's children."""
+    """The end of patience makes no request wait longer: B begins when A's parent is done, not A's
+    children."""
     patience = 10.0
     jobs = [(1, 0, 40), *((1, n, 100) for n in range(2, 9)), (2, 1, 5)]
     done = simulate(jobs, decide, 1, patience)
@@ -197,8 +198,8 @@ def test_a_limit_that_was_lowered_makes_as_many_leave_as_must() -> None:
 
 @pytest.mark.parametrize("limit", [2, 4])
 def test_an_engine_with_more_to_do_than_it_can_keeps_its_rows(limit: int) -> None:
-    """A step takes as long for many rows. Everything comes at once, and nobody has patience: strictly in turn
-    a variant would run for one request after the other."""
+    """A step takes the same time for many rows. All requests come at once, and none has patience: strictly in
+    turn a variant would run for one request after the other."""
     rng = random.Random(1)
     jobs = [(rng.randint(1, 16), n // 8, rng.randint(10, 40)) for n in range(400)]
     steps = {
@@ -227,7 +228,7 @@ def test_a_blocked_request_is_not_starved_by_a_stream_of_another_variant() -> No
 
 
 def test_a_stream_is_cut_off_even_if_every_child_is_almost_done() -> None:
-    """No chain of short requests may keep a variant in its seat: an orphan is nobody's parent."""
+    """No chain of short requests may keep a variant in its slot: an orphan is no request's parent."""
     jobs = [(1, n, ALMOST_DONE - 2) for n in range(200)]
     done = simulate([*jobs, (2, 2, 5)], decide, limit=1)
     assert done[-1].begun is not None

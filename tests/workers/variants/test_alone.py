@@ -12,7 +12,7 @@ from workers.variants.alone import BASE_UID, COST, COST_IN_PLACE_OF_ANOTHER, ROW
 
 PUT_BACK = COST - COST_IN_PLACE_OF_ANOTHER
 SINGLE_STEP = 1 + 1 / ROWS
-Steps = list[tuple[int, int]]  # who is alone (BASE_UID: nobody), and rows
+Steps = list[tuple[int, int]]  # the lone variant (BASE_UID: none), and rows
 STEPS = st.lists(st.tuples(st.sampled_from([BASE_UID, 1, 2]), st.integers(1, 600)), max_size=40)
 
 

@@ -99,7 +99,7 @@ def write_base(folder: Path, **config: Any) -> Path:
 
 
 def rank_of(ranks: int, tied: bool = True) -> list[LayerShape]:
-    """All that the first of so many TP ranks holds of the base."""
+    """All bytes of the base on the first of N TP ranks."""
     norms = [NormShape(f"model.layers.0.{n}_layernorm", HIDDEN) for n in ("input", "post_attention")]
     rows = VOCABULARY // ranks
     tables = [
@@ -132,8 +132,8 @@ def sharded(linear: LinearShape, ranks: int) -> LinearShape:
 def test_the_memory_reserved_for_a_variant_holds_it(
     tmp_path: Path, variant: RandomVariant, stored: str, tied: bool
 ) -> None:
-    """In engines of either type, however it is stored: else an engine that is started anew has no room. An
-    embedding that is not the head, too, stays in host memory, and takes none."""
+    """In engines of either type, however it is stored: otherwise a restarted engine has no room. An embedding
+    that is not the head, too, stays in host memory, and takes none."""
     base = write_base(tmp_path / "base", torch_dtype=stored, tie_word_embeddings=tied)
     folder = random_variants.write(base, tmp_path / variant.name, variant)
     if isinstance(variant, RandomBoft):
@@ -225,7 +225,7 @@ def test_in_squares_a_delta_takes_as_many_bytes_and_means_the_same(
 
 
 def entries_of(held: HostVariant) -> list[tuple[torch.Tensor, tuple[int, ...]]]:
-    """Of each layer's sparse delta the memory and its table row there."""
+    """For each layer's sparse delta, its memory and its table row there."""
     return [(held.memory, entry.row_at(0)) for entry in held.entries if entry.key[1] == "sparse_delta"]
 
 

@@ -79,7 +79,7 @@ def test_extents_are_best_fit_over_a_bitmap(steps: list[tuple[int, int, bool]], 
 
 
 def _gap(owner_of: Sequence[int], at: int) -> int:
-    """How many bytes around this one are nobody's."""
+    """The number of free bytes around this variant."""
     before, after = itertools.takewhile(_free, owner_of[:at][::-1]), itertools.takewhile(_free, owner_of[at:])
     return len([*before, *after])
 
@@ -155,7 +155,7 @@ def test_weights_lie_one_after_the_other_and_shared_ones_once() -> None:
 
 
 def few(value: int, bytes_: int, layer: str, source: str = "") -> LayerWeights:
-    """Of which a step reads little."""
+    """Tensors of which a step reads little."""
     return replace(filled(value, bytes_, layer, source=source), few_read=True)
 
 
@@ -241,7 +241,7 @@ def test_host_tensors_are_kept_as_long_as_their_slot_needs_them() -> None:
     weakref.finalize(staying(), let_go)
     held.place(2, "2", 0)
     assert gone.wait(60)
-    assert threads[0] is not threading.current_thread()  # nobody waits for that
+    assert threads[0] is not threading.current_thread()  # no request waits for that
     assert held.host_bytes == UNIT
 
 

@@ -62,8 +62,8 @@ def test_a_block_that_fits_has_room_after_moves(steps: list[tuple[int, int, bool
 
 
 def fewest_moved(lies: list[int], size: int) -> int:
-    """Bytes of others in the stretch of the arena with the fewest of them, that has `size` free bytes and
-    cuts nobody in two."""
+    """The bytes of other variants in the part of the arena with the fewest of them that has `size` free bytes
+    and cuts no variant in two."""
     ends = [at for at in range(len(lies) + 1) if at in (0, len(lies)) or lies[at - 1] != lies[at]]
     ends += [at for at in range(1, len(lies)) if lies[at - 1] == lies[at] == -1]
     stretches = (lies[a:b] for a, b in itertools.combinations(sorted(set(ends)), 2))

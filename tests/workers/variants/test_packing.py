@@ -98,7 +98,7 @@ def lora(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_layers_of_one_file_are_read_in_parallel(base: Path, lora: Path) -> None:
-    """An adapter's file has no checksum: nobody has to read all of it in turn."""
+    """An adapter's file has no checksum: it need not be read whole in turn."""
     opened = open_variant(lora, read_model(base), CONFIG)
     weights = [w for layer in layers() for w in opened.layer_weights(layer, torch.float32)]
     assert len(weights) == 2 * LAYERS
@@ -117,7 +117,7 @@ def test_layers_of_one_file_are_read_in_parallel(base: Path, lora: Path) -> None
 def test_compiled_copies_give_what_torch_gives(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: torch.dtype, dtype: torch.dtype
 ) -> None:
-    """Of a rank that has a part of each layer, some of it without an adapter."""
+    """A rank that has a part of each layer, some of it without an adapter."""
     folder = random_adapters.write(
         base, tmp_path / "lora", RandomLora("l", 8, seed=1, modules=("up_proj", "down_proj"))
     )

@@ -1,4 +1,4 @@
-"""Whose head scores which row of a prompt, with runners that slice hidden states as vLLM's do."""
+"""Which head scores which row of a prompt, with runners that slice hidden states as vLLM's do."""
 
 from __future__ import annotations
 

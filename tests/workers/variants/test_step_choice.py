@@ -47,7 +47,7 @@ class Slot:
 
 
 def made(slot: Any = None) -> StepChoice:
-    """Of an engine with variants in slots, and a stand-in for one."""
+    """An engine with variants in slots, and a stand-in for one."""
     return StepChoice(CACHE, slot)
 
 
@@ -97,7 +97,7 @@ def test_no_other_kind_is_merged_nor_what_is_in_no_slot(uid: int) -> None:
 
 
 def test_stand_ins_find_the_bases_weights_and_the_next_step_its_variants() -> None:
-    """vLLM's dummy runs come between steps, and nobody chooses for them."""
+    """vLLM's dummy runs come between steps, and no choice is made for them."""
     slot = Slot()
     steps = made(slot)
     steps.choose(step({"a": LONG}, a=SPARSE))

@@ -31,7 +31,7 @@ POISON = 0xFF
 
 
 class Line:
-    """`left` are what it has not carried out. `fails_after` so many it refuses what it is given."""
+    """`left` are the copies that were not carried out. After `fails_after` copies it refuses all others."""
 
     def __init__(self, fails_after: int | None = None) -> None:
         self.left: deque[Any] = deque()
@@ -195,7 +195,8 @@ def test_other_kinds_are_there_when_steps_may_use_them() -> None:
 
 
 class Stream:
-    """Of CUDA, as far as waiting goes: `given` counts what it was given, `waits` are what it waits for."""
+    """A stand-in for CUDA, as far as waiting goes: `given` counts its copies, `waits` are what it waits
+    for."""
 
     def __init__(self) -> None:
         self.given = 0
