@@ -6,7 +6,7 @@ TORCH ?= torch==2.13.0
 PACKAGES := controlplane workers placement profiler
 CODE := $(PACKAGES) testkit tests benchmarks scripts
 # Which tests run in one process, and which processes start engines: tests/side_by_side.py.
-SIDE_BY_SIDE := -n 3 --dist loadscope --no-loadscope-reorder
+SIDE_BY_SIDE := -n 4 --dist loadscope --no-loadscope-reorder
 
 # Tests start hundreds of processes: our code is compiled once for all of them.
 test test-long unit: export PYTHONDONTWRITEBYTECODE =
@@ -16,32 +16,42 @@ test test-long unit: export PYTHONDONTWRITEBYTECODE =
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
 
+# What is installed waits for downloads, for unpacking and for Debian in turn: `make` does these at once.
+MAKEFLAGS += --jobs=4
+PIP_INSTALL = $(BIN)/pip install --disable-pip-version-check --progress-bar off --no-deps
+
 install: $(VENV)/.installed  ## Make .venv with everything Ostinato needs on a CPU machine
 install-dev: $(VENV)/.installed-dev
 
-$(VENV)/.installed: requirements/cpu.txt pyproject.toml
-	@echo "[1/3] creating $(VENV)"
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "[2/3] installing torch and the locked packages (about 500 MB to download; a few minutes)"
+$(BIN)/python:
+	@echo "creating $(VENV)"
+	@test -x $@ || $(PYTHON) -m venv $(VENV)
+
+$(VENV)/.packages: requirements/cpu.txt | $(BIN)/python
+	@echo "installing torch and the locked packages (about 500 MB to download; a few minutes)"
 	@{ echo "$(TORCH)"; grep -v '^torch==' requirements/cpu.txt; } > $(VENV)/requirements.txt
-	@$(BIN)/pip install --disable-pip-version-check --progress-bar off --no-deps -r $(VENV)/requirements.txt \
-	  > $(VENV)/install.log 2>&1 || { tail -n 20 $(VENV)/install.log; exit 1; }
-	@echo "[3/3] installing ostinato"
-	@$(BIN)/pip install --disable-pip-version-check --no-deps -q -e . >> $(VENV)/install.log 2>&1 || { tail -n 20 $(VENV)/install.log; exit 1; }
+	@$(PIP_INSTALL) -r $(VENV)/requirements.txt > $(VENV)/install.log 2>&1 || { tail -n 20 $(VENV)/install.log; exit 1; }
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.packages pyproject.toml
+	@echo "installing ostinato"
+	@$(PIP_INSTALL) -q -e . >> $(VENV)/install.log 2>&1 || { tail -n 20 $(VENV)/install.log; exit 1; }
 	@$(BIN)/python -m workers.engine.torch_check
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed requirements/dev.txt
-	@echo "[dev] installing the tools for tests and checks"
-	@$(BIN)/pip install --disable-pip-version-check --progress-bar off --no-deps -r requirements/dev.txt > $(VENV)/install-dev.log 2>&1 \
-	  || { tail -n 20 $(VENV)/install-dev.log; exit 1; }
+$(VENV)/.dev-packages: requirements/dev.txt | $(BIN)/python
+	@echo "installing the tools for tests and checks"
+	@$(PIP_INSTALL) -r requirements/dev.txt > $(VENV)/install-dev.log 2>&1 || { tail -n 20 $(VENV)/install-dev.log; exit 1; }
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed $(VENV)/.dev-packages
 	@touch $@
 
 system:  ## Install the programs from Debian that the tests use (as root), or say which are missing
 	@sh scripts/system_packages.sh
 
-tools: install-dev  ## Fetch helm and kubectl into .tools
-	@$(BIN)/python scripts/fetch_tools.py
+tools: system  ## Fetch helm and kubectl into .tools
+	@$(PYTHON) scripts/fetch_tools.py
 
 demo: install  ## Install, then register, deploy and ask a real model; leaves nothing running
 	@$(BIN)/ostinato demo

@@ -1,8 +1,10 @@
 """Which tests run side by side when several processes run them (`make test`).
 
-A unit is what one process runs in a row: a folder whose tests share what takes long to make, or a file.
-Only the first two processes start engines: each may need 8 GiB. The others take what starts none,
-among it the clusters whose engines echo; when no engine is to be started any more, the first two help them.
+A unit is what one process runs in a row: a folder whose tests share what takes long to make, a file, or one
+test of a file whose tests share nothing. Only the first two processes start engines: each may need 8 GiB. The
+other processes take units without engines, among them the clusters whose engines echo. When no unit with
+engines is left, the first two processes help the others. Long units begin first, so that none runs alone at
+the end.
 """
 
 from __future__ import annotations
@@ -19,6 +21,10 @@ SHARING = (
     "tests/cluster/whole_model",
     "tests/workers/every_kind",
 )
+# Files of these folders that start a cluster of their own.
+APART = ("tests/cluster/echo_engine/test_two_hosts.py",)
+# Files whose tests share nothing, and take long.
+SEPARATE = ("tests/benchmarks/test_engine_rehearsals.py", "tests/benchmarks/test_rehearsals.py")
 STARTING_ENGINES = tuple(
     f"tests/{folder}"
     for folder in (
@@ -38,14 +44,35 @@ STARTING_ENGINES = tuple(
         "workers/test_vllm_load.py",
     )
 )
+# The units that take minutes, the longest first. Other units follow, first those with engines.
+LONGEST = (
+    "tests/cluster/vllm_engine",
+    "tests/cluster/own_nodes/test_getting_started.py",
+    "tests/cluster/echo_engine",
+    "tests/cluster/echo_engine/test_two_hosts.py",
+    "tests/cluster/whole_model",
+    "tests/compression/test_compressing_process.py",
+    "tests/workers/every_kind",
+    "tests/cluster/own_nodes/test_group_nodes.py",
+    "tests/benchmarks/test_rehearsals.py::test_it_runs[hardening]",
+    "tests/benchmarks/test_rehearsals.py::test_it_runs[unread_streams]",
+    "tests/benchmarks/test_serving_simulated.py",
+    "tests/workers/group/test_group_engine.py",
+    "tests/workers/test_families.py",
+    "tests/benchmarks/test_rehearsals.py::test_it_runs[overload]",
+    "tests/benchmarks/test_rehearsals.py::test_it_runs[gateway]",
+    "tests/benchmarks/test_rehearsals.py::test_it_runs[kernels]",
+)
 PROCESSES_WITH_ENGINES = ("gw0", "gw1")
 
 
 def unit_of(nodeid: str) -> str:
-    """The folder or the file that a test is run with."""
+    """The test, the file or the folder that a test is run with."""
     file = nodeid.partition("::")[0]
     folder = str(Path(file).parent)
-    return folder if folder.startswith(SHARING) else file
+    if file in SEPARATE:
+        return nodeid
+    return folder if folder.startswith(SHARING) and file not in APART else file
 
 
 def starts_engines(unit: str) -> bool:
@@ -53,8 +80,13 @@ def starts_engines(unit: str) -> bool:
     return unit.startswith(STARTING_ENGINES)
 
 
-class FoldersAndFiles(LoadScopeScheduling):  # type: ignore[misc, unused-ignore]
-    """Hands out units. What starts engines goes first, for the longest units are among it."""
+def place_of(unit: str) -> int:
+    """The unit's place in the order in which units begin."""
+    return LONGEST.index(unit) if unit in LONGEST else len(LONGEST) + (not starts_engines(unit))
+
+
+class LongestFirst(LoadScopeScheduling):  # type: ignore[misc, unused-ignore]
+    """Hands out units in the order of the collected tests (tests/cluster/conftest.py sorts them)."""
 
     def _split_scope(self, nodeid: str) -> str:
         return unit_of(nodeid)
@@ -66,6 +98,6 @@ class FoldersAndFiles(LoadScopeScheduling):  # type: ignore[misc, unused-ignore]
         if unit is not None:
             self.workqueue.move_to_end(unit, last=False)
         elif not with_engines:
-            node.shutdown()  # only what starts engines is left
+            node.shutdown()  # only units that start engines are left
             return
         super()._assign_work_unit(node)

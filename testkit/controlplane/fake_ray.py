@@ -47,7 +47,7 @@ class FakeRay:
 
     def nodes(self) -> list[dict[str, Any]]:
         if self.hung:
-            self.released.wait(30)
+            self.released.wait()
         return self.found
 
     def get_actor(self, name: str, namespace: str) -> Actor:

@@ -251,14 +251,13 @@ def test_a_failed_run_is_reported_and_stops_no_other_run(tmp_path: Path) -> None
 
 
 def test_nothing_runs_beyond_the_budget(tmp_path: Path) -> None:
-    """The first would take ten minutes; the second is not begun."""
+    """The first engine would run for ten minutes; the second engine is not begun."""
     slots, _ = pack([task(1, 1, 1), task(1, 2, 1)], 1, 1e9)
     processes = Processes(tmp_path, 600.0)
     budget_s = slots[0].task.expected_s + 1.0
-    began = time.monotonic()
     quick = [replace(slot, task=_Quick(**vars(slot.task))) for slot in slots]
     processes.run(quick, 2.0)
-    assert time.monotonic() - began < 300
+    assert not (tmp_path / "0.out").exists()  # written when an engine ends by itself
     assert "budget is over" in processes.endings[-1].problem
     assert budget_s > 2  # with what they really should take, none would have been begun
     strict = Processes(tmp_path, 60.0)

@@ -14,10 +14,9 @@ from testkit import random_adapters
 from testkit.cluster import small_models
 from testkit.cluster.served import BASE, LAYERS, LORAS
 from testkit.random_adapters import RandomLora
-from tests.side_by_side import starts_engines, unit_of
+from tests.side_by_side import place_of, unit_of
 
-# In the order in which they begin side by side; "quick" is all that starts neither an engine nor a cluster.
-ORDER = ("vllm_engine", "own_nodes", "whole_model", "echo_engine", "engines", "quick")
+ORDER = ("vllm_engine", "own_nodes", "whole_model", "echo_engine")  # in one process, after all other tests
 SHARED = {"cluster", "echo_cluster", "whole"}
 # They kill processes, or leave an engine of another name.
 LAST = ("test_chaos.py", "test_engine_killed.py", "test_room_for_variants.py")
@@ -25,17 +24,18 @@ TESTS = Path(__file__).parents[1]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests of clusters come last, or, side by side with others, first, for they take longest. In each folder
-    those come first that need not its cluster, and last what kills processes.
+    """In one process, tests of clusters come last. In several processes, long units come first.
+
+    In each folder, tests without its cluster come first, and tests that kill processes come last.
     """
     side_by_side = hasattr(config, "workerinput")
 
     def order(item: pytest.Item) -> tuple[int, bool, bool]:
         folder = item.path.parent.relative_to(TESTS).parts
         if folder[:1] != ("cluster",):
-            kind = "engines" if starts_engines(unit_of(item.nodeid)) else "quick"
-            return ORDER.index(kind) if side_by_side else 0, False, False
-        place = ORDER.index(folder[-1] if folder[-1] in ORDER else "engines") + (not side_by_side)
+            return place_of(unit_of(item.nodeid)) if side_by_side else 0, False, False
+        alone = 1 + (ORDER.index(folder[-1]) if folder[-1] in ORDER else len(ORDER))
+        place = place_of(unit_of(item.nodeid)) if side_by_side else alone
         shares = not SHARED.isdisjoint(getattr(item, "fixturenames", ()))
         return place, shares, item.path.name in LAST
 

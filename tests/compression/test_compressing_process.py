@@ -11,7 +11,7 @@ import resource
 import signal
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -100,10 +100,25 @@ def test_seconds_left_at_the_pace_so_far() -> None:
     assert left_s(0.5, 0.5, 10.0) is None
 
 
+@dataclass(frozen=True)
+class Undisturbed:
+    """A compression that nothing interrupted, and its lines."""
+
+    request: CompressRequest
+    lines: list[Line]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(folders: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    request = request_for(folders, tmp_path_factory.mktemp("undisturbed") / "work")
+    return Undisturbed(request, lines_of(request))
+
+
 @pytest.mark.slow
-def test_the_process_makes_a_variant_and_reports_progress(folders: tuple[Path, Path], tmp_path: Path) -> None:
-    request = request_for(folders, tmp_path / "work")
-    lines = lines_of(request)
+def test_the_process_makes_a_variant_and_reports_progress(
+    folders: tuple[Path, Path], undisturbed: Undisturbed
+) -> None:
+    request, lines = undisturbed.request, undisturbed.lines
     artifact = artifact_of(lines)
     made = read_variant(request.artifact, read_model(folders[0]), VariantLimits(0))
     assert (made.kind, artifact.kind) == (VariantKind.SPARSE_DELTA, "sparse_delta")
@@ -136,11 +151,9 @@ def layers_in(folder: Path) -> set[tuple[int, int]]:
 
 @pytest.mark.slow
 def test_a_killed_process_continues_and_makes_the_same_files(
-    folders: tuple[Path, Path], tmp_path: Path
+    folders: tuple[Path, Path], undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
     """Kill -9 after a third, and again at the same place in what is left."""
-    undisturbed = request_for(folders, tmp_path / "undisturbed")
-    artifact_of(lines_of(undisturbed))
     request = request_for(folders, tmp_path / "work")
     for share in (0.3, 0.6):
         with pytest.raises(CompressingError, match="SIGKILL"):
@@ -150,17 +163,16 @@ def test_a_killed_process_continues_and_makes_the_same_files(
     artifact_of(lines_of(request))
     anew = written - layers_in(request.artifact)
     assert len(anew) <= 1, "only the layer may be made anew in which it was killed"
-    assert contents(request.artifact) == contents(undisturbed.artifact)
+    assert contents(request.artifact) == contents(undisturbed.request.artifact)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["killed", "published"])
 def test_work_of_another_kind_of_device_is_done_again(
-    folders: tuple[Path, Path], tmp_path: Path, end: str
+    folders: tuple[Path, Path], undisturbed: Undisturbed, tmp_path: Path, end: str
 ) -> None:
-    """As the cluster may choose another one after a kill; layers of both would not be those of either."""
-    undisturbed, request = (request_for(folders, tmp_path / name) for name in ("undisturbed", "work"))
-    artifact_of(lines_of(undisturbed))
+    """The cluster may choose another device after a kill. Layers of both devices would belong to neither."""
+    request = request_for(folders, tmp_path / "work")
     with pytest.raises(CompressingError, match="SIGKILL"):
         kill_at(request, 0.3)
     work = path_for(request.artifact)
@@ -172,7 +184,7 @@ def test_work_of_another_kind_of_device_is_done_again(
     lines = lines_of(request)
     assert not any(isinstance(line, Progress) and "before" in line.doing for line in lines), lines
     artifact_of(lines)
-    assert contents(request.artifact) == contents(undisturbed.artifact)
+    assert contents(request.artifact) == contents(undisturbed.request.artifact)
 
 
 @pytest.mark.slow

@@ -12,9 +12,7 @@ from hypothesis import settings
 from controlplane.controller.file_reader import FileReader
 from testkit.fuzz import hostile_folders as hostile
 
-COUNT = (
-    settings().max_examples * 17
-)  # 1,020, or 340 with `make unit`; `benchmarks.fuzzing.folders` draws more
+COUNT = settings().max_examples * 17  # 680, or 340 with `make unit`; `benchmarks.fuzzing.folders` draws more
 SAMPLE = 50
 
 

@@ -55,7 +55,15 @@ def test_tables_at_the_ends_are_found_room_for(policy: Joint | Exact, free_gib: 
 
 
 @pytest.mark.parametrize("estimator_for", [estimator_of, Pausing], ids=["roofline", "pausing"])
-@pytest.mark.parametrize("seeds", [range(12), pytest.param(range(12, 80), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        range(12),
+        pytest.param(range(12, 32), marks=pytest.mark.slow),
+        pytest.param(range(32, 80), marks=[pytest.mark.slow, pytest.mark.long]),
+    ],
+    ids=str,
+)
 def test_the_result_equals_brute_force_over_all_orders_and_splits(
     seeds: range, estimator_for: EstimatorFor
 ) -> None:

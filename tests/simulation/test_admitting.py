@@ -123,7 +123,7 @@ def simulated(requests: list[tuple[float, int, RequestTerms]], limits: LineLimit
     return world
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=2 * settings().max_examples, deadline=None)
 @given(REQUESTS, LIMITS, st.booleans())
 def test_the_simulated_line_gets_its_events_in_time(
     requests: list[tuple[float, int, RequestTerms]], limits: LineLimits, refuses: bool

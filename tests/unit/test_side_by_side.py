@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from xdist.remote import Producer
 
-from tests.side_by_side import FoldersAndFiles
+from tests.side_by_side import (
+    APART,
+    LONGEST,
+    SEPARATE,
+    SHARING,
+    STARTING_ENGINES,
+    LongestFirst,
+    place_of,
+    unit_of,
+)
 
+ROOT = Path(__file__).parents[2]
 ENGINES = [f"tests/workers/measuring/test_{name}.py::test" for name in "abcd"]
 OTHERS = [f"tests/unit/test_{name}.py::test" for name in "efghij"]
 
@@ -35,7 +46,7 @@ def run(processes: int, tests: list[str]) -> dict[str, list[str]]:
     config: Any = SimpleNamespace(
         option=SimpleNamespace(loadscopereorder=False), getvalue=lambda name: [f"{processes}*popen"]
     )
-    scheduler = FoldersAndFiles(config, Producer("test", enabled=False))
+    scheduler = LongestFirst(config, Producer("test", enabled=False))
     nodes: list[Any] = [Process(f"gw{number}") for number in range(processes)]
     for node in nodes:
         scheduler.add_node(node)
@@ -61,3 +72,22 @@ def test_every_test_is_run_once_and_only_two_processes_start_engines(
     assert sorted(test for sent in ran.values() for test in sent) == sorted(tests)
     for name in set(ran) - {"gw0", "gw1"}:
         assert not set(ran[name]) & set(ENGINES)
+
+
+def test_every_name_is_of_a_file_or_a_folder() -> None:
+    for name in (*SHARING, *APART, *SEPARATE, *LONGEST):
+        assert (ROOT / name.partition("::")[0]).exists(), name
+    for name in STARTING_ENGINES:
+        assert list(ROOT.glob(f"{name}*")), name
+
+
+def test_a_long_unit_begins_before_others() -> None:
+    for unit in LONGEST:
+        one_test = f"{unit}/test_a.py::test" if (ROOT / unit).is_dir() else unit
+        assert unit_of(one_test) == unit
+    assert (
+        unit_of("tests/cluster/echo_engine/test_two_hosts.py::test")
+        == "tests/cluster/echo_engine/test_two_hosts.py"
+    )
+    engine, other = unit_of(ENGINES[0]), unit_of(OTHERS[0])
+    assert max(map(place_of, LONGEST)) < place_of(engine) < place_of(other)

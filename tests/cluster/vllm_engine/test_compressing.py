@@ -98,22 +98,22 @@ def compressor(cluster: Cluster) -> psutil.Process:
     return found
 
 
-def at_share(cluster: Cluster, share: float) -> psutil.Process:
-    """The process that compresses, stopped once `done` is reached. It stands still while the cluster is
-    asked: on a busy machine all could be done before the answer."""
+def stopped_at_share(cluster: Cluster, share: float) -> psutil.Process:
+    """Wait until the compressor has done this share of its work. Return its process, which stands still: a
+    signal or the end of the controller then comes at this share, on any machine.
+    """
 
     def reached() -> psutil.Process:
         process = compressor(cluster)
         try:
             process.suspend()
-            try:
-                view = cluster.get(f"/models/{NAME}")
-            finally:
-                process.resume()
+            view = cluster.get(f"/models/{NAME}")
         except psutil.NoSuchProcess as e:
-            raise AssertionError("it ended meanwhile") from e
-        assert view["phase"] == "Compressing", view
-        assert view["compression"]["share"] >= share, view["compression"]
+            raise AssertionError("the compressor ended meanwhile") from e
+        compression = view.get("compression") or {}
+        if view["phase"] != "Compressing" or compression.get("share", 0.0) < share:
+            process.resume()
+            raise AssertionError(view)
         return process
 
     process: psutil.Process = until(reached, f"{share:.0%} of the work")
@@ -128,12 +128,15 @@ def test_a_fine_tune_is_compressed_through_kills_and_answers_as_itself(
     cluster: Cluster, tuned: Path, tasks: Path
 ) -> None:
     operation = register(cluster, tuned, tasks)
-    first = at_share(cluster, 0.1)
+    first = stopped_at_share(cluster, 0.1)
     first.kill()
-    second = at_share(cluster, 0.3)
+    second = stopped_at_share(cluster, 0.3)
     assert second.pid != first.pid
     controller = cluster.replica("ostinato", "Controller")
     controller.kill()
+    controller.wait()
+    with contextlib.suppress(psutil.NoSuchProcess):
+        second.resume()
     until(lambda: is_done(cluster, operation) or compressor(cluster).pid != second.pid, "another")
     ended = cluster.finish(operation)
     assert ended["phase"] == "Ready"
@@ -164,7 +167,7 @@ def test_a_model_that_is_deleted_while_it_is_compressed_leaves_no_files(
     cluster: Cluster, tuned: Path, tasks: Path
 ) -> None:
     operation = register(cluster, tuned, tasks)
-    at_share(cluster, 0.05)
+    stopped_at_share(cluster, 0.05)
     cluster.perform("DELETE", f"/models/{NAME}")
     assert cluster.get(f"/operations/{operation}")["phase"] == "Cancelled"
     assert not [p for p in cluster.processes() if "-m workers.compression" in title(p)]

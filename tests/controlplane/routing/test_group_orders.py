@@ -37,7 +37,7 @@ from testkit.controlplane.random_snapshots import World, made_absurd, permuted, 
 OURS = POLICIES.index("least-harm")
 seeds = st.integers(0, 1 << 48)
 sizes = st.integers(LOOK_AT_ALL + 1, 150)
-few_examples = settings(max_examples=25, deadline=None)
+few_examples = settings(max_examples=max(1, settings().max_examples // 4), deadline=None)
 
 
 def many(seed: int, groups: int, pools: int = 1) -> World:

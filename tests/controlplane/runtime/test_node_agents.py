@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -32,12 +31,11 @@ def book() -> AgentBook:
     return AgentBook(Settings(), starts=False, timeouts=Timeouts(2, 4))
 
 
+@pytest.mark.timeout(300)
 async def test_a_cluster_that_does_not_answer_delays_no_caller(ray: FakeRay, book: AgentBook) -> None:
-    ray.hung = True
-    started = time.monotonic()
+    ray.hung = True  # until the last line: a call that waited for Ray's answer would not return
     assert await book.nodes(wait=False) == ()
     assert await book.nodes() == ()
-    assert time.monotonic() - started < 120
     ray.released.set()  # the loop ends when its threads do
 
 

@@ -281,7 +281,7 @@ EVENTS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=2 * settings().max_examples)
 @given(EVENTS)
 def test_no_order_of_events_loses_a_request(events: list[tuple[str, int]]) -> None:
     asyncio.run(_play(events))

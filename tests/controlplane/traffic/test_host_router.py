@@ -315,7 +315,7 @@ EVENTS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=2 * settings().max_examples)
 @given(EVENTS, st.booleans())
 def test_sums_are_those_of_the_requests_in_flight(events: list[tuple[str, int]], late_start: bool) -> None:  # noqa: PLR0912
     made = HostRouter(RoutingRules(), 0.0, is_ready=not late_start)

@@ -133,7 +133,7 @@ EVENTS = st.lists(
 
 
 @given(EVENTS)
-@settings(max_examples=200)
+@settings(max_examples=2 * settings().max_examples)
 def test_a_worker_that_reports_its_load_always_comes_back(events: list) -> None:  # type: ignore[type-arg]
     seen = Seen()
     for event in events:

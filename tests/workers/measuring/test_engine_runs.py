@@ -176,10 +176,8 @@ def test_too_much_time_or_output_ends_the_run(
     tmp_path: Path,
 ) -> None:
     engine(f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(900)")
-    began = time.monotonic()
     with pytest.raises(MeasuringError, match=error):
         tuple(carry_out(replace(measure_request, **changes)))  # type: ignore[arg-type]
-    assert time.monotonic() - began < 300
     pid = tmp_path / "pid"
     assert not pid.exists() or not pid.read_text() or not psutil.pid_exists(int(pid.read_text()))
 
