@@ -156,9 +156,10 @@ class Cluster:
         return self.process(lambda name: name.startswith(wanted), wanted)
 
     def process(self, matches: Callable[[str], bool], what: str) -> psutil.Process:
-        found = [p for p in self.processes() if matches(title(p))]
-        everything = sorted(title(p)[:60] for p in self.processes())
-        assert len(found) == 1, f"{what}: {[(p.pid, title(p)) for p in found]} of {everything}"
+        titles = {p: title(p) for p in self.processes()}
+        found = [p for p, its_title in titles.items() if matches(its_title)]
+        everything = sorted(its_title[:60] for its_title in titles.values())
+        assert len(found) == 1, f"{what}: {[(p.pid, titles[p]) for p in found]} of {everything}"
         return found[0]
 
 
