@@ -76,7 +76,9 @@ def test_every_test_is_run_once_and_only_two_processes_start_engines(
 
 def test_every_name_is_of_a_file_or_a_folder() -> None:
     for name in (*SHARING, *APART, *SEPARATE, *LONGEST):
-        assert (ROOT / name.partition("::")[0]).exists(), name
+        path, _, test = name.partition("::")
+        assert (ROOT / path).exists(), name
+        assert not test or f"def {test.partition('[')[0]}(" in (ROOT / path).read_text(), name
     for name in STARTING_ENGINES:
         assert list(ROOT.glob(f"{name}*")), name
 
