@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import psutil
 
@@ -31,6 +31,8 @@ from testkit.engine_configs import ranks_of
 from testkit.fuzz import hostile_json
 from testkit.fuzz.hostile_requests import Drawer
 from testkit.random_adapters import RandomLora
+from workers.engine.checked_grammars import AT_ONCE
+from workers.group import grammar_process
 from workers.messages import ERROR_EVENT, EngineCall, EngineConfig, EngineReply, VariantRef
 from workers.server.worker import Worker
 
@@ -39,7 +41,11 @@ T = TypeVar("T")
 PATHS = (COMPLETIONS, CHAT)
 LAYERS, ROWS, MAX_MODEL_LEN, MAX_OUTPUT = 2, 8, 256, 32
 WAIT_S = 120.0  # the machine may be busy
+KV_CACHE_BYTES = 32 << 20  # 10,900 tokens, filled before memory is measured: planned memory is no growth
+FILLING, FILLED_AT_ONCE = 64, 16  # prompts of nearly MAX_MODEL_LEN tokens
 MEMORY_BYTES = 256 << 20  # most memory that bodies may add to an engine's processes
+GRAMMARS = "VLLM::grammars"  # the name of the process that compiles grammars
+GRAMMAR_BYTES = AT_ONCE * grammar_process.MEMORY_BYTES  # most memory of the children that compile them
 GOOD_EVERY = 50  # after this number of bodies, a good request must be answered
 NAMES = ("base", "v1")
 COUNTED = Tenant("t", quota=Quota(tokens_per_minute=1e9), cache_salt="t")
@@ -139,8 +145,9 @@ TAGS = (
 @dataclass
 class Found:
     """`codes` of the answers: "ok", or an error's. `passed`: how often each field reached the worker.
-    `broken`: seeds and their failures. `growth_bytes`: growth of the worker processes' memory. `alone_s`
-    and `beside_s`: times of two other tenants' answers before and during these bodies."""
+    `broken`: seeds and their failures. `growth_bytes`: growth of the worker processes' memory.
+    `grammar_bytes`: most memory of the children that each compile one grammar. `alone_s` and
+    `beside_s`: times of two other tenants' answers before and during these bodies."""
 
     codes: Counter[str] = field(default_factory=Counter)
     passed: Counter[str] = field(default_factory=Counter)
@@ -148,6 +155,7 @@ class Found:
     slowest_s: float = 0.0
     slowest_seed: int = -1
     growth_bytes: int = 0
+    grammar_bytes: int = 0
     alone_s: list[float] = field(default_factory=list)
     beside_s: list[float] = field(default_factory=list)
 
@@ -156,6 +164,7 @@ class Found:
         self.passed += other.passed
         self.broken += other.broken
         self.growth_bytes = max(self.growth_bytes, other.growth_bytes)
+        self.grammar_bytes = max(self.grammar_bytes, other.grammar_bytes)
         self.alone_s += other.alone_s
         self.beside_s += other.beside_s
         if other.slowest_s > self.slowest_s:
@@ -305,7 +314,7 @@ def _config(base: Path) -> EngineConfig:
         dtype="float32",
         tensor_parallel=1,
         ranks=ranks_of(
-            (LAYERS,), kv_cache_bytes=1 << 28, memory_bytes=2 << 30, variant_memory_bytes=64 << 20
+            (LAYERS,), kv_cache_bytes=KV_CACHE_BYTES, memory_bytes=2 << 30, variant_memory_bytes=64 << 20
         ),
         max_model_len=MAX_MODEL_LEN,
         max_num_seqs=16,
@@ -329,14 +338,34 @@ async def ask_beside_others(to: Served, seeds: range, rows: int, alone_s: float)
     """The same, while two tenants each send one request after the other; also measures the memory."""
     for path, body in FIRST:  # processes that start with their first request are no growth
         await to.asked(path, json.dumps(body).encode())
+    await _fill_memory(to)
     alone, beside = Others(to), Others(to)
     await alone.go_on(asyncio.sleep(alone_s))
     memory = Memory()
     found = await beside.go_on(memory.watched(ask(to, seeds, rows)))
     found.alone_s, found.beside_s, found.growth_bytes = alone.took_s, beside.took_s, memory.growth_bytes
+    found.grammar_bytes = memory.grammar_bytes
     if found.growth_bytes > MEMORY_BYTES:
         found.broken.append({"seed": seeds.start, "what": f"memory grew by {found.growth_bytes} bytes"})
+    if found.grammar_bytes > GRAMMAR_BYTES:
+        what = f"grammars that were compiled took {found.grammar_bytes} bytes"
+        found.broken.append({"seed": seeds.start, "what": what})
     return found
+
+
+async def _fill_memory(to: Served) -> None:
+    """Use each block of the KV cache once, and the largest steps that good requests may ask for: the kernel
+    gives memory at its first use, and the allocator keeps it."""
+    left = iter(range(FILLING))
+
+    async def one_after_the_other() -> None:
+        for seed in left:
+            prompt = [Random(seed).randrange(5, 40_000) for _ in range(MAX_MODEL_LEN - 8)]
+            body = {"model": "base", "prompt": prompt, "max_tokens": 1, "prompt_logprobs": 5}
+            code = await to.asked(COMPLETIONS, json.dumps(body).encode())
+            assert code == "ok", code
+
+    await asyncio.gather(*(one_after_the_other() for _ in range(FILLED_AT_ONCE)))
 
 
 class Others:
@@ -365,11 +394,14 @@ class Others:
 
 
 class Memory:
-    """Growth of the memory of this process and of its child processes."""
+    """Growth of the memory of this process and of its child processes.
+
+    Children that compile one grammar are counted apart: each ends after its grammar, within its own limits.
+    """
 
     def __init__(self) -> None:
-        self._before = _own_bytes()
-        self.growth_bytes = 0
+        self._before = _taken().own_bytes
+        self.growth_bytes = self.grammar_bytes = 0
 
     async def watched(self, during: Coroutine[Any, Any, T]) -> T:
         watching = asyncio.create_task(self._watch())
@@ -385,17 +417,36 @@ class Memory:
             await asyncio.sleep(5)  # reading the shares of all pages takes a while
 
     def _look(self) -> None:
-        self.growth_bytes = max(self.growth_bytes, _own_bytes() - self._before)
+        taken = _taken()
+        self.growth_bytes = max(self.growth_bytes, taken.own_bytes - self._before)
+        self.grammar_bytes = max(self.grammar_bytes, taken.grammar_bytes)
 
 
-def _own_bytes() -> int:
-    """Memory of this process and its children. Each has its proportional share of shared pages: a forked
-    process shares nearly all pages of its parent."""
-    total = 0
+class Taken(NamedTuple):
+    """Memory of this process and its children, and memory of children that compile one grammar."""
+
+    own_bytes: int
+    grammar_bytes: int
+
+
+def _taken() -> Taken:
+    """Each process counts with its proportional share of shared pages: a forked process shares nearly all
+    pages of its parent."""
+    own = grammars = 0
     for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            total += process.memory_full_info().pss
-    return total
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            took_bytes = process.memory_full_info().pss
+            if _compiles_one_grammar(process):
+                grammars += took_bytes
+            else:
+                own += took_bytes
+    return Taken(own, grammars)
+
+
+def _compiles_one_grammar(process: psutil.Process) -> bool:
+    """Whether this is a child of the process of grammars, whose name it inherits."""
+    parent = process.parent()
+    return parent is not None and process.cmdline()[:1] == parent.cmdline()[:1] == [GRAMMARS]
 
 
 async def ask(to: Served, seeds: range, rows: int = ROWS) -> Found:
