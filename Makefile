@@ -62,6 +62,11 @@ up: install  ## Start a local cluster and leave it running
 down:  ## Stop it
 	@$(BIN)/ostinato down
 
+# After `make check test` has begun with its checks, tests have the cores for themselves.
+ifneq (,$(filter check,$(MAKECMDGOALS)))
+test test-long unit: check
+endif
+
 test: install-dev system tools  ## Install, then run all tests but the long ones
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not long" $(PYTEST_ARGS)
 
