@@ -155,8 +155,8 @@ def check(device: torch.device) -> dict[str, float]:
 
 
 def _late(memory: DeviceMemory, seconds: float) -> None:
-    """Have the next variant's pieces wait for a word of host memory that is written after so long. Its table
-    rows, before them, do not."""
+    """Make the next variant's pieces wait for a word of host memory that is written after the delay. Its
+    table rows, which come before them, do not wait."""
     from cuda.bindings import driver
 
     if not seconds:

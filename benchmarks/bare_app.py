@@ -1,4 +1,5 @@
-"""Deploys the peer of the gateway benchmark beside it: a Serve handler that does what the echo engine does.
+"""Deploys the peer of the gateway benchmark in the same cluster: a Serve handler that does what the echo
+engine does.
 
 It writes no access log, for our gateway writes none.
 

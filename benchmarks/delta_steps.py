@@ -9,8 +9,9 @@ OSTINATO_SPARSE_TENSOR_CORES: 0 has the Triton kernel in place of sparse tensor 
 With `--merged` 1 the engine has a slot for a variant that runs alone (`workers.variants.merged_slot`).
 `--tables`: bits of embedding and head, 8 of what they differ by from the base's, or 16 of a whole.
 
-- `agreement`: log-probabilities of a prompt. How much those of a variant that has run alone for long differ
-  from those beside the base, how much these from the base's, and whether the base's are the same afterwards.
+- `agreement`: log-probabilities of a prompt. How much those of a variant that has long run alone differ from
+those in a batch with the base, how much these differ from the base's, and whether the base's are the same
+afterwards.
 - `alone`: one request; TTFT for each length of prompt, and TPOT.
 - `after_another`: TTFT of one request, when the last one was of another variant or of the base.
 - `together`: one stream of each variant; TPOT.
@@ -108,7 +109,7 @@ def _ttft_after(player: Player, other: Any, stream: Stream, lengths: Lengths) ->
 
 
 def agreement(llm: Any, variant: Any, vocabulary: int, tokens: int) -> dict[str, Any]:
-    """Of a prompt of `tokens` tokens."""
+    """A prompt of `tokens` tokens."""
     prompt = [5 + 41 * i % (vocabulary - 5) for i in range(tokens)]
     (base,) = _scores(llm, prompt, [None])
     _, first = _scores(llm, prompt, [None, variant])  # in one step
@@ -188,7 +189,7 @@ def one(bits: int, count: int, merged: bool, tables: int, work: Path) -> None:
 
 
 def _graphs(count: int, lengths: Lengths) -> list[int]:
-    """Of those that are captured when we serve, the ones that are run here."""
+    """The graphs that are run here, of those that are captured for serving."""
     steps = (1, count, lengths.short, *lengths.alone, count - 1 + lengths.mixed)
     return sizes_for(steps, graph_sizes(count, STEP_TOKENS))
 

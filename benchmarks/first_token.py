@@ -9,13 +9,13 @@ of the variants:
 - `r16`: LoRA of rank 16 on q, k, v and o (34 MB); `r64`: of rank 64 on all linears (320 MB);
 - `delta`: a 4-bit sparse delta of all of the model (3 GB).
 
-Files lie in the page cache. TTFT of a prompt of PROMPT tokens, in milliseconds, medians: `disk`, the
-variant was never asked for; `host`, it has left the GPU for others; `warm`, it is in a slot. `mode` is how it
-gets there from host memory (`arrivals.py`). `beside`: this number of base streams decode meanwhile, and
-`gap_p99_ms` are the gaps between their tokens until the first token is there (`none`: with nothing that
-arrives). `read_gb_per_s`: one thread
-reads the files. `same_tokens`: how many of the answers are those of the same variant when it is warm; a
-slot's variant before has other values. `times` (`arrivals.switch`) are parts of it.
+Files lie in the page cache. TTFT of a prompt of PROMPT tokens, in milliseconds, medians: `disk`, no request
+for the variant came before; `host`, the variant was evicted from the GPU; `warm`, the variant is in a slot.
+`mode` is how it gets there from host memory (`arrivals.py`). `beside`: this number of base streams decode
+meanwhile, and `gap_p99_ms` are the gaps between their tokens until the first token is there (`none`: no
+variant arrives). `read_gb_per_s`: one thread reads the files. `same_tokens`: how many of the answers equal
+those of the same variant when it is warm; the variant before in the slot has other values. `times`
+(`arrivals.switch`) are parts of it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ TIMEOUT_S = 570
 
 @dataclass(frozen=True)
 class Sizes:
-    """`tokens`: of a stream that decodes beside; `after` so many of them a variant is asked for."""
+    """`tokens`: of a stream that decodes meanwhile; a variant is requested when it has `after` of them."""
 
     slots: int = SLOTS
     prompt: int = PROMPT
@@ -129,8 +129,8 @@ class Measuring:
 
 @dataclass(frozen=True)
 class Asked:
-    """`values`: which of the files it has. `gaps_ms` of the streams beside until its first token, and
-    `later_ms`."""
+    """`values`: the number of the files that it has. `gaps_ms` are those of the other streams until its first
+    token, and `later_ms` those after it."""
 
     values: int
     ttft_ms: float
@@ -236,7 +236,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def rehearse(folder: Path, llm: Any) -> None:
-    """An adapter in the engine that rehearsals share, alone and beside a stream."""
+    """An adapter in the engine that rehearsals share, alone and next to a stream."""
     folders = [gpu_lora.write_adapter(folder / f"r4-{n}", 4, n, REHEARSED, LINEARS) for n in range(2)]
     sizes = Sizes(slots=REHEARSED_SLOTS, prompt=6, tokens=24, after=2, rounds=1)
     player = Player(llm, REHEARSED["vocab_size"])

@@ -169,7 +169,8 @@ def in_own_process(
         with _ended_with_us(child):
             for line in _lines_of(child, Path(printed.name), timeout_s):
                 if line.startswith("{"):
-                    print(f"{line}\n", end="", flush=True)  # at once, beside what other threads print
+                    # at once, in one piece among the lines of other threads
+                    print(f"{line}\n", end="", flush=True)
                     results.append(json.loads(line))
                 else:
                     others.append(line)
@@ -230,7 +231,8 @@ def _end(child: subprocess.Popen[Any]) -> None:
 
 
 def side_by_side(works: Sequence[Callable[[], T]], at_once: int) -> Iterator[T]:
-    """What they give, as it comes, so many at once. Processes that they started end with this one."""
+    """The results of the processes, as they come, N processes at once. Processes that they started end with
+    this one."""
     with _told_to_end(), ThreadPoolExecutor(at_once) as pool:
         try:
             for done in as_completed([pool.submit(work) for work in works]):

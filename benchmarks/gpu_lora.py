@@ -175,7 +175,7 @@ def write(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def keep(path: Path, number: int, rows: list[dict[str, Any]]) -> None:
-    """Add rows to the file, in place of those of the same shape, engine and set; of bases beside them."""
+    """Add rows to the file, in place of rows with the same shape, engine and set, and the bases' rows."""
     new = {(row["shape"], row["engine"], row["set"]) for row in rows if row["set"]}
     old = [row for row in known(path) if (row["shape"], row["engine"], row["set"]) not in new]
     write(path, [*old, *({**row, "run": number} for row in rows)])

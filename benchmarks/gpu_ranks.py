@@ -102,7 +102,7 @@ def _after(owner: Any, name: str, see: Callable[[], None]) -> None:
 
 
 def _before(owner: Any, name: str, see: Callable[..., None]) -> None:
-    """Whoever calls it is seen first."""
+    """The first caller is seen first."""
     inner = getattr(owner, name)
 
     def seen(*arguments: Any) -> Any:

@@ -6,13 +6,13 @@ A random Llama of a few layers, or the checkpoint at --base, with variants of te
 bfloat16. For each way of running (eager, CUDA graphs; prefix caching or not; one GPU, or two with TP or PP):
 how many greedy tokens are the float32 reference's best, by how much in log-probability the others fall short
 of its best, and the largest difference in log-probability. The base's own rows show bfloat16's share.
-"scarce" in a case gives all variants three slots and answers of three lengths: they wait, skip the line and
-are preempted, and a last row says how often. "travelling" is that, again and again, with a slow way from host
-memory to the GPU: LoRAs run while they are copied. "alone" has nobody beside a variant's own requests, in an
-engine with a slot for one that is merged in the base's place. "long" has nobody beside them either, and
-prompts of 640 tokens; with "together" all are in one batch all the same. "unrotated" leaves BOFT out of the
-engine, whose graphs then have long prompts of sparse deltas meet merged weights. The last row of a case says
-for each rank which kernels served, and what they did.
+"scarce" in a case gives all variants three slots and answers of three lengths: requests wait, skip the line
+and are preempted, and a last row says how often. "travelling" repeats that with a slow way from host memory
+to the GPU: LoRAs run while they are copied. "alone" runs a variant's own requests alone, in an engine with a
+slot for a variant that is merged in the base's place. "long" does the same with prompts of 640 tokens; with
+"together" all are in one batch all the same. "unrotated" leaves BOFT out of the engine, whose graphs then let
+long prompts of sparse deltas meet merged weights. The last row of a case lists for each rank the kernels that
+served, and what they did.
 
     python -m benchmarks.gpu_variants --gpus 0,1 --at-once 6 --cases "graphs cached,..." \
         --out RESULT.json
@@ -100,7 +100,7 @@ def write_base(work: Path, shape: dict[str, int]) -> Path:
 
 
 def prompts(base: Path, tokens: int = PROMPT_TOKENS) -> list[list[int]]:
-    """Of `tokens`, or texts where there is a tokenizer."""
+    """A prompt of `tokens`, or texts where there is a tokenizer."""
     if (base / gpu_engine.TOKENIZER).read_text() == "{}":
         below = min(4000, json.loads((base / "config.json").read_text())["vocab_size"] - 5)
         return [[(37 * p + 11 * j) % below + 5 for j in range(tokens)] for p in range(PROMPTS)]

@@ -2,11 +2,11 @@
 
     python -m benchmarks.mixes --out RESULT.json [--layers 32] [--part measure|serve] [--lines LINES.jsonl]
 
-On one GPU, without Ray. First a profile is measured as registering a base measures it (the same plan,
-processes and bounds); its lines go to --lines. Then an engine is started as one is deployed for variants of
-all kinds, of the whole model with made-up weights, and bursts of requests that ask a mix in turn are sent to
-it: what their clients see is compared with what the profile estimates. There is no request path: the engine
-alone is estimated too. Of a `closed` loop each client sends its next request when its last has ended;
+It runs on one GPU, without Ray. First a profile is measured as registering a base measures it (the same plan,
+processes and bounds); its lines go to --lines. Then an engine is started like one that is deployed for
+variants of all kinds, of the whole model with made-up weights. Bursts of requests that ask a mix in turn are
+sent to it: the clients' figures are compared with the profile's estimates. There is no request path: the
+engine alone is estimated too. In a `closed` loop each client sends its next request when its last has ended;
 estimates are of bursts, and such rows are for comparison. Mixes with a kind that the lines have no steps of
 are left out.
 
@@ -208,7 +208,7 @@ def _medians(seen: Sequence[Means]) -> Means:
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Of bursts: how many figures were inside, by figure and all, and how far off they were in the median."""
+    """Figures of bursts: how many were inside, by figure and in all, and their median distance."""
     bursts = [row for row in rows if row["how"] == "burst"]
     found = {}
     for what in (*dict.fromkeys(row["what"] for row in bursts), "all"):
@@ -362,7 +362,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def rehearse(folder: Path, llm: Any) -> None:
-    """A LoRA beside the base in the engine that rehearsals share, measured by a few loads of itself."""
+    """A LoRA and the base in the engine that rehearsals share, measured by a few loads of itself."""
     base = base_of(llm)
     spec = read_model(base)
     files = {LORA[0]: synthetic_variants.write(LORA[0], spec, spec.num_layers, folder / "lora")}

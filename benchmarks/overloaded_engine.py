@@ -1,11 +1,11 @@
 """One engine with more requests for compressed fine-tunes than it can take, simulated: what each policy of
 admission makes of it, by how many variants it may run at once.
 
-Ours, DeltaZip's (section 5.4: children of a request that has ended are preempted, and nobody's patience
-ends), and none (who skipped the line stays). Then ours behind the product's gateway, which refuses whom it
-would keep waiting for too long, and sends an engine no more requests than `factor` times its rows. Step times
-are those of a 7B shape with 4-bit deltas on an H200 (`delta_steps.json`): 4.6 ms, 0.78 for each delta, and
-what rows and their cached tokens take.
+Policies: ours, DeltaZip's (section 5.4: children of a request that has ended are preempted, and no patience
+ends), and none (a request that skipped the line stays). Then ours behind the product's gateway, which refuses
+requests that would wait for too long, and sends an engine at most `factor` times its rows. Step times are
+those of a 7B shape with 4-bit deltas on an H200 (`delta_steps.json`): 4.6 ms, 0.78 for each delta, and the
+time of rows and their cached tokens.
 
     python -m benchmarks.overloaded_engine
 """

@@ -4,7 +4,7 @@
 
 `gaps`: objectives over the optimum of the exact program on random small instances. `scale`: CPU seconds of a
 decision on clusters up to 100,000 GPUs. `paper`: how many of 21 models fit on 8 x 48 GB, by estimates alone.
-A plot lies beside the JSON.
+A plot is written next to the JSON.
 """
 
 from __future__ import annotations

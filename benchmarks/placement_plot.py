@@ -2,7 +2,7 @@
 
     python -m benchmarks.placement_plot [RESULT.json]
 
-Writes RESULT.png beside benchmarks/results/placement.json, or the file given.
+Writes RESULT.png next to benchmarks/results/placement.json, or the file given.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ AIMS = ((1_000, 100), (10_000, 500), (100_000, 5_000))  # GPUs, milliseconds
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
-    """Of the parts that `result` has."""
+    """Plots of the parts that `result` has."""
     figure, axes = plot_style.new(1, 3, (6.2, 6.8), width_ratios=(1, 1, 0.8))
     left, middle, right = axes[0]
     _gaps(left, result.get("gaps", {}).get("policies", {}))

@@ -1,4 +1,4 @@
-"""One look for all plots of results: legends beside the curves, and numbers as a person says them."""
+"""One look for all plots of results: legends next to the curves, and numbers as a person says them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ DPI = 110
 
 
 def new(rows: int, columns: int, panel: tuple[float, float], **options: Any) -> tuple[Any, Any]:
-    """A figure of so many panels of these inches, and its axes, rows by columns."""
+    """A figure of N panels of these inches, and its axes, rows by columns."""
     import matplotlib as mpl
 
     mpl.use("Agg")  # a file, with no screen

@@ -25,7 +25,7 @@ OTHERS = "others"
 
 
 class ClusterCpu:
-    """Of the processes of one cluster that run now, and of this one, which makes the load."""
+    """CPU time of the processes of one cluster that run now, and of this one, which makes the load."""
 
     def __init__(self, cluster: LocalCluster) -> None:
         self._parts = {LOAD: [psutil.Process(os.getpid())]}

@@ -2,9 +2,9 @@
 
     python -m benchmarks.profiling_errors --fingerprints F.jsonl --truth T.jsonl --out ERRORS.json
 
-Rows as `benchmarks.profiling` writes them; what they do not suffice to predict is listed. Errors are absolute
-and relative: medians and 90th percentiles of TTFT, TPOT and each rank's memory beside its KV cache, over all
-and by batch; and how often the intervals, which are to hold nine times in ten, do.
+Rows are as `benchmarks.profiling` writes them; runs that they cannot predict are listed. Errors are absolute
+and relative: medians and 90th percentiles of TTFT, TPOT and each rank's memory outside its KV cache, over all
+and by batch; and how often the intervals hold, which should be nine times in ten.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Gap:
 def errors(
     name: str, fingerprints: Iterable[Measurement], truth: Iterable[Measurement]
 ) -> tuple[list[Error], list[Gap]]:
-    """Of what can be predicted, and what cannot."""
+    """The errors of all predictable runs, and the runs that are not predictable."""
     try:
         calibration = calibrate(spec(name), fingerprints)
     except ValueError as e:
@@ -110,7 +110,7 @@ def _of_timing(name: str, calibration: Calibration, measured: Timing) -> Iterato
 
 
 def _of_footprint(name: str, calibration: Calibration, measured: Footprint) -> Iterator[Error]:
-    """What a rank has beside its KV cache, as the device counts it."""
+    """The memory of a rank outside its KV cache, as the device counts it."""
     setting = measured.setting
     found = predict(_ground(calibration, setting), _plan(setting), Workload(1, 1, 1))
     for rank, actual in zip(found.ranks, measured.ranks, strict=True):
@@ -170,8 +170,8 @@ def write(
     costs: dict[str, Any] | None = None,
     gaps: Sequence[Gap] = (),
 ) -> None:
-    """The summary as JSON, printed too, with what was not predicted and what measuring took by shape, and the
-    plot beside it."""
+    """The summary as JSON, printed too, with unpredicted runs and the cost of measuring by shape, and the
+    plot next to it."""
     rows = summary(found)
     for row in rows:
         print(" ".join(str(value) for value in row.values()))

@@ -42,7 +42,7 @@ class Load:
 
 
 async def bursts(url: str, load: Load, repeats: int) -> list[list[tuple[float, float]]]:
-    """Of each burst, each request's TTFT and mean time per token after it, ms."""
+    """For each burst, each request's TTFT and mean time per token after it, ms."""
     found = []
     async with httpx.AsyncClient(base_url=url, timeout=120, trust_env=False) as http:
         for number in range(repeats + 1):

@@ -20,8 +20,8 @@ from controlplane.simulation.experiment import Case, Experiment
 from controlplane.simulation.reading import form_of
 from controlplane.simulation.world import DONE
 
-# As CaraServe's large experiment: A10s with Llama-2-7B, a kernel that does not pad (0.6 ms for 256 units of
-# rank beside 33.5 ms), 0.5 MiB of KV cache a token, PCIe 4. Popularity and lengths are synthetic.
+# CaraServe's large experiment: A10s with Llama-2-7B, a kernel that does not pad (0.6 ms for 256 units of
+# rank, compared with 33.5 ms), 0.5 MiB of KV cache a token, PCIe 4. Popularity and lengths are synthetic.
 SCENARIO: dict[str, Any] = {
     "name": "60 servers, 40,000 adapters",
     "cluster": {

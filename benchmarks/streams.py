@@ -13,8 +13,8 @@ from typing import Any
 
 @dataclass
 class Stream:
-    """A request: `after`, it is sent once all before it have so many tokens. `seed` says what its prompt is:
-    by itself each has another one. `ids` are the tokens that came."""
+    """A request, which is sent once all before it have `after` tokens. `seed` determines its prompt: each
+    request has another one unless it is given. `ids` are the tokens that came."""
 
     prompt: int
     tokens: int

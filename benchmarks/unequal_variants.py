@@ -12,7 +12,7 @@ engine of that plan is asked for each variant in turn, and for all at once.
 
 - `in_turn`: TTFT of each variant's requests, in rounds, while nothing else runs.
 - `together`: for each batch, requests for the four in turn at once; tokens per second until the last ends,
-  beside the estimate of the same load.
+next to the estimate of the same load.
 - `residency`: all four are on the device after each has been asked once, and whenever it is looked at later.
 - `moves`: a fifth variant, which was not planned for, takes the place of idle ones while both LoRAs decode,
   for which one of these has to move. Answers of both before, during and after it.
@@ -229,7 +229,7 @@ def _percentiles(name: str, values: Sequence[float]) -> dict[str, float]:
 async def together(
     worker: Worker, variants: Sequence[VariantRef], batch: int, predicted: Prediction, scale: Scale
 ) -> dict[str, Any]:
-    """Bursts: requests for the variants in turn at once, beside the estimate of that load."""
+    """Bursts: requests for the variants in turn at once, next to the estimate of that load."""
     bursts = []
     for number in range(scale.repeats + 1):
         began = time.perf_counter()
@@ -409,7 +409,7 @@ async def run(args: argparse.Namespace, scale: Scale) -> dict[str, Any]:
 async def watched(
     worker: Worker, refs: Sequence[VariantRef], estimates: dict[int, Prediction], scale: Scale
 ) -> dict[str, Any]:
-    """In turn once more, and together, while somebody looks at where the variants are."""
+    """Requests in turn once more, and together, while a thread looks at the variants' residency."""
     looking, rows = Looking(worker, refs), []
     seen = await looking.look()
     async with looking.meanwhile():
@@ -448,7 +448,7 @@ def _size_of(model: Model) -> dict[str, Any]:
 
 
 def passes(result: dict[str, Any]) -> dict[str, bool]:
-    """Of each aim whether it is met."""
+    """Whether each aim is met."""
     moved = result["moves"]
     before, after = (moved[f"leading_tokens_equal_{when}"] for when in ("before", "after"))
     sizes = result["device_bytes"]

@@ -32,8 +32,8 @@ from controlplane.management.schemas.deploy import EngineForm
 from controlplane.runtime.local import LocalCluster
 
 RESULT = rehearsing.RESULTS / "unread_streams.json"
-# An event of a stream that says the 20 most likely tokens has about as many. Of small ones a gateway of one
-# core hands on some megabytes a second: what is looked at here would come late.
+# An event of a stream with the 20 most likely tokens has about as many bytes. A gateway of one core passes
+# some megabytes a second of small events: the unread streams would show late.
 WORD = 2000 * "a"
 PARTS = ("proxy", "gateway", "worker")
 MIB = 1 << 20
@@ -81,7 +81,7 @@ class Streams:
         return len(self._opened_s)
 
     def look(self, wait_s: float) -> None:
-        """Wait so long, and note which ended."""
+        """Wait for this time, and note which streams ended."""
         until_s = time.monotonic() + wait_s
         while (left_s := until_s - time.monotonic()) > 0:
             for number, _ in self._poll.poll(1000 * left_s):

@@ -1,9 +1,9 @@
 """How big each package is, and how its parts import each other: `python scripts/structure.py [CHECKOUT ...]`.
 
-A room is a direct child of a package: a folder, or a module beside the folders. An arrow says that one room
+A room is a direct child of a package: a folder, or a module next to the folders. An arrow means that one room
 (or module) imports another of the same package. Levels are the longest chain of arrows, a circle counting as
-one. Arrows back up are those that would have to go for the circles to open. Only the files' text is read.
-Of two checkouts the last table compares both: the figures of the first, then of the second.
+one. Arrows back up are those that would have to go for the circles to open. Only the files' text is read. For
+two checkouts the last table compares both: the figures of the first, then of the second.
 """
 
 from __future__ import annotations

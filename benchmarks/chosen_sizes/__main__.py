@@ -3,11 +3,11 @@
     python -m benchmarks.chosen_sizes --work FOLDER --out RESULT.json
         [--shape llama-3.1-8b] [--ask '{"intent": "minLat"}'] [--batches 1,8,32,128] [--later-rank 64]
 
-On one host without Ray, by the control plane's own code: `commands.deploy_model` takes the request, and
-`GroupActions` places and launches the engine (with made-up weights), which says what its ranks take beside
-their plan. Then TTFT and TPOT of each batch, beside the estimates. At last a LoRA adapter of `--later-rank`
-on all linear layers is registered and deployed: it is served, or refused with a message. Without a GPU the
-CPU serves. On an H200 all of it takes about four minutes.
+It runs on one host without Ray, by the control plane's own code: `commands.deploy_model` takes the request,
+and `GroupActions` places and launches the engine (with made-up weights), which reports what its ranks take
+compared with their plan. Then TTFT and TPOT of each batch are measured, next to the estimates. At last a LoRA
+adapter of `--later-rank` on all linear layers is registered and deployed: it is served, or refused with a
+message. Without a GPU the CPU serves. On an H200 the run takes about four minutes.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ TOKENIZER = ("tokenizer*", "vocab.json", "merges.txt", "special_tokens_map.json"
 
 
 def write_model(folder: Path, shape: str, tokenizer: Path) -> Path:
-    """Config and tokenizer; the engine makes the weights. Of a Llama the headers of its tensors, too, which a
-    variant is checked against."""
+    """Config and tokenizer; the engine makes the weights. For a Llama also the headers of its tensors, which
+    a variant is checked against."""
     if shapes.SHAPES[shape]["model_type"] == "llama":
         gpu_engine.write_dummy_base(folder, shapes.SHAPES[shape])
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What rows of results are called besides their methods."""
+"""The names of rows of results, in addition to their methods."""
 
 from __future__ import annotations
 

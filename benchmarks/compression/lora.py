@@ -29,7 +29,7 @@ class LoraLinear(torch.nn.Module):
 
 
 def adapt(model: Any, rank: int) -> None:
-    """Freeze the model and put an adapter beside every linear layer of its blocks."""
+    """Freeze the model and add an adapter to every linear layer of its blocks."""
     model.requires_grad_(False)
     linears = [name for name, module in model.named_modules() if _in_block(name, module)]
     for name in linears:

@@ -2,9 +2,9 @@
 
     python -m benchmarks.compression.plot QUALITY.json [QUALITY.json ...]
 
-Writes QUALITY.png beside the first file; several files are read as one. Sizes are without embedding and head,
-which every method leaves as they are. A point is the mean of a method's seeds; of several a bar goes from
-the worst to the best. Markers are hollow, so that those in one place are all seen.
+Writes QUALITY.png next to the first file; several files are read as one. Sizes are without embedding and
+head, which every method leaves unchanged. A point is the mean of a method's seeds; a bar goes from the worst
+to the best of several seeds. Markers are hollow, so that points in one place are all visible.
 """
 
 from __future__ import annotations

@@ -293,7 +293,7 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def rehearse(folder: Path) -> None:
-    """Two methods of unlike kinds on a tiny fine-tune, with its LoRA adapter beside it."""
+    """Two methods of unlike kinds on a tiny fine-tune, and its LoRA adapter."""
     from benchmarks.compression import train
 
     base, finetunes = models.write_tiny(folder / "base"), folder / "runs"

@@ -1,4 +1,4 @@
-"""One training of a model on a task: all of its weights, or a LoRA adapter of rank 16 beside them.
+"""One training of a model on a task: all of its weights, or a LoRA adapter of rank 16.
 
 AdamW on float32 copies of weights in bfloat16, no weight decay; the learning rate climbs for a twentieth of
 the steps, then falls to zero as a cosine; gradients are clipped to norm 1. A batch has as many examples as
@@ -75,7 +75,7 @@ def carry_out(run: Run, base: Path, target: Path, device: str, tested: int) -> d
 
 
 def _batches(run: Run, task: Task, tokenizer: Any) -> Iterator[list[models.Tokens]]:
-    """Of one number of rows, so that every step weighs alike."""
+    """The batches have one number of rows, so that every step weighs alike."""
     probe = models.tokenized(tokenizer, task.train(run.seed, PROBED))
     rows = max(1, run.batch_tokens // max(map(len, probe)))
     steps = max(1, run.tokens // run.batch_tokens)
@@ -113,7 +113,7 @@ def _train(model: Any, batches: Sequence[Sequence[models.Tokens]], lr: float, de
 
 
 def _share(step: int, steps: int) -> float:
-    """Of the highest learning rate."""
+    """The share of the highest learning rate."""
     warm = max(1, round(WARM_UP * steps))
     if step < warm:
         return (step + 1) / warm

@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def trained(rows: Sequence[Row]) -> list[str]:
-    """Full fine-tuning beside LoRA, by task."""
+    """Full fine-tuning compared with LoRA, by task."""
     runs = [row for row in rows if "batch_tokens" in row]
     tasks = list(dict.fromkeys(row["task"] for row in runs))
     kinds = sorted({_kind(row) for row in runs})
@@ -89,7 +89,7 @@ def costs(rows: Sequence[Row]) -> list[str]:
 
 
 def times(rows: Sequence[Row]) -> list[str]:
-    """Of layers of a large model."""
+    """The shapes of layers of a large model."""
     measured = [row for row in rows if row.get("model_s") is not None and "layers" in row]
     shapes = (
         [f"{out} x {into}: s" for out, into in (layer["shape"] for layer in measured[0]["layers"])]

@@ -50,7 +50,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Task:
-    """`train` and `held_out` give so many examples for a seed; an answer takes at most `tokens` or so."""
+    """`train` and `held_out` give N examples for a seed; an answer takes about `tokens` at most."""
 
     name: str
     train: Callable[[int, int], list[Example]]

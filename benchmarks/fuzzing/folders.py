@@ -32,7 +32,7 @@ SHOWN = 20
 
 @dataclass
 class Found:
-    """Of some seeds. `broken` has the seed, what was changed, and what should not have happened."""
+    """Findings of some seeds. `broken` has the seed, the change, and the failed expectation."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     by_reader: Counter[str] = field(default_factory=Counter)

@@ -2,7 +2,7 @@
 
 - `slow`: heads without end, slow heads and slow bodies, at the API and at a door;
 - `crowd`: 100,000 operations and keys, and 1,000 watchers;
-- `greedy`: the most that one request may ask for, beside two clients that ask for little;
+- `greedy`: the most that one request may ask for, next to two clients that ask for little;
 - `kills`: processes killed at random under load, while names are registered again;
 - `soak`: an hour at 1.5 times the capacity, while variants come and go;
 - `leftovers`: kills while a fine-tune is compressed and while engines are replaced, and what is left of them;

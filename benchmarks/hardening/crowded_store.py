@@ -1,4 +1,4 @@
-"""Many records and many watchers: what the management API and a request cost beside them."""
+"""Many records and many watchers: the cost of the management API and of a request with them."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from controlplane.state.records import IdempotencyKey, Operation, OperationEvent
 from controlplane.state.repository import Put, Repository
 from controlplane.state.stores import open_store
 
-OPEN = 10  # operations that are watched, which nobody ends
+OPEN = 10  # operations that are watched, and never end
 AT_ONCE = 1_000  # records of a commit
 KEPT = KEEP_OPERATIONS + OPEN
 SETTLED_S = 240.0
 
 
 def measure(running: Running, store_url: str, records: int, watchers: int, seconds: float) -> dict[str, Any]:
-    """Before; then beside `records` operations with a key each; then beside watchers as well, while the
-    controller forgets old operations and when it has."""
+    """Costs before; then with `records` operations with a key each; then with watchers as well, while the
+    controller forgets old operations and afterwards."""
     with closing(open_store(store_url)) as store:
         repository = Repository(store)
         alone = _asked(running, seconds)
@@ -135,7 +135,8 @@ def _old(count: int) -> Iterable[Operation | IdempotencyKey]:
 
 
 def _open(number: int, phase: Phase = Phase.PENDING) -> Operation:
-    """Of now: the oldest that are done are forgotten first, perhaps before a gateway has seen their end."""
+    """Operations of now: the oldest finished ones are forgotten first, perhaps before a gateway has seen
+    their end."""
     now_s = time.time()
     name = f"op-open{number}"
     return Operation(

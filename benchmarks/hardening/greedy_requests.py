@@ -1,7 +1,7 @@
 """One client that asks for the most that one request may, again and again; and what that costs others.
 
-The others are two clients with short prompts and answers. Each greedy request is sent when the one before it
-has ended. Delays are an answer's whole time, beside what it takes when nobody is greedy.
+The others are two clients with short prompts and answers. Each greedy request is sent when the request before
+it has ended. Delays are an answer's whole time, compared with its time without greedy requests.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def greedy(running: Running) -> dict[str, dict[str, Any]]:
     """The body of each kind, with the largest value that is let through."""
     served = running.served
     room = served.max_model_len - served.max_output - 1
-    # Of words that the model can say: vLLM ends a request in an error when no token fits its grammar.
+    # The words are those that the model can say: vLLM ends a request in an error when no token fits its
+    # grammar.
     words = [f"w{word}" for word in range(10, 60)]
     choices = ["".join(three) for three in islice(product(words, repeat=3), MAX_GRAMMAR_BYTES // 32)]
     longest = " ".join(f"w{1 + number % 50}" for number in range(room))

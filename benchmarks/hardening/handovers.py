@@ -1,4 +1,4 @@
-"""Who decides changes, under load: another controller, another primary of the store, another version.
+"""Changes of what decides, under load: another controller, another primary of the store, another version.
 
 Clients ask the base and its variants all the time, and operators register and delete variants. No engine
 may stop, what was acknowledged must be there once, and no request may fail but of a variant whose record a

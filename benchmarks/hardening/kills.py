@@ -43,12 +43,12 @@ ROLES = {
     "raylet": "raylet/raylet",
 }
 REPLACED_ALONE = ("agent", "controller", "engine", "gateway", "proxy")
-# With the GCS or the raylet, which is the node, all of Ray starts again. Of hosts: all processes of a node,
-# all of the head's (the GCS, Serve's controller), and a node that nothing reaches for a while.
+# With the GCS or the raylet, which is the node, all of Ray starts again. For hosts: all processes of a node,
+# all of the head's (the GCS, Serve's controller), and a node that is unreachable for a while.
 OF_HOSTS = ("node", "head", "cut")
 STOPPED = "stop:"  # before a role: the process hangs for a while
 EVERYTHING = (*ROLES, "redis", *OF_HOSTS, *(STOPPED + role for role in (*ROLES, "redis")))
-CUT_S = 20.0  # and so long a process is stopped
+CUT_S = 20.0  # and for this time a process is stopped
 SETTLED_S = 180.0
 OPERATORS = 4  # one of them gives a name another variant each time
 _operators = itertools.count(1)
@@ -66,8 +66,8 @@ class Kill:
 
 @dataclass
 class Answers:
-    """Of the clients: `at_s` of each that was right; what failed, by code; which were by a wrong variant.
-    `took`: of each request, when it ended, however it did, and how long it took (s)."""
+    """The clients' outcomes: `at_s` of each right answer; failures by code; answers of a wrong variant.
+    `took`: for each request, when it ended, in any way, and how long it took (s)."""
 
     at_s: list[float] = field(default_factory=list)
     took: list[tuple[float, float]] = field(default_factory=list)
@@ -200,9 +200,9 @@ def _comes_again(reply: httpx.Response) -> bool:
 
 @dataclass(frozen=True)
 class Series:
-    """So many kills, `between_s` apart in the mean, each of a random one of the roles `victims` (of one that
-    is named twice more often), while so many `clients` ask; fewer when `at_most_s` have gone. Each operator
-    rests `rest_s` between two changes."""
+    """N kills, `between_s` apart in the mean, each of a random role of `victims` (a role that is named twice
+    is chosen more often), while `clients` ask; fewer when `at_most_s` have passed. Each operator rests
+    `rest_s` between two changes."""
 
     kills: int
     between_s: float
@@ -316,7 +316,7 @@ def _strike(
     hosts: ThreeHosts | None,
     choose: random.Random,
 ) -> Kill | None:
-    """None: there was nobody."""
+    """None: no such process ran."""
     if role in OF_HOSTS and hosts is not None:
         return _strike_host(hosts, role, choose)
     if role.startswith(STOPPED):
@@ -339,7 +339,7 @@ def _strike(
 def _stop(
     running: Running, role: str, redis: RedisServer | RedisPair | None, choose: random.Random
 ) -> Kill | None:
-    """One of the role hangs for CUT_S. None: there was nobody."""
+    """One process of the role hangs for CUT_S. None: no such process ran."""
     kind = role.removeprefix(STOPPED)
     if kind == "redis":
         victims = [] if redis is None else [psutil.Process(redis.process.pid)]
@@ -353,7 +353,7 @@ def _stop(
     try:
         time.sleep(CUT_S)
     finally:
-        with suppress(psutil.NoSuchProcess):  # somebody killed and replaced it
+        with suppress(psutil.NoSuchProcess):  # another killer ended and replaced it
             victim.resume()
     return Kill(role, stopped_s, round(time.monotonic() - stopped_s, 2))
 

@@ -1,8 +1,8 @@
 """Kills while a fine-tune is compressed and while an engine is replaced by another: what is left behind.
 
-Each round registers a fine-tune to be compressed, kills a process at a moment by chance, and lets it be made,
-or deletes it meanwhile; then it has the base's engines placed anew and kills a process while they take over.
-At its end nothing may be left but what was there before the first round.
+Each round registers a fine-tune to be compressed, kills a process at a random moment, and lets it be made, or
+deletes it meanwhile. Then it has the base's engines placed again and kills a process while they take over. At
+its end only what was there before the first round may be left.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Bench:
     rng: random.Random
 
     def kill(self, role: str) -> bool:
-        """After a while by chance. False: there was nobody to be killed by then."""
+        """Kill after a random while. False: no process was left to be killed by then."""
         if role == "compressor":
             waiting_for(lambda: bool(_compressors(self.running)), 10 * LATEST_S)
             time.sleep(self.rng.uniform(0.0, 1.0))
@@ -59,7 +59,7 @@ class _Bench:
         return True
 
     def ask(self, method: str, path: str, body: Any = None) -> httpx.Response:
-        """As a client that comes again while nobody answers."""
+        """The request is sent as by a client that retries while no server answers."""
         ends_s = time.monotonic() + SETTLED_S
         while True:
             with suppress(httpx.HTTPError):

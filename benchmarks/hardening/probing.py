@@ -1,4 +1,4 @@
-"""One small call again and again beside an attack: how long it takes, and whether it fails."""
+"""One small call again and again during an attack: how long it takes, and whether it fails."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from benchmarks.live.groups import Running
 from benchmarks.live.memory import MIB
 
 Address = tuple[str, int]
-LIMIT_S = 60.0  # nobody is waited for longer than this
+LIMIT_S = 60.0  # no client is awaited for longer than this
 REQUEST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
 
 

@@ -47,7 +47,7 @@ class Files(Background):
                     counts.append(process.num_fds())
 
     def told(self) -> list[dict[str, Any]]:
-        """Of processes that were there for most of the time, those that grew most first."""
+        """Processes that were there for most of the time, those that grew most first."""
         longest = max((len(at_s) for _, at_s, _ in self.series.values()), default=0)
         rows: list[tuple[float, dict[str, Any]]] = []
         for title, at_s, counts in self.series.values():
@@ -91,7 +91,7 @@ def measure(
 
 
 def _capacity(running: Running, target: Target, mix: Mix, seconds: float) -> float:
-    """Answers a second. Of engines with a pace it is known; of others it is what many clients get."""
+    """Answers a second. For engines with a pace the rate is known; for others it is what many clients get."""
     rows, tpot_s = running.served.groups * running.served.rows, running.served.echo_tpot_s
     if tpot_s:
         return float(rows / (tpot_s * np.mean([tokens for _, tokens in mix.lengths])))

@@ -106,7 +106,8 @@ def launches(dtype: torch.dtype = torch.bfloat16) -> list[Launch]:
 
 
 def _cpu_s() -> float:
-    """Of this process and those it waited for: other work on the machine does not count."""
+    """CPU time of this process and of the children it waited for: other work on the machine does not
+    count."""
     spent = os.times()
     return spent.user + spent.system + spent.children_user + spent.children_system
 
@@ -147,7 +148,7 @@ def _by_nvrtc(package: str, name: str, options: tuple[str, ...], shared_bytes: i
 
 
 def _registers_and_stack(cubin: bytes) -> tuple[int, int]:
-    """Of a thread; stack is where registers are spilled to, in bytes."""
+    """Memory of a thread; stack is where registers are spilled to, in bytes."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()

@@ -48,7 +48,7 @@ class Shape:
         return sum(self.slices)
 
 
-# For a look at whether everything runs, and no more.
+# These sizes only check whether everything runs.
 TINY = tuple(Shape(f"tiny-{count}", 128, (64,) * count) for count in (1, 3))
 SHAPES = (
     Shape("7b-qkv", 4096, (4096, 4096, 4096)),

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Layer(Generic[T]):
-    """One copy of the arguments, as one layer of a model has them. `weights`: for whoever computes the
+    """One copy of the arguments, as one layer of a model has them. `weights` are for the computation of the
     expected result."""
 
     x: torch.Tensor

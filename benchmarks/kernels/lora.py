@@ -55,7 +55,7 @@ def _case(shape: Shape, batch: int, adapters: str, distribution: str) -> Case:
     return linears.case(labels, partial(prepared, shape, ranks), len(ranks), urgent)
 
 
-# Of each slice, A [r, K] and B^T [r, N].
+# For each slice, A [r, K] and B^T [r, N].
 Factors = Sequence[tuple[torch.Tensor, torch.Tensor]]
 
 

@@ -22,7 +22,7 @@ from workers.kernels.types import total_bytes
 
 TOLERANCE = 8e-3  # a weight and an output are rounded to bfloat16, each by at most 2^-9 of its value
 BITS = 4
-# Prefills of several variants and of one, one beside 27 that decode, and the base's own.
+# Prefills of several variants and of one, one with 27 that decode, and the base's own.
 COUNTS = {
     "8 x 256": (0, *[256] * 8),
     "2048": (0, 2048),

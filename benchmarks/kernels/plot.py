@@ -1,6 +1,6 @@
 """Draws the kernels' benchmark results: `python -m benchmarks.kernels.plot [FOLDER]`.
 
-Reads FOLDER/kernels_*.json (benchmarks/results unless given) and writes a PNG beside each.
+Reads FOLDER/kernels_*.json (benchmarks/results unless given) and writes a PNG next to each.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks import plot_style, rehearsing
 
 COLUMNS = 4
-# Whose rows a case has, if not of eight variants.
+# The variants of a case's rows, if not eight.
 OF = {"boft": "a row for each", "merged_rows": "one variant, with the base's product"}
 
 
@@ -60,7 +60,7 @@ def _order(name: str) -> tuple[bool, bool, str]:
 
 
 def _style(name: str, colours: dict[str, str]) -> dict[str, str]:
-    """A floor looks like nobody's line, but has the colour of ours with the same work."""
+    """A floor's line has its own form, and the colour of our kernel with the same work."""
     if not name.startswith("floor"):
         return {"color": colours[name], "marker": "o"}
     ours = colours.get(f"ostinato{name.removeprefix('floor')}", "grey")

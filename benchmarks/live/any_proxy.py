@@ -7,8 +7,8 @@ from typing import Any
 
 import httpx
 
-# With another address to ask nobody waits for one that says nothing; though for as long as a proxy takes to
-# notice that a gateway does (`controlplane.runtime.gateway_pings`).
+# With another address to ask, a client does not wait for a silent one; though it waits for as long as a proxy
+# takes to notice that a gateway is silent.
 PATIENCE = httpx.Timeout(4.0, connect=1.0)
 
 

@@ -1,4 +1,4 @@
-"""Who asks what when: seeded Poisson arrivals of mixed lengths. Pure."""
+"""The sent requests and their times: seeded Poisson arrivals of mixed lengths. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work in a thread beside a block of code."""
+"""Work in a thread during a block of code."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from controlplane.runtime import local
 from controlplane.settings import Settings
 
 BASE = "base"
-# 33 million parameters in float32: a step takes a core long enough for the path beside it to be small.
+# 33 million parameters in float32: a step takes a core long enough for the path to be small compared with it.
 SHAPE = {
     "hidden_size": 576,
     "intermediate_size": 1536,
@@ -84,7 +84,8 @@ class Running:
         return sorted(found - {psutil.Process()}, key=lambda process: process.pid)
 
     def engine_pids(self) -> tuple[int, ...]:
-        """Of the workers of the base's groups, as the API tells; those that do not answer are not there."""
+        """The memory of the workers of the base's groups, as the API reports it; workers that do not answer
+        are left out."""
         return tuple(engine.pid for engine in self.client.deployment(BASE).residency or ())
 
 

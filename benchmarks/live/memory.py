@@ -21,7 +21,8 @@ ENOUGH = 8  # samples, for a quarter to have two
 
 @dataclass
 class Series:
-    """Of one process: seconds since the start, and bytes: resident, and its share of what it shares."""
+    """Samples of one process: seconds since the start, and bytes: resident, and its share of shared
+    memory."""
 
     name: str
     at_s: list[float] = field(default_factory=list)
@@ -83,13 +84,14 @@ def growth(at_s: Sequence[float], values: Sequence[int]) -> dict[str, float] | N
 
 
 def _second_half(at_s: Sequence[float], values: Sequence[int]) -> tuple[list[float], list[int]]:
-    """Of the samples, counted from the half, so that a process that was there from the start has started."""
+    """The growth over the samples, counted from the half, so that a process that was there from the start has
+    started."""
     half = len(at_s) // 2
     return [one - at_s[half] for one in at_s[half:]], list(values[half:])
 
 
 def lasting(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of what `told` says: the processes that were there for at least half of the time."""
+    """The part of what `told` says about processes that were there for at least half of the time."""
     most = max((row["samples"] for row in rows), default=0)
     return [row for row in rows if 2 * row["samples"] >= most]
 

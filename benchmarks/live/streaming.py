@@ -136,7 +136,8 @@ def _left_alone() -> Iterator[None]:
 async def closed_loop(
     target: Target, asks: Iterator[Ask], clients: int, seconds: float
 ) -> tuple[list[Outcome], float]:
-    """Each client asks again when it was answered, for so long. All outcomes, and how long it took."""
+    """Each client asks again after each answer, for the given time. All outcomes, and how long the run
+    took."""
     outcomes: list[Outcome] = []
     async with _session() as http:
         start = time.perf_counter()

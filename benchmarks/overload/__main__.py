@@ -8,11 +8,12 @@
 
 A random base and LoRAs of mixed ranks, the real product on a cluster of its own. First the capacity: requests
 of the same mix, without targets, from as many clients as keep all rows busy. Then Poisson arrivals at
-`factor` times that, of three priorities and two tenants, whatever becomes of those before. `--kill-at` kills
-one group's engine so many seconds after the arrivals began. The load generator shares the machine's cores.
+`factor` times that, of three priorities and two tenants, whatever happens to earlier requests. `--kill-at`
+kills one group's engine this number of seconds after the arrivals began. The load generator shares the
+machine's cores.
 
 Every request ends up answered, refused, dropped, failed with a type, or lost; the last must be none. Memory
-is looked at every 5 s. Writes the result, and beside it a plot, and a CSV with a line for each request. The
+is sampled every 5 s. Writes the result, and next to it a plot, and a CSV with a line for each request. The
 exit status is 1 when a check fails.
 """
 
@@ -46,7 +47,7 @@ from benchmarks.simulator_reality.measuring import Workload
 from controlplane.settings import Settings
 
 RESULT = rehearsing.RESULTS / "overload.json"
-CLIENTS_PER_ROW = 1.25  # so that whoever ends has a successor waiting
+CLIENTS_PER_ROW = 1.25  # so that each ended request has a successor waiting
 HAS_TENANTS = "tenants" in Settings.model_fields  # else all requests are one tenant's to the product
 SHORTEST_TPOT_S = 1e-3  # an engine that echoes has none
 
@@ -155,7 +156,7 @@ def _ended(outcome: Outcome, priorities: Sequence[PriorityClass], tpot_s: float)
 
 
 def _row(outcome: Outcome) -> list[Any]:
-    """Of one request, as COLUMNS says."""
+    """The row of one request, as COLUMNS says."""
 
     def ms(value_s: float | None) -> float | None:
         return None if value_s is None else round(1e3 * value_s, 1)

@@ -1,4 +1,4 @@
-"""Who asks in the overload: three priorities with targets of their own, from two tenants."""
+"""The classes of requests in the overload: three priorities with targets of their own, from two tenants."""
 
 from __future__ import annotations
 

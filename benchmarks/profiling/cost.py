@@ -1,5 +1,5 @@
-"""What measuring took: a profile beside every plan of the whole model. MaverIQ reports 7 to 15 times fewer
-GPU seconds, 6 to 28 times less memory and 1.6 to 5 times less time."""
+"""The cost of measuring: a profile compared with every plan of the whole model. MaverIQ reports 7 to 15 times
+fewer GPU seconds, 6 to 28 times less memory and 1.6 to 5 times less time."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _measuring_s(measured: Sequence[Measurement], setting: Setting) -> float:
 
 
 def _needed_bytes(start: Footprint, measured: Sequence[Measurement]) -> list[float]:
-    """Of each rank."""
+    """The memory of each rank."""
     loads = [
         m.point.batch * (m.point.input_tokens + m.output_tokens)
         for m in measured

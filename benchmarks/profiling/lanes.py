@@ -43,11 +43,11 @@ class Ending:
 
 @dataclass(frozen=True)
 class Start:
-    """How a slot's process is started: its command and environment, where it logs, and its barrier. It is to
-    end with its standard input: nobody may be left to end it.
+    """How a slot's process is started: its command and environment, its log, and its barrier. It ends with
+    its standard input, because no other process may be left to end it.
 
-    `complete` says whether it has measured everything, so that nobody waits for it to clean up; `progress` is
-    a number that changes with each measurement. It runs on `cores`; on all if there are none.
+    `complete` tells whether it has measured everything, so that its cleanup is not awaited; `progress` is a
+    number that changes with each measurement. It runs on `cores`; on all if there are none.
     """
 
     command: Sequence[str]
@@ -193,7 +193,7 @@ def show_stacks(leader: int) -> None:
     """Have every process of a session write where it is, those started last first: they are the ranks, which
     the others wait for. `python -X faulthandler` does when it is aborted.
 
-    One after another, for they write to one log; the others stand still meanwhile, whoever ends."""
+    One after another, for they write to one log; the others stand still meanwhile, whichever ends."""
     members = processes.in_session(leader)
     for pid in members:
         _signal(pid, signal.SIGSTOP)

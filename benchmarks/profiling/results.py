@@ -41,7 +41,7 @@ def by_shape(path: Path) -> dict[str, list[Measurement]]:
 def merge(folders: Iterable[Path], into: Path) -> dict[Kind, int]:
     """Add what `folders` have, in their order, to the merged files in `into`; how many lines each has then.
 
-    Of a load that was measured twice the first counts.
+    The first measurement of a load that was measured twice counts.
     """
     folders = tuple(folders)
     into.mkdir(parents=True, exist_ok=True)

@@ -27,11 +27,11 @@ def pack(
     """Slots in the order they begin, and the tasks that would not end within `budget_s`, or that could not be
     predicted without a fingerprint that would not.
 
-    Tier by tier, in each shape by shape (in the order given), of a shape its fingerprints first; with
-    `kinds_first` the fingerprints of all shapes before anything else. Of these those on most GPUs first, then
-    the longest: list scheduling, so that short ones on few GPUs fill what is left. GPUs of a slot are
-    neighbours (0-1, 2-3), as pairs are wired alike. Raises ValueError for a task that needs more GPUs than
-    there are.
+    The order is tier by tier, then shape by shape (in the order given), a shape's fingerprints first; with
+    `kinds_first` the fingerprints of all shapes before anything else. Among these, tasks on most GPUs go
+    first, then the longest: list scheduling, so that short tasks on few GPUs fill the rest. GPUs of a slot
+    are neighbours (0-1, 2-3), as pairs are wired alike. Raises ValueError for a task that needs more GPUs
+    than there are.
     """
     free_s, slots, left = [PREPARE_S] * gpus, list[Slot](), list[Task]()
     for task in in_order(tasks, kinds_first):

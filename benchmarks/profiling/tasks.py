@@ -86,7 +86,7 @@ class Task:
 
 @cache
 def _point_s(shape: str, setting: Setting, point: Point, output_tokens: int) -> float:
-    """Of the run that warms up and those that are measured."""
+    """The requests of the warm-up and of the measured runs."""
     model = dataclasses.replace(spec(shape), num_layers=setting.layers)
     plan = Plan(setting.tensor_parallel, setting.layers_per_stage, "none", MAX_MODEL_LEN, 0, 0, 0)
     prefill_steps = setting.prefill_steps(point.batch, point.input_tokens)
@@ -179,7 +179,7 @@ def _profile(name: str, gpus: int, quantization: str) -> list[Task]:
 def chosen(
     kinds: Sequence[Kind], shapes: Sequence[str], quantizations: Sequence[str], gpus: int, tier: int
 ) -> list[Task]:
-    """Of a host with `gpus`, shape by shape, those of `tier` or a more telling one."""
+    """The tasks of a host with `gpus`, shape by shape, of `tier` or a more informative one."""
     makers = {Kind.TRUTH: truth, Kind.FINGERPRINTS: fingerprints, Kind.VARIANTS: variants}
     return [
         task

@@ -1,4 +1,4 @@
-"""Whether any policy keeps more promises than ours, in mixes of traffic and machines that nobody chose.
+"""Whether any policy keeps more promises than ours, in random mixes of traffic and machines.
 
 `python -m benchmarks.routing.mixes --out benchmarks/results/routing_mixes.json`
 
@@ -121,7 +121,7 @@ def variants(draws: Draws, base_ms: float) -> list[dict[str, Any]]:
 
 
 def kept(document: dict[str, Any], policy: str, rate: float, requests: int, seed: int) -> float:
-    """The share of promises kept of so many requests."""
+    """The share of promises kept among N requests."""
     horizon_s = requests / rate / (1 - WARM)
     lasting = {**document, "horizonS": horizon_s, "warmUpS": WARM * horizon_s}
     experiment = Experiment(reading.form_of(lasting), Path())

@@ -133,7 +133,7 @@ def step_models(machine: Machine) -> Records:
 
 
 def variant_records(scenario: Scenario, rng: np.random.Generator) -> Records:
-    """[V]; the first is the base, which nobody asks."""
+    """[V]; the first is the base, which gets no request."""
     machine, mix, count = scenario.machine, scenario.mix, scenario.variants
     made = records(VARIANT, count + 1)
     made.kind, made.weight = -1, 1.0

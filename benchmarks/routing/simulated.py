@@ -26,8 +26,9 @@ OVERTIME_S = 15.0  # after the last arrival; who has no answer by then has misse
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """Of the measured requests: the share whose promises of TTFT and TPOT were kept; means and a percentile
-    of time per token (of those that ended); the share sent where their variant was in no slot."""
+    """Figures of the measured requests: the share whose promises of TTFT and TPOT were kept; means and a
+    percentile of time per token (of requests that ended); the share sent where their variant was in no
+    slot."""
 
     attainment: float
     tpot_mean_s: float

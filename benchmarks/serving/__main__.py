@@ -80,7 +80,8 @@ def _document(commands: list[str], rows: list[dict[str, Any]]) -> dict[str, Any]
 def _rows_of(engine: str, deadline: float, gpu: str) -> Iterator[dict[str, Any]]:
     """Run one engine, on this GPU, in a process of its own; its lines that are JSON objects are its results.
 
-    It is over when all its processes have ended, and so given back the GPU: nobody else holds its output.
+    The run is over when all its processes have ended, and so returned the GPU: no other process holds its
+    output.
     """
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.serving", *arguments(sys.argv[1:], engine, deadline)],

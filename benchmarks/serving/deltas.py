@@ -32,7 +32,7 @@ from profiler.variants.delta import (
 from profiler.variants.modules import EMBEDDING, HEAD
 from workers.deltas.writing import SafetensorsWriter
 
-POOL_BYTES = 16 << 20  # random bytes of which tensors are cut; making them anew costs more than hashing them
+POOL_BYTES = 16 << 20  # random bytes of which tensors are cut; making them again costs more than hashing them
 KEPT_PAIRS = np.array([i | j << 2 for i in range(4) for j in range(i + 1, 4)], np.uint8)
 LARGEST_STEP = 2e-4  # of a code: dummy weights are within 1e-3, so variants differ and stay finite
 WIDEST = 4  # bytes of a number

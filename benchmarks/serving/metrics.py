@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks.serving.workload import parse_case
 
 TTFT_GOALS_S = (0.5, 1.0, 5.0)
-# Of TTFT, kept by 90% of requests, and of TPOT, by 90% of those that got two tokens.
+# The promise of TTFT, kept by 90% of requests, and of TPOT, by 90% of those that got two tokens.
 PROMISES = {"1 s, 50 ms": (1.0, 0.05), "5 s, 100 ms": (5.0, 0.1)}
 E2E_GOALS_S = (5.0, 10.0, 20.0)
 COMPARED = ("requests_per_s", "tokens_per_s", "e2e_mean_s", "e2e_p90_s", "ttft_mean_s", "ttft_p90_s")
@@ -24,8 +24,8 @@ Row = Mapping[str, Any]
 
 @dataclass
 class Outcome:
-    """Of one request: seconds since it was sent; None for what had not happened when it was given up, after
-    `given_up_s`."""
+    """Times of one request, in seconds since it was sent; None for what had not happened when it was given
+    up, after `given_up_s`."""
 
     ttft_s: float | None = None
     e2e_s: float | None = None
@@ -33,7 +33,7 @@ class Outcome:
     given_up_s: float = 0.0
 
     def tpot_s(self) -> float | None:
-        """Of what came; None where nothing did, or a single token was asked for."""
+        """The figures of finished requests; None where none finished, or a single token was requested."""
         if self.ttft_s is None or self.tokens < 2:
             return None
         end_s = self.given_up_s if self.e2e_s is None else self.e2e_s
@@ -41,7 +41,7 @@ class Outcome:
 
 
 def summary(outcomes: Sequence[Outcome], duration_s: float) -> dict[str, Any]:
-    """Of one case. `duration_s` is from its start to its last request's end."""
+    """The outcome of one case. `duration_s` is from its start to its last request's end."""
     ttft = np.array([o.given_up_s if o.ttft_s is None else o.ttft_s for o in outcomes])
     e2e = np.array([o.given_up_s if o.e2e_s is None else o.e2e_s for o in outcomes])
     tpot = np.array([seconds for o in outcomes if (seconds := o.tpot_s()) is not None])
@@ -76,8 +76,8 @@ def _within(values: Sequence[float], goals: Sequence[float], requests: int) -> d
 def highest_rates(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """For each engine, popularity and promise the highest rate of Poisson arrivals at which 90% of requests
     kept TTFT and 90% TPOT, with each seed, as they did at all lower rates that were measured. `rate` is None
-    where the lowest one broke it; `broken_at` is the lowest rate that did, None where none did. Of a case
-    that was measured again the last row counts."""
+    where the lowest one broke it; `broken_at` is the lowest rate that did, None where none did. The last row
+    of a case that was measured again counts."""
     cases: dict[tuple[str, int | None, str], dict[float, dict[str, Row]]] = {}
     for row in rows:
         if "tpot_p90_s" not in row:
@@ -107,8 +107,8 @@ def _highest(
 
 
 def ratios(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Ours to each baseline's, for each case that both have; one entry for each of our settings. None where
-    the baseline has finished nothing. Of a case that was measured again the last row counts."""
+    """Ratios of ours to each baseline's, for each case that both have; one entry for each of our settings.
+    None where the baseline has finished nothing. The last row of a case that was measured again counts."""
     measured = [row for row in rows if "case" in row and "requests" in row]
     cases = {(row["engine"], row["case"], row.get("limit")): row for row in measured}.values()
     return [

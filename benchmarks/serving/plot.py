@@ -2,7 +2,7 @@
 
     python -m benchmarks.serving.plot RESULT.json [RESULT.json ...]
 
-Writes RESULT.png beside the first file; several files are read as one.
+Writes RESULT.png next to the first file; several files are read as one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ COLOURS = {"ours": "tab:blue", "baseline": "tab:red", "baseline-disk": "tab:oran
 
 def lines(rows: Sequence[dict[str, Any]], kind: str) -> dict[tuple[str, int], list[dict[str, Any]]]:
     """The measured Poisson cases of one kind, of all seeds, by engine and how many variants may run; ordered
-    by rate. Of a case that was measured again the last row counts."""
+    by rate. The last row of a case that was measured again counts."""
     found: dict[tuple[str, int], list[dict[str, Any]]] = {}
     last = {(row["engine"], row["limit"], row["case"]): row for row in rows if "requests" in row}
     for row in last.values():

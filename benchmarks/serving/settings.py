@@ -67,9 +67,11 @@ class Settings:
 
 @dataclass(frozen=True)
 class SwapConfig:
-    """The baseline's, in vLLM's `additional_config` beside a VariantConfig, whose slots hold models there.
+    """The baseline's settings, in vLLM's `additional_config` in addition to a VariantConfig, whose slots hold
+    models there.
 
-    With `files` only so many models stay in host memory as `host_bytes` hold, and others are read from them.
+    With `files` only the models that fit into `host_bytes` stay in host memory, and others are read from
+    files.
     """
 
     host_copies: int
@@ -130,5 +132,5 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def arguments(argv: Sequence[str], engine: str, deadline_s: float) -> list[str]:
-    """Of the process that runs one engine."""
+    """The settings of the process that runs one engine."""
     return [*argv, "--one", engine, "--deadline", str(deadline_s)]

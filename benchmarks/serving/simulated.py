@@ -54,7 +54,8 @@ CACHED_BYTES = 0.5 * MIB  # of a token in a 7B's KV cache
 MODEL_BYTES = 13.5e9
 
 # Milliseconds, of `delta_steps_tables_slot.json` and, with 2 bits, `delta_steps_2bit.json`: a step of one row
-# and of 28, of the base and with 28 deltas; prompts of 128 and 2,048 tokens; 930 tokens beside 27 who decode.
+# and of 28, of the base and with 28 deltas; prompts of 128 and 2,048 tokens; 930 tokens with 27 rows that
+# decode.
 BASE_ALONE, BASE_28, DELTAS_28, DELTAS_28_2BIT = 4.62, 5.61, 25.26, 23.2
 PROMPT_128, PROMPT_2048 = 13.3, 52.4
 GAP_930 = 55.6

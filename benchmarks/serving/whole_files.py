@@ -62,7 +62,7 @@ def read_into(source: str | Path, memory: npt.NDArray[np.uint8]) -> None:
 
 
 def measured_gb_per_s(source: Path) -> float:
-    """Of a second reading into the same page-locked memory."""
+    """The rate of a second reading into the same page-locked memory."""
     size = min(source.stat().st_size, 4 << 30)
     memory = torch.empty(size, dtype=torch.uint8, pin_memory=torch.cuda.is_available()).numpy()
     read_into(source, memory)

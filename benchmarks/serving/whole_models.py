@@ -8,18 +8,18 @@ and loops over the models of a batch within every layer. Here, on today's vLLM, 
 - `slots` whole models lie on the GPU, each complete: linear layers, norms, embedding and head. Which, and who
   waits, is decided by our own scheduler and residency as for deltas: first come first served, models that run
   already may skip the line, parents and children, who was used longest ago leaves.
-- A swap copies all bytes of a model from page-locked host memory into its slot, on a stream of its own beside
-  the running batch, as a delta's does. In the paper it stops the engine, and may come from disk.
+- A swap copies all bytes of a model from page-locked host memory into its slot, on its own stream during the
+running batch, as for a delta. In the paper it stops the engine, and may come from disk.
 - A forward pass is of one model. `turns` gives those with something to do a few steps each (`quantum`), so
   that each has a continuous batch of its own, with chunked prefill, CUDA graphs and asynchronous scheduling.
 - vLLM's graphs know one address for each weight, so a turn begins with a copy from the slot to there: 13.5 GB
-  read and written for a 7B, about 6 ms on an H200 beside steps of 5, and memory for one more model. A longer
-  quantum makes that cheaper, and others wait longer.
+read and written for a 7B, about 6 ms on an H200 with steps of 5, and memory for one more model. A longer
+quantum makes that cheaper, and others wait longer.
 
 Models share `host_copies` distinct blocks of host memory in turn: 32 of 13.5 GB do not fit there.
 
-With files (`baseline-disk`) so many models are in host memory as `host_bytes` hold, those used last.
-Another one is read from its file first, as `whole_files` does it, into its block.
+With files (`baseline-disk`) the last used models that fit into `host_bytes` are in host memory. Another model
+is read from its file first, as `whole_files` does it, into its block.
 """
 
 from __future__ import annotations

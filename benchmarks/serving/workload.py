@@ -98,7 +98,7 @@ def clip(prompt: int, output: int, max_model_len: int) -> tuple[int, int]:
 
 
 def azure_lengths(text: str, max_model_len: int) -> Lengths:
-    """Of every request in a file of Azure's LLM inference traces, clipped."""
+    """Times and lengths of every request in a file of Azure's LLM inference traces, clipped."""
     rows = csv.DictReader(io.StringIO(text))
     return [clip(int(r["ContextTokens"]), int(r["GeneratedTokens"]), max_model_len) for r in rows]
 

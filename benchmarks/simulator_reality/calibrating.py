@@ -39,8 +39,8 @@ def _context_s(facts: Facts, seen: Sequence[Seen]) -> float:
 
 
 def _path_s(facts: Facts, seen: Sequence[Seen], context_s: float) -> float:
-    """From the client to the engine and back: what a prompt by itself waits for beyond its step. How long the
-    step takes is told by rows that decode beside such a prompt; where none did, what is known otherwise."""
+    """From the client to the engine and back: the time that a prompt by itself waits beyond its step. Rows
+    that decode together with such a prompt show the step's time; without such rows, the known path counts."""
     beside = _beside(seen)
     if not beside:
         return facts.path_s
@@ -58,13 +58,13 @@ def _alone(seen: Sequence[Seen]) -> list[Seen]:
 
 
 def _beside(seen: Sequence[Seen]) -> dict[int, Seen]:
-    """Prompts of the base beside rows of the base, by length, shortest first."""
+    """Prompts of the base in batches with rows of the base, by length, shortest first."""
     chosen = {one.load.beside[1]: one for one in seen if one.load.beside and one.load.models == (0,)}
     return dict(sorted(chosen.items()))
 
 
 def _bare_s(beside: Seen, context_s: float) -> float:
-    """A step that fills a prompt beside rows, without what these have cached."""
+    """A step that fills a prompt together with rows, without the time of their cached tokens."""
     return beside.step_s - context_s * beside.load.rows * (SHORT + LONGER / 2)
 
 
@@ -85,7 +85,8 @@ def _decode(seen: Sequence[Seen], context_s: float) -> Floats:
 
 
 def _prefill(facts: Facts, seen: Sequence[Seen], model: Records) -> Floats:
-    """By tokens, of prompts and of the rows beside them. No step takes longer than one with more tokens."""
+    """Times by tokens, of prompts and of the rows with them. No step takes longer than one with more
+    tokens."""
     beside = _beside(seen)
     known = {one.load.prompt: one.ttft_s - model[0].path_s for one in _alone(seen)}
     known = {length: seconds for length, seconds in known.items() if length not in beside}

@@ -53,7 +53,7 @@ def write_variants(
 
 
 def facts_of(folders: Sequence[Path], ranks: Sequence[int], rows: int, kv_tokens: int, max_len: int) -> Facts:
-    """Of one engine, to which nothing leads but a call in this process."""
+    """The settings of one engine, which is called in this process only."""
     variants = tuple(
         VariantFacts(
             folder.name, *(("lora", ranks[i]) if i < len(ranks) else ("sparse_delta", 0)), delta_bytes(folder)
@@ -76,7 +76,7 @@ def facts_of(folders: Sequence[Path], ranks: Sequence[int], rows: int, kv_tokens
 
 
 def wide_from(rows: int) -> int:
-    """Tokens from which on a step's graph has room for so many rows that our kernels use large tiles."""
+    """Tokens from which on a step's graph has room for enough rows that our kernels use large tiles."""
     return 1 + max(size for size in graph_sizes(rows, STEP_TOKENS) if size < LARGE_FROM)
 
 

@@ -8,19 +8,19 @@ import numpy as np
 
 from benchmarks.simulator_reality.types import Asked, Facts
 
-SHORT, OUTPUT = 16, 48  # tokens; answers of so many make what their start takes small
-LONGER = 96  # tokens of answers beside which prompts come
+SHORT, OUTPUT = 16, 48  # tokens; answers of this length make their start negligible
+LONGER = 96  # tokens of answers during which prompts come
 TILE_ROWS = 16  # of one variant that kernels take at once; a line through more of them would be of no batch
 MARGIN = 16  # tokens that the longest prompt leaves free
 FIRST = 2  # tokens of an answer of which only the first matters
 LENGTHS = 6  # of prompts
-BESIDE_FROM = 2  # of those, ascending, the first that is filled beside rows
+BESIDE_FROM = 2  # of those, ascending, the first that is filled together with rows
 
 
 @dataclass(frozen=True)
 class Load:
-    """In each engine `rows` requests at once, that ask `models` in turn. `beside`, a model and a length:
-    while they decode, such prompts come one after the other, each for one token."""
+    """Each engine gets `rows` requests at once, which ask `models` in turn. `beside` is a model and a length:
+    while the rows decode, such prompts come one after the other, each for one token."""
 
     rows: int
     prompt: int
@@ -31,7 +31,7 @@ class Load:
 
 def loads(facts: Facts) -> list[Load]:
     """The base by rows, by context and by prompt; each variant in one row and in a tile, and by prompt; all
-    of them; and prompts beside rows that decode. What a load is told from comes before it."""
+    of them; and prompts with rows that decode. A load comes after the loads that it is computed from."""
     everyone = tuple(range(1, len(facts.variants) + 1))
     found = [*_of_base(facts), *_of_variants(facts)]
     if everyone:
@@ -50,8 +50,8 @@ def _of_base(facts: Facts) -> list[Load]:
 
 
 def context_loads(facts: Facts) -> tuple[Load, Load]:
-    """With few tokens cached and with many. As many rows as arrivals have, for attention reads the cache of
-    few rows slowly; answers so long that none ends before the last prompt is filled."""
+    """Loads with few tokens cached and with many. They have as many rows as arrivals, for attention reads the
+    cache of few rows slowly; no answer ends before the last prompt is filled."""
     rows, long = max(1, facts.rows // 2), prompts(facts)[-2]
     return Load(rows, SHORT, LONGER), Load(rows, long, LONGER)
 
@@ -66,8 +66,8 @@ def _of_variants(facts: Facts) -> list[Load]:
 
 
 def _beside(facts: Facts, everyone: tuple[int, ...]) -> list[Load]:
-    """Prompts of the base and of each kind beside all models; prompts of the base beside the base, and beside
-    each kind."""
+    """Prompts of the base and of each kind in batches with all models; prompts of the base in batches with
+    the base, and with each kind."""
     rows, lengths = max(1, facts.rows // 2), prompts(facts)[BESIDE_FROM:]
     by_kind: dict[str, list[int]] = {}
     for number, variant in enumerate(facts.variants, start=1):
@@ -91,7 +91,7 @@ def prompts(facts: Facts) -> list[int]:
 
 
 def longest_prompt(facts: Facts) -> int:
-    """Of a load: what is left beside its answer, and in a step."""
+    """The errors of a load: outside its answers, and in a step."""
     kv = facts.kv_tokens // facts.rows
     return max(SHORT + 1, min(facts.max_model_len, facts.batched_tokens, kv) - OUTPUT - MARGIN)
 

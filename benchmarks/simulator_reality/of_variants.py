@@ -65,8 +65,8 @@ def _asked(load: Load) -> list[int]:
 
 
 def _prompts(facts: Facts, seen: Sequence[Seen], model: Records, made: Records, kind: str) -> None:
-    """What each token adds, in proportion to the rank or not. A prompt by itself has once what a variant and
-    its kind take; beside rows of theirs it does not."""
+    """The time of each token, in proportion to the rank or not. A prompt by itself bears once the time of a
+    variant and its kind; together with rows of theirs it does not."""
     by_load = {one.load: one for one in seen}
     matrix, added = [], []
     for one in seen:
@@ -131,6 +131,6 @@ def _solved(matrix: Sequence[Sequence[float]], added: Sequence[float], parts: in
 
     if not matrix:
         return np.zeros(parts)
-    scale = np.maximum(np.max(matrix, axis=0), 1.0)  # bytes beside counts
+    scale = np.maximum(np.max(matrix, axis=0), 1.0)  # bytes and counts
     found, _ = nnls(np.array(matrix) / scale, np.array(added))
     return np.asarray(found / scale)

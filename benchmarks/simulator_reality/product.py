@@ -77,7 +77,7 @@ def _alike(asked: tuple[int, int], got: tuple[int, int]) -> bool:
 
 
 def estimates(running: Running, facts: Facts) -> list[Seen]:
-    """Of the loads that are measured, but for prompts beside rows."""
+    """The loads that are measured, except prompts with rows."""
     return [_estimate(running, facts, load) for load in loads(facts) if load.beside is None]
 
 

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from benchmarks.simulator_reality.loads import FIRST, Load, burst, loads
 from benchmarks.simulator_reality.types import Asked, Facts, Play, Timed
 
-STEPS_BETWEEN = 6  # that fill nothing, between two prompts beside rows
+STEPS_BETWEEN = 6  # that fill nothing, between two prompts among rows
 PHASE = 0.618034  # of a step: prompts come at all moments of it
 
 
 @dataclass(frozen=True)
 class Seen:
-    """Seconds. TTFT is the mean over the requests of a load; TPOT is that of those that began last, beside
-    which no other of the burst was filled any more. With prompts beside rows, TTFT is that of the prompts,
-    TPOT that of the rows, and `step_s` what a step takes that fills such a prompt."""
+    """Seconds. TTFT is the mean over the requests of a load; TPOT is that of the requests that began last,
+    after all others of the burst had been filled. With prompts among rows, TTFT is that of the prompts, TPOT
+    that of the rows, and `step_s` the time of a step that fills such a prompt."""
 
     load: Load
     ttft_s: float
@@ -61,7 +61,7 @@ def besides(load: Load, groups: int, alone: Seen, one: Seen) -> list[Asked]:
 
 
 def told(load: Load, times: Sequence[Timed], groups: int) -> Seen:
-    """Of one burst."""
+    """The figures of one burst."""
     return Seen(load, statistics.mean(one.ttft_s for one in times), _tpot_s(times, groups))
 
 
@@ -77,7 +77,7 @@ def told_beside(load: Load, asked: Sequence[Asked], times: Sequence[Timed], alon
 
 
 def _tpot_s(times: Sequence[Timed], groups: int) -> float:
-    """Of those that began last."""
+    """The time per token of the requests that began last."""
     return statistics.mean(one.tpot_s for one in sorted(times, key=lambda one: one.ttft_s)[-groups:])
 
 

@@ -154,7 +154,7 @@ def test_ranks_share_one_host_or_use_one_host_each(profiled: Installation) -> No
         ({"tokens": 3}, "tokens", ""),
     ],
 )
-def test_what_is_wrong_is_named(profiled: Installation, body: dict[str, Any], param: str, said: str) -> None:
+def test_wrong_fields_are_named(profiled: Installation, body: dict[str, Any], param: str, said: str) -> None:
     small = {"inputTokens": 8, "outputTokens": 8}
     reply = profiled.post("/models/base/estimate", small | body)
     error = reply.json()["error"]

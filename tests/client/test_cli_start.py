@@ -23,7 +23,7 @@ HEAVY = {
     *("psutil", "yaml"),
 }
 OURS = {"controlplane", "workers", "placement", "profiler"}
-# Our modules that a client imports besides its own: the API's words, and no record, plan or message.
+# Our modules that a client imports, outside its own: the words of the API, and no record, plan or message.
 CLIENTS = {
     *(
         "controlplane",

@@ -58,7 +58,7 @@ def ran() -> dict[str, Any]:
         ("engine.hostGib", -1, "engine.hostGib: "),
     ],
 )
-def test_what_is_wrong_is_named(path: str, value: Any, said: str) -> None:
+def test_wrong_fields_are_named(path: str, value: Any, said: str) -> None:
     with pytest.raises(ScenarioError) as raised:
         reading.form_of(scenarios.changed(path, value))
     assert said in str(raised.value)

@@ -190,7 +190,7 @@ def test_reading_a_variant_as_large_as_the_layer_takes_as_long_as_the_layer() ->
         ({}, (1, 4000, 97), "inputTokens", "at most 4096 tokens of prompt and answer"),
     ],
 )
-def test_what_is_wrong_is_named(
+def test_wrong_fields_are_named(
     changes: dict[str, object], load: tuple[int, int, int], field: str, said: str
 ) -> None:
     p = plan(**changes)  # type: ignore[arg-type]

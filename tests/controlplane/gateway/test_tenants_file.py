@@ -98,7 +98,7 @@ def test_salts_are_one_for_each_tenant_and_secret() -> None:
         ({"tenants": [*of()["tenants"], *of(name="b")["tenants"]]}, "key of 'a' already"),
     ],
 )
-def test_what_is_wrong_is_named(document: Any, told: str) -> None:
+def test_wrong_fields_are_named(document: Any, told: str) -> None:
     with pytest.raises(ValueError, match=told):
         tenants_from(document)
 

@@ -108,7 +108,7 @@ def test_a_clock_that_was_set_back_puts_nothing_off(back_s: float) -> None:
 
 
 def test_errors_of_the_variant_or_the_request_are_final() -> None:
-    """Of all errors, those are temporary that a client may repeat unchanged (their status says so)."""
+    """Those errors are temporary that a client may repeat unchanged (their status says so)."""
     passing = {cls for cls in error_classes().values() if retrying.may_pass(cls("x"))}
     repeatable = {cls for cls in error_classes().values() if cls.status in (429, 502, 503, 504)}
     assert passing == (repeatable | {errors.StaleWrite}) - {

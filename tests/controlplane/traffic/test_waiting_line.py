@@ -252,7 +252,7 @@ def test_an_urgent_request_beyond_its_share_displaces_less_urgent_ones_of_tenant
 
 
 def test_the_tenant_furthest_above_its_weighted_share_loses_a_place() -> None:
-    """Of nine places, tenant x has six of its seven, and tenant z has two for its one and a half."""
+    # Tenant x has six of nine places and a share of seven; z has two and a share of one and a half.
     line = WaitingLine(LineLimits(9))
     x, y, z = Tenant("x", weight=4.0), Tenant("y"), Tenant("z")
     for tenant in (x,) * 7 + (z,) * 2:
