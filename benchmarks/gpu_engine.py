@@ -207,7 +207,7 @@ def _ended_with_us(child: subprocess.Popen[Any]) -> Iterator[None]:
     try:
         # Only the main thread may hear signals; the others' are ended by `side_by_side`.
         main = threading.current_thread() is threading.main_thread()
-        with _told_to_end() if main else contextlib.nullcontext():
+        with _sigterm_as_exit() if main else contextlib.nullcontext():
             yield
     finally:
         _end(child)
@@ -215,7 +215,7 @@ def _ended_with_us(child: subprocess.Popen[Any]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _told_to_end() -> Iterator[None]:
+def _sigterm_as_exit() -> Iterator[None]:
     """SIGTERM is an exception meanwhile."""
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
@@ -233,7 +233,7 @@ def _end(child: subprocess.Popen[Any]) -> None:
 def side_by_side(works: Sequence[Callable[[], T]], at_once: int) -> Iterator[T]:
     """The results of the processes, as they come, N processes at once. Processes that they started end with
     this one."""
-    with _told_to_end(), ThreadPoolExecutor(at_once) as pool:
+    with _sigterm_as_exit(), ThreadPoolExecutor(at_once) as pool:
         try:
             for done in as_completed([pool.submit(work) for work in works]):
                 yield done.result()

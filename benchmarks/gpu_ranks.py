@@ -76,7 +76,7 @@ def watch(worker: Any, slowly: bool) -> None:
         _before(manager._steps._merged, "merge", merging_alone)
 
 
-def told(worker: Any) -> dict[str, Any]:
+def kernel_report(worker: Any) -> dict[str, Any]:
     """Which kernels serve here, and what was counted."""
     manager = worker.model_runner.lora_manager
     dtype = manager._dtype

@@ -93,7 +93,7 @@ def write(
     return folder
 
 
-def beside(folder: Path, **files: str) -> Path:
+def with_files(folder: Path, **files: str) -> Path:
     for name, text in files.items():
         (folder / name.replace("__", ".")).write_text(text)
     return folder
@@ -158,12 +158,12 @@ SERVED: dict[str, Callable[[Path], Path]] = {
     "modules_to_save empty": lambda f: write(f, modules_to_save=[]),
     "gaussian initialisation": lambda f: write(f, init_lora_weights="gaussian"),
     "bfloat16": lambda f: write(f, tensors={n: t.bfloat16() for n, t in weights().items()}),
-    "a pickle beside it": lambda f: beside(write(f), adapter_model__bin="x"),
-    "a trainer's state beside it": lambda f: beside(
+    "a pickle beside it": lambda f: with_files(write(f), adapter_model__bin="x"),
+    "a trainer's state beside it": lambda f: with_files(
         write(f), optimizer__pt="x", README__md="x", trainer_state__json="{}"
     ),
-    "a model's config beside it": lambda f: beside(write(f), config__json="{}"),
-    "pointers of files that are not read": lambda f: beside(write(f), optimizer__pt=POINTER),
+    "a model's config beside it": lambda f: with_files(write(f), config__json="{}"),
+    "pointers of files that are not read": lambda f: with_files(write(f), optimizer__pt=POINTER),
 }
 
 A, B = (f"{PREFIX}layers.0.self_attn.q_proj.lora_{side}.weight" for side in "AB")
@@ -254,7 +254,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "AdaLoRA": (lambda f: write(f, peft_type="ADALORA"), f"got ADALORA, which is not served; {MERGED}"),
     "MLX": (
-        lambda f: beside(
+        lambda f: with_files(
             write(f),
             adapter_config__json='{"model": "some/base", "lora_parameters": {"rank": 8}}',
         ),
@@ -334,15 +334,15 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
         "adapter_model.bin, a pickle.*`python -c .*weights_only=True",
     ),
     "a git-lfs pointer": (
-        lambda f: beside(write(f), adapter_model__safetensors=POINTER),
+        lambda f: with_files(write(f), adapter_model__safetensors=POINTER),
         "a git-lfs pointer.*REPO is the name of the adapter's own repository.*git lfs pull",
     ),
     "a git-lfs pointer for the config": (
-        lambda f: beside(write(f), adapter_config__json=POINTER),
+        lambda f: with_files(write(f), adapter_config__json=POINTER),
         "adapter_config.json is .* a git-lfs pointer.*pull",
     ),
     "a whole model": (
-        lambda f: without(beside(write(f), config__json="{}"), "adapter_config.json"),
+        lambda f: without(with_files(write(f), config__json="{}"), "adapter_config.json"),
         "this is a whole model; register it as.*register NAME .*adapter`.*--base BASE`",
     ),
     "the weights alone": (

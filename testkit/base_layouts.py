@@ -60,7 +60,7 @@ def configured(folder: Path, *without: str, **changes: Any) -> Path:
     return folder
 
 
-def beside(folder: Path, **files: str) -> Path:
+def with_files(folder: Path, **files: str) -> Path:
     """`__` in a name stands for a dot."""
     for name, text in files.items():
         (folder / name.replace("__", ".")).write_text(text)
@@ -78,7 +78,7 @@ def stray(folder: Path, name: str, params: bool = False) -> Path:
             tensor.removeprefix("model.").replace("self_attn", "attention"): v for tensor, v in other.items()
         }
     save_file(other, folder / name, metadata={"format": "pt"})
-    return beside(folder, params__json="{}") if params else folder
+    return with_files(folder, params__json="{}") if params else folder
 
 
 def renamed(folder: Path, rename: Callable[[str], str]) -> Path:
@@ -207,22 +207,24 @@ SERVED: dict[str, Callable[[Path], Path | tuple[Path, Path]]] = {
     "a fine-tune beside Mistral's old file": lambda f: stray(
         plain(f, MISTRAL), "consolidated.safetensors", params=True
     ),
-    "shards beside Mistral's old shards": lambda f: beside(
+    "shards beside Mistral's old shards": lambda f: with_files(
         stray(sharded(f, MISTRAL), "consolidated-00001-of-00001.safetensors"),
         consolidated__safetensors__index__json="{}",
     ),
     "an adapter's weights beside a merged model": lambda f: stray(plain(f), "adapter_model.safetensors"),
-    "pickles beside it": lambda f: beside(plain(f), pytorch_model__bin="x", consolidated__00__pth="x"),
-    "GGUF and ONNX beside it": lambda f: beside(plain(f), model__gguf="x", model__onnx="x"),
-    "a trainer's state beside it": lambda f: beside(
+    "pickles beside it": lambda f: with_files(plain(f), pytorch_model__bin="x", consolidated__00__pth="x"),
+    "GGUF and ONNX beside it": lambda f: with_files(plain(f), model__gguf="x", model__onnx="x"),
+    "a trainer's state beside it": lambda f: with_files(
         plain(f), optimizer__pt="x", training_args__bin="x", trainer_state__json="{}"
     ),
     "pointers of files that are not read": lambda f: as_pointer(plain(f), "pytorch_model.bin", "photo.png"),
-    "a broken stray": lambda f: beside(plain(f), broken__safetensors="x"),
-    "settings of ModelOpt beside 16 bits": lambda f: beside(
+    "a broken stray": lambda f: with_files(plain(f), broken__safetensors="x"),
+    "settings of ModelOpt beside 16 bits": lambda f: with_files(
         plain(f), hf_quant_config__json='{"quantization": {"quant_algo": "FP8"}}'
     ),
-    "settings of AutoGPTQ beside 16 bits": lambda f: beside(plain(f), quantize_config__json='{"bits": 4}'),
+    "settings of AutoGPTQ beside 16 bits": lambda f: with_files(
+        plain(f), quantize_config__json='{"bits": 4}'
+    ),
     "a stale index beside one file": stale_index,
     "an index that names the one file": own_index,
     "an index that lacks a tensor of a shard": lambda f: index_of(
@@ -287,7 +289,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
         r"chat_template\.jinja is .* a git-lfs pointer",
     ),
     "a web page for the weights": (
-        lambda f: beside(plain(f), model__safetensors="<!DOCTYPE html><html>"),
+        lambda f: with_files(plain(f), model__safetensors="<!DOCTYPE html><html>"),
         "web page.*hf download REPO model.safetensors",
     ),
     "shards without an index": (
@@ -347,7 +349,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
         r"a model in .*inner; register that: `ostinato register NAME .*inner`",
     ),
     "an adapter and a whole model": (
-        lambda f: beside(stray(plain(f), "adapter_model.safetensors"), adapter_config__json="{}"),
+        lambda f: with_files(stray(plain(f), "adapter_model.safetensors"), adapter_config__json="{}"),
         "`mkdir .*mv .*if you do not know, register .*base_model_name_or_path.*register VARIANT --base NAME",
     ),
     "quantization_config left in": (
@@ -359,12 +361,12 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
         "quantized by gptq.*register the unquantized",
     ),
     "GPTQ by quantize_config.json": (
-        lambda f: beside(gptq(f), quantize_config__json="{}"),
+        lambda f: with_files(gptq(f), quantize_config__json="{}"),
         "quantize_config.json says how.*qweight.*register the",
     ),
     "GPTQ that nothing tells of": (gptq, "qweight.*GPTQ or AWQ.*register the unquantized"),
     "ModelOpt by hf_quant_config.json": (
-        lambda f: beside(quantized(plain(f), "weight", "weight_scale"), hf_quant_config__json="{}"),
+        lambda f: with_files(quantized(plain(f), "weight", "weight_scale"), hf_quant_config__json="{}"),
         "hf_quant_config.json says how.*weight_scale.*register the unquantized",
     ),
     "compression_config": (
@@ -446,7 +448,9 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
         "__metadata__ to be a text.*python -c.*save_file",
     ),
     "a sentence-transformers folder": (
-        lambda f: beside(plain(f, QWEN), modules__json='[{"type": "sentence_transformers.models.Pooling"}]'),
+        lambda f: with_files(
+            plain(f, QWEN), modules__json='[{"type": "sentence_transformers.models.Pooling"}]'
+        ),
         r"modules\.json says .*sentence-transformers.*choose such a model.*modules.json.unused",
     ),
     "Qwen2.5-1M": (
@@ -482,15 +486,15 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
         'float8_e4m3fn is not one of.*write "dtype": "auto"',
     ),
     "a byte-order mark": (
-        lambda f: beside(plain(f), config__json="\ufeff" + (f / "config.json").read_text()),
+        lambda f: with_files(plain(f), config__json="\ufeff" + (f / "config.json").read_text()),
         "byte-order mark.*`sed",
     ),
     "a key twice": (
-        lambda f: beside(plain(f), config__json='{"a": 1, "a": 2}'),
+        lambda f: with_files(plain(f), config__json='{"a": 1, "a": 2}'),
         "the key 'a' occurs twice; correct it",
     ),
     "a trailing comma": (
-        lambda f: beside(plain(f), config__json='{"a": 1, }'),
+        lambda f: with_files(plain(f), config__json='{"a": 1, }'),
         "not valid JSON: .*correct it",
     ),
     "no tokenizer": (

@@ -44,13 +44,13 @@ class Child:
             async with asyncio.timeout(within_s):
                 line = await self._process.stdout.readline()
         except TimeoutError as e:
-            raise RuntimeError(self._told(f"said nothing for {within_s:.0f} s")) from e
+            raise RuntimeError(self._with_log_tail(f"said nothing for {within_s:.0f} s")) from e
         if not line:
             status = await asyncio.wait_for(self._process.wait(), END_S)
-            raise RuntimeError(self._told(f"ended with status {status}"))
+            raise RuntimeError(self._with_log_tail(f"ended with status {status}"))
         answer: dict[str, Any] = json.loads(line)
         if "problem" in answer:
-            raise RuntimeError(self._told(f"failed: {answer['problem']}"))
+            raise RuntimeError(self._with_log_tail(f"failed: {answer['problem']}"))
         return answer
 
     async def ask(self, order: Order, within_s: float) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class Child:
         await self._process.wait()
         return left
 
-    def _told(self, what: str) -> str:
+    def _with_log_tail(self, what: str) -> str:
         return f"{self._name} {what}; its log {self._log} ends: {last_words(self._log)}"
 
 

@@ -39,7 +39,7 @@ def campaign(seeds: range) -> Found:
         model = smollm2.ensure(folder / "models", lambda line: None)
         with hostile_bodies.serving(folder, model) as (served, loop):
             alone_s = min(ALONE_S, len(seeds) / 100)
-            asking = hostile_bodies.ask_beside_others(served, seeds, ROWS, alone_s)
+            asking = hostile_bodies.ask_with_others(served, seeds, ROWS, alone_s)
             return asyncio.run_coroutine_threadsafe(asking, loop).result()
 
 

@@ -37,12 +37,12 @@ def measure(running: Running, store_url: str, records: int, watchers: int, secon
             repository.commit(some)
         written_s = time.monotonic() - began_s
         crowded = _asked(running, seconds)
-        told, watched = _beside_watchers(running, repository, range(OPEN), watchers, seconds)
+        told, watched = _with_watchers(running, repository, range(OPEN), watchers, seconds)
         left = len(repository.read().operations)
         settled_s = waiting_for(lambda: len(repository.read().operations) <= KEPT, SETTLED_S, 1.0)
         keys = sum(1 for _ in repository.each(IdempotencyKey))
         others = range(OPEN, 2 * OPEN)  # a gateway may still hold that the first ones have ended
-        told_then, settled = _beside_watchers(running, repository, others, watchers, seconds)
+        told_then, settled = _with_watchers(running, repository, others, watchers, seconds)
     return {
         "records": 2 * records,
         "watchers": watchers,
@@ -58,7 +58,7 @@ def measure(running: Running, store_url: str, records: int, watchers: int, secon
     }
 
 
-def _beside_watchers(
+def _with_watchers(
     running: Running, repository: Repository, watched: range, watchers: int, seconds: float
 ) -> tuple[int, dict[str, Any]]:
     repository.commit([Put(_open(number), None) for number in watched])
@@ -76,7 +76,7 @@ def _asked(running: Running, seconds: float) -> dict[str, Any]:
         for probe in calls.values():
             asking.enter_context(probe)
         time.sleep(seconds)
-    return {name: probe.told() for name, probe in calls.items()}
+    return {name: probe.summary() for name, probe in calls.items()}
 
 
 async def _watched(

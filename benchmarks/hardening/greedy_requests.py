@@ -52,12 +52,12 @@ def greedy(running: Running) -> dict[str, dict[str, Any]]:
 
 def measure(running: Running, seconds: float) -> dict[str, Any]:
     """Alone before and after, so that a machine that became slower is seen."""
-    alone = [_told(asyncio.run(_others(running, seconds, 1)))]
+    alone = [_summary(asyncio.run(_others(running, seconds, 1)))]
     rows: list[dict[str, Any]] = []
     for number, (kind, body) in enumerate(greedy(running).items(), start=2):
-        outcomes, asked = asyncio.run(_beside(running, body, seconds, number))
-        rows.append({"greedy": kind, **asked, **_told(outcomes)})
-    alone.append(_told(asyncio.run(_others(running, seconds, 0))))
+        outcomes, asked = asyncio.run(_with_greedy(running, body, seconds, number))
+        rows.append({"greedy": kind, **asked, **_summary(outcomes)})
+    alone.append(_summary(asyncio.run(_others(running, seconds, 0))))
     if not all(row["answers"] for row in (*alone, *rows)):
         raise RuntimeError(f"expected answers to the others in each part, got {alone} and {rows}")
     idle_ms = max(row["p99_ms"] for row in alone)
@@ -72,7 +72,7 @@ async def _others(running: Running, seconds: float, seed: int) -> list[Outcome]:
     return outcomes
 
 
-async def _beside(
+async def _with_greedy(
     running: Running, body: dict[str, Any], seconds: float, seed: int
 ) -> tuple[list[Outcome], dict[str, Any]]:
     statuses: Counter[str] = Counter()
@@ -99,6 +99,6 @@ async def _beside(
     return outcomes, {"asked": dict(statuses), "greedy_ms": median_ms}
 
 
-def _told(outcomes: list[Outcome]) -> dict[str, Any]:
+def _summary(outcomes: list[Outcome]) -> dict[str, Any]:
     taken_s = [o.end_s - o.ask.at_s for o in outcomes if o.kind == Kind.ANSWERED]
     return {"answers": len(taken_s), "failed": len(outcomes) - len(taken_s), **ms(taken_s)}

@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 
 from benchmarks.hardening import second_controller
-from benchmarks.hardening.kills import Loop, Operator, gateways_told, of_role, title_of
+from benchmarks.hardening.kills import Loop, Operator, of_role, reporting_gateways, title_of
 from benchmarks.hardening.probing import Probe, waiting_for
 from benchmarks.live.groups import BASE, Running
 from controlplane.controller.leadership import LEASE_S
@@ -70,7 +70,10 @@ def _under_load(
     change: Change,
 ) -> dict[str, Any]:
     # None is just starting: it would not know what it cannot read.
-    if waiting_for(lambda: gateways_told(running) == len(of_role(running, "gateway")), SETTLED_S) is None:
+    if (
+        waiting_for(lambda: reporting_gateways(running) == len(of_role(running, "gateway")), SETTLED_S)
+        is None
+    ):
         raise RuntimeError(f"expected all gateways to answer within {SETTLED_S:.0f} s")
     engines = running.engine_pids()
     with closing(open_store(store_url)) as store:

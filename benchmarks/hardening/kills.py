@@ -285,7 +285,7 @@ def _serves(running: Running, answers: Answers, there: Mapping[str, int]) -> boo
     with suppress(httpx.HTTPError, errors.OstinatoError, ValueError, LookupError):
         return (
             all(_answers_at(running, url) for url in running.urls)
-            and gateways_told(running) == there["gateway"]
+            and reporting_gateways(running) == there["gateway"]
             and len(running.engine_pids()) == running.served.groups
         )
     return False
@@ -299,7 +299,7 @@ def _answers_at(running: Running, url: str) -> bool:
     return asked.is_success
 
 
-def gateways_told(running: Running) -> int:
+def reporting_gateways(running: Running) -> int:
     """How many gateways say where their metrics are: none does that is just starting. Errors:
     httpx.HTTPError."""
     reply = httpx.get(

@@ -32,7 +32,7 @@ class Probe(Background):
         self.seconds: list[float] = []
         self.failed: list[str] = []
 
-    def told(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         return {"asked": len(self.seconds) + len(self.failed), "failed": len(self.failed), **ms(self.seconds)}
 
     def _run(self) -> None:

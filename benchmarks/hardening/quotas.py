@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.hardening.kills import gateways_told
+from benchmarks.hardening.kills import reporting_gateways
 from benchmarks.live.groups import BASE, Running
 
 OWN_KEY, TENANT_KEY = "the-installations-key", "the-tenants-key"
@@ -34,7 +34,7 @@ def write_tenants(path: Path) -> Path:
 
 
 def measure(running: Running, adapters: Sequence[Path], seconds: float) -> dict[str, Any]:
-    told = gateways_told(running)
+    told = reporting_gateways(running)
     began_s = time.monotonic()
     with ThreadPoolExecutor(CLIENTS) as pool:
         answers = [

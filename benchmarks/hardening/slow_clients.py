@@ -31,7 +31,7 @@ class Sizes:
 def measure(running: Running, sizes: Sizes) -> list[dict[str, Any]]:
     """A row for each attack at each address."""
     host = urlsplit(running.cluster.url)
-    addresses = {"API": ("127.0.0.1", host.port or 80), "door": _door(running)}
+    addresses = {"API": ("127.0.0.1", host.port or 80), "door": _worker_address(running)}
     attacks: dict[str, Callable[[Address], Any]] = {
         f"one header of {sizes.header_bytes} bytes": lambda at: _long_header(at, sizes.header_bytes),
         f"{sizes.headers} headers": lambda at: _many_headers(at, sizes.headers),
@@ -49,7 +49,7 @@ def measure(running: Running, sizes: Sizes) -> list[dict[str, Any]]:
     ]
 
 
-def _door(running: Running) -> Address:
+def _worker_address(running: Running) -> Address:
     """Where an engine's worker listens."""
     (pid, *_) = running.engine_pids()
     ports = sorted(
@@ -83,7 +83,7 @@ def _under(running: Running, attack: Callable[[Address], Any], at: Address) -> d
     grown = max(processes, key=lambda p: largest.get(p, 0) - before.get(p, 0))
     return {
         **told,
-        "healthz": probe.told(),
+        "healthz": probe.summary(),
         "most_grown": " ".join(_title(grown).split()[:2]),
         "grown_mib": round((largest.get(grown, 0) - before.get(grown, 0)) / MIB, 1),
     }

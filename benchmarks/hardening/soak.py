@@ -46,7 +46,7 @@ class Files(Background):
                     at_s.append(time.monotonic() - self._start)
                     counts.append(process.num_fds())
 
-    def told(self) -> list[dict[str, Any]]:
+    def summary(self) -> list[dict[str, Any]]:
         """Processes that were there for most of the time, those that grew most first."""
         longest = max((len(at_s) for _, at_s, _ in self.series.values()), default=0)
         rows: list[tuple[float, dict[str, Any]]] = []
@@ -76,7 +76,7 @@ def measure(
         for work in (operators[0].change, operators[1].register_again):
             stack.enter_context(Loop(work))
         asyncio.run(_load(target, mix, FACTOR * rate, 60 * minutes, counted))
-    seen = memory.told(sampler.series)
+    seen = memory.memory_rows(sampler.series)
     lasting = memory.lasting(seen)
     return {
         "capacity_per_s": round(rate, 2),
@@ -86,7 +86,7 @@ def measure(
         "operations": sum(len(operator.acknowledged) for operator in operators),
         "memory": lasting,
         "processes_that_came_and_went": len(seen) - len(lasting),
-        "files": files.told(),
+        "files": files.summary(),
     }
 
 

@@ -79,8 +79,8 @@ def _away(
         verified = operator.verify()
     return {
         "seconds": seconds,
-        "completions": {m: one.told() for m, one in zip(running.models, asked, strict=True)},
-        "ready": ready.told(),
+        "completions": {m: one.summary() for m, one in zip(running.models, asked, strict=True)},
+        "ready": ready.summary(),
         "failures": sorted({failure for one in (*asked, ready) for failure in one.failed}),
         "acknowledged_before": before,
         "first_change_after_s": back_s,

@@ -91,12 +91,12 @@ def _second_half(at_s: Sequence[float], values: Sequence[int]) -> tuple[list[flo
 
 
 def lasting(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The part of what `told` says about processes that were there for at least half of the time."""
+    """The part of what `memory_rows` has about processes that were there for at least half of the time."""
     most = max((row["samples"] for row in rows), default=0)
     return [row for row in rows if 2 * row["samples"] >= most]
 
 
-def told(series: dict[int, Series]) -> list[dict[str, Any]]:
+def memory_rows(series: dict[int, Series]) -> list[dict[str, Any]]:
     """A row for each process, the largest first; only the largest with all that was seen of them."""
     rows: list[dict[str, Any]] = [
         {

@@ -86,7 +86,7 @@ def capacity(running: groups.Running, mix: Mix, given: Given) -> Capacity:
         o for o in outcomes if o.kind == Kind.ANSWERED and after_s < o.end_s <= 1.25 * given.capacity_s
     ]
     if not counted:
-        raise RuntimeError(f"expected answers, got {[report.told(o) for o in outcomes][:5]}")
+        raise RuntimeError(f"expected answers, got {[report.described(o) for o in outcomes][:5]}")
     seconds = 1.25 * given.capacity_s - after_s
     tpot = [o.tpot_s for o in counted if o.tpot_s is not None]
     return Capacity(
@@ -113,7 +113,7 @@ def measure(running: groups.Running, given: Given) -> dict[str, Any]:
         Killing(running, given.kill_at_s) as killing,
     ):
         outcomes = asyncio.run(open_loop(target, asks))
-    seen = memory.told(sampler.series)
+    seen = memory.memory_rows(sampler.series)
     return {
         "capacity_per_s": round(found.per_s, 3),
         "capacity_tokens_per_s": round(found.tokens_per_s, 1),
@@ -169,7 +169,7 @@ def _row(outcome: Outcome) -> list[Any]:
         *sizes,
         outcome.kind.value,
         *times,
-        report.told(outcome) if outcome.code else "",
+        report.described(outcome) if outcome.code else "",
         outcome.retry_after_s,
     ]
 

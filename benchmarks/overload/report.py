@@ -31,7 +31,7 @@ def by_class(
                 "ttft_target_s": one.ttft_s,
                 "requests": len(own),
                 **{kind.value: sum(o.kind == kind for o in own) for kind in Kind},
-                "codes": dict(Counter(told(o) for o in own if o.code)),
+                "codes": dict(Counter(described(o) for o in own if o.code)),
                 "ttft_attained": _share([ttft for ttft, _ in met]),
                 "both_attained": _share([both for _, both in met]),
                 "ttft_attained_of_admitted": _share([ttft for ttft, _ in admitted]),
@@ -51,7 +51,7 @@ def by_class(
     return rows
 
 
-def told(outcome: Outcome) -> str:
+def described(outcome: Outcome) -> str:
     """`429 overloaded: late`."""
     return f"{outcome.status} {outcome.code}" + (f": {outcome.reason}" if outcome.reason else "")
 
@@ -111,7 +111,7 @@ def against_capacity(outcomes: Sequence[Outcome], tokens_per_s: float, seconds: 
 
 def checks(sent: int, outcomes: Sequence[Outcome], memory: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What must hold, each with what breaks it; nothing: it holds."""
-    lost = Counter(told(o) for o in outcomes if o.kind == Kind.LOST)
+    lost = Counter(described(o) for o in outcomes if o.kind == Kind.LOST)
     short = [o for o in outcomes if o.kind == Kind.ANSWERED and o.tokens != o.ask.output_tokens]
     unlabelled = sum(o.kind == Kind.REFUSED and o.retry_after_s is None for o in outcomes)
     return {

@@ -29,7 +29,7 @@ from benchmarks import rehearsing
 from benchmarks.live import groups
 from benchmarks.live.arrivals import LENGTHS
 from benchmarks.simulator_reality import product
-from benchmarks.simulator_reality.comparing import GOAL, compare, fitted, table, told
+from benchmarks.simulator_reality.comparing import GOAL, compare, fitted, fitted_figures, table
 from benchmarks.simulator_reality.measuring import Workload, as_json, from_json, measure
 from benchmarks.simulator_reality.types import Asked, Facts, Play, Timed, VariantFacts
 
@@ -64,7 +64,7 @@ def compared(given: argparse.Namespace, command: str) -> None:
         "command": command,
         "measured": {name: record.get(name) for name in ("command", "machine", "rate", "facts")},
         "loads": {name: loads.get(name) for name in ("command", "machine")},
-        "fitted": {source: told(seen.facts, *both) for source, both in steps.items()},
+        "fitted": {source: fitted_figures(seen.facts, *both) for source, both in steps.items()},
         "goal": GOAL,
         "rows": rows,
     }

@@ -41,7 +41,7 @@ def _context_s(facts: Facts, seen: Sequence[Seen]) -> float:
 def _path_s(facts: Facts, seen: Sequence[Seen], context_s: float) -> float:
     """From the client to the engine and back: the time that a prompt by itself waits beyond its step. Rows
     that decode together with such a prompt show the step's time; without such rows, the known path counts."""
-    beside = _beside(seen)
+    beside = _among_rows(seen)
     if not beside:
         return facts.path_s
     tokens = [one.load.rows + length for length, one in beside.items()]
@@ -57,7 +57,7 @@ def _alone(seen: Sequence[Seen]) -> list[Seen]:
     return sorted(chosen, key=lambda one: one.load.prompt)
 
 
-def _beside(seen: Sequence[Seen]) -> dict[int, Seen]:
+def _among_rows(seen: Sequence[Seen]) -> dict[int, Seen]:
     """Prompts of the base in batches with rows of the base, by length, shortest first."""
     chosen = {one.load.beside[1]: one for one in seen if one.load.beside and one.load.models == (0,)}
     return dict(sorted(chosen.items()))
@@ -87,7 +87,7 @@ def _decode(seen: Sequence[Seen], context_s: float) -> Floats:
 def _prefill(facts: Facts, seen: Sequence[Seen], model: Records) -> Floats:
     """Times by tokens, of prompts and of the rows with them. No step takes longer than one with more
     tokens."""
-    beside = _beside(seen)
+    beside = _among_rows(seen)
     known = {one.load.prompt: one.ttft_s - model[0].path_s for one in _alone(seen)}
     known = {length: seconds for length, seconds in known.items() if length not in beside}
     for length, one in beside.items():

@@ -25,7 +25,7 @@ def fitted(measured: Measured) -> dict[str, tuple[Records, Records]]:
     return {source: step_times(measured.facts, seen) for source, seen in measured.seen.items()}
 
 
-def told(facts: Facts, model: Records, variants: Records) -> dict[str, Any]:
+def fitted_figures(facts: Facts, model: Records, variants: Records) -> dict[str, Any]:
     """What was fitted, in numbers that can be looked at."""
     own = {
         variant.name: {name.replace("_s", "_us"): round(1e6 * row[name], 3) for name in PARTS}

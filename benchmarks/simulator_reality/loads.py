@@ -37,7 +37,7 @@ def loads(facts: Facts) -> list[Load]:
     if everyone:
         found += [Load(facts.rows, SHORT, OUTPUT, everyone), Load(facts.rows, SHORT, OUTPUT, (0, *everyone))]
         found.append(Load(min(len(everyone), facts.rows), SHORT, OUTPUT, everyone))
-    return [*found, *_beside(facts, everyone)]
+    return [*found, *_prompts_among_rows(facts, everyone)]
 
 
 def _of_base(facts: Facts) -> list[Load]:
@@ -65,7 +65,7 @@ def _of_variants(facts: Facts) -> list[Load]:
     return found
 
 
-def _beside(facts: Facts, everyone: tuple[int, ...]) -> list[Load]:
+def _prompts_among_rows(facts: Facts, everyone: tuple[int, ...]) -> list[Load]:
     """Prompts of the base and of each kind in batches with all models; prompts of the base in batches with
     the base, and with each kind."""
     rows, lengths = max(1, facts.rows // 2), prompts(facts)[BESIDE_FROM:]

@@ -37,15 +37,15 @@ async def seen_of(play: Play, facts: Facts, repeats: int) -> list[Seen]:
 
 async def see(play: Play, facts: Facts, load: Load, latest: Mapping[Load, Seen]) -> Seen:
     if load.beside is None:
-        return told(load, await play(burst(load, facts.groups)), facts.groups)
+        return burst_figures(load, await play(burst(load, facts.groups)), facts.groups)
     model, length = load.beside
     alone = latest[Load(load.rows, load.prompt, load.output, load.models)]
     one = latest[Load(1, length, FIRST, (model,))]
-    asked = [*burst(load, facts.groups), *besides(load, facts.groups, alone, one)]
-    return told_beside(load, asked, await play(asked), alone, facts.groups)
+    asked = [*burst(load, facts.groups), *prompts_among_rows(load, facts.groups, alone, one)]
+    return figures_with_prompts(load, asked, await play(asked), alone, facts.groups)
 
 
-def besides(load: Load, groups: int, alone: Seen, one: Seen) -> list[Asked]:
+def prompts_among_rows(load: Load, groups: int, alone: Seen, one: Seen) -> list[Asked]:
     """Prompts that come while the rows decode, so far apart that each has a step of its own. `alone` are the
     rows without them, `one` is such a prompt by itself."""
     assert load.beside is not None
@@ -60,12 +60,14 @@ def besides(load: Load, groups: int, alone: Seen, one: Seen) -> list[Asked]:
     ]
 
 
-def told(load: Load, times: Sequence[Timed], groups: int) -> Seen:
+def burst_figures(load: Load, times: Sequence[Timed], groups: int) -> Seen:
     """The figures of one burst."""
     return Seen(load, statistics.mean(one.ttft_s for one in times), _tpot_s(times, groups))
 
 
-def told_beside(load: Load, asked: Sequence[Asked], times: Sequence[Timed], alone: Seen, groups: int) -> Seen:
+def figures_with_prompts(
+    load: Load, asked: Sequence[Asked], times: Sequence[Timed], alone: Seen, groups: int
+) -> Seen:
     """Rows take as much longer as the steps that fill prompts take longer than those that do not."""
     rows, prompts = times[: load.rows * groups], times[load.rows * groups :]
     until_s = min(one.total_s for one in rows)

@@ -54,7 +54,7 @@ class KnownWorker(Member):
                 self.held = frozenset(uid for uid, _ in load.variants)
             self.load, self.load_at_s = load, time.monotonic()
             if self.seen.quiet != 0:
-                self.seen = worker_health.told(self.seen)
+                self.seen = worker_health.reported(self.seen)
             on_load(self, load)
 
         self._reader = LoadReader(self.address, self.secret, take, self.proof)

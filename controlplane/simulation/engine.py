@@ -14,7 +14,7 @@ import math
 from controlplane.routing.snapshot import IN_HOST_MEMORY, IN_SLOT
 from controlplane.routing.snapshot import LOADING as ON_ITS_WAY
 from controlplane.simulation import agenda, host_memory
-from controlplane.simulation.world import NOBODY, Rules, World
+from controlplane.simulation.world import NO_INDEX, Rules, World
 from profiler.compiled import Records, compiled
 from profiler.step_time.records import BASE_KIND
 from profiler.step_time.steps import add, decode_step_s, is_wide, mixed_step_s, remove
@@ -97,7 +97,7 @@ def _occur(world: World, g: int, variant: int) -> int:
         world.engines[g].occurring = max(1, world.engines[g].occurring)
         return 0
     where = world.where[g, variant]
-    if where.local == NOBODY:
+    if where.local == NO_INDEX:
         place = 1
         while place < world.engines[g].occurring and world.occurring[g, place].requests > 0:
             place += 1
@@ -105,7 +105,7 @@ def _occur(world: World, g: int, variant: int) -> int:
         fresh = world.occurring[g, place]
         fresh.variant, fresh.requests, fresh.readiness = variant, 0, ABSENT
         fresh.cost, fresh.closed = world.truth.variants[world.engines[g].model, variant].bytes, 0
-        if where.slot != NOBODY:
+        if where.slot != NO_INDEX:
             fresh.readiness = READY if world.slots[g, where.slot].ready_s == -math.inf else LOADING
         where.local = place
     world.occurring[g, where.local].requests += 1
@@ -118,7 +118,7 @@ def _leave(world: World, g: int, place: int) -> None:
         occurring = world.occurring[g, place]
         occurring.requests -= 1
         if occurring.requests == 0:
-            world.where[g, occurring.variant].local = NOBODY
+            world.where[g, occurring.variant].local = NO_INDEX
             engine = world.engines[g]
             if place == engine.occurring - 1:
                 engine.occurring -= 1
@@ -273,11 +273,11 @@ def _start(world: World, g: int) -> None:
             row.unfilled, row.chunk, row.preempts = tokens, 0, 0
             engine.running += 1
             engine.reserved += tokens
-            if queued.parent != NOBODY:
+            if queued.parent != NO_INDEX:
                 engine.skips += 1
             engine.clock += 1
             slot = world.where[g, asked.variant].slot
-            if slot != NOBODY:
+            if slot != NO_INDEX:
                 world.slots[g, slot].used = engine.clock
         else:
             world.queue[g, kept] = queued
@@ -295,7 +295,7 @@ def _preempt(world: World, g: int, i: int) -> None:
     queued = world.queue[g, engine.waiting]
     queued.arrival_s, queued.key, queued.variant = row.arrival_s, row.key, row.variant
     queued.request, queued.generated, queued.admitted, queued.blocked = row.request, row.generated, 0, 0
-    queued.parent, queued.due = NOBODY, 0
+    queued.parent, queued.due = NO_INDEX, 0
     if row.unfilled == 0:
         _take_out(world, g, i)
         queued.generated = asked.output - int(row.ends_at - engine.ticks)
@@ -354,17 +354,17 @@ def _load(world: World, g: int, now_s: float) -> None:
 def _read_ahead(world: World, g: int, known: int, now_s: float) -> None:
     """Read the first blocked request's variant into the host's memory, one variant at a time."""
     engine = world.engines[g]
-    if engine.ahead != NOBODY and engine.ahead_s <= now_s:
+    if engine.ahead != NO_INDEX and engine.ahead_s <= now_s:
         _keep(world, g, engine.ahead)
         world.seen.held[engine.ahead, g].where = IN_HOST_MEMORY
-        engine.ahead = NOBODY
-    if engine.ahead != NOBODY:
+        engine.ahead = NO_INDEX
+    if engine.ahead != NO_INDEX:
         return
     for i in range(known):
         if world.queue[g, i].blocked:
             variant = world.occurring[g, world.queue[g, i].variant].variant
             where = world.where[g, variant]
-            if where.slot == NOBODY and not where.in_host:
+            if where.slot == NO_INDEX and not where.in_host:
                 engine.ahead = variant
                 engine.ahead_s = now_s + world.truth.variants[engine.model, variant].fetch_s
             return
@@ -376,16 +376,16 @@ def _place(world: World, g: int, place: int, now_s: float) -> None:
         slot = world.slots[g, s]
         if slot.variant > 0:
             local = world.where[g, slot.variant].local
-            slot.busy = slot.ready_s != -math.inf or (local != NOBODY and world.occurring[g, local].active)
+            slot.busy = slot.ready_s != -math.inf or (local != NO_INDEX and world.occurring[g, local].active)
     s = slot_for(world.slots[g])
     if s == EMPTY:
         return
     engine, slot = world.engines[g], world.slots[g, s]
     if slot.variant > 0:
         leaving = world.where[g, slot.variant]
-        leaving.slot = NOBODY
+        leaving.slot = NO_INDEX
         world.seen.held[slot.variant, g].where = IN_HOST_MEMORY
-        if leaving.local != NOBODY:
+        if leaving.local != NO_INDEX:
             world.occurring[g, leaving.local].readiness = ABSENT
     occurring = world.occurring[g, place]
     where = world.where[g, occurring.variant]
@@ -393,7 +393,7 @@ def _place(world: World, g: int, place: int, now_s: float) -> None:
     fetch_s = 0.0 if where.in_host else variant.fetch_s
     if engine.ahead == occurring.variant:
         fetch_s = max(0.0, engine.ahead_s - now_s)
-        engine.ahead = NOBODY
+        engine.ahead = NO_INDEX
     engine.load_free_s = max(engine.load_free_s, now_s + fetch_s) + variant.load_s
     engine.clock += 1
     slot.variant, slot.used, slot.ready_s = occurring.variant, engine.clock, engine.load_free_s
@@ -418,7 +418,7 @@ def _end_loads(world: World, g: int, now_s: float) -> bool:
             world.engines[g].loading -= 1
             world.seen.held[slot.variant, g].where = IN_SLOT
             local = world.where[g, slot.variant].local
-            if local != NOBODY:
+            if local != NO_INDEX:
                 world.occurring[g, local].readiness = READY
     return any_ended
 
@@ -510,11 +510,11 @@ def _give_chunks(world: World, g: int, left: int) -> int:
         world.rows[g, i].chunk = 0
     given = 0
     while given < left:
-        first = NOBODY
+        first = NO_INDEX
         for i in range(engine.running):
             row = world.rows[g, i]
             waits = row.unfilled > 0 and row.chunk == 0
-            if waits and (first == NOBODY or row.key < world.rows[g, first].key):
+            if waits and (first == NO_INDEX or row.key < world.rows[g, first].key):
                 first = i
         row = world.rows[g, first]
         row.chunk = min(row.unfilled, left - given)

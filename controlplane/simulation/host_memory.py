@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from controlplane.routing.snapshot import ELSEWHERE
-from controlplane.simulation.world import NOBODY, World
+from controlplane.simulation.world import NO_INDEX, World
 from profiler.compiled import compiled
 
 
@@ -47,8 +47,8 @@ def keep(world: World, g: int, variant: int) -> None:
     else:
         engine.host_bytes += world.truth.variants[engine.model, variant].bytes
         where.in_host = 1
-    where.older, where.newer = engine.newest, NOBODY
-    if engine.newest != NOBODY:
+    where.older, where.newer = engine.newest, NO_INDEX
+    if engine.newest != NO_INDEX:
         world.where[g, engine.newest].newer = variant
     else:
         engine.oldest = variant
@@ -59,11 +59,11 @@ def keep(world: World, g: int, variant: int) -> None:
 @compiled
 def _unlink(world: World, g: int, variant: int) -> None:
     engine, where = world.engines[g], world.where[g, variant]
-    if where.older != NOBODY:
+    if where.older != NO_INDEX:
         world.where[g, where.older].newer = where.newer
     else:
         engine.oldest = where.newer
-    if where.newer != NOBODY:
+    if where.newer != NO_INDEX:
         world.where[g, where.newer].older = where.older
     else:
         engine.newest = where.older
@@ -73,9 +73,9 @@ def _unlink(world: World, g: int, variant: int) -> None:
 def _make_room(world: World, g: int, fresh: int) -> None:
     engine = world.engines[g]
     variant = engine.oldest
-    while engine.host_bytes > engine.host_limit and variant != NOBODY:
+    while engine.host_bytes > engine.host_limit and variant != NO_INDEX:
         newer = world.where[g, variant].newer
-        if variant != fresh and world.where[g, variant].slot == NOBODY:
+        if variant != fresh and world.where[g, variant].slot == NO_INDEX:
             _unlink(world, g, variant)
             world.where[g, variant].in_host = 0
             world.seen.held[variant, g].where = ELSEWHERE

@@ -15,7 +15,7 @@ from controlplane.routing import bookkeeping
 from controlplane.simulation.admitting import Admitting, admit_all
 from controlplane.simulation.engine import finish_steps, next_steps, steps_s
 from controlplane.simulation.gateway import arrive, count_room, describe, dispatch, end
-from controlplane.simulation.world import NOBODY, Rules, World
+from controlplane.simulation.world import NO_INDEX, Rules, World
 from profiler.compiled import Records, compiled
 from profiler.step_time.correction import corrected
 
@@ -66,9 +66,9 @@ def advance(world: World, rules: Rules, until_s: float, ended: Records, passing:
         describe(world, rules, passing[k], gateway.now_s)
         if not dispatch(world, rules, passing[k], gateway.now_s):
             return ASTRAY
-    if gateway.stepping != NOBODY:
+    if gateway.stepping != NO_INDEX:
         _begin_steps(world, rules, gateway.stepping)
-        gateway.stepping = NOBODY
+        gateway.stepping = NO_INDEX
     while True:
         g = world.winners[1]
         engine_s, arrival_s = next_events_s(world)

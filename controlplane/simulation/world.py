@@ -15,7 +15,7 @@ from profiler.step_time.records import BATCH
 from workers.scheduling.policy import RUNNING, VARIANTS, WAITING
 from workers.scheduling.slots import EMPTY, SLOT
 
-NOBODY = -1
+NO_INDEX = -1
 
 # A request. It generates `output` tokens; `expected` is the gateway's expectation of that.
 ASKED = np.dtype(
@@ -195,10 +195,10 @@ def new_world(asked: Records, truth: Snapshot, seen: Snapshot, state: RouterStat
     slots = max(1, int(truth.models.slots.max()))
     engines = records(ENGINE, groups)
     engines.host_limit = np.inf
-    engines.oldest = engines.newest = engines.ahead = NOBODY
+    engines.oldest = engines.newest = engines.ahead = NO_INDEX
     engines.model = truth.groups.model
     where = records(WHERE, (groups, variants))
-    where.local = where.slot = where.older = where.newer = NOBODY
+    where.local = where.slot = where.older = where.newer = NO_INDEX
     where.in_host = truth.held.where.T > 0
     loaded = records(LOADED, (groups, slots))
     loaded.variant = EMPTY
@@ -208,9 +208,9 @@ def new_world(asked: Records, truth: Snapshot, seen: Snapshot, state: RouterStat
     loaded.variant[beyond] = 0
     loaded.busy[beyond] = 1
     outcomes = records(OUTCOME, len(asked))
-    outcomes.group = NOBODY
+    outcomes.group = NO_INDEX
     gateway = records(GATEWAY, 1)
-    gateway.stepping = NOBODY
+    gateway.stepping = NO_INDEX
     return World(
         asked,
         outcomes,

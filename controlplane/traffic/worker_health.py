@@ -66,7 +66,7 @@ def looked(seen: Seen, rules: HealthRules) -> Seen:
     return replace(later, is_proven=seen.is_proven and not is_silent(later, rules))
 
 
-def told(seen: Seen) -> Seen:
+def reported(seen: Seen) -> Seen:
     """The worker reported its load."""
     return replace(seen, quiet=0)
 

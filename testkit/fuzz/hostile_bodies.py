@@ -334,7 +334,7 @@ FIRST: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 
 
-async def ask_beside_others(to: Served, seeds: range, rows: int, alone_s: float) -> Found:
+async def ask_with_others(to: Served, seeds: range, rows: int, alone_s: float) -> Found:
     """The same, while two tenants each send one request after the other; also measures the memory."""
     for path, body in FIRST:  # processes that start with their first request are no growth
         await to.asked(path, json.dumps(body).encode())

@@ -124,7 +124,7 @@ async def test_a_server_without_disconnects_does_not_end_the_work() -> None:
     assert may_end.is_set()
 
 
-class Told:
+class CallingServer:
     """A request of a server that calls when its client leaves."""
 
     def __init__(self) -> None:
@@ -146,7 +146,7 @@ async def not_asked() -> Any:
 
 
 async def test_a_server_that_reports_disconnects_is_not_polled() -> None:
-    direct = Told()
+    direct = CallingServer()
 
     async def work() -> int:
         await settled()
@@ -158,7 +158,7 @@ async def test_a_server_that_reports_disconnects_is_not_polled() -> None:
 
 
 async def test_a_leaving_client_ends_the_work_on_a_polled_server() -> None:
-    direct, cleaned = Told(), asyncio.Event()
+    direct, cleaned = CallingServer(), asyncio.Event()
 
     async def work() -> bool:
         assert direct.leave is not None

@@ -36,7 +36,7 @@ def served(start: Start, monkeypatch: pytest.MonkeyPatch) -> Installation:
     return served
 
 
-def anew(asked: Installation, name: str = "base", **body: Any) -> httpx.Response:
+def place_again(asked: Installation, name: str = "base", **body: Any) -> httpx.Response:
     return asked.http.patch(f"/deployments/{name}", json={"placeAnew": True, **body})
 
 
@@ -61,14 +61,14 @@ def test_a_new_engine_has_room_for_what_is_registered_now(served: Installation) 
     weight_bytes = served.http.get("/models/delta").json()["weightBytes"]
     served.cluster.held.add("base@1")
     assert at_once(served) == {"registered": 1, "atOnce": 0, "tooLarge": ["delta"]}
-    reply = anew(served)
+    reply = place_again(served)
     assert reply.status_code == 200, reply.text
     old, new = groups(served)
     assert (old["name"], old["phase"], new["name"]) == ("base", "Serving", "base@1")
     assert new["reason"].startswith("takes the place of base")
     wait_for(lambda: "base@1" in served.cluster.engines)
     assert variant_memory(served, "base@1") >= weight_bytes > before
-    assert anew(served).json()["error"]["code"] == "not_ready"  # one is under way
+    assert place_again(served).json()["error"]["code"] == "not_ready"  # one is under way
     assert served.chat("hello").status_code == 200
     served.cluster.held.clear()
     wait_for(lambda: [g["name"] for g in groups(served)] == ["base@1"])
@@ -81,7 +81,7 @@ def test_a_new_engine_has_room_for_what_is_registered_now(served: Installation) 
 def test_the_old_engine_stays_without_room_for_both(served: Installation) -> None:
     served.cluster.devices = Inventory((replace(CPU, free_bytes=0),))
     before = served.records()
-    reply = anew(served)
+    reply = place_again(served)
     assert (reply.status_code, reply.json()["error"]["code"]) == (422, "no_feasible_plan")
     message = reply.json()["error"]["message"]
     assert message.startswith("there is no room for new engines of 'base' beside those that serve (")
@@ -92,7 +92,7 @@ def test_the_old_engine_stays_without_room_for_both(served: Installation) -> Non
 
 def test_an_engine_that_does_not_start_leaves_the_old_one(served: Installation) -> None:
     served.cluster.broken.add("base")
-    assert anew(served).status_code == 200
+    assert place_again(served).status_code == 200
     wait_for(lambda: [g["name"] for g in groups(served)] == ["base"])
     (old,) = groups(served)
     assert old["phase"] == "Serving"
@@ -101,7 +101,7 @@ def test_an_engine_that_does_not_start_leaves_the_old_one(served: Installation) 
     assert served.chat("hello").status_code == 200
     served.cluster.broken.clear()
     served.cluster.held.add("base@1")
-    assert anew(served).status_code == 200
+    assert place_again(served).status_code == 200
     assert [(g["name"], g["reason"] == why, g["replaces"]) for g in groups(served)] == [
         ("base", False, None),
         ("base@1", False, "base"),
@@ -115,7 +115,7 @@ def test_an_engine_that_does_not_start_leaves_the_old_one(served: Installation) 
 def test_each_of_several_engines_is_replaced(served: Installation) -> None:
     served.http.patch("/deployments/base", json={"replicas": {"min": 2, "max": 2}})
     wait_for(lambda: [g["phase"] for g in groups(served)] == ["Serving", "Serving"])
-    assert anew(served).status_code == 200
+    assert place_again(served).status_code == 200
     wait_for(
         lambda: (
             [(g["name"], g["phase"]) for g in groups(served)]
@@ -132,5 +132,5 @@ def test_a_model_that_cannot_be_placed_again_is_refused(
     served: Installation, name: str, status: int, code: str
 ) -> None:
     assert served.deploy("delta")["phase"] == "Deployed"
-    reply = anew(served, name)
+    reply = place_again(served, name)
     assert (reply.status_code, reply.json()["error"]["code"]) == (status, code)

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from benchmarks.live.arrivals import Mix, Share, endless, poisson
-from benchmarks.live.memory import MIB, Series, growth, lasting, told
+from benchmarks.live.memory import MIB, Series, growth, lasting, memory_rows
 from benchmarks.live.streaming import COMPLETIONS, Ask, Kind, Outcome, Target, closed_loop, open_loop, text_of
 from benchmarks.overload import report
 from benchmarks.overload.classes import CLASSES, TENANTS, PriorityClass, parts, shares, within
@@ -225,7 +225,7 @@ def test_the_second_half_counts_separately_without_processes_that_came_or_went()
     at_s = [60.0 * i for i in range(64)]
     grown = Series("grown", at_s, *[[MIB * min(100 + i, 132) for i in range(64)]] * 2)
     gone = Series("gone", at_s[:10], *[[MIB] * 10] * 2)
-    rows = told({1: grown, 2: gone})
+    rows = memory_rows({1: grown, 2: gone})
     assert [row["process"] for row in lasting(rows)] == ["grown"]
     assert rows[0]["pss"]["mib_per_minute"] > 0.4
     assert rows[0]["pss_in_the_second_half"]["mib_per_minute"] == 0.0

@@ -14,7 +14,13 @@ from benchmarks.simulator_reality.calibrating import step_times
 from benchmarks.simulator_reality.comparing import figures
 from benchmarks.simulator_reality.loads import FIRST, LONGER, OUTPUT, SHORT, Load, burst, context_loads, loads
 from benchmarks.simulator_reality.measuring import Measured, Workload
-from benchmarks.simulator_reality.seeing import Seen, besides, see, told, told_beside
+from benchmarks.simulator_reality.seeing import (
+    Seen,
+    burst_figures,
+    figures_with_prompts,
+    prompts_among_rows,
+    see,
+)
 from benchmarks.simulator_reality.simulated import simulate
 from benchmarks.simulator_reality.types import Asked, Facts, Timed, VariantFacts
 from profiler.step_time.steps import prefill_curve_s
@@ -156,7 +162,7 @@ def test_prefill_steps_are_recognised_by_the_rows_in_the_same_step(load: Load) -
 def test_prompts_arrive_while_the_rows_decode() -> None:
     load = Load(4, SHORT, LONGER, (1, 2), (3, 100))
     alone, one = Seen(load, 0.05, 0.02), Seen(Load(1, 100, FIRST, (3,)), 0.3, 0.02)
-    asked = besides(load, 2, alone, one)
+    asked = prompts_among_rows(load, 2, alone, one)
     assert {(ask.model, ask.prompt, ask.output) for ask in asked} == {(3, 100, 1)}
     times = [ask.at_s for ask in asked]
     assert times[::2] == times[1::2]  # one for each group
@@ -173,7 +179,7 @@ def test_rows_take_as_much_longer_as_the_steps_that_fill_prompts() -> None:
     rows = [Timed(0.1, (total_s - 0.1) / 95, total_s)] * 2
     prompts = [Asked(at_s, 0, 100, 1) for at_s in (0.5, 1.0, 1.5, 2.5)]
     times = [*rows, *(Timed(0.07, 0.0, 0.07) for _ in prompts)]
-    seen = told_beside(load, [*burst(load, 1), *prompts], times, Seen(load, 0.1, 0.02), groups=1)
+    seen = figures_with_prompts(load, [*burst(load, 1), *prompts], times, Seen(load, 0.1, 0.02), groups=1)
     assert (seen.ttft_s, seen.step_s) == pytest.approx((0.07, 0.05))
 
 
@@ -186,7 +192,7 @@ def test_bursts_give_every_group_the_same() -> None:
 def test_tpot_is_that_of_the_last_to_begin() -> None:
     """Prompts were still being filled in the same steps as the earlier requests."""
     times = [Timed(0.1, 0.09, 1.0), Timed(0.4, 0.02, 1.0), Timed(0.2, 0.05, 1.0), Timed(0.5, 0.04, 1.0)]
-    seen = told(Load(2, SHORT, OUTPUT), times, groups=2)
+    seen = burst_figures(Load(2, SHORT, OUTPUT), times, groups=2)
     assert (seen.ttft_s, seen.tpot_s) == pytest.approx((0.3, 0.03))
 
 

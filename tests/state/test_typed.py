@@ -97,12 +97,12 @@ def test_every_kind_is_read_back_as_it_was_put(repository: Repository) -> None:
     assert repository.get(PastOperation, "op-0") == Versioned(PAST, revision)
 
 
-def _told(ask: Callable[..., Any], asked: list[Sequence[str]]) -> Callable[..., Any]:
-    def told(kinds: Sequence[str], *since: int) -> Any:
+def _recorded(ask: Callable[..., Any], asked: list[Sequence[str]]) -> Callable[..., Any]:
+    def recorded(kinds: Sequence[str], *since: int) -> Any:
         asked.append(kinds)
         return ask(kinds, *since)
 
-    return told
+    return recorded
 
 
 def test_a_state_does_not_read_idempotency_keys(store: StateStore) -> None:
@@ -112,7 +112,7 @@ def test_a_state_does_not_read_idempotency_keys(store: StateStore) -> None:
     revision = writer.commit([Put(OPERATION, 0), Put(KEY, 0), Put(PAST, 0)])
     asked: list[Sequence[str]] = []
     for name in ("snapshot", "changes"):
-        setattr(store, name, _told(getattr(store, name), asked))
+        setattr(store, name, _recorded(getattr(store, name), asked))
     for repository in (earlier, Repository(store)):
         state = repository.read()
         assert (state.revision, state.operations["op-1"].record) == (revision, OPERATION)

@@ -254,13 +254,13 @@ def test_a_damaged_variant_that_is_read_again_names_its_defect(lab: Lab, stream:
     path.write_bytes(sound[:-4])
     call = lab.request(THIRD.name, PROMPTS[0], stream=stream)
 
-    async def ask_beside() -> tuple[list[Any], Answer]:
+    async def ask_together() -> tuple[list[Any], Answer]:
         asked = asyncio.ensure_future(lab.ask(LORAS[0].name, PROMPTS[1]))
         items = [item async for item in lab.worker.stream(call)]
         return items, await asked
 
     try:
-        items, beside = lab.run(ask_beside())
+        items, beside = lab.run(ask_together())
     finally:
         path.write_bytes(sound)
     body = b"".join(item for item in items[1:] if isinstance(item, bytes))

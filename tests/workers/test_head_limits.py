@@ -58,7 +58,7 @@ async def port(request: pytest.FixtureRequest) -> AsyncIterator[int]:
     await serving
 
 
-async def told(port: int, *pieces: bytes) -> bytes:
+async def answer_to(port: int, *pieces: bytes) -> bytes:
     """What comes back until the server closes the connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
@@ -136,11 +136,11 @@ async def test_a_long_body_is_no_head(port: int) -> None:
 async def test_a_head_that_does_not_end_in_time_gets_an_error(
     impatient: None, port: int, begun: bytes
 ) -> None:
-    assert (await told(port, begun)).startswith(b"HTTP/1.1 408 ")
+    assert (await answer_to(port, begun)).startswith(b"HTTP/1.1 408 ")
 
 
 async def test_a_silent_client_is_not_awaited(impatient: None, port: int) -> None:
-    assert await told(port) == b""
+    assert await answer_to(port) == b""
 
 
 async def test_a_used_connection_has_the_same_limit(port: int, monkeypatch: pytest.MonkeyPatch) -> None:

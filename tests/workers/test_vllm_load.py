@@ -27,7 +27,7 @@ PROMPT = "The capital of France is"
 
 
 @dataclass
-class Told:
+class LoadReports:
     loads: list[WorkerLoad]
 
     @property
@@ -66,19 +66,19 @@ class Lab:
         assert answer.status_code == 200, answer.text
         return int(answer.json()["usage"]["prompt_tokens"])
 
-    async def while_asking(self, count: int, variant: VariantRef | None = None) -> tuple[Told, int]:
-        """What is told until `count` requests at once were answered and nothing is left to do, and the
+    async def while_asking(self, count: int, variant: VariantRef | None = None) -> tuple[LoadReports, int]:
+        """The reports until `count` requests at once were answered and nothing is left to do, and the
         tokens of their prompts."""
-        told = Told([])
+        reports = LoadReports([])
         async with httpx.AsyncClient(trust_env=False, timeout=600) as http:
             loads = self.listen(http)
             await anext(loads)
             asking = asyncio.gather(*(self.ask(http, variant) for _ in range(count)))
             async for load in loads:
-                told.loads.append(load)
+                reports.loads.append(load)
                 if asking.done() and not load.ongoing and not load.steps:
                     break
-        return told, sum(await asking)
+        return reports, sum(await asking)
 
     async def listen(self, http: httpx.AsyncClient) -> AsyncIterator[WorkerLoad]:
         report = await self.worker.report()
@@ -130,38 +130,41 @@ def gaps_s() -> float:
 
 def test_one_request_is_reported_step_by_step(lab: Lab) -> None:
     before_s, began_s = gaps_s(), time.monotonic()
-    told, prompt_tokens = lab.run(lab.while_asking(1))
+    reports, prompt_tokens = lab.run(lab.while_asking(1))
     took_s, counted_s = time.monotonic() - began_s, gaps_s() - before_s
-    print(f"\n{told.steps} steps of {1e3 * told.decode_s / told.steps:.2f} ms in {len(told.loads)} lines")
-    assert told.steps == TOKENS - 1
+    print(
+        f"\n{reports.steps} steps of {1e3 * reports.decode_s / reports.steps:.2f} ms in"
+        f" {len(reports.loads)} lines"
+    )
+    assert reports.steps == TOKENS - 1
     # A step that took very long counts less; nothing counts more than vLLM counted.
-    assert 0.1 * counted_s < told.decode_s <= counted_s * (1 + 1e-6)
-    assert sum(load.prefill_tokens for load in told.loads) == prompt_tokens
-    assert 0.0 < sum(load.prefill_s for load in told.loads) < took_s
-    assert max(load.ongoing for load in told.loads) == 1
-    assert max(load.running for load in told.loads) == 1
-    assert 0.0 < max(load.kv_usage for load in told.loads) < 1.0
-    assert (told.loads[-1].running, told.loads[-1].waiting, told.loads[-1].kv_usage) == (0, 0, 0.0)
+    assert 0.1 * counted_s < reports.decode_s <= counted_s * (1 + 1e-6)
+    assert sum(load.prefill_tokens for load in reports.loads) == prompt_tokens
+    assert 0.0 < sum(load.prefill_s for load in reports.loads) < took_s
+    assert max(load.ongoing for load in reports.loads) == 1
+    assert max(load.running for load in reports.loads) == 1
+    assert 0.0 < max(load.kv_usage for load in reports.loads) < 1.0
+    assert (reports.loads[-1].running, reports.loads[-1].waiting, reports.loads[-1].kv_usage) == (0, 0, 0.0)
 
 
 def test_requests_in_one_batch_share_their_steps(lab: Lab) -> None:
     before_s = gaps_s()
-    told, prompt_tokens = lab.run(lab.while_asking(TOGETHER))
-    assert TOKENS - 1 <= told.steps <= TOGETHER * (TOKENS - 1)
-    assert told.decode_s <= (gaps_s() - before_s) * (1 + 1e-6)
-    assert sum(load.prefill_tokens for load in told.loads) == prompt_tokens
-    assert max(load.ongoing for load in told.loads) == TOGETHER
+    reports, prompt_tokens = lab.run(lab.while_asking(TOGETHER))
+    assert TOKENS - 1 <= reports.steps <= TOGETHER * (TOKENS - 1)
+    assert reports.decode_s <= (gaps_s() - before_s) * (1 + 1e-6)
+    assert sum(load.prefill_tokens for load in reports.loads) == prompt_tokens
+    assert max(load.ongoing for load in reports.loads) == TOGETHER
 
 
 def test_a_variant_s_location_is_reported(lab: Lab) -> None:
-    told, _ = lab.run(lab.while_asking(1, lab.variant))
-    assert told.steps == TOKENS - 1
+    reports, _ = lab.run(lab.while_asking(1, lab.variant))
+    assert reports.steps == TOKENS - 1
 
-    async def told_at_last() -> WorkerLoad:
+    async def final_load() -> WorkerLoad:
         async with httpx.AsyncClient(trust_env=False, timeout=600) as http:
             async for load in lab.listen(http):
                 if load.variants == ((7, "device"),):
                     return load
         raise AssertionError("the worker ended it")
 
-    lab.run(told_at_last())
+    lab.run(final_load())

@@ -111,8 +111,8 @@ def test_every_port_refuses_a_stranger_or_has_nothing_to_hide(echo_cluster: Clus
     api = {urlsplit(echo_cluster.url).port, *range(first, last + 1)}
     asked = sorted(port for port in ports_of(echo_cluster) if port[1] not in api)
     with ThreadPoolExecutor(len(asked)) as pool:
-        by_http = [answer for answers in pool.map(_told_by_http, asked) for answer in answers]
-        by_grpc = dict(zip(asked, pool.map(_told_by_grpc, asked), strict=True))
+        by_http = [answer for answers in pool.map(_answers_by_http, asked) for answer in answers]
+        by_grpc = dict(zip(asked, pool.map(_answers_by_grpc, asked), strict=True))
     told = {(port, kind) for port, _, kind in by_http}
     print(
         "\n",
@@ -130,7 +130,7 @@ def test_every_port_refuses_a_stranger_or_has_nothing_to_hide(echo_cluster: Clus
     assert asking >= SEEN, asking
 
 
-def _told_by_http(port: tuple[str, int]) -> list[tuple[int, str, str]]:
+def _answers_by_http(port: tuple[str, int]) -> list[tuple[int, str, str]]:
     """(port, path, what kind of answer) of what a stranger is told by one port."""
     found = []
     with httpx.Client(base_url=f"http://{_host(port)}", timeout=20, trust_env=False) as http:
@@ -148,7 +148,7 @@ def _kind(text: str) -> str:
     return "health" if text.strip() in ("success", "ok") else text[:60]
 
 
-def _told_by_grpc(port: tuple[str, int]) -> dict[str, grpc.StatusCode]:
+def _answers_by_grpc(port: tuple[str, int]) -> dict[str, grpc.StatusCode]:
     """The outcome of each call, at one port, by a caller without the token."""
     with grpc.insecure_channel(_host(port), options=[("grpc.enable_http_proxy", 0)]) as channel:
         calls = {call: channel.unary_unary(f"/{call}").future(b"", timeout=20) for call in CALLS}

@@ -41,7 +41,7 @@ def undeployed(world: World, deploying: Operation) -> None:
     world.undeploy("base")
 
 
-def deployed_anew(world: World, deploying: Operation) -> None:
+def deployed_again(world: World, deploying: Operation) -> None:
     changed(world, uid=99, groups=(WorkerGroup(0),), phase=Phase.PENDING)
 
 
@@ -70,7 +70,7 @@ async def launched(world: World, meanwhile: Callable[[World, Operation], None]) 
     await GroupActions(world.settings, world.repository, world.cluster, hooks, nothing).launch("base")
 
 
-@pytest.mark.parametrize("meanwhile", [asked_to_cancel, cancelled, undeployed, deployed_anew])
+@pytest.mark.parametrize("meanwhile", [asked_to_cancel, cancelled, undeployed, deployed_again])
 async def test_a_group_that_is_no_longer_wanted_is_not_started(
     world: World, meanwhile: Callable[[World, Operation], None]
 ) -> None:

@@ -206,7 +206,7 @@ def renew(world: World) -> None:
     world.repository.commit([Put(rebalancing.renewed(versioned.record), versioned.version)])
 
 
-def told(world: World, operation: Operation) -> list[str]:
+def messages(world: World, operation: Operation) -> list[str]:
     return [event.message for event in world.repository.read().operations[operation.id].record.events]
 
 
@@ -220,7 +220,7 @@ async def test_a_variant_that_fits_the_successor_engine_waits_for_it(world: Worl
         await world.end(world.register("v1", "base"))
         renew(world)
         begun = world.deploy("v1")
-        await world.until(lambda: WAITING in told(world, begun))
+        await world.until(lambda: WAITING in messages(world, begun))
         world.cluster.held.clear()
         assert (await world.end(begun)).phase is Phase.DEPLOYED
         assert set(world.cluster.engines["base@1"].loaded) == {"v1"}
@@ -233,7 +233,7 @@ async def test_a_variant_is_refused_if_the_successor_engine_does_not_start(world
         await world.end(world.register("v1", "base"))
         renew(world)
         begun = world.deploy("v1")
-        await world.until(lambda: WAITING in told(world, begun))
+        await world.until(lambda: WAITING in messages(world, begun))
         world.cluster.broken.add("base")
         world.cluster.held.clear()
         error = error_of(await world.end(begun))
@@ -248,7 +248,7 @@ async def test_a_deployment_that_waits_for_an_engine_can_be_cancelled(world: Wor
         await world.end(world.register("v1", "base"))
         renew(world)
         begun = world.deploy("v1")
-        await world.until(lambda: WAITING in told(world, begun))
+        await world.until(lambda: WAITING in messages(world, begun))
         cancel(world.repository, begun.id)
         assert (await world.end(begun)).phase is Phase.CANCELLED
 
@@ -278,10 +278,10 @@ async def test_a_failed_action_shows_in_its_operation(world: World, monkeypatch:
         await world.up("v1")
         begun = world.undeploy("v1")
 
-        def told() -> tuple[OperationEvent, ...]:
+        def events() -> tuple[OperationEvent, ...]:
             return world.repository.read().operations[begun.id].record.events
 
-        await world.until(lambda: sum("the engine hung up" in e.message for e in told()) >= 2)
-        assert "it is tried again after" in next(e.message for e in told() if "hung up" in e.message)
+        await world.until(lambda: sum("the engine hung up" in e.message for e in events()) >= 2)
+        assert "it is tried again after" in next(e.message for e in events() if "hung up" in e.message)
         away = False
         assert (await world.end(begun)).phase is Phase.DELETED

@@ -244,7 +244,7 @@ async def test_an_older_worker_serves_without_telling() -> None:
         assert time.monotonic() - only(client).load_at_s > STALE_S
 
 
-def _has_told(worker: KnownWorker, ongoing: int) -> bool:
+def _has_reported(worker: KnownWorker, ongoing: int) -> bool:
     return worker.load is not None and worker.load.ongoing == ongoing
 
 
@@ -258,7 +258,7 @@ async def test_the_load_includes_requests_of_other_gateways() -> None:
         asking = [asyncio.create_task(client.call("b", ASK)) for client in (one, other, other)]
         await until(lambda: app.asked == 3)
         for known in map(only, (one, other)):
-            await until(partial(_has_told, known, 3))
+            await until(partial(_has_reported, known, 3))
         assert [only(client).outstanding for client in (one, other)] == [1, 2]
         app.may_answer.set()
         await asyncio.gather(*asking)

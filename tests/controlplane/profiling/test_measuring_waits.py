@@ -275,7 +275,7 @@ async def deployed(world: World) -> None:
     on(world, lone, replace(ROOMIER, node="other"))
 
 
-def launches_beside(world: World, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def overlapping_launches(world: World, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Groups that are launched on a device on which something runs whose memory they were given."""
     real, found = cluster(world).launch, list[str]()
 
@@ -295,7 +295,7 @@ async def test_a_measurement_gives_way_to_an_engine_that_is_placed_again(
 ) -> None:
     async with world.controlled():
         await deployed(world)
-        beside = launches_beside(world, monkeypatch)
+        beside = overlapping_launches(world, monkeypatch)
         cluster(world).takes_bytes = GIB
         cluster(world).slow = True
         second = await measuring(world, "two")

@@ -21,13 +21,13 @@ FULL = [
 ]
 
 
-def told(cause: Exception) -> errors.OstinatoError:
+def conversion_error(cause: Exception) -> errors.OstinatoError:
     return not_converted("m", RayTaskError("ensure", "a traceback", cause))
 
 
 @pytest.mark.parametrize("cause", FULL, ids=repr)
 def test_a_full_disk_is_no_fault_of_the_request(cause: Exception) -> None:
-    found = told(cause)
+    found = conversion_error(cause)
     assert (type(found), found.status) == (errors.Unavailable, 503)
     assert "no space left" in found.message
     assert WHERE not in found.message
@@ -35,4 +35,4 @@ def test_a_full_disk_is_no_fault_of_the_request(cause: Exception) -> None:
 
 @pytest.mark.parametrize("cause", [FileNotFoundError(2, "No such file", "x"), ValueError("torn")])
 def test_other_faults_are_the_sources(cause: Exception) -> None:
-    assert isinstance(told(cause), errors.SourceUnreadable)
+    assert isinstance(conversion_error(cause), errors.SourceUnreadable)

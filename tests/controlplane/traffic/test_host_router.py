@@ -398,7 +398,7 @@ def test_requests_that_turn_out_longer_count_as_longer() -> None:
 # --- many workers ----------------------------------------------------------------------------------------
 
 
-def orders_made_anew(of: HostRouter) -> Any:
+def recomputed_orders(of: HostRouter) -> Any:
     assert of.snapshot is not None
     fresh = of.snapshot._replace(orders=records(ORDER, of.snapshot.orders.shape))
     order_all(fresh)
@@ -439,7 +439,7 @@ def test_kept_orders_of_many_workers_equal_recomputed_orders(seed: int) -> None:
     if made.has_room:
         sent(made)
         assert made.snapshot is not None
-        expected = orders_made_anew(made)
+        expected = recomputed_orders(made)
         groups = made.snapshot.orders.group
         usable = int((made.snapshot.groups.usable == 1).sum())
         assert (groups[:, :usable] == expected.group[:, :usable]).all()

@@ -20,13 +20,13 @@ from controlplane.traffic.worker_health import (
     is_doubtful,
     is_silent,
     looked,
+    reported,
     standing,
     takes,
-    told,
 )
 
 RULES = HealthRules(quiet=6, failures=5, rest=10)
-TOLD = told(Seen())
+REPORTED = reported(Seen())
 
 
 def after_looks(seen: Seen, count: int) -> Seen:
@@ -46,21 +46,21 @@ def test_a_worker_that_never_reported_its_load_is_never_silent() -> None:
 
 
 def test_a_worker_that_reported_counts_as_ill_after_n_silent_looks_and_not_before() -> None:
-    assert standing(after_looks(TOLD, 5), RULES) is Standing.WELL
-    assert standing(after_looks(TOLD, 6), RULES) is Standing.ILL
+    assert standing(after_looks(REPORTED, 5), RULES) is Standing.WELL
+    assert standing(after_looks(REPORTED, 6), RULES) is Standing.ILL
 
 
 def test_a_worker_that_reports_again_is_on_trial_until_it_answers() -> None:
-    back = told(after_looks(TOLD, 7))
+    back = reported(after_looks(REPORTED, 7))
     assert standing(back, RULES) is Standing.ON_TRIAL
     assert standing(looked(back, RULES), RULES) is Standing.ON_TRIAL
     assert standing(answered(back), RULES) is Standing.WELL
 
 
 def test_failures_in_a_row_are_counted_and_an_answer_ends_the_row() -> None:
-    assert standing(after_failures(TOLD, 4), RULES) is Standing.WELL
-    assert standing(after_failures(answered(after_failures(TOLD, 4)), 4), RULES) is Standing.WELL
-    assert standing(after_failures(TOLD, 5), RULES) is Standing.ILL
+    assert standing(after_failures(REPORTED, 4), RULES) is Standing.WELL
+    assert standing(after_failures(answered(after_failures(REPORTED, 4)), 4), RULES) is Standing.WELL
+    assert standing(after_failures(REPORTED, 5), RULES) is Standing.ILL
 
 
 def test_a_failed_worker_rests_longer_after_every_failure_of_its_trial() -> None:
@@ -76,7 +76,7 @@ def test_a_failed_worker_rests_longer_after_every_failure_of_its_trial() -> None
 
 
 def test_error_answers_only_raise_a_doubt_about_the_worker() -> None:
-    seen = TOLD
+    seen = REPORTED
     for _ in range(4):
         seen = erred(seen)
     assert not is_doubtful(seen, RULES)
@@ -88,19 +88,19 @@ def test_error_answers_only_raise_a_doubt_about_the_worker() -> None:
 
 
 def test_a_probe_decides_about_a_doubtful_worker() -> None:
-    doubted = TOLD
+    doubted = REPORTED
     for _ in range(5):
         doubted = erred(doubted)
     well, ill = asked(doubted, RULES, is_well=True), asked(doubted, RULES, is_well=False)
     assert (standing(well, RULES), is_doubtful(well, RULES)) == (Standing.WELL, False)
     assert (standing(ill, RULES), is_doubtful(ill, RULES)) == (Standing.ILL, False)
     tried = after_looks(ill, RULES.rest)
-    tried = told(tried)
+    tried = reported(tried)
     assert standing(tried, RULES) is Standing.ON_TRIAL
     assert is_doubtful(erred(tried), RULES)  # one is enough, for it has one at a time
     again = asked(erred(tried), RULES, is_well=False)
-    assert standing(told(after_looks(again, 2 * RULES.rest - 1)), RULES) is Standing.ILL
-    assert standing(told(after_looks(again, 2 * RULES.rest)), RULES) is Standing.ON_TRIAL
+    assert standing(reported(after_looks(again, 2 * RULES.rest - 1)), RULES) is Standing.ILL
+    assert standing(reported(after_looks(again, 2 * RULES.rest)), RULES) is Standing.ON_TRIAL
 
 
 def test_each_state_of_a_worker_has_what_it_takes() -> None:
@@ -125,7 +125,7 @@ def test_each_state_of_a_worker_has_what_it_takes() -> None:
 EVENTS = st.lists(
     st.sampled_from(
         [
-            *(told, answered, erred, lambda s: failed(s, RULES), lambda s: looked(s, RULES)),
+            *(reported, answered, erred, lambda s: failed(s, RULES), lambda s: looked(s, RULES)),
             *(lambda s: asked(s, RULES, True), lambda s: asked(s, RULES, False)),
         ]
     )
@@ -139,7 +139,7 @@ def test_a_worker_that_reports_its_load_always_comes_back(events: list) -> None:
     for event in events:
         seen = event(seen)
     for _ in range(RULES.rest * RULES.most_rests):
-        seen = told(looked(seen, RULES))
+        seen = reported(looked(seen, RULES))
     assert standing(seen, RULES) is not Standing.ILL
     assert standing(answered(seen), RULES) is Standing.WELL
     assert is_silent(after_looks(replace(seen, quiet=0), RULES.quiet), RULES)

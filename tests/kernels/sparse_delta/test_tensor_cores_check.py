@@ -73,19 +73,19 @@ def test_the_check_finds_wrongly_merged_weights(monkeypatch: pytest.MonkeyPatch)
     assert "merged weights" in (check.problem(torch.bfloat16, CPU) or "")
 
 
-def nobodys_rows_are_left(x: torch.Tensor, out: torch.Tensor, *others: Any) -> None:
+def unused_rows_are_left(x: torch.Tensor, out: torch.Tensor, *others: Any) -> None:
     *given, tiles = others
     multiply(x, out, *given, tiles if x.dtype == torch.float32 else tiles[:-1])
 
 
-def anothers_delta(x: torch.Tensor, out: torch.Tensor, *others: Any) -> None:
+def delta_of_another_variant(x: torch.Tensor, out: torch.Tensor, *others: Any) -> None:
     *given, tiles = others
     swapped = tiles.clone()
     swapped[tiles[:, 0] == 2, 0] = 0
     multiply(x, out, *given, tiles if x.dtype == torch.float32 else swapped)
 
 
-@pytest.mark.parametrize("apply", [nobodys_rows_are_left, anothers_delta])
+@pytest.mark.parametrize("apply", [unused_rows_are_left, delta_of_another_variant])
 def test_the_check_finds_rows_with_wrong_weights(monkeypatch: pytest.MonkeyPatch, apply: Apply) -> None:
     monkeypatch.setattr(tensor_cores, "apply", right)
     monkeypatch.setattr(merged_rows, "apply", apply)

@@ -122,7 +122,7 @@ def _process(rank: int, folder: Path, found: Queue[Any]) -> None:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     """By case, what each of the processes found. They take seconds to begin, and so do all cases."""
     folder = tmp_path_factory.mktemp("shared")
     context = multiprocessing.get_context("spawn")
@@ -149,23 +149,23 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     return {case: [answers[rank] for rank in range(PROCESSES)] for case, answers in by_case.items()}
 
 
-def test_earlier_stages_receive_the_tokens(told: dict[str, list[Any]]) -> None:
+def test_earlier_stages_receive_the_tokens(outcomes: dict[str, list[Any]]) -> None:
     expected = [([number] * 8, [number, 1]) for number in range(3 * token_broadcast.PLACES)]
-    assert told["tokens"] == [expected] * PROCESSES
+    assert outcomes["tokens"] == [expected] * PROCESSES
 
 
-def test_only_the_last_stage_sends_tokens(told: dict[str, list[Any]]) -> None:
-    assert told["from_another"] == ["expected a broadcast of process 2, got 0"] * PROCESSES
+def test_only_the_last_stage_sends_tokens(outcomes: dict[str, list[Any]]) -> None:
+    assert outcomes["from_another"] == ["expected a broadcast of process 2, got 0"] * PROCESSES
 
 
 @pytest.mark.parametrize("case", ["elsewhere", "no_memory"])
-def test_all_keep_vllms_broadcast_where_one_cannot_share(case: str, told: dict[str, list[Any]]) -> None:
-    assert told[case] == [True] * PROCESSES
+def test_all_keep_vllms_broadcast_where_one_cannot_share(case: str, outcomes: dict[str, list[Any]]) -> None:
+    assert outcomes[case] == [True] * PROCESSES
 
 
-def test_all_unlock_memory_that_one_cannot_use(told: dict[str, list[Any]]) -> None:
-    assert told["no_locking"] == [(True, 1), (True, 1), (True, 0)]
-    assert told["no_waiting"] == [(True, 1)] * PROCESSES
+def test_all_unlock_memory_that_one_cannot_use(outcomes: dict[str, list[Any]]) -> None:
+    assert outcomes["no_locking"] == [(True, 1), (True, 1), (True, 0)]
+    assert outcomes["no_waiting"] == [(True, 1)] * PROCESSES
 
 
 class Driver:

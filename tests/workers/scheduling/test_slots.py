@@ -33,7 +33,7 @@ class Rank:
     broken: set[int] = field(default_factory=set)
     says_bytes: bool = False  # what variants need, before they are there
 
-    def told(self, message: dict[str, Any]) -> None:
+    def receive(self, message: dict[str, Any]) -> None:
         if message["do"] in ("place", "clear"):
             self.newest[message["slot"]] = message["order"]
         (self.placing if message["do"] in ("clear", "forget") else self.reading).append(message)
@@ -101,7 +101,7 @@ class World:
     def send(self) -> None:
         for message in self.residency.outbox:
             for rank in self.ranks:
-                rank.told(message)
+                rank.receive(message)
         self.residency.outbox.clear()
 
     def is_failing(self) -> bool:

@@ -85,21 +85,21 @@ def rank(tmp_path: Path) -> Iterator[Rank]:
     made.scheduler_socket.close()
 
 
-def told(report: Message) -> tuple[Any, ...]:
+def identity(report: Message) -> tuple[Any, ...]:
     return tuple(report.get(key) for key in ("did", "uid", "slot", "order"))
 
 
 def test_reports_repeat_what_they_answer(rank: Rank) -> None:
     rank.tell("prepare", 1, order=7)
     report = rank.next()
-    assert told(report) == ("prepared", 1, None, 7)
+    assert identity(report) == ("prepared", 1, None, 7)
     assert (report["bytes"], report["host"]) == (128, {"1": 128})
     rank.tell("place", 1, order=8, slot=1)
-    assert told(rank.next()) == ("placed", 1, 1, 8)
+    assert identity(rank.next()) == ("placed", 1, 1, 8)
     assert rank.variant_cache.slot_of == {1: 1}
     rank.tell("place", 2, order=9, slot=0, path="nothing")
     report = rank.next()
-    assert told(report) == ("failed", 2, 0, 9)
+    assert identity(report) == ("failed", 2, 0, 9)
     assert report["error"] == "no variant in nothing"
 
 
@@ -120,11 +120,11 @@ def test_an_order_that_was_overtaken_while_its_variant_was_read_is_not_carried_o
     slow = rank.gate("1")
     rank.tell("place", 1, order=1, slot=0)
     rank.tell("place", 2, order=2, slot=0)
-    assert told(rank.next()) == ("placed", 2, 0, 2)
+    assert identity(rank.next()) == ("placed", 2, 0, 2)
     slow.set()
     rank.tell("place", 3, order=3, slot=1)
     rank.tell("prepare", 1, order=4)  # answered once the reader of the first order is done with it
-    assert {told(rank.next()) for _ in range(2)} == {("placed", 3, 1, 3), ("prepared", 1, None, 4)}
+    assert {identity(rank.next()) for _ in range(2)} == {("placed", 3, 1, 3), ("prepared", 1, None, 4)}
     rank.loader._urgent.shutdown()
     rank.loader._placer.shutdown()
     assert rank.variant_cache.slot_of == {2: 0, 3: 1}
@@ -136,7 +136,7 @@ def test_a_slot_that_was_cleared_meanwhile_stays_empty(rank: Rank) -> None:
     rank.tell("place", 1, order=1, slot=0)
     rank.tell("clear", 0, order=2, slot=0)
     rank.tell("prepare", 2, order=3)
-    assert told(rank.next()) == ("prepared", 2, None, 3)
+    assert identity(rank.next()) == ("prepared", 2, None, 3)
     slow.set()
     rank.loader._urgent.shutdown()
     rank.loader._placer.shutdown()
@@ -149,7 +149,7 @@ def test_awaited_variants_are_read_before_prefetched_ones(rank: Rank) -> None:
         rank.gate(str(uid))
         rank.tell("prepare", uid, order=uid)
     rank.tell("place", 1, order=99, slot=0)
-    assert told(rank.next()) == ("placed", 1, 0, 99)
+    assert identity(rank.next()) == ("placed", 1, 0, 99)
 
 
 def test_a_copy_that_fails_after_steps_may_use_the_variant_is_a_failure_of_the_same_order(
@@ -161,13 +161,13 @@ def test_a_copy_that_fails_after_steps_may_use_the_variant_is_a_failure_of_the_s
     with monkeypatch.context() as patch:
         patch.setattr(rank.variant_cache, "settle", lost)
         rank.tell("place", 1, order=5, slot=0)
-        assert told(rank.next()) == ("placed", 1, 0, 5)
+        assert identity(rank.next()) == ("placed", 1, 0, 5)
         report = rank.next()
-        assert told(report) == ("failed", 1, 0, 5)
+        assert identity(report) == ("failed", 1, 0, 5)
         assert (report["error"], report["fault"]) == ("lost on the way", "engine")
     rank.tell("clear", 0, order=6, slot=0)
     rank.tell("place", 1, order=7, slot=1)
-    assert told(rank.next()) == ("placed", 1, 1, 7)
+    assert identity(rank.next()) == ("placed", 1, 1, 7)
     assert rank.variant_cache.slot_of == {1: 1}
 
 
@@ -184,9 +184,9 @@ def test_reports_tell_whether_a_variant_may_run_while_it_is_copied(
 
 def test_variants_in_host_memory_are_placed_before_those_being_read(rank: Rank) -> None:
     rank.tell("prepare", 1, order=1)
-    assert told(rank.next()) == ("prepared", 1, None, 1)
+    assert identity(rank.next()) == ("prepared", 1, None, 1)
     for uid in range(10, 10 + 2 * READERS):
         rank.gate(str(uid))
         rank.tell("place", uid, order=uid, slot=1)
     rank.tell("place", 1, order=99, slot=0)
-    assert told(rank.next()) == ("placed", 1, 0, 99)
+    assert identity(rank.next()) == ("placed", 1, 0, 99)
