@@ -6,7 +6,7 @@ import pytest
 
 from placement.solver.cluster import Resident
 from placement.solver.from_inventory import clusters_of
-from placement.types import CPU, Device, Inventory
+from placement.types import CPU, Device, DeviceKey, Inventory
 from profiler.types import DeviceRates
 
 GIB = 1 << 30
@@ -62,7 +62,7 @@ def test_links_are_never_slower_than_those_they_are_behind() -> None:
 def test_load_nvlink_domain_memory_and_residents_are_the_devices() -> None:
     mine, other = device("a", 0, load=0.5, nvlink_domain=3), device("a", 1, free_bytes=-5, load=7.0)
     held = Resident("m", 0, 4, GIB, "g")
-    (cluster,) = clusters_of(Inventory((mine, other)), {("a", "b300", 0): [held]})
+    (cluster,) = clusters_of(Inventory((mine, other)), {DeviceKey("a", "b300", 0): [held]})
     first, second = cluster.nodes[0].gpus
     assert (first.load, first.nvlink_domain, first.free_bytes, first.residents) == (0.5, 3, 60 * GIB, (held,))
     assert (second.load, second.free_bytes, second.residents) == (1.0, 0, ())  # bad reports are bounded
@@ -80,5 +80,7 @@ def test_a_device_is_as_busy_as_its_residents_are_expected_to_keep_it_or_as_it_w
         ([one, shard], 0.0, 0.5),
         ([one, shard, next_stage], 0.0, 0.7),
     ):
-        (cluster,) = clusters_of(Inventory((device("a", 0, load=sampled),)), {("a", "b300", 0): held})
+        (cluster,) = clusters_of(
+            Inventory((device("a", 0, load=sampled),)), {DeviceKey("a", "b300", 0): held}
+        )
         assert cluster.nodes[0].gpus[0].load == pytest.approx(expected)

@@ -18,7 +18,7 @@ from placement.solver.groups import Groups
 from placement.solver.objective import StepLimits
 from placement.solver.orders import holds, may_hold
 from placement.solver.places import Shared
-from placement.solver.plan import Shape
+from placement.solver.plan import HopSeconds, Shape
 from placement.solver.request import Compression
 from placement.solver.shapes import shapes
 from testkit.solver_instances import random_cluster, random_request
@@ -84,7 +84,7 @@ def test_bounds_of_any_set_are_below_every_split_of_every_set() -> None:
         rests, hops, batches = rng.random((2, 7)), rng.random(2), float(rng.integers(1, stages + 1))
         of = Costs(seconds[0], seconds[1], rests[0], rests[1], np.zeros(7), caps, caps, caps)
         shape = Shape(Compression("none", 1.0, 1, 1), 1, stages)
-        crossed = {link: (float(hops[0]), float(hops[1])) for link in Link}
+        crossed = {link: HopSeconds(float(hops[0]), float(hops[1])) for link in Link}
         terms = Terms(shape, layers, tokens, batches, 0.0, crossed, StepLimits(np.inf, np.inf))
         least = np.full(3, np.inf)
         for columns in itertools.permutations(range(7), stages):

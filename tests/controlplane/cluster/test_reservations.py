@@ -12,7 +12,7 @@ from controlplane.cluster import reservations
 from controlplane.state.records import NodeLedger, Phase, Reservation
 from controlplane.state.repository import Versioned
 from controlplane.state.worker_groups import GroupPhase
-from placement.types import Device, HolderMemory, Inventory, Placement, RankPlacement
+from placement.types import Device, DeviceKey, HolderMemory, Inventory, Placement, RankPlacement
 from profiler.types import DeviceRates
 from testkit.controlplane import builders
 from testkit.controlplane.ledger_steps import after
@@ -187,7 +187,7 @@ def test_a_measurement_s_memory_counts_until_it_ends(
     without = free(before, True)
     assert free(before, False) == without
     state = after(
-        state, reservations.reserve_to_measure(state, "k", 1, [("n", "h200", 0)], own.promised, 0.0)
+        state, reservations.reserve_to_measure(state, "k", 1, [DeviceKey("n", "h200", 0)], own.promised, 0.0)
     )
     assert reservations.being_measured(state.ledgers) == {("n", "h200", 0): "k"}
     assert builders.holders(state) == {*promises, "measuring:k"}
@@ -203,11 +203,11 @@ def test_a_measurement_s_memory_counts_until_it_ends(
 
 def test_a_measurement_reserves_each_of_its_devices() -> None:
     state = builders.state()
-    devices = [("a", "h200", 1), ("a", "h200", 0)]
+    devices = [DeviceKey("a", "h200", 1), DeviceKey("a", "h200", 0)]
     state = after(state, reservations.reserve_to_measure(state, "k", 3, devices, 9, 5.0))
     held = tuple(Reservation("measuring:k", 3, rank, "h200", 1 - rank, 9, 5.0) for rank in range(2))
     assert state.ledgers["a"].record == NodeLedger("a", held)
-    state = after(state, reservations.reserve_to_measure(state, "k", 3, [("b", "h200", 0)], 7, 6.0))
+    state = after(state, reservations.reserve_to_measure(state, "k", 3, [DeviceKey("b", "h200", 0)], 7, 6.0))
     assert set(state.ledgers) == {"b"}  # in the place of what it had
     taken = reservations.reserve(state, "m", 1, placement(("a", 0, 2), ("b", 0, 3)), 7.0, ("measuring:k",))
     state = after(state, taken)

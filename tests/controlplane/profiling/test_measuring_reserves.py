@@ -27,7 +27,7 @@ from controlplane.settings import Settings
 from controlplane.state import StateStore
 from controlplane.state.records import ModelProfile, NodeLedger, OperationKind, Phase, Reservation
 from controlplane.state.repository import Change, Put, Repository
-from placement.types import Device, HolderMemory, Inventory, RankPlacement, key_of
+from placement.types import Device, DeviceKey, HolderMemory, Inventory, RankPlacement, key_of
 from profiler.profiling_plan import Reach, needed_bytes
 from testkit import checkpoints
 from testkit.controlplane.builders import PLACED, operation, ready_base, state
@@ -82,7 +82,7 @@ def test_a_placement_and_a_measurement_from_one_snapshot_do_not_both_commit(
     seen = repository.read()
     asked = {
         "place": ledger.reserve(seen, "m", 1, replace(PLACED, ranks=(rank,)), 0.0),
-        "measure": ledger.reserve_to_measure(seen, "k", 0, [("n", "cpu", 0)], 1, 0.0),
+        "measure": ledger.reserve_to_measure(seen, "k", 0, [DeviceKey("n", "cpu", 0)], 1, 0.0),
     }
     repository.commit(asked.pop(first))
     (second,) = asked.values()

@@ -22,7 +22,7 @@ from controlplane.settings import Settings
 from controlplane.state import StateStore
 from controlplane.state.records import NodeLedger, Operation, Phase, Reservation
 from controlplane.state.worker_groups import GroupPhase
-from placement.types import HolderMemory, Inventory
+from placement.types import DeviceKey, HolderMemory, Inventory
 from testkit.controlplane.builders import deployment, ready_base, state
 from testkit.controlplane.world import World
 from testkit.controlplane.world_measuring import (
@@ -357,7 +357,7 @@ async def test_a_preempted_measurement_is_no_failure_of_its_profile(
 
     async def displaced(order: MeasureRequest, node: str) -> AsyncGenerator[str, None]:
         cluster(world).orders.append(order)
-        cluster(world).running.append(((node, "cpu", 0), order.holder))
+        cluster(world).running.append((DeviceKey(node, "cpu", 0), order.holder))
         await world.until(lambda: (found := profile(world, "two")) and found.phase is Phase.PENDING)
         cluster(world).running.clear()
         cluster(world).go.set()
