@@ -16,9 +16,8 @@ from hypothesis import HealthCheck, settings
 
 from testkit.redis_server import RedisServer
 
-# How long an example takes depends on the machine's load.
-# `make test` draws the same examples every time: what fails in CI fails here, with the change that did it.
-# HYPOTHESIS_PROFILE=explore looks for new ones.
+# The time of an example depends on the machine's load. `make test` draws the same examples every time: a
+# failure in CI fails here, with the change that caused it. HYPOTHESIS_PROFILE=explore looks for new ones.
 BUSY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("thorough", BUSY, max_examples=40, derandomize=True)
 settings.register_profile("explore", BUSY, max_examples=1000)
@@ -56,27 +55,28 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def caplog(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    """Also after an engine that this process started has raised the root logger's level."""
+    """The level is set even after an engine that this process started has raised the root logger's level."""
     caplog.set_level(logging.WARNING)
     return caplog
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """What runs side by side."""
+    """The units that run side by side."""
     from tests.side_by_side import LongestFirst
 
     return LongestFirst(config, log)
 
 
 def pytest_collection_finish() -> None:
-    """What was imported stays: to look through all of it again and again takes a tenth of a run."""
+    """Imported modules stay: searching all of them repeatedly takes a tenth of a run."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """A failure has its name at once: a run takes many minutes. The rest is told at the end, as always."""
+    """A failure shows its name at once, because a run takes many minutes. The rest follows at the end, as
+    always."""
     if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
         print(f"\n{report.nodeid} failed ({report.when})", flush=True)
 
@@ -124,4 +124,4 @@ def start_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[.
 
     yield start
     for server in servers:
-        server.kill()  # one that has just begun to follow another does not end when it is asked to
+        server.kill()  # a client that has just begun to follow another does not end on request

@@ -1,4 +1,4 @@
-"""What is written down of changes that are asked for, over HTTP; and that no key is, there or elsewhere."""
+"""The audit log's lines for requested changes, over HTTP; no key is written there or elsewhere."""
 
 from __future__ import annotations
 

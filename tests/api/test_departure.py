@@ -12,7 +12,7 @@ from controlplane.api.departure import unless_client_leaves
 
 
 class Line:
-    """A server's `receive`, whose client leaves when it is told to."""
+    """A server's `receive`; its client leaves on demand."""
 
     def __init__(self) -> None:
         self.leaves = asyncio.Event()

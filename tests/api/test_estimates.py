@@ -1,4 +1,4 @@
-"""Profiles and estimates over HTTP: what is measured is what is told, and nonsense is refused by name."""
+"""Profiles and estimates over HTTP: reported figures equal measured ones, and nonsense is refused by name."""
 
 from __future__ import annotations
 
@@ -196,8 +196,8 @@ def test_an_estimate_says_that_requests_beyond_the_limit_wait(profiled: Installa
 def test_a_busy_device_is_reported_and_its_ranges_are_wider(
     profiled: Installation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By what strangers do there. What our own measuring did there will be gone: a deployment right after it
-    is judged as on an idle device."""
+    """The load is that of foreign processes. The load of our own measurement will be gone: a deployment right
+    after it is judged as on an idle device."""
     load: dict[str, Any] = {"batch": 2, "inputTokens": 8, "outputTokens": 8}
     devices = profiled.cluster.devices
     (device,) = devices.devices

@@ -1,4 +1,4 @@
-"""What the API says of itself, and whether it holds for requests that schemathesis makes up."""
+"""The API's own description, and whether it holds for requests that schemathesis makes up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""guidellm, which asks the first model that is listed where it is told none."""
+"""guidellm, which uses the first listed model if none is named."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from testkit.api.installations import Start
 @pytest.mark.long
 @pytest.mark.slow
 def test_guidellm_benchmarks_the_base(start: Start, tmp_path: Path) -> None:
-    """Not a variant whose name comes first."""
+    """The first model is not a variant whose name comes first."""
     python, served = fetch_clients.fetch("guidellm"), start()
     served.up()
     assert served.register("a-variant", "base", "v1")["phase"] == "Ready"

@@ -1,4 +1,4 @@
-"""What errors do not tell of the server's folders: by whom they are read, and where a path ends."""
+"""Errors do not reveal the server's folders: who may read them, and where a path ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CASES = [
     ("see /srv/home/a/b.log, or ask", "see b.log, or ask"),
     ("/srv/deltas/v-12/delta.json is torn", "delta.json is torn"),
     (f"{sysconfig.get_path('purelib')}/vllm/engine.py:12: oh", "engine.py:12: oh"),
-    # Not folders of ours, though they begin alike, and what is no path at all.
+    # These texts are not our folders, though they begin alike, or no paths at all.
     ("/srv/homes/x", "/srv/homes/x"),
     ("/srv/home-2/x", "/srv/home-2/x"),
     ("/backup/srv/home/x", "/backup/srv/home/x"),

@@ -341,7 +341,7 @@ def test_an_adapter_that_left_its_engine_and_is_refused_there(served: Installati
 
 
 def test_the_list_of_models_shows_no_folder_of_the_server(served: Installation) -> None:
-    """Also one that may not manage the installation hears why, and which file it is about."""
+    """A client that may not manage the installation also gets the reason, and the file's name."""
     folder = served.files / "v1"
     home, packages = served.settings.home, sysconfig.get_path("purelib")
     told = (

@@ -1,4 +1,5 @@
-"""What answers inference requests before all of a server's other layers: the same answers, and an id."""
+"""The layer that answers inference requests before all of a server's other layers: the same answers, and an
+id."""
 
 from __future__ import annotations
 

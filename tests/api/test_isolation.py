@@ -1,4 +1,5 @@
-"""What one tenant has is not there for another; what is the installation's all use, and none changes."""
+"""A tenant's models do not exist for other tenants; all may use the installation's models, and none may
+change them."""
 
 from __future__ import annotations
 
@@ -259,7 +260,7 @@ def test_prefixes_are_looked_for_in_the_tenants_own_cache(divided: Installation)
 
 @pytest.fixture
 def apart(start: Start, tmp_path: Path) -> Iterator[Installation]:
-    """With files of each deployer's own, of a base that is the installation's; one has links as well."""
+    """Each deployer has files of its own, for a base of the installation; one folder has links as well."""
     makers = [tenants.entry(name, "deployer") for name in ("left", "right")]
     made = started(
         start, tmp_path / "tenants.json", *makers, tenants.entry("chief", "admin"), tenant_folders=True

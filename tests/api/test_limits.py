@@ -1,4 +1,4 @@
-"""What a stranger, a browser or a careless client may not do to a gateway, over real connections."""
+"""Limits for strangers, browsers and careless clients at a gateway, over real connections."""
 
 from __future__ import annotations
 
@@ -346,7 +346,7 @@ def test_a_retry_is_answered_when_its_operation_is_forgotten(
 
 
 def _as_an_earlier_version_kept_it(repository: Repository) -> None:
-    """How the operation ended is in the key."""
+    """The key keeps the operation's outcome."""
     (key,) = repository.each(IdempotencyKey)
     (past,) = repository.each(PastOperation)
     repository.commit(
@@ -360,7 +360,7 @@ def _as_an_earlier_version_kept_it(repository: Repository) -> None:
 def test_an_unreadable_record_stops_no_engine_and_no_traffic(
     served: Installation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a version that was rolled back may have written it."""
+    """A version that was rolled back may have written such a record."""
     wait_for(lambda: "v1" in served.services.routes.table.routes)  # what a gateway never saw, it cannot keep
     observed: list[int] = []
     observe = served.cluster.observe

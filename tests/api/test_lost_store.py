@@ -105,7 +105,7 @@ def test_a_controller_that_finds_no_store_stops_nothing_until_it_is_back(served:
 def test_another_installations_store_is_not_acted_on(
     served: Installation, tmp_path: Path, is_old: bool
 ) -> None:
-    """Nor one that is empty, under engines that do not say whose they are."""
+    """An empty store is not used either, under engines without an installation's identity."""
     end_controller(served)
     other = tmp_path / "other"
     if is_old:
@@ -137,7 +137,7 @@ def test_engines_of_another_installation_that_are_there_later_are_left_alone(
 
 
 def test_a_restored_backup_is_gone_on_from(served: Installation, tmp_path: Path) -> None:
-    """As docs/operating.md says: everything ends, the file is put there, everything starts."""
+    """The steps of docs/operating.md: everything ends, the file is put there, everything starts."""
     home = tmp_path / "restored"
     home.mkdir()
     end_controller(served)

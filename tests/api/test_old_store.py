@@ -49,7 +49,7 @@ def test_an_older_store_is_changed_like_a_new_one(found: Installation) -> None:
 
 
 def serving(found: Installation) -> dict[str, int]:
-    """How many groups of each deployment serve, of those that are Deployed."""
+    """The number of serving groups of each deployment that is Deployed."""
     deployments = found.http.get("/deployments").json()["deployments"]
     return {
         each["model"]: sum(group["phase"] == "Serving" for group in each["groups"])

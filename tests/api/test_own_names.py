@@ -8,7 +8,7 @@ from controlplane import errors
 from controlplane.api.own_names import ADAPTERS, INFERENCE, translated
 from testkit.api.installations import Installation, Start
 
-# As vLLM 0.32 and 0.26 say it.
+# The texts of vLLM 0.32 and 0.26.
 TOO_LONG = (
     "This model's maximum context length is 64 tokens. However, you requested 8 output tokens and your"
     " prompt contains at least 57 input tokens, for a total of at least 65 tokens. Please reduce the length"
@@ -69,7 +69,7 @@ def test_adapter_calls_name_their_own_fields(served: Installation) -> None:
 
 
 def test_fields_of_both_are_known() -> None:
-    """Each name that is told is one that the call takes."""
+    """Each name in an error is a name that the call takes."""
     from controlplane.management.schemas.models import InferenceModelRequest, LoadLoraAdapterRequest
 
     assert set(INFERENCE.values()) <= set(InferenceModelRequest.model_fields)

@@ -1,4 +1,4 @@
-"""What tenants may have, over HTTP: requests and tokens a minute, variants and their bytes."""
+"""Tenants' quotas over HTTP: requests and tokens a minute, variants and their bytes."""
 
 from __future__ import annotations
 

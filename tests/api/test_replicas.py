@@ -1,4 +1,4 @@
-"""Replicas and rebalancing over HTTP: what is asked, what is shown, what is refused."""
+"""Replicas and rebalancing over HTTP: requests, views and refusals."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ ASKED: dict[str, dict[str, Any]] = {
     CHAT: {"model": "m", "messages": [{"role": "user", "content": "a"}]},
     COMPLETIONS: {"model": "m", "prompt": "a"},
 }
-# By version and model, the names of their fields, as those versions' sources have them.
+# By version and model, the names of their fields in those versions' sources.
 OF_VERSIONS: dict[str, dict[str, list[str]]] = json.loads(
     Path(__file__).with_name("vllm_request_fields.json").read_text()
 )
@@ -326,7 +326,7 @@ def test_an_installation_adds_variables_of_its_templates() -> None:
 
 
 def test_over_http(start: Start) -> None:
-    """What is sent to the gateway, and how it is answered."""
+    """The request at the gateway, and its answer."""
     installation = start(template_arguments="tone")
     installation.up()
     bomb = {"tokenize": True, "padding": "max_length", "max_length": 20_000_000}

@@ -64,7 +64,7 @@ async def test_an_error_of_the_work_passes(limit: Callable[[float], Any]) -> Non
 @pytest.mark.parametrize("limit", LIMITS)
 @pytest.mark.parametrize("limit_s", [FOREVER, 0.0])
 async def test_another_cancellation_passes(limit: Callable[[float], Any], limit_s: float) -> None:
-    """Also one that comes together with the limit's."""
+    """The work's own error passes even if it comes together with the limit's."""
     inside = asyncio.Event()
 
     async def work() -> None:

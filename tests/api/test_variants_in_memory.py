@@ -72,7 +72,7 @@ def test_lists_do_not_ask_engines(unchanged: Installation) -> None:
 
 
 def test_a_variant_that_the_engine_does_not_know_is_on_disk(tiered: Installation) -> None:
-    """As after a restart of a replica."""
+    """The replica forgets, as after a restart."""
     tiered.cluster.scripted("base")._variants.clear()
     found = residency(tiered, "base")["variants"]
     assert {(v["tier"], v["reason"][:12]) for v in found} == {("disk", "not read yet")}

@@ -29,7 +29,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
 
 @pytest.mark.parametrize("file", ["adapter_config.json", "delta.json"])
 def test_adapters_and_deltas_name_the_architecture(tmp_path: Path, base: ModelSpec, file: str) -> None:
-    """Even where every shape would fit: what a norm or an embedding means differs."""
+    """The adapter is refused even where every shape would fit: the meaning of a norm or an embedding
+    differs."""
     gemma = replace(base, architecture="GemmaForCausalLM", linear_shapes={})
     make.write_adapter(tmp_path)
     if file == "delta.json":

@@ -25,7 +25,7 @@ def test_there_is_a_case_for_every_architecture() -> None:
 
 
 def spec_from(config: Any) -> ModelSpec:
-    """What we make of a config as transformers would write it."""
+    """Our reading of a config as transformers would write it."""
     raw = json.loads(config.to_json_string(use_diff=False))
     return spec_of(describe(raw, Path("config.json")), 4)
 

@@ -26,7 +26,7 @@ from testkit.tiny_families import TINY, Tiny
 
 EVERY = pytest.mark.parametrize("tiny", TINY, ids=lambda tiny: tiny.id)
 RATES = DeviceRates(20e9, 100e9)
-# As vLLM 0.26's models are written: each looks at its place in the pipeline before it makes a table.
+# The code follows vLLM 0.26's models: each looks at its place in the pipeline before it makes a table.
 ONLY_WHERE_USED = {"Llama", "Mistral", "Qwen2", "Qwen3", "Phi3"}
 
 

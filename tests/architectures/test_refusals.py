@@ -1,4 +1,4 @@
-"""What cannot be served is refused by key and reason; whatever a file holds, no other error escapes."""
+"""Unservable models are refused by key and reason; no file causes another error."""
 
 from __future__ import annotations
 

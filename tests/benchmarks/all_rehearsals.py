@@ -34,7 +34,7 @@ SLOW = {
 
 
 def runnable() -> dict[str, ast.Module]:
-    """What `python -m benchmarks.NAME` runs, by its name."""
+    """The rehearsals, by the names that `python -m benchmarks.NAME` runs."""
     found = {}
     for path in sorted(FOLDER.rglob("*.py")):
         tree = ast.parse(path.read_text())

@@ -62,7 +62,7 @@ def hooked(kinds: tuple[str, ...], tokens: int, biased: bool) -> list[warming.Ho
 
 
 def missing(kinds: tuple[str, ...], biased: bool) -> list[str]:
-    """What row counts of all kinds need beyond the warm-up."""
+    """The kernels that row counts of all kinds need beyond the warm-up."""
     warm: dict[Launch, None] = {}
     later: dict[Launch, None] = {}
     made = hooked(kinds, 2048, biased)

@@ -1,4 +1,4 @@
-"""What trains and judges fine-tunes, against transformers and the product's own readers."""
+"""The code that trains and judges fine-tunes, against transformers and the product's own readers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the kernels' benchmarks wrote can be drawn. That they run: tests/benchmarks."""
+"""The results of the kernels' benchmarks can be drawn. tests/benchmarks shows that they run."""
 
 from __future__ import annotations
 

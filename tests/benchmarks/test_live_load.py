@@ -1,4 +1,5 @@
-"""How a streamed request ended, told of a server that answers in every way; what a load comes to, by hand."""
+"""The outcomes of streamed requests, for a server that answers in every way; the figures of a load, by
+hand."""
 
 from __future__ import annotations
 

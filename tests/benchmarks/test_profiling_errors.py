@@ -86,7 +86,7 @@ def test_a_report_is_written_of_what_there_is(tmp_path: Path, monkeypatch: pytes
 
 
 def write(folder: Path, rows: list[Measurement]) -> Path:
-    """As merged files have them."""
+    """The rows of merged files."""
     path = folder / "merged.jsonl"
     folder.mkdir()
     log = Log(folder / "rows")

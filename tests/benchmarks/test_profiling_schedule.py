@@ -107,7 +107,7 @@ TWO = ["llama-3.2-3b", "llama-2-7b"]
 
 @pytest.mark.parametrize("budget_s", range(100, 1500, 200))
 def test_a_run_that_begins_within_the_budget_is_predictable(budget_s: float) -> None:
-    """From all fingerprints of its TP, and for pipelines from that of a pipeline."""
+    """The reference uses all fingerprints of its TP, and for pipelines those of a pipeline."""
     tasks = chosen(BOTH, TWO, ["none"], 4, 1)
     slots, _ = pack(tasks, 4, budget_s)
     begun = {slot.task for slot in slots}
@@ -397,7 +397,7 @@ def test_several_runs_are_merged_and_the_first_of_a_load_counts(tmp_path: Path) 
 
 
 def test_the_cost_of_measuring_is_summed() -> None:
-    """By hand: an engine on one GPU and one on two, of which each starts in a second."""
+    """By hand: an engine on one GPU and one on two, each of which starts in a second."""
     one, other = TINY
     found = cost([*measured(one), *measured(other)])
     engine_s = 1.0 + 0.7

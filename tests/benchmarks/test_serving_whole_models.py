@@ -60,7 +60,7 @@ def from_files(folder: Path, weights: Sequence[torch.Tensor], host_bytes: int, s
 
 
 def parts_of(content: bytes, weights: Sequence[torch.Tensor]) -> list[bytes]:
-    """What a file of these bytes has for each weight."""
+    """Each weight's part of a file of these bytes."""
     return [content[at : at + weight.nbytes] for at, weight in zip(STARTS, weights, strict=True)]
 
 
@@ -82,7 +82,7 @@ def test_memory_is_filled_with_the_first_bytes_of_a_file(
 
 
 def test_the_next_call_reads_what_the_last_call_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The system may read fewer bytes than it is asked for: here at most 10."""
+    """The system may read fewer bytes than requested: here at most 10."""
     read = os.preadv
 
     def read_few(file: int, buffers: Sequence[Any], start: int) -> int:
@@ -112,7 +112,7 @@ def test_a_file_that_is_too_short_is_an_error(
 
 
 def test_the_model_used_longest_ago_leaves_host_memory(tmp_path: Path) -> None:
-    """To be prepared or placed once more is to be used, too."""
+    """A repeated preparation or placement also counts as a use."""
     models = from_files(tmp_path, weights_of_an_engine(), TWO_MODELS)
     assert [models.holds(uid) for uid in (1, 2, 3)] == [False, False, False]
     models.prepare(1, "")
@@ -145,7 +145,7 @@ def test_variants_in_host_memory_are_reported_with_their_bytes(tmp_path: Path) -
 
 
 def test_variants_without_files_are_in_host_memory() -> None:
-    """Those are told that were asked for."""
+    """Only requested variants are reported."""
     models = WholeModels(weights_of_an_engine(), 1, SwapConfig(2, 1))
     assert all(models.holds(uid) for uid in range(1, 40))
     assert models.in_host() == {}
@@ -221,7 +221,7 @@ def test_models_without_files_are_the_engine_s_weights_with_shifted_rows() -> No
 
 
 def test_a_loader_takes_whole_models_for_a_cache(tmp_path: Path) -> None:
-    """All that it is ever told, at the end of a real line; none of it fails."""
+    """All messages that it ever gets, at the end of a real line; none of it fails."""
     models = from_files(tmp_path, weights_of_an_engine(), MODEL_BYTES)
     cache: Cache = models
     reports: queue.Queue[Message] = queue.Queue()

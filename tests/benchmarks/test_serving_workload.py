@@ -135,7 +135,8 @@ def test_an_invalid_case_is_refused(name: str) -> None:
 
 
 def test_offline_requests_all_come_at_once() -> None:
-    """As many as asked for, however long arrivals last, of variants and lengths alike."""
+    """The number of requests equals the requested one, however long arrivals last, for variants and lengths
+    alike."""
     case = parse_case("offline@9600")
     requests = workload.synthetic(case, 0.5, 32, LENGTHS, seed=7)
     assert len(requests) == 9600

@@ -117,7 +117,7 @@ def test_the_request_path_is_the_known_path_where_no_prompt_joined_a_batch() -> 
 @pytest.mark.parametrize("models", [(1,), (2,), (3,), (1, 2), (0, 3), (1, 2, 3)])
 @pytest.mark.parametrize("rows", [1, 5, 8])
 def test_steps_with_variants_take_their_measured_time(models: tuple[int, ...], rows: int) -> None:
-    """Also those of batches that no load had."""
+    """The model also covers batches that no load had."""
     model, variants = step_times(FACTS, SEEN)
     load = Load(rows, SHORT, OUTPUT, models)
     asked = [models[i % len(models)] for i in range(rows)]
@@ -215,7 +215,7 @@ def test_one_request_on_virtual_time_takes_its_steps() -> None:
 
 
 def test_nearly_idle_engines_have_no_measured_capacity() -> None:
-    """As those are that echo: by the fit they could do thousands a second."""
+    """Echo engines are such: by the fit they could do thousands of requests a second."""
     played: list[int] = []
 
     async def at_once(asked: Sequence[Asked]) -> list[Timed]:

@@ -1,4 +1,4 @@
-"""What an evaluation asks of a deployed model is let through by its gateway, however long a text is."""
+"""A gateway passes every request of an evaluation of a deployed model, however long a text is."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from profiler.evaluation.types import Form, Pair
 
 
 class Gateway:
-    """Takes the place of a client: bounds as a gateway does, and tells a token for each four characters."""
+    """A stand-in for a client: bounds like a gateway's, and a token for each four characters."""
 
     def __init__(self) -> None:
         self.tops: list[int] = []

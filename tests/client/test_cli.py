@@ -136,7 +136,7 @@ def test_the_help_of_every_command_names_json(cli: Cli) -> None:
         assert "--json" in cli(command.name, "--help").out
 
 
-# What people see
+# The texts that people see
 
 
 def test_register_a_base(cli: Cli, api: FakeApi) -> None:
@@ -275,7 +275,7 @@ def test_status_is_one_table(cli: Cli, api: FakeApi) -> None:
 
 
 def test_a_row_in_a_pipe_is_one_line_whatever_its_length(cli: Cli, api: FakeApi) -> None:
-    """As grep and awk read it: nothing is folded, and nothing follows the last word."""
+    """The output that grep and awk read: nothing is folded, and nothing follows the last word."""
     reason = "it does not fit: " + "very " * 100 + "large\nand more"
     api.script("GET /models", answer({"models": [model("smol", reason=reason)]}))
     header, row = cli("models").out.splitlines()

@@ -174,7 +174,7 @@ def test_usage_errors(cli: Cli, api: FakeApi, line: str) -> None:
 def test_status_shows_how_many_registered_variants_run_at_once(
     cli: Cli, api: FakeApi, at_once: dict[str, Any] | None, text: str | None
 ) -> None:
-    """With a remedy where memory allows fewer than there are slots."""
+    """The output has a remedy where memory allows fewer variants than there are slots."""
     described = deployment(plan={**plan(), "maxVariants": 4}, variantsAtOnce=at_once)
     api.script("GET /deployments/smol", answer(described))
     api.script("GET /deployments", answer({"deployments": [described]}))

@@ -25,7 +25,7 @@ def ids_of(text: str) -> list[int]:
 
 
 def row(chances: Mapping[str, float], own: int, top: int) -> dict[str, Any]:
-    """As vLLM tells it: the likeliest, and the one that is there."""
+    """vLLM's form: the likeliest tokens, and the actual one."""
     likeliest = sorted(chances, key=lambda word: -chances[word])[:top]
     told = {*likeliest, WORDS[own]}
     return {

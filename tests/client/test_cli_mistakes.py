@@ -1,4 +1,4 @@
-"""What people mistype: the answer names what they typed, not the API's fields, and the command to look at."""
+"""Common mistypings: the answer names the typed words, not the API's fields, and the command to look at."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ostinato plan` on files: no server is asked."""
+"""`ostinato plan` on files, without a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ostinato simulate` on files: no server is asked."""
+"""`ostinato simulate` on files, without a server."""
 
 from __future__ import annotations
 

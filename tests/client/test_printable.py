@@ -1,4 +1,4 @@
-"""What a stranger's file holds is shown by the CLI, and obeyed by no terminal."""
+"""The CLI shows the contents of a stranger's file, and no terminal obeys them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_control_characters_are_escaped_in_everything_the_cli_prints(
 
 
 def test_errors_quote_no_escape_sequence_and_logs_hold_none() -> None:
-    """So neither does what is stored of them, nor what logs say of them."""
+    """Stored texts and logs contain no control characters either."""
     error = errors.SourceUnreadable(f"expected an architecture, got {EVIL}")
     assert error.message == f"expected an architecture, got {SHOWN}"
     assert not OBEYED.search(json.dumps(error.body(), ensure_ascii=False))

@@ -1,4 +1,4 @@
-"""What tests of real clusters share: a model and adapters of it, and the order of the folders.
+"""The shared parts of tests of real clusters: a model and its adapters, and the order of the folders.
 
 Each folder has one cluster, which ends with the folder's last test: vLLM with a small model, vLLM with all of
 SmolLM2, and one that echoes. In `own_nodes` each test starts what it needs.

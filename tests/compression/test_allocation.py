@@ -65,7 +65,7 @@ def test_the_solvers_agree(seed: int, max_widths: int) -> None:
 
 
 def test_no_choice_is_better_where_ranks_are_many() -> None:
-    """By dynamic programming over whole units of the budget, another exact method."""
+    """The optimum by dynamic programming over whole units of the budget, another exact method."""
     program = realistic(384, (384, 768), 1 / 16, 5, seed=0)
     unit = int(np.gcd.reduce(program.bits_per_rank))
     least = np.zeros(program.budget_bits // unit + 1)

@@ -20,7 +20,7 @@ DENSE = 100_000
 
 @dataclass(frozen=True)
 class Made:
-    """What a candidate would come to; no losses: the method cannot code the model."""
+    """A candidate's size and losses; no losses: the method cannot code the model."""
 
     share: float
     code_bytes: int

@@ -74,7 +74,7 @@ def inputs_by_transformers(folder: Path, texts: Path, rows: int, tokens: int) ->
 def test_inputs_are_those_of_the_compressed_model(
     tmp_path: Path, models: tuple[Path, Path], texts: CalibrationOptions
 ) -> None:
-    """What a layer was compressed for is what it gets in the finished model, run whole."""
+    """A layer's inputs during compression equal those in the finished model, run whole."""
     base, tuned = models
     problems: dict[str, Problem] = {}
     result = compress(Job(base, tuned, tmp_path / "delta", spied(magnitude(2), problems), texts))

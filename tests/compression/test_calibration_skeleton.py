@@ -31,7 +31,7 @@ def block_weights(tensors: dict[str, torch.Tensor], prefix: str, layer: int) -> 
 
 
 def hidden_states(folder: Path, ids: torch.Tensor) -> list[torch.Tensor]:
-    """What each block is given, and what the last one gives, before the last norm."""
+    """The inputs of each block, and the outputs of the last one, before the last norm."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     base: Any = model.base_model
     norm = (

@@ -202,7 +202,7 @@ def test_a_chat_template_s_time_and_memory_are_bounded(
 
 
 def test_a_template_makes_at_most_one_token_for_each_byte_of_its_file(tmp_path: Path) -> None:
-    """That much memory was set aside for them."""
+    """This much memory was reserved for the texts."""
     folder = folder_of(tmp_path / "model", "{% for n in range(9999) %}w1 w2 {% endfor %}")
     file = jsonl(tmp_path / "a.jsonl", {"messages": [{"role": "user", "content": "w1"}]})
     assert read_texts(file, folder).tokens == file.stat().st_size

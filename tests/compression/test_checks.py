@@ -1,4 +1,4 @@
-"""What cannot be compressed is said before the work starts, with figures."""
+"""Incompressible models are refused before the work starts, with figures."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def refused(base: Path, tuned: Path, error: type[Exception], words: str) -> str:
-    """What the error says; nothing is left of the attempt."""
+    """The error's text; no file of the attempt is left."""
     out = tuned.parent / "delta"
     with pytest.raises(error, match=words) as caught:
         compress(Job(base, tuned, out, magnitude()))
@@ -237,7 +237,7 @@ def test_equal_settings_in_another_form_are_accepted(
 
 @pytest.mark.parametrize("old", [OLD_LLAMA3, {"rope_scaling": {"type": "linear", "factor": 2.0}}, {}])
 def test_settings_as_transformers_saves_them_again(tmp_path: Path, old: dict[str, Any]) -> None:
-    """What a fine-tune of a folder gets from the library that trains it is no difference."""
+    """Additions of the training library to a fine-tune's folder are no difference."""
     from transformers import AutoConfig
 
     base = make.write_tiny_base(tmp_path / "base", **old)

@@ -28,7 +28,7 @@ from workers.compression.types import Compressed, Method, Problem
 from workers.compression.work_folder import WorkFolder, work_folder
 
 KILLED = 9
-# What each process would import for itself: seconds of transformers.
+# The imports that each process would repeat: seconds of transformers.
 PRELOADED = [
     "word_models",
     "workers.compression.job",
@@ -187,7 +187,7 @@ def test_layers_of_two_ratios_do_not_mix(
     options: dict[str, Any],
     others: dict[str, Any],
 ) -> None:
-    """Every one of a method's options tells its layers from others'."""
+    """Every option of a method distinguishes its layers from others'."""
     uncalibrated = [replace(method(**each), calibrated=False) for each in (options, others)]
     stop_at(Job(base, tuned, tmp_path / "out", uncalibrated[0]), "layer 1")
     with pytest.raises(CheckpointError, match=r"unfinished.*options"):

@@ -238,7 +238,7 @@ def test_slower_storage_than_the_break_even_gains(
 
 
 def test_a_cold_read_is_bytes_by_time(tmp_path: Path) -> None:
-    """By a clock that goes on by two seconds whenever a file is read."""
+    """A clock that advances by two seconds whenever a file is read."""
     for name, size in (("a", 3_000_000), ("b", 1_000_000)):
         (tmp_path / name).write_bytes(bytes(size))
     ticks = iter(range(0, 100, 2))

@@ -108,7 +108,8 @@ def test_float32_loses_at_most_as_much_as_float64() -> None:
 
 
 def test_dead_inputs_get_no_weights_and_no_influence() -> None:
-    """What lives is done as if the dead columns' weights had been 0 and their inputs independent."""
+    """The living columns are coded as if the dead columns' weights had been 0 and their inputs
+    independent."""
     weights = torch.randn(5, 16, generator=torch.Generator().manual_seed(3)).double()
     gram, dead = correlated(16, 4).double(), [1, 6, 7, 8]
     gram[dead] = 0

@@ -1,4 +1,4 @@
-"""What a rank costs and what a program may be."""
+"""The cost of a rank, and the valid programs."""
 
 from __future__ import annotations
 

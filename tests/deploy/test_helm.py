@@ -151,12 +151,12 @@ MONITORS = {
 }
 
 
-# What has no default, for values that do not say it.
+# Fields without a default, for values that do not set them.
 KEY: Object = {"apiKey": {"existingSecret": "ostinato-key"}}
 
 
 class Chart:
-    """What the chart renders, kept for the module: a rendering takes helm a good part of a second."""
+    """The chart's renderings, kept for the module: a rendering takes helm a good part of a second."""
 
     def __init__(self, helm: Helm) -> None:
         self.helm = helm
@@ -387,7 +387,7 @@ def test_unset_settings_are_listed_with_their_defaults() -> None:
 
 
 def test_pods_have_the_front_door(chart: Chart) -> None:
-    """As a local cluster and the images have it; a gateway refuses to start without it."""
+    """A local cluster and the images have it; a gateway refuses to start without it."""
     for template in pod_templates(chart.service({})):
         told = {name: each.get("value", "") for name, each in environment(template).items()}
         assert front_door.problem(told) == ""
@@ -395,7 +395,7 @@ def test_pods_have_the_front_door(chart: Chart) -> None:
 
 
 def test_the_head_remembers_few_calls(chart: Chart) -> None:
-    """As `ostinato up` has it: its GCS would grow by 3 KB with each of 100,000."""
+    """`ostinato up` sets it: its GCS would otherwise grow by 3 KB with each of 100,000."""
     for template in pod_templates(chart.service({})):
         value = environment(template)["RAY_task_events_max_num_task_in_gcs"]["value"]
         assert value == local.ray_switches()["RAY_task_events_max_num_task_in_gcs"]
@@ -429,7 +429,7 @@ def test_only_the_autoscaled_head_has_a_token(chart: Chart) -> None:
 
 
 def test_the_operator_accepts_the_pods(chart: Chart, values: Object) -> None:
-    """What KubeRay refuses in its own code, not in its schema."""
+    """Objects that KubeRay refuses in its own code, not in its schema."""
     service = chart.service(values)
     assert len(service["metadata"]["name"]) <= 47
     for template in pod_templates(service):
@@ -647,7 +647,7 @@ def test_wrong_values_are_refused_by_name(chart: Chart, given: Object, named: st
 
 # --- names -----------------------------------------------------------------------------------------
 
-# What Kubernetes asks of names: of Services (RFC 1035), and of everything else here (RFC 1123).
+# Kubernetes' rules for names: of Services (RFC 1035), and of everything else here (RFC 1123).
 SERVICE_NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 OBJECT_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 LONGEST = 53  # of a release, to Helm
@@ -861,7 +861,8 @@ def policies(chart: Chart, values: Object) -> list[Object]:
 def test_pods_outside_the_release_reach_only_the_ports_for_them(
     chart: Chart, source: Pod, expected: set[int]
 ) -> None:
-    """Not the GCS (6379), Ray's client and agents, nor engines' doors, wherever these listen."""
+    """The ports do not include the GCS (6379), Ray's client and agents, nor workers' servers, wherever these
+    listen."""
     ours = pods_of(chart, {})
     found = {name: reachable(policies(chart, {}), source, target) for name, target in ours.items()}
     assert found == {"head": expected, "worker": expected, "redis": set()}
@@ -913,7 +914,7 @@ def test_pods_that_may_call_little_reach_a_redis_outside(chart: Chart) -> None:
 
 
 def test_every_pod_is_reachable_without_a_policy(chart: Chart) -> None:
-    """What the tests above would miss, if they asked for the wrong Pods."""
+    """Mistakes that the tests above would miss, if they asked for the wrong Pods."""
     given: Object = {"networkPolicy": {"enabled": False}}
     for target in pods_of(chart, given).values():
         assert reachable(policies(chart, given), pod("elsewhere", {}), target) == EVERY_PORT

@@ -1,4 +1,4 @@
-"""What the kernels' tests share. Triton's kernels run here in its interpreter, on the CPU."""
+"""The shared parts of the kernels' tests. Triton's kernels run here in its interpreter, on the CPU."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""How a kernel's parameters are handed to the driver, as ctypes lays them out. Needs no GPU."""
+"""The hand-over of a kernel's parameters to the driver, as ctypes lays them out. Needs no GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What others' prompts do to a request, and what a wider TP gains where there are many."""
+"""The effect of others' prompts on a request, and the gain of a wider TP where there are many."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From what nodes report to what the solver searches."""
+"""The way from nodes' reports to the solver's search."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a what-if file may say, and how it is refused."""
+"""The fields of a what-if file, and its refusals."""
 
 from __future__ import annotations
 

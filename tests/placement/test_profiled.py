@@ -1,4 +1,4 @@
-"""The estimates that deployments are decided by are those that `ostinato estimate` tells."""
+"""The estimates that decide about deployments are those of `ostinato estimate`."""
 
 from __future__ import annotations
 

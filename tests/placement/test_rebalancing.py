@@ -93,7 +93,7 @@ def worlds(draw: st.DrawFn) -> World:
 
 
 def check_moves(world: World, proposal: Proposal) -> Counter[int]:
-    """What is used afterwards. At the same time nothing is beyond a GPU's memory, all in both places."""
+    """The memory afterwards. Meanwhile no GPU's memory is exceeded, with all in both places."""
     moved = {move.tenant.name for move in proposal.moves}
     assert len(moved) == len(proposal.moves)
     used = world.used()

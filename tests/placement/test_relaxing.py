@@ -19,7 +19,7 @@ from testkit.solver_instances import GIB, LINKS, TYPES, model, random_cluster, r
 
 
 def hard(rng: random.Random, request: Request) -> Request:
-    """With a limit, or several, that are seldom met."""
+    """The request has a limit, or several, that are seldom met."""
     hardships = (
         {"slos": Slos(latency_s=0.5)},
         {"slos": Slos(cost=3.0)},

@@ -75,7 +75,7 @@ Way = tuple[str | int, ...]
 
 
 def ways(value: Any, way: Way = ()) -> Iterator[Way]:
-    """To every value in a document, lists and maps too."""
+    """The paths to every value in a document, lists and maps too."""
     yield way
     if isinstance(value, dict):
         for key, entry in value.items():
@@ -231,7 +231,7 @@ LARGE = {
 @pytest.mark.slow
 @pytest.mark.parametrize("text", LARGE.values(), ids=LARGE)
 def test_no_file_takes_long_or_much(text: str, tmp_path: Path) -> None:
-    """At most a second of CPU and 256 MiB; a machine half as fast as ours is given two."""
+    """The bound is a second of CPU and 256 MiB; a machine half as fast as ours gets two."""
     assert len(text) <= scenario_file.MAX_BYTES
     file = tmp_path / "plan.yaml"
     file.write_text(text)

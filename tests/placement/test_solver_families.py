@@ -125,7 +125,8 @@ def test_the_best_of_a_band_are_the_best_of_all() -> None:
 
 
 def test_sets_are_neighbours_by_each_key_whatever_was_asked_before() -> None:
-    """By decode, usable memory and its reverse, within NVLink domains, nodes and everywhere; each once."""
+    """The orders are by decode, usable memory and its reverse, within NVLink domains, nodes and everywhere;
+    each once."""
     for seed in range(40):
         rng = np.random.default_rng(seed)
         family, stages = Family(groups(rng)), int(rng.integers(2, 5))

@@ -1,4 +1,4 @@
-"""What each policy decides in cases that can be worked out by hand."""
+"""The decisions of each policy in cases that can be worked out by hand."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_under_load_the_slowest_stage_is_what_counts() -> None:
 
 
 def test_two_groups_in_flight_wait_for_the_slowest_stage() -> None:
-    """With two groups a token takes the longer of both stages' sum and twice the slowest: by hand."""
+    """A token of two groups takes the longer of both stages' sum and twice the slowest: by hand."""
     free, asked = cluster((48, 48)), request(max_pp=2, rate_per_s=50.0, concurrency=8)
     estimator = Roofline(free, asked)
     shape = Shape(asked.model.compressions[0], 1, 2)

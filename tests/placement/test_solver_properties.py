@@ -73,7 +73,8 @@ def test_deploying_on_until_nothing_fits_never_exceeds_a_gpu(seed: int) -> None:
 
 
 class TakingTurns(Roofline):
-    """As measured on GPUs: with several batches in flight the host takes a part of each token's time."""
+    """Measurements on GPUs show it: with several batches in flight the host takes a part of each token's
+    time."""
 
     @property
     def turn_s(self) -> float:
@@ -81,7 +82,7 @@ class TakingTurns(Roofline):
 
 
 def gap(seed: int, most_gpus: int, estimator_for: EstimatorFor = estimator_of) -> float | None:
-    """How much worse than the optimum, relatively; None where nothing fits."""
+    """The relative distance to the optimum; None where nothing fits."""
     rng = random.Random(seed)
     cluster, request = random_cluster(rng, most_gpus), random_request(rng)
     ours, best = (one.find(cluster, request, estimator_for) for one in (Joint(), Exact()))

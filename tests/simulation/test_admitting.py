@@ -139,7 +139,7 @@ def test_the_simulated_line_gets_its_events_in_time(
 
 
 def test_every_reason_occurs() -> None:
-    """With one place, of which the second tenant may not have any."""
+    """The line has one place, which the second tenant may not use."""
     nobody, low = Tenant("nobody", max_waiting=0), Priority.LOW
     requests = [
         (0.00, 100, RequestTerms()),

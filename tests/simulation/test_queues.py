@@ -19,7 +19,7 @@ COUNT, SEEDS, WARM = 10_000, 12, 1_000
 
 
 def mean_wait_s(rate: float, draw_output: Callable[[np.random.Generator], np.ndarray], seed: int) -> float:
-    """Until its first step begins."""
+    """The time until its first step begins."""
     rng = np.random.default_rng(seed)
     arrivals, outputs = np.cumsum(rng.exponential(1 / rate, COUNT)), draw_output(rng)
     requests = [Asked(float(at_s), 1, int(output)) for at_s, output in zip(arrivals, outputs, strict=True)]

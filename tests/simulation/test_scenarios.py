@@ -182,7 +182,8 @@ def test_sizing_finds_the_groups_that_keep_a_target() -> None:
 
 
 def test_variants_without_a_size_lose_no_request() -> None:
-    """They are there as soon as they are asked for, so each request is served as one for the base is."""
+    """Variants are there as soon as they are requested, so each request is served like a request for the
+    base."""
     document = scenarios.changed("variants", [{"kind": "lora", "count": 20, "ranks": [8]}])
     document["engine"] = {}
     document["traffic"]["ratePerS"] = 2

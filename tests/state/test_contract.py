@@ -1,4 +1,4 @@
-"""What every state store promises, on real SQLite files and a real Redis."""
+"""The promises of every state store, on real SQLite files and a real Redis."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ def test_changes_of_a_store_that_is_far_ahead_are_not_known(
 
 
 def older_commit(url: str, key: str, value: str | None) -> None:
-    """As software before there were changes would write."""
+    """Software of before the changes would write this."""
     if url.startswith("sqlite"):
         with contextlib.closing(sqlite3.connect(url.removeprefix("sqlite://"))) as db, db:
             db.execute("UPDATE revision SET value = value + 1")

@@ -181,7 +181,7 @@ def test_a_file_that_is_removed_during_a_commit_acknowledges_nothing(
 @pytest.mark.parametrize("use", ["commit", "snapshot"])
 @pytest.mark.parametrize("refilled", [False, True])
 def test_a_redis_that_was_emptied_is_not_used(redis_url: str, use: str, refilled: bool) -> None:
-    """Also where another installation began there since."""
+    """The store is also refused where another installation began there since."""
     prefix = f"test-{uuid.uuid4().hex}"
     url = f"{redis_url}?prefix={prefix}"
     with closing(of(url)) as store, redis.Redis.from_url(redis_url) as client:

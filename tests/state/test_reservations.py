@@ -90,7 +90,7 @@ def test_bytes_are_promised_once(url: str, store: StateStore) -> None:
     assert {key: sum(holders.values()) for key, holders in promises.items()} == {
         (d.node, d.kind, d.index): 90 for d in DEVICES
     }
-    # What the ledgers say is what the deployments say.
+    # The ledgers agree with the deployments.
     placed = {
         (name, r.node, r.device_index)
         for name, found in state.deployments.items()

@@ -1,4 +1,4 @@
-"""From what NVML and the kernel say to samples."""
+"""The way from NVML's and the kernel's figures to samples."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ def test_a_process_belongs_to_the_replica_above_it(pid: int, holder: str | None)
 
 
 def test_an_engine_that_is_measured_belongs_to_its_profile() -> None:
-    """As `engine_runs` starts it, with what descends from it; not who is only told of it."""
+    """The processes that `engine_runs` starts, with their descendants; not a process that only has the name
+    in its arguments."""
     line = (
         "/venv/bin/python -m workers.measuring /h/job.json --end-with-stdin --holder=measuring:Llama-2x8_f.1"
     )
@@ -153,7 +154,7 @@ def test_free_memory_is_bounded_by_host_and_cgroup(total: int, available: int, l
 
 
 def test_cgroups_of_both_versions() -> None:
-    """As on Debian with systemd, and in a container of version 1."""
+    """The cgroups of Debian with systemd, and of a container of version 1."""
     assert cgroup_paths("0::/system.slice/ray.service\n", "memory") == [
         ("2", "system.slice/ray.service"),
         ("2", "system.slice"),
@@ -261,7 +262,7 @@ def test_work_is_a_mean_over_the_window() -> None:
 
 
 def test_a_process_that_computes_is_seen_to() -> None:
-    """As the kernel counts it, of a process that is this one's child."""
+    """The kernel's count, for a process that is this one's child."""
     code = "import time\nwhile time.process_time() < 0.3: pass\nprint(flush=True)\ninput()"
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -90,7 +90,7 @@ def write(folder: Path, **files: str) -> Path:
 
 
 def test_a_template_is_found_in_its_possible_files(tmp_path: Path) -> None:
-    """As transformers looks for it."""
+    """The order in which transformers looks for it."""
     in_config = json.dumps({"chat_template": HERMES})
     named = json.dumps(
         {"chat_template": [{"name": "default", "template": CHATML}, {"name": "tool_use", "template": HERMES}]}

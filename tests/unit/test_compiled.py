@@ -15,7 +15,7 @@ from profiler import compiled
 
 
 def test_all_that_modules_hold_can_be_looked_through() -> None:
-    """As vLLM does it where it exchanges kernels (`vllm.triton_utils.dispatcher`)."""
+    """vLLM's way to exchange kernels (`vllm.triton_utils.dispatcher`)."""
     ffi = sys.modules["llvmlite.binding.ffi"]
     for value in vars(ffi).values():
         if hasattr(value, "__dict__"):
@@ -43,7 +43,7 @@ def test_the_same_sources_in_another_folder_are_compiled_once(tmp_path: Path) ->
 
 
 def counted(folder: Path, name: str, source: str) -> str:
-    """What the function gives for 7, in a process of its own, and whether it was compiled for that."""
+    """The function's result for 7, in a process of its own, and whether it was compiled for that."""
     package = folder / name / "profiler"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()

@@ -52,7 +52,7 @@ def copied(folder: Path, factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def register(folder: Path, base: ModelSpec) -> None:
-    """What registration does with a variant's folder."""
+    """The steps of registration on a variant's folder."""
     verify_data(read_manifest(folder, base, LIMITS))
 
 
@@ -100,7 +100,7 @@ def test_a_flipped_byte_is_refused_or_changes_nothing(
     kind: str,
     data: st.DataObject,
 ) -> None:
-    """A bit of zstd's header means nothing; the copy is told from the original all the same."""
+    """A bit of zstd's header means nothing; the copy is still distinguished from the original."""
     with copied(packed[kind], tmp_path_factory) as folder:
         path = data.draw(st.sampled_from(sorted(folder.glob("*.zst"))))
         raw = bytearray(path.read_bytes())
@@ -125,7 +125,7 @@ def test_a_compressed_file_cut_anywhere_is_refused(
     kind: str,
     data: st.DataObject,
 ) -> None:
-    """At registration; and where it is cut later, when its contents are read."""
+    """The damage is found at registration, or, where the file is cut later, when its contents are read."""
     manifest = read_manifest(packed[kind], base, LIMITS)
     file = data.draw(st.sampled_from(manifest.files))
     assert file.compressed is not None
@@ -152,7 +152,7 @@ def test_any_bytes_in_place_of_a_compressed_file_are_refused(
     junk: bytes,
     as_frame: bool,
 ) -> None:
-    """With sizes and checksums in delta.json that agree with them: by what they are."""
+    """The sizes and checksums in delta.json agree with the files: the contents decide."""
     with copied(packed["sparse_delta"], tmp_path_factory) as folder:
         raw = json.loads((folder / "delta.json").read_text())
         data = zstandard.ZstdCompressor().compress(junk) if as_frame else junk

@@ -91,7 +91,7 @@ def test_every_call_that_a_document_names_is_the_apis(document: Path) -> None:
 
 
 def plain(path: str) -> str:
-    """With one name for all that stands in braces."""
+    """All names in braces become one name."""
     return re.sub(r"\{[^}]*\}", "{}", path).rstrip(".")
 
 

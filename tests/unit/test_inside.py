@@ -66,7 +66,7 @@ def test_a_variant_with_a_file_exchanged_for_a_link_is_refused(
 def test_a_file_that_is_exchanged_between_headers_and_bytes_is_refused(
     confined: Path, tmp_path: Path
 ) -> None:
-    """As an engine reads it: headers first, layers later."""
+    """An engine's order of reading: headers first, layers later."""
     spec, folder = spec_of(confined), checkpoints.write_adapter(confined / "v1")
     manifest = read_manifest(folder, spec, VariantLimits(16))
     exchange(folder / "adapter_model.safetensors", tmp_path / "outside")

@@ -1,4 +1,4 @@
-"""What variants take of a burst, learnt from a profile's loads: against an engine simulated event by event,
+"""The time of variants in a burst, learnt from a profile's loads: against an engine simulated event by event,
 whose kernels follow another law than the estimator."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "profiling"
 MACHINE = Machine(pair_s=5e-9)
 REACH = Reach(False, 1, 80 << 30, 4096, 64, STEP, max_variants=8)
 ALL_KINDS = ("lora", "boft", "sparse_delta")
-# By kind: seconds of a layer that launching takes, and that reading takes at least.
+# By kind: seconds of a layer for a launch, and the least seconds for reading.
 LAUNCH_S = {"lora": 10e-6, "sparse_delta": 30e-6, "boft": 60e-6}
 FLOOR_S = {"lora": 15e-6, "sparse_delta": 50e-6, "boft": 10e-6}
 MADE: dict[str, dict[str, int]] = {
@@ -112,8 +112,8 @@ MIXES: dict[str, tuple[SyntheticVariant | None, ...]] = {
 def test_a_mix_takes_the_time_that_its_clients_see(
     mix: tuple[SyntheticVariant | None, ...], batch: int, length: int
 ) -> None:
-    """With few clients and with many, of which some ask the base; with prompts that are filled while others
-    decode."""
+    """Bursts with few clients and with many, some of which ask the base; with prompts that are filled while
+    others decode."""
     kinds = {variant.kind for variant in mix if variant}
     launched = tuple(kind for kind in ALL_KINDS if kind == "lora" or kind in kinds)
     load = Workload(batch, length, OUT)

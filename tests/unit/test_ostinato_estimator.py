@@ -46,7 +46,7 @@ class Regime:
 def errors(
     estimator: Callable[..., MaverIQ | Ostinato], regime: Regime
 ) -> dict[int, tuple[float, float, float]]:
-    """By batch: see `by_batch`."""
+    """The errors by batch: see `by_batch`."""
     return by_batch(estimator(regime.fingerprints()), regime.truth())
 
 
@@ -82,7 +82,7 @@ ALL_PLANS = [
     pytest.param(Regime(sim.SLOW_COMPUTE, 0.005, 923, few=False), 0.03, marks=slow),
 ]
 THREE_PLANS = [
-    # What is asked of the median at batches 1, 8, 32 and 64.
+    # The bound of the median at batches 1, 8, 32 and 64.
     (Regime(sim.A6000, 0.005, 10, few=True), (0.04, 0.10, 0.10, 0.12)),
     pytest.param(Regime(sim.A6000, 0.0, 10, few=True), (0.02, 0.10, 0.10, 0.10), marks=slow),
     pytest.param(Regime(sim.A6000, 0.02, 10, few=True), (0.09, 0.13, 0.13, 0.16), marks=slow),
@@ -117,14 +117,15 @@ def test_batches_with_three_plans_fingerprinted(regime: Regime, bounds: tuple[fl
         assert ours[64][0] < theirs[64][0]
 
 
-# What fingerprints show of pipelines and full models hide. All six models; fingerprints of up to 3 layers.
+# The parts of fingerprints of pipelines that full models hide. All six models; fingerprints of up to 3
+# layers.
 SHALLOW_PIPELINES = [
     Bench(sim.SLOW_HOST, 0.004, 128),
     pytest.param(Bench(sim.SLOW_HOST, 0.004, 128, engine_noise=0.01), marks=slow),
     pytest.param(Bench(sim.SLOW_HOST, 0.004, 128, jitter_s=2e-4), marks=slow),
     pytest.param(Bench(sim.WAITING, 0.004, 128), marks=slow),
     pytest.param(Bench(sim.SLOW_HOPS, 0.004, 128), marks=slow),
-    # What no law says: hosts that differ by family, and a host that only the first stage waits for.
+    # Effects that no law has: hosts that differ by family, and a host that only the first stage waits for.
     pytest.param(Bench(sim.UNLIKE_HOSTS, 0.004, 128), marks=slow),
     pytest.param(Bench(sim.SLOW_FIRST_STAGE, 0.004, 128), marks=slow),
     pytest.param(Bench(sim.A6000, 0.004, 128, engine_noise=0.03), marks=slow),
@@ -187,7 +188,7 @@ def test_the_cost_of_tp_is_learnt_from_the_other_families() -> None:
 
 
 def test_buffers_of_every_pair_of_ranks_grow_with_the_square_of_tp() -> None:
-    """What a run adds at TP=2 beyond TP=1 says what it adds at TP=8, of which there are 56 pairs."""
+    """The time that a run adds at TP=2 beyond TP=1 predicts that at TP=8, of which there are 56 pairs."""
     pair, own = 283 * sim.MIB, 38 * sim.MIB
     added = [
         replace(row, memory_bytes=(row.memory_bytes or 0) + extra, run_bytes=extra)
@@ -306,7 +307,7 @@ def test_time_has_no_unit_and_rows_no_order(factor: float, random: object) -> No
 
 
 def test_a_measured_plan_is_predicted() -> None:
-    """Without noise the fingerprints themselves come out."""
+    """The fit without noise returns the fingerprints themselves."""
     exact = Bench(noise=0.0, prompt_tokens=64).measure(sim.fingerprints(False, (1,), ("llama-2-7b",)))
     estimator = Ostinato(exact)
     for row in exact:

@@ -30,7 +30,7 @@ SPLITS = ((32,), (16, 16), (10, 22), (22, 10), (4, 28), (8, 8, 8, 8), (5, 9, 9, 
 
 
 def fingerprints(machine: Machine, noise: float = 0.0) -> list[Measurement]:
-    """What a profile measures: three ways to cut a layer, the first in two depths, and a pipeline."""
+    """A profile's measurements: three ways to cut a layer, the first in two depths, and a pipeline."""
     wanted = ((1, LAYERS // 2), (1, LAYERS), (2, LAYERS), (4, LAYERS))
     settings = [Setting((depth,), tp, batched_tokens=BUDGET) for tp, depth in wanted]
     points = [Point(b, i) for b in (1, 2, 4, 8, 16, 32, 64, 128) for i in (128, 512, 2048)]
@@ -60,8 +60,8 @@ def test_plans_that_were_not_measured(calibration: Calibration, split: tuple[int
 @pytest.mark.parametrize("split", [(32,), (16, 16), (10, 22), (8, 8, 8, 8)], ids=str)
 @pytest.mark.parametrize("output", [2, 5, 20, OUT, 300])
 def test_clients_wait_between_tokens_for_the_prompts_of_others(split: tuple[int, ...], output: int) -> None:
-    """With steps of 2048 tokens 64 prompts of 1,024 take 33: long answers of which all decode together at
-    some time, and short ones that end before the last prompt is filled."""
+    """Steps of 2048 tokens: 64 prompts of 1,024 take 33 steps. Long answers all decode together at some time,
+    and short ones end before the last prompt is filled."""
     points = [Point(b, i) for b in (1, 2, 4, 8, 16, 32, 64, 128) for i in (128, 1024)]
     settings = [Setting((32,)), Setting((16,)), Setting((16, 16))]
     found = calibrate(LLAMA_7B, [measured(MACHINE, s, p, OUT + 63, 2048) for s in settings for p in points])
@@ -76,7 +76,8 @@ def test_clients_wait_between_tokens_for_the_prompts_of_others(split: tuple[int,
 
 
 def test_a_stage_pauses_for_work_outside_layers_except_the_head(calibration: Calibration) -> None:
-    """As far as depths tell that from layers, here or for another cut: one depth alone does not."""
+    """The fit does so as far as depths separate that from layers, here or for another cut: one depth alone
+    does not."""
     for tp, batch in itertools.product((1, 2, 4), (1, 16, 64)):
         pause_s = MACHINE.step_s + 2e-6 * batch
         assert calibration.at(Cut(tp)).gap_s(batch) == pytest.approx(pause_s, rel=0.15)
@@ -89,7 +90,7 @@ def test_a_stage_pauses_for_work_outside_layers_except_the_head(calibration: Cal
 def test_one_time_costs_and_pauses_of_earlier_stages_are_fitted(
     split: tuple[int, ...], share: float, hop_s: float
 ) -> None:
-    """With steps of 2048 tokens: what later steps hide is not taken for a part of each step, and a stage is
+    """Steps of 2048 tokens: time that later steps hide is not taken for a part of each step, and a stage is
     slower until the tokens of its step before have landed. Prompts of several steps, too: the later ones
     attend to more."""
     machine = replace(MACHINE, once_s=5e-3, lost_pace=share, hop_s=hop_s, pair_s=1e-10)
@@ -164,7 +165,7 @@ def test_steps_after_the_first_of_a_burst_take_longer(split: tuple[int, ...], tp
 
 
 def test_one_depth_alone_does_not_say_that_later_steps_take_longer() -> None:
-    """Nothing else tells what a step takes from what comes once: where every step takes as long and 30 ms
+    """No other load separates a step's time from one-time costs: where every step takes as long and 30 ms
     come once, these do."""
     machine = replace(MACHINE, once_s=30e-3)
     loads = [Point(b, i) for b in (1, 8, 32, 128) for i in (128, 1024)]
@@ -191,7 +192,7 @@ def test_turns_that_differ_from_engine_to_engine_widen_what_they_decide() -> Non
     assert decided.low < 8e-3 / 1.2 < 8e-3 * 1.2 < decided.high
     assert alone.high / alone.low < decided.high / decided.low
     few = calibrate(LLAMA_7B, [*whole, seen[0]])
-    assert few.turn_error == TURN_ERROR  # one load tells nothing of others
+    assert few.turn_error == TURN_ERROR  # one load says nothing about others
 
 
 def test_turns_that_no_stage_let_see_may_be_as_long_as_what_hid_them(calibration: Calibration) -> None:
@@ -217,7 +218,7 @@ def test_sequences_that_have_their_tokens_make_room(calibration: Calibration, ou
 
 
 def test_profiles_of_few_loads_keep_to_what_they_saw() -> None:
-    """As on a CPU: steps of 20 ms, nothing once. And prompts of 128 tokens only: larger steps are longer."""
+    """A CPU: steps of 20 ms, nothing once. And prompts of 128 tokens only: larger steps are longer."""
     slow = replace(MACHINE, once_s=0.0, step_s=20e-3)
     few = [Point(1, 32), Point(1, 256), Point(4, 64), Point(16, 32)]
     found = calibrate(LLAMA_7B, [measured(slow, Setting((30,)), p, 12, 2048) for p in few])
@@ -259,7 +260,7 @@ def test_an_uneven_pipeline_costs_under_load_only(calibration: Calibration) -> N
 
 @pytest.mark.parametrize("split", [(16, 16), (4, 28), (8, 8, 8, 8)], ids=str)
 def test_prompts_of_a_cut_that_was_measured_in_one_depth_are_filled_by_layers(split: tuple[int, ...]) -> None:
-    """As profiles measure TP=2: a pipeline's stages take their share of a step, none takes it as the rest."""
+    """Profiles measure TP=2 so: a pipeline's stages take their share of a step, none takes it as the rest."""
     points = [Point(b, i) for b in (1, 2, 4, 8, 16, 32, 64, 128) for i in (128, 1024)]
     settings = [Setting((32,)), Setting((16,)), Setting((32,), 2), Setting((16, 16))]
     for machine in (MACHINE, replace(MACHINE, pair_s=0.0), replace(MACHINE, pair_s=5e-11)):
@@ -283,7 +284,7 @@ def test_noise_of_measurements_does_not_grow(calibration: Calibration) -> None:
 
 
 def test_loads_with_one_decoding_request_say_nothing_about_batches() -> None:
-    """With steps of 2048 tokens 128 prompts of 1024 take 64 steps: the first has ended long before."""
+    """Steps of 2048 tokens: 128 prompts of 1024 take 64 steps, and the first has ended long before."""
     setting = Setting((LAYERS,))
     usual = [
         measured(MACHINE, setting, Point(batch, length), 32, 2048)

@@ -47,7 +47,7 @@ def test_intervals_hold_what_the_simulated_engine_takes(
 
 
 def test_tp_that_was_not_measured_is_scaled_says_so_and_is_less_certain() -> None:
-    """By the roofline's ratio: four ranks are quicker than two, by less than twice."""
+    """The roofline's ratio: four ranks are quicker than two, by less than twice."""
     two, four = (predict(ground(plan(tp)), plan(tp), Workload(8, 256, OUT)) for tp in (2, 4))
     assert 0.5 < four.tpot_s.value / two.tpot_s.value < 1
     assert "TP=4 was not measured; scaled from TP=2" in four.notes
@@ -278,7 +278,8 @@ def test_one_impossible_plan_among_many_is_named(wrong: dict[str, object], field
 
 @pytest.mark.slow
 def test_ten_thousand_plans_take_a_second() -> None:
-    """With intervals, variants and the memory of every rank; on an idle core about half of one."""
+    """The time of a prediction with intervals, variants and the memory of every rank; on an idle core about
+    half of one."""
     draw = random.Random(0)
     stages = [1 + n % 8 for n in range(10_000)]
     plans = [plan(2 ** (n % 3), split(set(draw.sample(range(1, 32), s - 1)))) for n, s in enumerate(stages)]

@@ -1,4 +1,4 @@
-"""What a profile measures, for which budget, and what it is kept under."""
+"""A profile's measurements, for each budget, and the key that it is kept under."""
 
 from __future__ import annotations
 

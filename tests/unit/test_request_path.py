@@ -70,7 +70,7 @@ def engine_times(front: Front, batch: int) -> tuple[EngineTimes, EngineTimes]:
 
 
 def measured(front: Front, batches: Sequence[int] = (1, 8, 32)) -> RequestPath:
-    """As it would be found with an engine that answers at once."""
+    """The path as measured with an engine that answers at once."""
     instant = Front(front.each_s, front.around_s, lambda count: 0.0)
     bursts = [Burst(16, tuple(instant.run(batch))) for batch in batches for _ in range(3)]
     return fit(bursts)
@@ -83,7 +83,7 @@ def measured(front: Front, batches: Sequence[int] = (1, 8, 32)) -> RequestPath:
 def test_clients_see_the_queue_s_latency(
     batch: int, each_ms: float, first_ms: float, more_ms: float, step_ms: float
 ) -> None:
-    """From engines that keep up with the path to those that take far longer than it."""
+    """Engines from those that keep up with the path to those that are far slower."""
     step_s = min(step_ms, first_ms) / 1e3
     front = Front(each_ms / 1e3, 4e-3, lambda count: (first_ms + more_ms * (count - 1)) / 1e3, step_s)
     seen = statistics.mean(front.run(batch))
@@ -95,7 +95,8 @@ def test_clients_see_the_queue_s_latency(
 @given(data=st.data())
 @settings(max_examples=40)
 def test_following_some_steps_is_as_good_as_following_all(batch: int, data: st.DataObject) -> None:
-    """From engines that idle between arrivals to those with more work in each step than in the one before."""
+    """Engines from those that idle between arrivals to those with more work in each step than in the step
+    before."""
 
     def drawn(low: float, high: float) -> float:
         """Seconds, as likely of each magnitude."""

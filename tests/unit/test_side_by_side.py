@@ -1,4 +1,4 @@
-"""How units of tests are handed to processes, checked with xdist's scheduler and processes that only note."""
+"""The division of test units among processes, checked with xdist's scheduler and processes that only note."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Process:
 
 
 def run(processes: int, tests: list[str]) -> dict[str, list[str]]:
-    """What each process runs, if each test takes as long as any other."""
+    """The units of each process, if each test takes as long as any other."""
     config: Any = SimpleNamespace(
         option=SimpleNamespace(loadscopereorder=False), getvalue=lambda name: [f"{processes}*popen"]
     )

@@ -1,4 +1,4 @@
-"""What a single stage takes and holds, against the predictions of whole plans."""
+"""The time and memory of a single stage, against the predictions of whole plans."""
 
 from __future__ import annotations
 

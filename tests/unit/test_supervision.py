@@ -173,7 +173,7 @@ def test_the_requested_number_of_gateways_runs(said: int, monkeypatch: pytest.Mo
 def test_a_cluster_with_lost_state_is_not_started_again_empty(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor ended: there may be something left of it."""
+    """The cluster is not ended either: parts of it may be left."""
     monkeypatch.setattr(local, "end_leftovers", lambda *args, **options: pytest.fail("it was ended"))
     settings = Settings(home=tmp_path)
     cluster = local.LocalCluster(

@@ -1,4 +1,4 @@
-"""What registration learns of a tokenizer.json, and refuses."""
+"""The facts that registration reads from a tokenizer.json, and its refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a variant's files hold, read whole at registration: damage anywhere is found and named."""
+"""The contents of a variant's files, read whole at registration: damage anywhere is found and named."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def pieces_of(chunk_bytes: int) -> Iterator[None]:
 
 
 def register(folder: Path, base: ModelSpec) -> None:
-    """What registration does with a variant's folder."""
+    """The steps of registration on a variant's folder."""
     verify_data(read_manifest(folder, base, LIMITS))
 
 
@@ -125,7 +125,8 @@ def test_flipped_data_of_a_delta_is_a_wrong_checksum(
     kind: str,
     data: st.DataObject,
 ) -> None:
-    """Also where the flipped byte makes a value that is not finite: the copy went wrong, not the training."""
+    """The error is the copy's even if the flipped byte makes a value that is not finite: the training is not
+    to blame."""
     manifest = read_manifest(sound[kind], base, LIMITS)
     ref = data.draw(st.sampled_from(sorted(tensors_of(manifest), key=lambda ref: ref.name)))
     with damaged(sound[kind], tmp_path_factory) as folder:
@@ -207,7 +208,7 @@ def test_a_nan_or_infinity_anywhere_in_a_boft_is_refused(
 def test_a_nan_or_infinity_in_a_delta_with_right_checksums_is_refused(
     base: ModelSpec, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, kind: str, value: float
 ) -> None:
-    """As a compression that went wrong would write it: in scales, 16-bit factors or full tensors."""
+    """A failed compression would write it: in scales, 16-bit factors or full tensors."""
     folder = write_delta(tmp_path_factory.mktemp("nan") / "v", base, kind)
     manifest = read_manifest(folder, base, LIMITS)
     floats = [ref for ref in tensors_of(manifest) if ref.dtype in WORDS]
@@ -231,7 +232,7 @@ def test_a_file_cut_anywhere_is_refused(
     kind: str,
     data: st.DataObject,
 ) -> None:
-    """At registration; and where it is cut later, when its bytes are read."""
+    """The damage is found at registration, or, where the file is cut later, when its bytes are read."""
     manifest = read_manifest(sound[kind], base, LIMITS)
     file = data.draw(st.sampled_from(manifest.files))
     length = data.draw(st.integers(0, file.size_bytes - 1))
@@ -256,7 +257,7 @@ def test_registration_and_loading_agree(
     kind: str,
     data: st.DataObject,
 ) -> None:
-    """What one refuses of damaged data the other refuses, too."""
+    """Both readers refuse the same damaged data."""
     with damaged(sound[kind], tmp_path_factory) as folder:
         manifest = read_manifest(folder, base, LIMITS)
         path = folder / data.draw(st.sampled_from(manifest.files)).name

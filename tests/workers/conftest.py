@@ -1,4 +1,4 @@
-"""What tests of the real engine share."""
+"""The shared parts of tests of the real engine."""
 
 from __future__ import annotations
 

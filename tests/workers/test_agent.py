@@ -156,7 +156,7 @@ def test_a_gpu_that_is_not_there_is_named(driver: Driver) -> None:
 
 @pytest.mark.slow
 def test_a_lost_gpu_is_a_problem_until_it_is_back(driver: Driver) -> None:
-    """The last sample stays, and its age tells that it is old."""
+    """The last sample stays, and its age shows that it is old."""
     driver.says(f"1  {GIB} {GIB} 0 0 0")
     driver.start()
     driver.until(lambda r: r["devices"])

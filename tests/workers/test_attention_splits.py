@@ -1,4 +1,4 @@
-"""What vLLM takes for a whole graph."""
+"""The attention that vLLM takes for a whole graph."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from workers.group.attention_splits import bound
 
 def builder_class() -> Any:
     class Builder:
-        """As vLLM's: it reads the largest graph's size when it is made."""
+        """vLLM's builder reads the largest graph's size when it is made."""
 
         def __init__(self, vllm_config: Any) -> None:
             self.vllm_config = vllm_config

@@ -1,8 +1,8 @@
 """Bases as hubs and trainers lay them out: served as transformers reads them, or refused by what they are.
 
-What vLLM's own loader yields of the folder that a launch gives it is compared, bit for bit, with the state of
-transformers' model of the same folder. `test_layouts_served.py` has an engine serve one of
-them, and `group/test_model_of_launch.py` shows which files a launch gives to vLLM.
+The tensors of vLLM's own loader for a launch's folder are compared, bit for bit, with the state of
+transformers' model of the same folder. `test_layouts_served.py` has an engine serve one of them, and
+`group/test_model_of_launch.py` shows which files a launch gives to vLLM.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def test_vllm_is_given_what_transformers_reads(name: str, tmp_path: Path) -> Non
 
 
 def assert_says_what_to_do(message: str, folder: Path) -> None:
-    """What is wrong with which file, and a step, as the command line splits it into an error and a hint."""
+    """The defect, its file, and a step, as the command line splits it into an error and a hint."""
     wrong, _, step = message.partition("; ")
     assert str(folder) in wrong
     assert step
@@ -85,7 +85,7 @@ def test_unserved_layouts_are_refused_by_their_kind(name: str, tmp_path: Path) -
 
 
 def test_an_evaluation_reads_the_same_files(tmp_path: Path) -> None:
-    """With the adapter's config left in, transformers would look for the adapter's base."""
+    """If the adapter's config stayed, transformers would look for the adapter's base."""
     folder = SERVED["an old file whose name comes first"](tmp_path / "model")
     assert isinstance(folder, Path)
     with pytest.raises(CheckpointError, match="tokenizer"):  # the stub is none; the model was read by then

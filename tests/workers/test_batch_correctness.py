@@ -27,7 +27,7 @@ from workers.tiers import Tier
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-# As where Ostinato is on the path without being installed.
+# Ostinato is on the path without being installed.
 NOT_INSTALLED = {"VLLM_PLUGINS": "others"}
 BASE = "base"
 TOKENS = 24

@@ -19,7 +19,7 @@ from workers.group.launch import LaunchError
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 SAID = '{"city": "Paris"}'
-# As models of the format write a call of get_weather.
+# Calls of get_weather as models of the format write them.
 WRITTEN = {
     "hermes": f'<tool_call>\n{{"name": "get_weather", "arguments": {SAID}}}\n</tool_call>',
     "qwen3_coder": "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n</function>\n"
@@ -100,7 +100,7 @@ def test_all_that_a_template_calls_for_may_be_named() -> None:
 
 
 def test_a_parser_that_does_not_suit_a_tokenizer_is_left_out(smollm2_folder: Path) -> None:
-    """Else the engine would not start: SmolLM2 has neither token."""
+    """Otherwise the engine would not start: SmolLM2 has neither token."""
     from workers.engine import chat_parsers
 
     config = replace(

@@ -128,7 +128,7 @@ async def test_a_variant_that_is_refused(
 
 
 async def failing_app(scope: Message, receive: Any, send: Any) -> None:
-    """As vLLM answers a request that its scheduler gave up."""
+    """vLLM's answer for a request that its scheduler gave up."""
     error = {"error": {"message": "Internal server error", "code": 500}}
     if not json.loads((await receive())["body"]).get("stream"):
         await respond(send, 500, [(b"content-type", b"application/json")], json.dumps(error).encode())

@@ -1,4 +1,4 @@
-"""What a worker answers when its application breaks at a request, or says that it failed."""
+"""A worker's answer when its application breaks at a request, or reports a failure."""
 
 from __future__ import annotations
 

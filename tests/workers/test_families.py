@@ -116,7 +116,7 @@ async def test_the_engine_agrees_with_transformers(what: str, tmp_path: Path) ->
 
 
 def test_every_architecture_is_in_vllm() -> None:
-    """0.26, which serves GPUs, has them all under their own names; here what is installed is asked."""
+    """0.26, which serves GPUs, has them all under their own names; here the installed version is checked."""
     from vllm.model_executor.models.registry import ModelRegistry
 
     from profiler.architectures.registry import FAMILIES as ARCHITECTURES

@@ -59,7 +59,7 @@ async def port(request: pytest.FixtureRequest) -> AsyncIterator[int]:
 
 
 async def answer_to(port: int, *pieces: bytes) -> bytes:
-    """What comes back until the server closes the connection."""
+    """The answer until the server closes the connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         for piece in pieces:
@@ -74,7 +74,7 @@ async def answer_to(port: int, *pieces: bytes) -> bytes:
 
 
 async def taken(port: int, beginning: bytes) -> int:
-    """How many bytes of what follows are taken before the connection is cut; at most 64 MiB are sent."""
+    """The number of bytes that the server takes before it cuts the connection; at most 64 MiB are sent."""
     _, writer = await asyncio.open_connection("127.0.0.1", port)
     sent = 0
     try:
@@ -111,7 +111,7 @@ async def test_a_refused_head_gets_the_reason(port: int) -> None:
 
 
 async def test_trailers_without_end_are_cut(port: int) -> None:
-    """What follows a chunked body is no head, and is answered already."""
+    """Bytes after a chunked body are no head, and are answered already."""
     assert await taken(port, CHUNKED + b"\r\n1\r\na\r\n0\r\nx-long: ") < 32 << 20
 
 

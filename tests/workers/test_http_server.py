@@ -61,7 +61,7 @@ async def test_a_caller_without_the_secret_is_refused(worker: Worker, secret: st
 
 
 async def test_every_answer_carries_the_worker_s_proof(worker: Worker) -> None:
-    """Also a refusal, and one of the protocol itself."""
+    """The answers include a refusal, and one of the protocol itself."""
     report = await worker.report()
     known = await post(report, request_headers.request_headers(report.secret, None))
     unknown = await post(report, {})

@@ -1,4 +1,4 @@
-"""What importing vLLM is spared, in processes of their own."""
+"""The imports that vLLM is spared, in processes of their own."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ async def pushing() -> AsyncIterator[Pushing]:
 
 
 async def loads(url: str, headers: dict[str, str]) -> AsyncGenerator[WorkerLoad, None]:
-    """As a gateway hears them; ends when the worker ends it."""
+    """The loads as a gateway hears them; they end when the worker ends the feed."""
     async with (
         httpx.AsyncClient(trust_env=False, timeout=60) as http,
         http.stream("GET", url + load_lines.PATH, headers=headers) as answer,

@@ -277,7 +277,7 @@ TWO_WORDS = {"structured_outputs": {"regex": "w5(w6|w7)"}, "max_tokens": 8}
 
 
 def grammar_process() -> psutil.Process:
-    """That which compiles grammars first: the engine's core forked it, or it is a program."""
+    """The process that compiles grammars first: the engine's core forked it, or it is a program."""
     named = [p for p in psutil.Process().children(recursive=True) if p.name() == NAME.decode()]
     (process,) = [p for p in named if p.parent() not in named]
     return process

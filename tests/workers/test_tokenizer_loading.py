@@ -15,7 +15,7 @@ from testkit import random_variants
 from workers.compression.calibration.texts import read_texts
 from workers.tokenizer_loading import TEXTS, difference, load_tokenizer, served_folder
 
-# As the tokenizer.json of DeepSeek-R1-Distill-Llama splits text.
+# The split of the tokenizer.json of DeepSeek-R1-Distill-Llama.
 LLAMA_3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"

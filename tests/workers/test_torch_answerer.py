@@ -1,4 +1,4 @@
-"""What a checkpoint answers in batches equals what transformers computes for each text by itself."""
+"""A checkpoint's answers in batches equal transformers' results for each text by itself."""
 
 from __future__ import annotations
 

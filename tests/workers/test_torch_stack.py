@@ -60,7 +60,7 @@ def test_a_broken_companion_is_named_with_its_remedy(tmp_path: Path) -> None:
 def test_up_reports_a_broken_torch_before_it_starts_anything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As after `pip install 'ostinato[cpu]'`, which brings a torchvision for CUDA."""
+    """The state after `pip install 'ostinato[cpu]'`, which brings a torchvision for CUDA."""
     monkeypatch.setattr(torch_check, "COMPANIONS", ("torchvision",))
     (tmp_path / "torchvision.py").write_text("raise RuntimeError('operator nms does not exist')")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), *sys.path)))

@@ -13,7 +13,7 @@ import uvicorn
 from workers.server.gathered_writes import GatheringProtocol
 from workers.server.head_limits import BoundedHead
 
-# As the JDK 17's client sends it.
+# The bytes that the JDK 17's client sends.
 OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABk\r\n"
 SIZED = b"POST /echo HTTP/1.1\r\nHost: x\r\n" + OFFER + b"Content-Length: 5\r\n\r\nhello"
 CHUNKED = (
@@ -89,6 +89,6 @@ async def test_an_upgrade_may_come_byte_by_byte(port: int) -> None:
 
 
 async def test_the_connection_goes_on(port: int) -> None:
-    """Also when the next request came with the first."""
+    """The rule also holds when the next request came with the first."""
     found = await answers(port, SIZED + PLAIN, SIZED, CHUNKED + PLAIN, count=5)
     assert [told.split()[1] for told in found] == [b"hello", b"last", b"hello", b"hello", b"last"]

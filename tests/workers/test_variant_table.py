@@ -76,7 +76,7 @@ def engine(client: Client) -> VllmEngine:
 
 
 async def asked(engine: VllmEngine, variant: VariantRef, pauses: int = 0) -> int:
-    """As a worker does it. The uid that answered."""
+    """The uid that answers in a worker's request."""
     answers: list[int] = []
 
     async def send(answer: int) -> None:

@@ -1,4 +1,4 @@
-"""What an engine's processes find in their environment."""
+"""The environment of an engine's processes."""
 
 from __future__ import annotations
 

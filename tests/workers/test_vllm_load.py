@@ -1,4 +1,5 @@
-"""The load that a worker with a real engine tells, held to what its client and vLLM's own metrics counted."""
+"""The load that a worker with a real engine reports, compared with the counts of its client and of vLLM's own
+metrics."""
 
 from __future__ import annotations
 
@@ -122,7 +123,7 @@ def lab(smollm2_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def gaps_s() -> float:
-    """From token to token of all rows, as vLLM itself has added them up."""
+    """Seconds from token to token of all rows, as vLLM itself has added them up."""
     name = "vllm:inter_token_latency_seconds_sum"
     samples = (sample for metric in REGISTRY.collect() for sample in metric.samples)
     return sum(sample.value for sample in samples if sample.name == name)

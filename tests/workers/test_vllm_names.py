@@ -182,7 +182,7 @@ def function_in(owner: ast.AST, name: str) -> ast.FunctionDef:
 
 
 def names_of(made: ast.ClassDef) -> set[str]:
-    """What a class defines, in its body or as attributes of `self`."""
+    """The names that a class defines, in its body or as attributes of `self`."""
     names = set()
     for node in ast.walk(made):
         match node:
@@ -207,7 +207,8 @@ def names_of(made: ast.ClassDef) -> set[str]:
     ],
 )
 def test_graphs_are_asked_for_by_names_that_we_replace(file: str, function: str, named: set[str]) -> None:
-    """By workers.variants.graph_choice: else a merged variant's step would run from its variants' graph."""
+    """workers.variants.graph_choice needs it: otherwise a merged variant's step would run from its variants'
+    graph."""
     calls = [
         node
         for node in ast.walk(function_in(tree(file), function))
@@ -326,7 +327,7 @@ def test_a_rank_with_a_fixed_cache_needs_no_other_memory_free_than_we_say() -> N
     ],
 )
 def test_no_graph_is_found_for_a_step_without_its_flag(file: str, owner: str, flag: str) -> None:
-    """As `benchmarks.cpu_assisted` has it, which is asked before each step: in `execute_model`."""
+    """The observer runs before each step: in `execute_model`."""
     chosen = ast.unparse(function_in(class_in(file, owner), "dispatch"))
     assert f"self.{flag}" in chosen
     assert "CUDAGraphMode.NONE" in chosen

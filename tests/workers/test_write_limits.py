@@ -92,7 +92,7 @@ async def test_a_client_that_reads_nothing_is_reset(protocol: Any, monkeypatch: 
 
 
 class Clock:
-    """A loop of which the time moves when told to."""
+    """A loop whose time moves on demand."""
 
     def __init__(self) -> None:
         self.now_s = 0.0

@@ -65,7 +65,7 @@ def test_the_cluster_lists_the_holders_of_memory(echo_cluster: Cluster) -> None:
 
 
 def taken_by(cluster: Cluster, base: str) -> int:
-    """What the node says the engine of `base` has of its device."""
+    """The memory of its device that the node attributes to the engine of `base`."""
     (device,) = the_node(cluster)["devices"]
     (taken,) = [use["bytes"] for use in device["uses"] if use["deployment"] == base]
     return int(taken)

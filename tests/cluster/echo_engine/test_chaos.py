@@ -60,7 +60,7 @@ def test_controller_killed(echo_cluster: Cluster, adapters: dict[str, Path]) -> 
 
 
 def test_a_controller_that_finds_no_state_stops_no_engine(echo_cluster: Cluster, tmp_path: Path) -> None:
-    """Serve tells it whose the engines are. Nothing is acknowledged until the state is back."""
+    """Serve gives it the engines' installation. Nothing is acknowledged until the state is back."""
     before, engine = echo_cluster.records(), echo_cluster.replica(f"model-{BASE}", "Engine")
     with Load(echo_cluster.url, MODELS, 4) as load:
         for file in echo_cluster.home.glob("state.db*"):

@@ -54,7 +54,7 @@ def test_a_client_that_leaves_is_noticed(echo_cluster: Cluster) -> None:
 
 
 def test_serve_counts_our_requests(echo_cluster: Cluster) -> None:
-    """By the names that Ray's panels of Serve show."""
+    """The names are those of Ray's panels of Serve."""
     by_deployment = f'deployment_request_counter_total\\{{.*deployment="Gateway",.*route="{CHAT}"'
     by_front = r'num_http_requests_total\{.*application="ostinato",.*method="POST",.*status_code="200"'
     before = {each: rays_counter(echo_cluster, each) for each in (by_deployment, by_front)}
@@ -99,7 +99,7 @@ def test_serve_s_own_proxy_answers_no_client(echo_cluster: Cluster) -> None:
 
 
 def test_the_front_door_starts_again_when_its_parent_dies(echo_cluster: Cluster) -> None:
-    """The actor of Serve that starts HAProxy, and tells it of gateways."""
+    """Serve's actor that starts HAProxy, and passes it the gateways."""
 
     def manager() -> psutil.Process:
         return echo_cluster.process(lambda it: it.startswith("ray::HAProxyManager"), "HAProxy's actor")

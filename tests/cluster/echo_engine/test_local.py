@@ -97,7 +97,7 @@ def bare(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 
 def ostinato(environment: dict[str, str], command: str, expected: int = 0) -> str:
-    """What the command line says. Fails unless it ends as expected."""
+    """The command line's output. Fails unless the command ends as expected."""
     start = "from controlplane.cli.main import main; main()"
     python = shutil.which("python", path=environment["PATH"])
     done = subprocess.run(

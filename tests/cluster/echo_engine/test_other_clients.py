@@ -58,7 +58,7 @@ def test_a_page_of_another_origin_in_a_browser(echo_cluster: Cluster) -> None:
 
 
 def _in_browser(playwright: Any, browser: str, api: str) -> Any:
-    """What the page found, which is where no server needs to be."""
+    """The page's findings, at a place that needs no server."""
     # A page of the Internet may not ask this machine, whatever its answers allow.
     options = ["--no-sandbox", "--disable-features=LocalNetworkAccessChecks"]
     with playwright.chromium.launch(executable_path=browser, args=options) as started:

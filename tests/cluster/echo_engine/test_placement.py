@@ -63,7 +63,7 @@ def test_a_deployment_that_may_relax_limits_names_the_relaxed_limits(strict: Clu
 
 
 def test_two_ranks_of_one_host(strict: Cluster) -> None:
-    """A split that is asked for is what is launched: both ranks on the one CPU of the node."""
+    """The requested split is launched: both ranks on the one CPU of the node."""
     asked = {"model": NAME, "maxOutputLength": 32, "layersPerStage": [2, 4]}
     assert ended(strict, asked)["phase"] == "Deployed"
     try:

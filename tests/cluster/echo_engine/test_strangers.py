@@ -1,4 +1,4 @@
-"""What a user of this machine reaches without a key and without Ray's token."""
+"""The reach of a user of this machine without a key and without Ray's token."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _taken(port: tuple[str, int]) -> list[tuple[str, int]]:
     return [(path, status) for path, status in found if status < 400]
 
 
-# What each kind of Ray's and Serve's servers answers to a caller with the token; an empty message asks for
+# The answers of each kind of Ray's and Serve's servers to a caller with the token; an empty message asks for
 # it.
 CALLS = (
     "ray.rpc.NodeInfoGcsService/GetAllNodeInfo",
@@ -131,7 +131,7 @@ def test_every_port_refuses_a_stranger_or_has_nothing_to_hide(echo_cluster: Clus
 
 
 def _answers_by_http(port: tuple[str, int]) -> list[tuple[int, str, str]]:
-    """(port, path, what kind of answer) of what a stranger is told by one port."""
+    """(port, path, kind of answer) for a caller without a token at one port."""
     found = []
     with httpx.Client(base_url=f"http://{_host(port)}", timeout=20, trust_env=False) as http:
         for path in PATHS:

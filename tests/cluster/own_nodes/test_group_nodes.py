@@ -52,7 +52,7 @@ def own_address() -> str:
 
 
 def environment_of(settings: Settings) -> dict[str, str]:
-    """As of a local cluster, but for what keeps that on loopback."""
+    """The settings of a local cluster, except those that keep it on loopback."""
     kept = local.cluster_environment(settings)
     local.make_folder(kept[local.MARK])
     return {name: value for name, value in kept.items() if name not in loopback.ENVIRONMENT}

@@ -1,4 +1,4 @@
-"""What litellm sends and reads. Arguments: the base URL and a bias of tokens as JSON."""
+"""Requests and reads of litellm. Arguments: the base URL and a bias of tokens as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the openai package sends and reads, in whichever version runs this: 1.x, 2.x or 3.x.
+"""Requests and reads of the openai package, in whichever version runs this: 1.x, 2.x or 3.x.
 
 Arguments: the base URL and a bias of tokens as JSON. Prints one object of JSON.
 """

@@ -1,4 +1,4 @@
-"""What an operator sees: a real Prometheus that finds and scrapes every process."""
+"""An operator's view: a real Prometheus that finds and scrapes every process."""
 
 from __future__ import annotations
 

@@ -156,7 +156,8 @@ def test_two_architectures_are_measured_one_after_the_other(cluster: Cluster, me
 def test_a_model_of_another_family_is_profiled_estimated_deployed_and_answers(
     cluster: Cluster, measured: Measured
 ) -> None:
-    """As Gemma is in test_second_model.py, which `make test-long` runs; here with few random weights."""
+    """A stand-in for Gemma in test_second_model.py, which `make test-long` runs; here with few random
+    weights."""
     assert [one["phase"] for one in measured.ended] == ["Ready", "Ready"]
     found = profile(cluster, SECOND)
     assert found["phase"] == "Ready"
@@ -199,7 +200,7 @@ def a_variant_answers(cluster: Cluster, base: Path, asked: dict[str, Any]) -> No
 
 
 def completes_what_it_is_given(cluster: Cluster, name: str) -> None:
-    """As a model without a chat template does, and says."""
+    """The model has no chat template, and reports it."""
     text = {"model": name, "inputText": "The capital of France is", "maxOutputLength": 8, "temperature": 0}
     told, raw = (
         cluster.http.post("/inference_model", json=body, timeout=GIVE_UP_S).json()

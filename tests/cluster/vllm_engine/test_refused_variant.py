@@ -44,7 +44,8 @@ def delta(base_folder: Path, adapters: dict[str, Path]) -> Path:
 
 @pytest.fixture(autouse=True)
 def forgotten(cluster: Cluster) -> Iterator[None]:
-    """What a test registered and deployed is gone after it, however it ended: others use the same cluster."""
+    """Models that a test registered and deployed are gone after it, however it ended: others use the same
+    cluster."""
     before = {model["model"] for model in cluster.get("/models")["models"]}
     yield
     for calls in ("deployments", "models"):
@@ -54,7 +55,7 @@ def forgotten(cluster: Cluster) -> Iterator[None]:
 
 @contextmanager
 def restored(path: Path) -> Iterator[bytes]:
-    """What is in the file, and is again afterwards."""
+    """The contents of the file, which it has again afterwards."""
     sound = path.read_bytes()
     try:
         yield sound

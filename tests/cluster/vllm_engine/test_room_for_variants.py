@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
 
 def test_a_base_that_is_placed_again_has_room(cluster: Cluster, large_delta: Path) -> None:
-    """As the refusal says. Requests for the base and its variants are answered all the time."""
+    """The steps of the refusal. Requests for the base and its variants are answered all the time."""
     until(lambda: all(answers(cluster, model) for model in MODELS), "answers", every_s=0.5)
     (before,) = (group["name"] for group in cluster.get(f"/deployments/{BASE}")["groups"])
     register(cluster, "large", large_delta)

@@ -1,4 +1,4 @@
-"""How many variants run at once, changed while an engine runs and chosen by measuring."""
+"""The limit of variants at once, changed while an engine runs and chosen by measuring."""
 
 from __future__ import annotations
 

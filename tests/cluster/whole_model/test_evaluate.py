@@ -46,7 +46,7 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def evaluated(
     whole: Cluster, capfd: pytest.CaptureFixture[str], *argv: str
 ) -> dict[tuple[str, str], dict[str, Any]]:
-    """By task and metric."""
+    """Figures by task and metric."""
     code = command.run(["--url", whole.url, "evaluate", *argv, "--json"])
     out, err = capfd.readouterr()
     assert code == 0, err
@@ -99,7 +99,7 @@ def test_a_variant_is_evaluated_together_with_its_base(
     assert measured["value"] == pytest.approx(float(torch.tensor(surprise / tokens).exp()), rel=NEAR)
     divergence = tuned["tales", "kl"]
     assert divergence["reference"] == "smol"
-    # From the twenty likeliest tokens of each: a lower bound, and most of it.
+    # A lower bound from the twenty likeliest tokens of each, and most of the whole.
     assert 0.4 * nats / tokens < divergence["value"] < nats / tokens * (1 + NEAR)
     assert 0.3 < divergence["coverage"] < 1
 

@@ -1,4 +1,4 @@
-"""What only a model that makes sense can be asked."""
+"""Questions that only a sensible model answers."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ async def _bound() -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def serving(app: Any, early: EarlyRefusal) -> AsyncIterator[int]:
-    """As a gateway's replica does."""
+    """The order of layers in a gateway's replica."""
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
         EarlyRefusals(app, early),
@@ -129,7 +129,7 @@ INVITED = (b"expect: 100-continue",)
 async def test_a_refused_client_may_go_on_by_the_same_connection(
     port: int, begun: list[bytes], more: tuple[bytes, ...]
 ) -> None:
-    """Also where the server leaves the request to uvicorn."""
+    """The refusal also works where the server leaves the request to uvicorn."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     for number in range(3):
         writer.write(request(b"no" * 700, GREEDY, *more))
@@ -215,7 +215,7 @@ def known(tmp_path: Path) -> EarlyRefusal:
 
 
 async def test_answers_are_counted_when_they_begin_but_those_to_probes(known: EarlyRefusal) -> None:
-    """By messages of ASGI, and without them."""
+    """The answer goes by messages of ASGI, and without them."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         assert not any(key.startswith("ostinato") for key in scope if key != DIRECT)
@@ -290,7 +290,7 @@ async def test_a_loop_is_as_late_as_what_it_does_meanwhile() -> None:
 async def test_a_loop_with_too_much_refuses_the_greedy_and_not_its_probes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Until it does: how soon is the machine's affair."""
+    """The loop waits until it does; the time depends on the machine."""
 
     async def slow(scope: Any, receive: Any, send: Any) -> None:
         if scope["path"] == "/":

@@ -1,4 +1,4 @@
-"""What may be placed on, from what was last heard of each node."""
+"""The devices for placements, from the last report of each node."""
 
 from __future__ import annotations
 

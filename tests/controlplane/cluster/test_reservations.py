@@ -1,4 +1,4 @@
-"""What is free for the next placement, and who is promised what, against simulations of devices."""
+"""Free memory for the next placement, and promises to holders, against simulations of devices."""
 
 from __future__ import annotations
 

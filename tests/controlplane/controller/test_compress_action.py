@@ -296,7 +296,7 @@ async def test_a_stuck_compression_is_restarted_and_then_fails(
 
 
 async def test_the_reserved_memory_is_what_the_texts_can_take(world: Compressing) -> None:
-    """Not what was asked for: 100,000 rows of a million tokens of a file of 20 bytes."""
+    """The memory is not for the requested size, 100,000 rows of a million tokens, of a file of 20 bytes."""
     texts = world.settings.home.parent / "texts.txt"
     texts.write_text("a text of 20 bytes.\n")
     world.settings = world.settings.model_copy(update={"allowed_roots": f"{world.files}:{texts.parent}"})

@@ -50,7 +50,7 @@ def world(settings: Settings, repository: Repository, files: Path) -> World:
 async def test_a_repeated_failure_is_logged_once(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    odd = type(f"Odd{time.time_ns()}", (Exception,), {})  # lines that are repeated are told once a minute
+    odd = type(f"Odd{time.time_ns()}", (Exception,), {})  # repeated lines are logged once a minute
     failed: list[Exception] = []
 
     async def fail() -> None:

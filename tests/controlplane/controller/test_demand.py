@@ -1,4 +1,4 @@
-"""What the gateways said, remembered: engines that start, silences, waiting variants, bounds."""
+"""The gateways' counts, remembered: engines that start, silences, waiting variants, bounds."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def sleeping() -> Deployment:
 
 
 def play(book: DemandBook, deployment: Deployment, load: float | None, *seconds: int) -> list[int]:
-    """How many groups there should be in each of these seconds; None: the gateways were silent."""
+    """The target number of groups in each of these seconds; None: the gateways were silent."""
     counts = None if load is None else {"b": load}
     return [book.note([deployment], counts, float(s)).get("b", -1) for s in range(*seconds)]
 

@@ -86,7 +86,7 @@ def test_one_process_reads_one_after_the_other(reader: FileReader, files: Path) 
 
 
 def test_a_read_beyond_the_memory_limit_is_an_error(wide: Path) -> None:
-    """And the next request has another process, and all the memory it may take."""
+    """The next request has another process, and the whole memory limit."""
     reader = FileReader(ReadLimits(memory_bytes=16 << 20))
     with pytest.raises(errors.SourceUnreadable, match="more than the 16 MiB of memory") as refusal:
         reader.read_now(base(wide), None, Limits((wide,), 16), no_bundles)
@@ -106,7 +106,7 @@ def test_a_read_beyond_the_time_limit_is_killed(files: Path) -> None:
 
 
 def test_a_read_beyond_the_cpu_limit_is_killed(files: Path) -> None:
-    """By the signal that the kernel sends to one that is past its limit."""
+    """The process ends by the signal that the kernel sends beyond the limit."""
     reader, limits = FileReader(ReadLimits(cpu_s=7)), Limits((files,), 16)
     reader.read_now(base(files), None, limits, no_bundles)
     process = reader._idle[0]._process
@@ -147,7 +147,7 @@ def test_a_reading_process_that_was_killed_while_idle_is_replaced(files: Path) -
 
 
 def test_the_reading_process_ends_with_its_input(files: Path) -> None:
-    """As when the controller is killed."""
+    """The input ends as if the controller were killed."""
     reader = FileReader()
     reader.read_now(base(files), None, Limits((files,), 16), no_bundles)
     process = reader._idle[0]._process

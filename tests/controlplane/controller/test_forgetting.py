@@ -1,4 +1,4 @@
-"""What is dropped from the records, and what a day's are still good for."""
+"""Which records are dropped, and what the records of a day are still used for."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def changed(world: World, **changes: Any) -> None:
 
 
 async def launched(world: World, meanwhile: Callable[[World, Operation], None]) -> None:
-    """Launch "base", with something that happens while its waiting operations are told of its placement."""
+    """Launch "base", with an event while its waiting operations get its placement."""
     async with world.controlled():
         await world.end(world.register("base"))
     deploying = world.deploy("base")

@@ -110,7 +110,7 @@ async def test_one_controller_acts_and_the_next_acts_when_the_first_ends(
 
 
 def test_a_controller_with_an_expired_lease_neither_reads_nor_commits(store: StateStore) -> None:
-    """As after it was stopped: the time is over before it can know."""
+    """The process was stopped: its time is over before it can know."""
     held = LeasedStore(
         store, store.take_lease(leadership.NAME, "a", 60), time.clock_gettime(time.CLOCK_BOOTTIME) + 60
     )
@@ -218,7 +218,7 @@ def test_a_process_is_identified_by_its_id_and_start_time() -> None:
 async def test_a_controller_without_file_descriptors_keeps_trying(
     store: StateStore, quick: pytest.MonkeyPatch
 ) -> None:
-    """As with too many open files (EMFILE): neither the loop ends, nor is another taken for gone."""
+    """As with too many open files (EMFILE): the loop does not end, and no other controller counts as gone."""
     first = Contender(store)
     await until(lambda: first.leads)
     second = Contender(store)

@@ -34,7 +34,7 @@ def world(settings: Settings, repository: Repository, files: Path) -> World:
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> RetryLimits:
-    """As many attempts as ever, with pauses of 10, 20, 40 ... ms."""
+    """The usual number of attempts, with pauses of 10, 20, 40 ... ms."""
     limits = RetryLimits(first_pause_s=0.01)
     monkeypatch.setattr(retrying, "LOADING", limits)
     return limits

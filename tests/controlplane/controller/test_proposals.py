@@ -1,4 +1,4 @@
-"""What moves are proposed on the records of a real store: of whom, for whom, and where to."""
+"""The proposed moves on the records of a real store: moved and placed models, and destinations."""
 
 from __future__ import annotations
 

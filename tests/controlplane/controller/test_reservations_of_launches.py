@@ -156,7 +156,7 @@ async def test_an_engine_that_takes_more_than_it_was_promised_leaves_less(world:
 
 
 async def test_orphans_are_released(world: World) -> None:
-    """As a controller of another version, or a restored backup, may leave them."""
+    """A controller of another version, or a restored backup, may leave such records."""
     orphan = Reservation("gone", 5, 0, "cpu", 0, CPU.total_bytes, 0.0)
     world.repository.commit([Put(NodeLedger("node", (orphan,)), 0)])
     async with world.controlled():

@@ -1,4 +1,4 @@
-"""What is placed already has its say in what is placed next: its expected work, its anti-affinity."""
+"""Placed models influence the next placement: by their expected load and their anti-affinity."""
 
 from __future__ import annotations
 

@@ -125,11 +125,11 @@ def test_files_that_would_stall_an_engine_are_refused(
 def test_a_template_that_does_not_end_is_killed_by_its_time(
     reader: FileReader, files: Path, tmp_path: Path
 ) -> None:
-    """And the next model is read as ever."""
+    """The next model is read normally."""
     with pytest.raises(errors.SourceUnreadable, match="took more than 5 s of CPU time") as refusal:
         read(reader, written(files, tmp_path / "1", chat_template__jinja=ENDLESS))
     assert refusal.value.param == "source"
-    # jinja2 itself refuses this one, at each chat: clients are told, and nothing is held up.
+    # jinja2 itself refuses this template, at each chat: clients get the error, and nothing is delayed.
     huge = "{% for _ in range(10**9) %}{% endfor %}"
     assert read(reader, written(files, tmp_path / "2", chat_template__jinja=huge)).phase is Phase.READY
 

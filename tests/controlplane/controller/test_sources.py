@@ -132,7 +132,7 @@ def test_folders_behind_a_link_are_refused(root: Path) -> None:
 
 
 def test_links_among_the_roots_are(root: Path) -> None:
-    """As in a cache of the Hugging Face hub."""
+    """The layout of a cache of the Hugging Face hub."""
     blobs, other = root / "blobs", root.parent / "root-too"
     blobs.mkdir()
     for place in (blobs, other):

@@ -29,7 +29,7 @@ def world(settings: Settings, repository: Repository, files: Path) -> World:
 
 
 def waits(world: World, deployed: Operation) -> bool:
-    """Whether both, who looks at the deployment and who looks at the operation, are told so."""
+    """Whether both the deployment and the operation show the reason."""
     state = world.repository.read()
     told = state.operations[deployed.id].record.reason
     return WAITS in told and WAITS in state.deployments["base"].record.groups[0].reason

@@ -15,7 +15,7 @@ Look = Callable[[], Awaitable[None]]
 
 
 class Stream:
-    """Tells these, then hangs unless it `ends`; `closed` when it was told to stop, or ended."""
+    """Yields these items, then hangs unless it `ends`; `closed` when it had to stop, or ended."""
 
     def __init__(self, *items: str, ends: bool = True, failure: Exception | None = None) -> None:
         self.items, self.ends, self.failure, self.closed = items, ends, failure, False

@@ -27,7 +27,7 @@ V = VariantRef("v", 7, "/a")
 
 
 class Cluster:
-    """What `find` answers: the reports of the moment, or an error."""
+    """The answers of `find`: the reports of the moment, or an error."""
 
     def __init__(self, *reports: WorkerReport) -> None:
         self.reports = list(reports)
@@ -103,7 +103,7 @@ async def test_a_request_brings_its_variant(worker: Worker) -> None:
 
 
 async def test_a_worker_with_a_failed_engine_gets_no_request(worker: Worker) -> None:
-    """Until it is replaced it would answer at once, and so with errors draw more requests than others."""
+    """Until it is replaced it would answer at once, and so draw more requests than others with its errors."""
     worker.engine.failed = True  # type: ignore[misc]
     async with opened(answering) as door:
         async with client_of(Cluster(await worker.report(), report(door))) as client:
@@ -387,7 +387,7 @@ async def test_requests_for_a_sleeping_host_are_counted_and_wait_until_it_wakes(
 
 
 async def test_a_probe_is_no_demand_and_takes_room() -> None:
-    """What measures the request path must not add engines, nor keep one that is idle."""
+    """Probes of the request path must not add engines, nor keep an idle one."""
     app = Held()
     async with opened(app) as door, client_of(Cluster(report(door, limit=1)), max_queued=1) as client:
         running = []

@@ -1,4 +1,4 @@
-"""What an engine's error bodies mean to a user: whose mistake it was."""
+"""The meaning of an engine's error bodies for a user: whose mistake it was."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from controlplane import errors
 from controlplane.gateway.engine_errors import from_engine, from_engine_event
 
-# As vLLM writes it for `{"structured_outputs": {"json": {"$ref": "#"}}}` and `{"grammar": "root ::= root"}`.
+# vLLM's texts for `{"structured_outputs": {"json": {"$ref": "#"}}}` and `{"grammar": "root ::= root"}`.
 GIVEN_UP = json.dumps(
     {"error": {"message": "Internal server error", "type": "InternalServerError", "param": None, "code": 500}}
 ).encode()

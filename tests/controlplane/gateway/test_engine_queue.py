@@ -76,7 +76,7 @@ async def held_and_waiting(client: EngineClient, app: Held, *terms: RequestTerms
 
 
 class InTurn:
-    """Answers one request at a time, when it is told to, and remembers whose it was."""
+    """Answers one request at a time, on demand, and remembers the requests."""
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
@@ -220,7 +220,8 @@ async def test_a_request_that_waits_for_a_dead_worker_goes_to_the_next_worker() 
 
 
 async def test_answers_report_their_numbers_of_tokens() -> None:
-    """By what the engine says, or by its events: one says why the stream ends, and one that it has."""
+    """The number of tokens by the engine's usage, or by its events: one event has the reason of the end, and
+    one ends the stream."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         body = (await receive())["body"]

@@ -231,7 +231,7 @@ async def test_an_unrequested_answer_ends_the_connection() -> None:
 
 
 async def events(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """To the first request a stream that leaves in one piece; to those after it a whole answer."""
+    """The first request gets a stream in one piece; later requests get a whole answer."""
     await reader.readuntil(b"\r\n\r\n")
     chunks = b"".join(
         b"%x\r\n%b\r\n" % (len(text), text) for text in (b"data: error\n\n", b"data: [DONE]\n\n", b"")

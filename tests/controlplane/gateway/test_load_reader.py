@@ -1,4 +1,4 @@
-"""How a gateway listens to workers: real doors, older workers, and servers that misbehave."""
+"""A gateway's reading of workers' loads: real servers, older workers, and servers that misbehave."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ async def test_the_reader_reconnects_after_a_break() -> None:
 
 
 async def test_a_stranger_that_has_the_port_by_now_is_not_believed() -> None:
-    """Nor one that shows another worker's proof."""
+    """A load with another worker's proof is ignored, too."""
     other, own = (HTTP[:-2] + f"{request_headers.PROOF}: {p}\r\n\r\n".encode() for p in ("other", "own"))
     idle = chunk(line_of(replace(LOAD, ongoing=0)))
     server = Server(HTTP + idle, other + idle, own + chunk(LINE), None)

@@ -29,7 +29,7 @@ def call(variant: VariantRef) -> EngineCall:
 
 
 class Worker:
-    """One with one place, which is held until `may_end`; and what it was told to read."""
+    """A worker with one place, which is held until `may_end`; and the variants that it had to read."""
 
     def __init__(self) -> None:
         self.told: list[int] = []

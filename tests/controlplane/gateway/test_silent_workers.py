@@ -27,7 +27,7 @@ from workers.messages import EngineCall, EngineHead, WorkerReport
 
 WHOLE = EngineCall("/v1/completions", b'{"model": "b", "prompt": "a b"}')
 STREAM = EngineCall("/v1/completions", b'{"model": "b", "prompt": "a b", "stream": true}')
-# A door before an application that answers at once, tells when it was asked, or only begins to answer.
+# A server before an application that answers at once, notes when it was asked, or only begins to answer.
 SERVER = """
 import asyncio, json, sys
 from testkit.doors import HEAD, opened, part
@@ -119,7 +119,7 @@ def known(client: EngineClient, group: str) -> KnownWorker:
 
 
 async def heard(client: EngineClient, group: str = "stopping") -> KnownWorker:
-    """Once a worker has told its load: then its silence says something."""
+    """The worker has reported its load: from then on its silence has a meaning."""
     await client._workers("b").directory.refresh()
     worker = known(client, group)
     await until(lambda: worker.load is not None)
@@ -185,11 +185,11 @@ async def test_a_stream_that_has_begun_is_cut_when_the_silence_lasts(stopping: S
 
 
 async def test_the_only_worker_keeps_its_requests_when_it_was_silent_for_a_while(stopping: Stopping) -> None:
-    """As on a machine that is too busy: no request is refused, and no request without an answer so far is
-    cut."""
+    """The machine is too busy: no request is refused, and no request without an answer so far is cut."""
     async with client_of(stopping.report, limits=replace(LIMITS, silent_cut_s=1e6)) as client:
         worker = await heard(client)
-        assert (await client.call("b", WHOLE)).body == b"data: stopped\n\n"  # it is asked, so it is looked at
+        # a request is sent, so the worker is watched
+        assert (await client.call("b", WHOLE)).body == b"data: stopped\n\n"
         stopping.signal(signal.SIGSTOP)
         await until(lambda: (worker.seen.quiet or 0) >= LIMITS.rules.quiet)
         asking = [asyncio.create_task(client.call("b", WHOLE)) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""What a stream cost, by the engine's own count, and what its client sees of that."""
+"""The cost of a stream, by the engine's own count, and the part of it that its client sees."""
 
 from __future__ import annotations
 

@@ -64,7 +64,8 @@ def test_a_file_put_in_its_place_is_seen_though_it_is_as_old_and_as_long(path: P
 
 
 def test_a_kubelet_exchanges_the_folder_behind_a_link(tmp_path: Path) -> None:
-    """As it updates a Secret's volume: the file is a link into `..data`, a link to a folder of its time."""
+    """A kubelet's update of a Secret's volume: the file is a link into `..data`, a link to a folder of its
+    time."""
     for when, key in (("..2026_01", "old"), ("..2026_02", "new")):
         (tmp_path / when).mkdir()
         (tmp_path / when / "tenants.json").write_text(text(key))

@@ -1,4 +1,4 @@
-"""What each request changes, and when it is refused: on a real store, so that versions count."""
+"""The changes of each request, and its refusals: on a real store, so that versions count."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_an_unknown_parser_is_refused_with_the_known_parsers() -> None:
 def test_a_base_keeps_the_accuracy_that_a_joining_variant_asks_of_it(
     repository: Repository, of_base: float | None, asked: float | None, kept: float | None
 ) -> None:
-    """Also one that is not placed yet. It stays when the variant leaves."""
+    """A base that is not placed yet is brought as well. It stays when the variant leaves."""
     v1 = V1.model_copy(update={"compressionTechnique": {"none": 95.0}})
     ready(repository, BASE, v1)
     submit(repository, deploy_model, deploy("base", SLOs={"accuracy": of_base}))

@@ -134,7 +134,7 @@ async def deployed(world: World, name: str) -> Placement:
 
 
 def quantizations(profile: ModelProfile) -> dict[str, int]:
-    """How many loads were measured in each."""
+    """The number of loads that were measured in each."""
     timings = [m for m in from_lines(profile.measurements, "") if isinstance(m, Timing)]
     return {q: sum(t.setting.quantization == q for t in timings) for q in ("none", "fp8")}
 

@@ -1,4 +1,4 @@
-"""How large the engines of a deployment are: asked for, chosen, recorded, and refused."""
+"""The sizes of a deployment's engines: requested, chosen, recorded, and refused."""
 
 from __future__ import annotations
 

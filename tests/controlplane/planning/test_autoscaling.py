@@ -1,4 +1,4 @@
-"""How many groups a load gets: bounds, windows and the band, on random loads."""
+"""The number of groups for a load: bounds, windows and the band, on random loads."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ def test_a_gpu_that_an_older_one_waits_for_is_not_taken(
 
 
 def test_a_turn_goes_to_the_older_one_even_of_another_device(settings: Settings, base: Model) -> None:
-    """Else those for CPUs, one after the other, would keep a node from who waits for its GPU."""
+    """Otherwise jobs for CPUs, one after the other, would keep a node from a job that waits for its GPU."""
     old, new = tuned("old", 1.0, device="gpu"), tuned("new", 2.0, device="cpu")
     assert "'old'" in reason(decide(settings, "new", base, old, new, devices=(CPU, GPU)))
     assert begun(decide(settings, "new", base, old, new, devices=(CPU, OTHER, GPU))).node == "other"

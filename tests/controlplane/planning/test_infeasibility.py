@@ -1,4 +1,4 @@
-"""What is asked of a deployment decides where it goes; what cannot be is refused by name and number."""
+"""The request of a deployment decides its place; an impossible one is refused by name and number."""
 
 from __future__ import annotations
 

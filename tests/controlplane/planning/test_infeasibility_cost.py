@@ -1,4 +1,4 @@
-"""How long a refusal takes on large clusters: little more than a decision, for it is many of them."""
+"""The time of a refusal on large clusters: little more than a decision, though it consists of many."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def gpus(count: int, free_gib: tuple[float, float]) -> Inventory:
 
 
 def refused(spec: ModelSpec, inventory: Inventory, **limits: object) -> tuple[list[str], float]:
-    """What would do, and how many times the reference's CPU time it took to tell."""
+    """The feasible relaxations, and the CPU time to find them in multiples of the reference's."""
     asked = Deployment("m", 1, "m", Phase.PENDING, Intent.MIN_COST, 128)
     asked = replace(asked, **limits)  # type: ignore[arg-type]
     model = Model("m", 1, Phase.READY, path="/m", spec=spec)

@@ -154,7 +154,7 @@ async def test_a_group_that_begins_to_serve_meanwhile_fails_the_measurement(
 
 
 class Stale(MeasuredCluster):
-    """With a second node whose reports are old."""
+    """The cluster has a second node with old reports."""
 
     async def nodes(self, wait: bool = True) -> tuple[NodeState, ...]:
         silent = replace(CPU, node="silent", engine="99.0")
@@ -240,7 +240,7 @@ async def test_a_measured_path_survives_a_failure_and_is_part_of_estimates_and_p
         assert not any("the request path" in note for note in after.notes)
         assert after.engine_ttft_s == before.engine_ttft_s
         assert after.path_s is not None
-        # As the in-memory cluster's proxy is: 5 ms alone, and a microsecond for each token.
+        # The in-memory cluster's proxy: 5 ms alone, and a microsecond for each token.
         assert after.path_s.value == pytest.approx(5e-3 + 16e-6, rel=0.02)
         alone_s = before.engine_ttft_s.value
         assert after.ttft_s.value == pytest.approx(alone_s + after.path_s.value)

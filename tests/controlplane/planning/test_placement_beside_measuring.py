@@ -147,7 +147,7 @@ async def test_a_measurement_that_never_frees_its_memory_is_not_awaited_for_ever
 async def test_a_model_that_does_not_fit_is_refused_at_once_though_others_became_ready(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing on the devices tells that memory is given back; measurings end and change their reasons."""
+    """No device shows that memory is returned; measurements end and change their reasons."""
     monkeypatch.setattr(launch_action, "SAMPLED_S", math.inf)
     async with world.controlled():
         await known(world, "one")

@@ -1,4 +1,4 @@
-"""From a model and an inventory to an engine's configuration."""
+"""The way from a model and an inventory to an engine's configuration."""
 
 from __future__ import annotations
 

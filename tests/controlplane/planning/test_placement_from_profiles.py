@@ -31,7 +31,7 @@ SLOW = Device("b", 0, "half", 140 * GIB, 140 * GIB, HALF, "half", "0.26")
 
 
 def profiles(device: Device) -> dict[str, Versioned[ModelProfile]]:
-    """As measured on such a device, by a formula."""
+    """Figures of a formula as measurements of such a device."""
     key = key_on(MODEL, device, SETTINGS)
     assert key is not None
     lines = tuple(to_line(one) for one in measurements())
@@ -76,7 +76,7 @@ def test_a_profile_of_another_engine_is_another() -> None:
 
 
 def refused(busy: float | None, slos: Slos) -> str:
-    """What is said where these limits cannot be kept, by a profile measured while others had this share."""
+    """The refusal where these limits cannot be kept, by a profile measured while others had this share."""
     ((key, versioned),) = profiles(QUICK).items()
     known = {key: Versioned(replace(versioned.record, busy=busy, updated_at_s=1e9), 1)}
     wanted = Deployment("m", 1, "m", Phase.PENDING, Intent.MIN_LATENCY, 64, slos)

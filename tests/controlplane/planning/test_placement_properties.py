@@ -1,4 +1,4 @@
-"""Whatever is asked of whatever devices: no placement of the deployment path breaks a rule."""
+"""No placement of the deployment path breaks a rule, for any request on any devices."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def broken(spec: ModelSpec, wanted: Deployment, inventory: Inventory, placed: Pl
 
 
 def beyond(wanted: Deployment, placed: Placement) -> list[str]:
-    """What was asked and is not kept."""
+    """The requested limits that are not kept."""
     plan, constraints, slos, choice = placed.plan, wanted.constraints, wanted.slos, placed.choice
     pairs = (
         (slos.latency_s, choice.latency_s),
@@ -226,5 +226,5 @@ def test_no_rule_is_broken_in_many_more_cases(seed: int) -> None:
 
 
 def test_both_ends_occur() -> None:
-    """Else the tests above would say nothing."""
+    """Otherwise the tests above would prove nothing."""
     assert {check(seed) for seed in range(10)} == {True, False}

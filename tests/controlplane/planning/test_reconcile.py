@@ -280,7 +280,7 @@ def test_keys_are_unique_and_busy_ones_left_alone(
 def test_an_unreadable_record_triggers_no_action(
     records: list[Any], engines: dict[str, EngineView], data: st.DataObject
 ) -> None:
-    """Not of a record that is readable and asks for it, nor because one seems to be gone."""
+    """A readable record that asks for it, or a record that seems to be gone, does not count."""
     distinct = list({(type(r), key_of(r)): r for r in records}.values())
     hidden = data.draw(st.sampled_from(distinct))
     name = f"{KINDS[type(hidden)]}/{key_of(hidden)}"

@@ -21,7 +21,7 @@ LIMITS = st.builds(
     max_pause_s=st.floats(0.01, 100),
     total_s=st.floats(1, 10_000),
 )
-# How long each attempt takes until it fails; some begin late, for the engine was away.
+# The time of each attempt until it fails; some begin late, because the engine was away.
 DURATIONS = st.lists(st.floats(0, 400), min_size=25, max_size=25)
 
 
@@ -78,8 +78,8 @@ KEYS = [f"load variant-{n}" for n in range(200)]
 def test_variants_that_failed_together_are_retried_at_different_times(
     failures: int, limits: RetryLimits
 ) -> None:
-    """Pauses of many things after as many failures: each the same whenever it is asked for, within their
-    share, and all over it."""
+    """Pauses of many variants after equal failures: each is the same at every call, within their share, and
+    spread over all of it."""
     whole = retrying.pause_s(failures, limits)
     pauses = sorted(retrying.pause_s(failures, limits, key) for key in KEYS)
     assert pauses == sorted(retrying.pause_s(failures, limits, key) for key in reversed(KEYS))

@@ -204,7 +204,7 @@ def test_ranks_on_a_cpu_share_it() -> None:
 
 
 class Counted:
-    """How often models and variants are sampled."""
+    """The number of times that models and variants are sampled."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.models = self.variants = 0

@@ -164,7 +164,7 @@ def test_four_variants_in_four_slots_are_planned_for_together() -> None:
 
 
 def test_scarce_memory_lowers_the_variant_limit_and_the_base_is_placed() -> None:
-    """As many as fit; only where there is no room for one of each kind it is refused."""
+    """As many variants as fit; it is refused only without room for one of each kind."""
     needed = placed(140 * GIB).ranks[0].memory_bytes
     counts = []
     for less in (0, 1, 50, 200, 400, 600, 1200, 1500):

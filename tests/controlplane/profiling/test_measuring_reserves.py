@@ -1,4 +1,4 @@
-"""What is being measured holds its memory in the ledger, from its beginning to its end, whatever ends it."""
+"""A measurement holds its memory in the ledger, from its beginning to its end, whatever ends it."""
 
 from __future__ import annotations
 
@@ -301,7 +301,8 @@ class Simulated:
         self.commit(ledger.release(self.state, f"m{index}"))
 
     def place(self, index: int, percent: int, displaces: bool) -> None:
-        """As a solver: only what it sees free. One that displaces takes what is measured too."""
+        """A stand-in for the solver, which sees only free memory. A deployment that displaces takes measured
+        devices too."""
         device = self.devices[index % len(self.devices)]
         sight = ledger.available(
             self.inventory(), self.state.ledgers, 0.03, exclude=f"m{index}", measured=not displaces
@@ -339,7 +340,7 @@ class Simulated:
 def test_devices_are_never_promised_twice(
     shapes: Path, devices: tuple[Device, ...], shares: list[float], steps: list[tuple[Any, ...]]
 ) -> None:
-    """Nor are two profiles measured on one, however much of what they were promised processes take."""
+    """Two profiles are never measured on one device, however much of their promises processes take."""
     simulated = Simulated(shapes, devices, shares)
     for what, *arguments in steps:
         getattr(simulated, what)(*arguments)

@@ -202,7 +202,7 @@ async def test_a_deployment_that_never_fits_is_refused_at_once(world: World) -> 
 
 
 async def test_the_next_measuring_waits_for_an_engine_that_waits(world: World) -> None:
-    """Else a row of registrations would keep it out for ever."""
+    """Otherwise a row of registrations would keep it out for ever."""
     async with world.controlled():
         second, deploying = await engine_waits(world)
         third = await waiting(world, "three", "until the engine of 'one' has its place")

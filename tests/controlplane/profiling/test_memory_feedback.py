@@ -33,7 +33,7 @@ SIZES = st.integers(0, 1000)
 
 
 def planned_on(profile: ModelProfile, estimate: int) -> tuple[int, WorkerGroup]:
-    """What a rank with this estimate is planned with, and its group."""
+    """The planned memory of a rank with this estimate, and its group."""
     excess = profile.memory_excess.get("1x1", 0)
     return estimate + excess, WorkerGroup(0, GroupPhase.SERVING, builders.PLACED, (), excess)
 
@@ -77,7 +77,7 @@ def world(settings: Settings, repository: Repository, files: Path) -> World:
 
 
 def taking(world: World, more: int) -> Any:
-    """What engines report whose ranks take so much more than planned."""
+    """Reports of engines whose ranks take this much more than planned."""
     real = world.cluster.reports
 
     async def reports(host: str) -> list[WorkerReport]:

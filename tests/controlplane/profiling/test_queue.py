@@ -1,4 +1,4 @@
-"""How long a turn to be measured takes, where it goes, what interrupts a measuring and what must not."""
+"""The turn of a measurement: its length, its place, and what may interrupt it."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_only_profiles_with_an_older_request_go_first(files: Path, settings: Set
 def test_a_node_that_is_idle_is_preferred_to_what_is_left_of_one(
     tmp_path: Path, settings: Settings, count: int, busy: int
 ) -> None:
-    """With less than all GPUs of a node less can be measured."""
+    """Fewer runs can be measured with fewer than all GPUs of a node."""
     heads = {"num_attention_heads": count, "num_key_value_heads": count}
     checkpoints.write_model(
         tmp_path / "m", checkpoints.config(hidden_size=64, intermediate_size=128, vocab_size=64, **heads)
@@ -219,7 +219,7 @@ async def test_a_measurement_that_does_not_stop_is_reported_as_too_long(
 
 
 async def test_the_reason_names_the_running_measurement(world: World) -> None:
-    """And not what it had waited for."""
+    """The message does not name what it had waited for."""
     async with world.controlled():
         first = await measuring(world, "one")
         await waiting(world, "two", "of 'one'")
@@ -330,7 +330,7 @@ async def test_a_waiting_profile_is_decided_again_only_after_a_change(
         monkeypatch.setattr(queue, "next_job", counted)
         monkeypatch.setattr(cluster(world), "inventory", looked)
         await world.until(lambda: looks[0] >= 20)
-        assert turns[0] <= 3  # what it told was a change
+        assert turns[0] <= 3  # its report was a change
         cluster(world).go.set()
         for one in (first, second):
             assert "loads measured in" in (await world.end(one)).reason

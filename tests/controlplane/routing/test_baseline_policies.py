@@ -18,7 +18,7 @@ NEAR = 1e-9  # sums in another order differ by less
 
 
 def chosen(name: str, asked: World) -> int:
-    """By a policy, without a change to the world's chance."""
+    """A policy's choice, without a change to the world's chance."""
     return int(choose(POLICIES.index(name), asked.snapshot, asked.request, copied(asked.state)))
 
 
@@ -71,7 +71,7 @@ def test_numbers_that_cannot_be_give_a_usable_group(name: str, seed: int) -> Non
 
 
 def taken(name: str, asked: World, times: int) -> Counter[int]:
-    """How often a policy takes each group; the state's chance moves on."""
+    """The frequency with which a policy takes each group; the state's chance moves on."""
     policy = POLICIES.index(name)
     return Counter(int(choose(policy, asked.snapshot, asked.request, asked.state)) for _ in range(times))
 

@@ -1,4 +1,4 @@
-"""What a cached beginning of a prompt saves, against the prefill of whole and rest in plain Python."""
+"""The saving of a cached beginning of a prompt, against the prefill of whole and rest in plain Python."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def any_request(asked: World, rng: np.random.Generator) -> Any:
 
 
 def happen(asked: World, rng: np.random.Generator, events: int) -> None:
-    """What happens to groups in a gateway."""
+    """Events of groups in a gateway."""
     snapshot, there = asked.snapshot, []
     for _ in range(events):
         g = int(rng.integers(len(snapshot.groups)))

@@ -60,7 +60,7 @@ def test_an_idle_group_more_changes_no_other_groups_cost(seed: int) -> None:
     assert [predicted(after, g) for g in before.usable] == [predicted(before, g) for g in before.usable]
 
 
-# With ceilings. The costs of the random groups lie on both sides of that of a broken promise.
+# The groups have ceilings. The costs of the random groups lie on both sides of that of a broken promise.
 CEILINGS = (1, 2, 4, 6, 99)
 
 
@@ -125,7 +125,7 @@ def test_a_resource_costs_what_its_potential_rises(before: float, after: float) 
 
 @given(st.floats(0, 9), st.floats(0, 9), st.floats(0.01, 3))
 def test_the_fuller_a_resource_is_the_more_a_share_of_it_costs(a: float, b: float, more: float) -> None:
-    """Also of one that is overdrawn: what has too much already is never the cheapest."""
+    """An overdrawn resource is included: a resource with too much load is never the cheapest."""
     low, high = sorted((a, b))
     assert rise(low, low + more) <= rise(high, high + more) * (1 + 1e-9)
 
@@ -134,7 +134,7 @@ def test_the_fuller_a_resource_is_the_more_a_share_of_it_costs(a: float, b: floa
 def test_a_promise_that_is_exceeded_further_costs_more(
     a: float, b: float, spread_s: float, promise_s: float
 ) -> None:
-    """By as much as it is exceeded at the least, and at the most by what it is exceeded by and the spread."""
+    """The excess grows by at least its own size, and at most by it and the spread."""
     low, high = sorted((a, b))
     costs = [excess_of(tpot_s, spread_s, promise_s) for tpot_s in (low, high)]
     assert costs[0] <= costs[1]

@@ -20,7 +20,7 @@ from profiler.step_time.records import CLASSES, RANK_CLASSES, STEP_MODEL
 from testkit.controlplane.random_snapshots import made_absurd, world
 
 seeds = st.integers(0, 1 << 48)
-# Tokens a second that are asked of each class; at 50 ms, 20 of them are a row.
+# Requested tokens a second of each class; at 50 ms, 20 of them are a row.
 demands = st.dictionaries(st.integers(1, CLASSES - 1), st.floats(20, 50_000), min_size=1, max_size=4)
 BASE_S, ROW_S, PADDED_S, PROMISE_S, CONTEXT = 10e-3, 50e-6, 4e-6, 50e-3, 100.0
 
@@ -65,7 +65,7 @@ def busiest(demand: dict[int, float], pools: dict[int, int]) -> float:
 
 
 def ways(demand: dict[int, float], groups: int) -> Iterator[dict[int, int]]:
-    """Every cut of the classes that are asked, and every way to share the groups out."""
+    """Every cut of the requested classes, and every way to share the groups out."""
     *lower, highest = sorted(demand)
     for count in range(len(lower) + 1):
         for ends in itertools.combinations(lower, count):

@@ -19,8 +19,8 @@ from workers.server.worker import Worker
 
 
 class Groups:
-    """Two groups, the first of two replicas; of those in `gone` no answer comes. `log` has what they are
-    told, `answered` what all replicas of a group have taken."""
+    """Two groups, the first of two replicas; those in `gone` do not answer. `log` has their messages,
+    `answered` the markers that all replicas of a group have taken."""
 
     def __init__(self) -> None:
         self.workers: dict[str, list[Worker]] = {}
@@ -42,7 +42,7 @@ class Groups:
         return before
 
     async def markers(self) -> set[str]:
-        """That replicas have. Takes them."""
+        """The requests of replicas, which are then removed."""
         return {await w.answer_at_once("") for workers in self.workers.values() for w in workers}
 
 
@@ -100,7 +100,7 @@ async def test_every_engine_forgets_the_probe_in_any_case() -> None:
     task = asyncio.create_task(cut_off())
     await entered.wait()
     groups.answered.clear()
-    for _ in range(2):  # the second one while they are told
+    for _ in range(2):  # the second one while they get the marker
         task.cancel()
         await asyncio.sleep(0)
     with pytest.raises(asyncio.CancelledError):
@@ -114,7 +114,7 @@ async def test_every_engine_forgets_the_probe_in_any_case() -> None:
 async def test_a_probe_that_is_cut_off_is_killed_before_the_engines_forget_it(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else it would go on, and real engines would generate for it."""
+    """Otherwise it would continue, and real engines would generate for it."""
     log: list[str] = []
     ended, running = asyncio.Event(), asyncio.Event()
 

@@ -36,7 +36,7 @@ EARLY = EarlyRefusal(Settings(), lambda: ONE_TENANT, lambda name, count: None)
 
 
 class Metrics:
-    """As Serve's replica has them."""
+    """The layers of Serve's replica."""
 
     def __init__(self) -> None:
         self.ongoing, self.ended = 0, Counter[tuple[str, str | None]]()
@@ -64,7 +64,7 @@ class Replica:
 
 
 def test_serves_replica_has_what_we_count_in() -> None:
-    """With a Ray where it has another form this fails."""
+    """This fails with a Ray where it has another form."""
     from ray.serve._private.replica import Replica as OfServe
     from ray.serve._private.replica import ReplicaMetricsManager
 

@@ -1,4 +1,4 @@
-"""What Serve says of an engine, read; and an engine stopped without a thread that waits for it."""
+"""Serve's status of an engine; and an engine stopped without a thread that waits for it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TRACE = "The deployment failed to start 2 times in a row. Error:\nTraceback\nRun
 
 
 def app(status: str, trigger: str = "UNSPECIFIED", running: int = 0, message: str = "") -> dict[str, Any]:
-    """As Serve's controller tells it."""
+    """The form of Serve's controller."""
     states = [ReplicaState.RUNNING] * running or [ReplicaState.STARTING]
     deployment = DeploymentDetails(
         name="Engine",
@@ -82,7 +82,7 @@ def test_why_an_engine_does_not_start_or_not_again(status: str) -> None:
 
 
 def test_serve_names_a_failed_start_only_when_it_failed_as_often_as_it_may() -> None:
-    """What `_gave_up` rests on, of Serve's own state machine: one failure leaves the trigger as it was."""
+    """The basis of `_gave_up` in Serve's own state machine: one failure leaves the trigger as it was."""
     from ray.serve._private.common import (
         DeploymentStatusInfo,
         DeploymentStatusInternalTrigger,
@@ -147,7 +147,7 @@ async def test_a_stop_that_does_not_end_is_an_error(
 
 
 def test_an_engine_reports_the_installation_that_launched_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By what Serve keeps of its deployment. One of before says nothing."""
+    """The identity is in Serve's data of the deployment. An older deployment has none."""
     told, before = app("RUNNING", running=1), app("RUNNING", running=1)
     config = told["deployments"]["Engine"]["deployment_config"]
     config["user_config"] = {"installation": "0123456789abcdef"}

@@ -1,4 +1,4 @@
-"""What `ostinato up` refuses before it starts anything, and what it takes for its own cluster."""
+"""The refusals of `ostinato up` before it starts anything, and the recognition of its own cluster."""
 
 from __future__ import annotations
 

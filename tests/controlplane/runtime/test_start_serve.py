@@ -12,7 +12,7 @@ from controlplane.settings import Settings
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was called. Serve's first `start` and its `run` wait in vain."""
+    """The calls. Serve's first `start` and its `run` wait in vain."""
     called: list[str] = []
 
     def start(**_: Any) -> None:

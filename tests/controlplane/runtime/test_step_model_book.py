@@ -67,7 +67,7 @@ class Making:
             await asyncio.sleep(0.001)
 
     async def idle(self) -> None:
-        """Until nothing runs, having asked once more."""
+        """Wait until nothing runs, after one more question."""
         self.book.of("b")
         task = self.book._bases["b"].task
         if task is not None:

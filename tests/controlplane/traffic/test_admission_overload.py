@@ -20,7 +20,7 @@ LOW, NORMAL, HIGH = Priority
 SMALL, LARGE = Tenant("small"), Tenant("large")
 PLACES, PER_S, SMALL_SHARE = 16, 17.2, 0.4
 TARGET_S = {HIGH: 1.0, NORMAL: 2.0, LOW: 2.0}
-# What happens while all is still empty is not looked at.
+# The first seconds, in which everything is empty, do not count.
 WARM_S, UNTIL_S = 20.0, 120.0
 SEEDS = range(1, 11)
 
@@ -33,7 +33,7 @@ class Outcomes:
 
 @dataclass
 class Servers:
-    """`factor` times as much is asked for as can be answered."""
+    """The demand is `factor` times the capacity."""
 
     factor: float
     seed: int

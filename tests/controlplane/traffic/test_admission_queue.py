@@ -23,7 +23,7 @@ from controlplane.traffic.tenants import Tenant
 
 
 class World:
-    """A base whose workers take `limit` requests at once; time moves when told to."""
+    """A base whose workers take `limit` requests at once; time moves on demand."""
 
     def __init__(self, workers: int = 1, limit: int = 1, places: int = 100) -> None:
         self.now_s = 0.0

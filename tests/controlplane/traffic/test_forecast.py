@@ -1,4 +1,4 @@
-"""How long a newcomer to a line is told that it takes, and who is refused for it."""
+"""The forecast for a newcomer to a line, and the requests that are refused for it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_line_at_a_steady_pace_predicts_the_wait() -> None:
         speed.moved(4, 2.0 * k)
     for tenant, priority in ((A, HIGH), (A, NORMAL), (A, NORMAL), (B, NORMAL), (B, NORMAL), (A, LOW)):
         joined(line, of(tenant, priority, 4))
-    # What others have counts up to their shares of the time until it goes: one of 4 tokens takes A four units
+    # Tokens of others count up to their shares of the time until it goes: one of 4 tokens takes A four units
     # of it, B two and C eight.
     expected = {
         (A, HIGH): 4,
@@ -76,7 +76,7 @@ def test_a_line_at_a_steady_pace_predicts_the_wait() -> None:
 
 
 def _before(line: WaitingLine, terms: RequestTerms) -> tuple[float, int]:
-    """What is said of a newcomer, and what then goes before it."""
+    """The forecast tokens before a newcomer, and those that then go before it."""
     said, one, went = line.tokens_before(terms), joined(line, terms), 0
     while (waiting := line.take(0.0)) != one:
         assert waiting is not None
@@ -101,7 +101,7 @@ def _before(line: WaitingLine, terms: RequestTerms) -> tuple[float, int]:
 def test_the_forecast_tokens_go_before_a_newcomer(
     waiting: list[tuple[Tenant, Priority, int]], terms: RequestTerms, turns: int
 ) -> None:
-    """To within what a tenant may be ahead of the others."""
+    """The difference is within the lead that a tenant may have."""
     line = WaitingLine(LineLimits(1000, aging_s=1e9))
     for tenant, priority, count in waiting:
         for _ in range(count):

@@ -1,4 +1,4 @@
-"""What a gateway keeps of its requests, against sums over those that are in routed."""
+"""A gateway's sums over its requests, against sums over those in `routed`."""
 
 from __future__ import annotations
 

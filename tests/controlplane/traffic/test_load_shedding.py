@@ -214,7 +214,7 @@ class Loop:
     waits_s: list[float] = field(default_factory=list)
 
     def run(self, seconds: float, settled_s: float) -> None:
-        """What comes before `settled_s` is not counted."""
+        """Requests before `settled_s` are not counted."""
         choose = random.Random(1)
         comes: list[tuple[float, str]] = []
         for name, per_s in self.asks.items():
@@ -319,7 +319,7 @@ def test_refusals_of_other_tenants_take_nothing_from_a_served_tenant(
 
 
 def test_long_answers_that_are_not_there_yet_are_not_wasted() -> None:
-    """What is refused is answered at once, what is done after a minute. 70 ms are not too long a path."""
+    """A refused request is answered at once, a served one after a minute. 70 ms are not too long a path."""
     shedding = LoadShedding()
     for number in range(round(50.0 / LOOK_S)):
         now_s = number * LOOK_S
@@ -333,7 +333,7 @@ def test_long_answers_that_are_not_there_yet_are_not_wasted() -> None:
 
 
 def test_a_loop_that_stood_still_goes_on_refusing() -> None:
-    """What came meanwhile is read after it, so that for one window it looks as if next to nothing came."""
+    """Requests of that time are read after it, so that for one window it looks as if next to nothing came."""
     shedding = LoadShedding()
     now_s = late_for(shedding, 1.0, 30.0, 400.0)
     assert shedding.budget_per_s < math.inf
@@ -369,8 +369,8 @@ def test_a_new_tenant_finds_the_budget_at_the_path_s_capacity() -> None:
     shedding, choose = LoadShedding(), random.Random(3)
 
     def ask(seconds: float, since_s: float, served_per_s: int) -> int:
-        """How many of the served tenant's are refused. The path carries 600 a second; another tenant's 1,500
-        are refused behind it."""
+        """The number of the served tenant's refused requests. The path carries 600 a second; another tenant's
+        1,500 are refused behind it."""
         refused, passed = 0, 0
         for number in range(round(seconds / LOOK_S)):
             now_s = since_s + number * LOOK_S

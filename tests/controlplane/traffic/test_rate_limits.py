@@ -30,7 +30,8 @@ def test_no_window_of_time_has_more_than_its_share(per_minute: int, asked: list[
         for last in range(first, len(went)):
             window_min = (went[last][0] - begin_s) / 60
             *before, (_, largest) = went[first : last + 1]
-            # What is larger than a bucket goes when that is full: all but the last are within the share.
+            # A request larger than a bucket goes when the bucket is full: all but the last are within the
+            # share.
             assert (
                 sum(a for _, a in before) + min(largest, per_minute) <= per_minute * (1 + window_min) + 1e-6
             )
@@ -215,7 +216,7 @@ def test_a_gateway_that_comes_later_knows_what_was_given() -> None:
 def test_no_window_of_time_has_more_over_all_gateways(
     gateways: int, per_minute: int, asked: list[tuple[float, int, int]]
 ) -> None:
-    """But for one request each, which is paid back."""
+    """One request each is the exception, which is paid back."""
     clock, tenant = Clock(), Tenant("a", quota=Quota(requests_per_minute=per_minute))
     books = [RateBook(clock) for _ in range(gateways)]
     exchange(books)

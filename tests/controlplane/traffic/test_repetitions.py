@@ -1,7 +1,7 @@
 """Grammars that take too long for each token are refused; those that people write pass.
 
-What is refused took xgrammar more than 0.1 s of CPU for one token of a vocabulary of 49,152 pieces, or 8 s
-and more in all; what passes took less.
+Refused patterns took xgrammar more than 0.1 s of CPU for one token of a vocabulary of 49,152 pieces, or 8 s
+and more in all; those that pass took less.
 """
 
 from __future__ import annotations

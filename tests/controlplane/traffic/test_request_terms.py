@@ -1,4 +1,4 @@
-"""What a request is served by: its headers, its body, its deployment's targets, its tenant's bounds."""
+"""The terms of a request: its headers, its body, its deployment's targets, its tenant's bounds."""
 
 from __future__ import annotations
 

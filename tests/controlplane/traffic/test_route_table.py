@@ -76,7 +76,7 @@ def test_only_ready_variants_have_a_reference() -> None:
 
 @pytest.mark.parametrize("lost", ["deployment/b", "model/b"])
 def test_unreadable_records_keep_their_routes(lost: str) -> None:
-    """As a rollback leaves it. Its variants' deployments are readable, and hang on it."""
+    """A rollback leaves such a record. Its variants' deployments are readable, and depend on it."""
     last, other = table(), (replace(BASE, name="o"), deployment("o", Phase.DEPLOYED))
     readable = {"model/b": deployment("b", Phase.DEPLOYED), "deployment/b": BASE}[lost]
     now = state(readable, V, deployment("v", Phase.DEPLOYED, "b"), *other)

@@ -1,4 +1,4 @@
-"""How many variants run at once: what may be asked for, and how it reaches engines."""
+"""The limit of variants at once: its bounds, and its way to engines."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ def test_an_aged_lower_priority_gets_one_of_every_n_turns() -> None:
 
 
 def test_an_aged_request_goes_even_when_no_request_is_above_it_at_its_turns() -> None:
-    """Else the lowest would have had all of these turns, and the highest all others."""
+    """Otherwise the lowest would have had all of these turns, and the highest all others."""
     line = WaitingLine(LineLimits(1000, aging_s=5.0, turns=4))
     for _ in range(200):
         joined(line, of(priority=LOW))
@@ -389,7 +389,7 @@ def test_equal_requests_go_in_the_order_of_arrival(steps: list[Any]) -> None:
 
 
 def _shares(served: Sequence[tuple[Waiting, frozenset[str]]]) -> Iterator[tuple[float, float]]:
-    """What tenants a and b had in every run of turns in which both had requests waiting."""
+    """The tokens of tenants a and b in every run of turns in which both had requests waiting."""
     for begin in range(len(served)):
         had = {A.name: 0.0, B.name: 0.0}
         for waiting, backlogged in served[begin:]:

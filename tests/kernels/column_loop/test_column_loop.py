@@ -34,8 +34,8 @@ def drawn(values: Sequence[float], shape: Sequence[int], seed: int) -> torch.Ten
 def test_the_loop_equals_torch_bit_for_bit(
     fours: int, fours_behind: int, outputs: int, bits: int, seed: int
 ) -> None:
-    """With numbers of which sums are exact in any order. Many costs are equal, and many steps are halves;
-    some outputs have scale 0, and some columns nothing but zeros."""
+    """Numbers of which sums are exact in any order. Many costs are equal, and many steps are halves; some
+    outputs have scale 0, and some columns nothing but zeros."""
     columns = 4 * fours
     size = min(columns + 4 * fours_behind, MAX_COLUMNS)
     weights = drawn([i * QUANTUM for i in range(-16, 17)], (size, outputs), seed)

@@ -93,7 +93,7 @@ def test_every_value_is_rounded_as_torch_rounds(
 
 @given(st.data())
 def test_any_rows_and_columns_lie_as_they_should(data: st.DataObject) -> None:
-    """Also where all are even: then two values are taken at a time."""
+    """The sizes include those where all are even: then two values are taken at a time."""
     of = data.draw(st.sampled_from([1, 2]))
     height, width = data.draw(st.integers(1, 100)), data.draw(st.integers(1, 40))
     first_row, first_column = data.draw(st.integers(0, height - 1)), data.draw(st.integers(0, width - 1))
@@ -109,7 +109,7 @@ def test_any_rows_and_columns_lie_as_they_should(data: st.DataObject) -> None:
 
 
 def test_several_lie_side_by_side() -> None:
-    """And what no copy is of stays as it was."""
+    """Bytes outside of the copies stay unchanged."""
     first, second = torch.randn(3, 8), torch.randn(2, 8).half()
     into = torch.full((7, 8), 5.0, dtype=torch.bfloat16)
     memory, source = memory_of(into), np.concatenate([memory_of(first), memory_of(second)])
@@ -123,7 +123,7 @@ def test_several_lie_side_by_side() -> None:
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("source", DTYPES)
 def test_the_first_value_that_is_not_finite_is_reported(source: torch.dtype, bad: float) -> None:
-    """Also where no copy takes it: another rank would."""
+    """The check includes values that no copy takes: another rank would take them."""
     good, matrix = torch.randn(4, 6).to(source), torch.randn(300, 60).to(source)
     matrix[251, 7] = matrix[252, 0] = bad
     into = torch.zeros(300, 60)

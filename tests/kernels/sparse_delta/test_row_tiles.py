@@ -1,4 +1,4 @@
-"""How a batch's rows are cut into tiles, some of which meet merged weights."""
+"""The division of a batch's rows into tiles, some of which meet merged weights."""
 
 from __future__ import annotations
 

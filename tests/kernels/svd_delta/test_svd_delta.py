@@ -48,7 +48,7 @@ class Model:
     table: torch.Tensor
 
     def dense(self, x: torch.Tensor, y: torch.Tensor, slots: Sequence[int]) -> torch.Tensor:
-        """What must come out, in float64."""
+        """The expected result, in float64."""
         result = y.double()
         for row, slot in enumerate(slots):
             start = 0

@@ -202,7 +202,7 @@ def test_slices_of_more_digits_than_there_is_room_for_are_expanded_without_keepi
 
 
 def test_there_is_room_for_all_inner_products_of_a_row() -> None:
-    """As the kernel lays them out: even 16s of digits, and 32 bytes so that rows lie in different banks."""
+    """The kernel's layout: even 16s of digits, and 32 bytes so that rows lie in different banks."""
     for inner_bytes in (159, 160, 287, 288, 51200):
         room = tensor_cores.ExpandMany(8, 3, 2, 2, inner_bytes)
 

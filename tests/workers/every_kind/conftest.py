@@ -17,6 +17,6 @@ PLANS = {
 
 @pytest.fixture(scope="package")
 def lab(request: pytest.FixtureRequest, checkpoints: Checkpoints) -> Iterator[Lab]:
-    """By the name of a plan: `pytest.mark.parametrize("lab", [...], indirect=True)`."""
+    """The name of a plan selects the lab: `pytest.mark.parametrize("lab", [...], indirect=True)`."""
     with running(checkpoints, engine_config(checkpoints.base, *PLANS[request.param])) as lab:
         yield lab

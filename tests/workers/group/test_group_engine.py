@@ -95,7 +95,7 @@ class Lab:
 
 @pytest.fixture
 def loop() -> Iterator[asyncio.AbstractEventLoop]:
-    """With an environment that a launch may change."""
+    """The environment is a copy that a launch may change."""
     before = dict(os.environ)
     with loops.in_a_thread() as made:
         yield made
@@ -116,7 +116,7 @@ def assert_greedy(model: torch.nn.Module, choice: Any) -> None:
 
 
 class Traces:
-    """What the launches of a test could leave: processes, folders, and what they were seen to share."""
+    """The things that a test's launches could leave: processes, folders, and shared memory."""
 
     def __init__(self) -> None:
         self._seen: set[Path] = set()

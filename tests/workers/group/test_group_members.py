@@ -1,4 +1,4 @@
-"""How a group is split into launches of vLLM, and what each is told."""
+"""The division of a group into launches of vLLM, and the arguments of each."""
 
 from __future__ import annotations
 

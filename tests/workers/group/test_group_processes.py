@@ -48,7 +48,7 @@ def _parent(method: Literal["spawn", "fork"], tell: Connection) -> None:
 
 @pytest.fixture(params=["spawn", "fork"])
 def family(request: pytest.FixtureRequest) -> Iterator[tuple[psutil.Process, psutil.Process]]:
-    """A process and its child, which was told to end with it."""
+    """A process and its child, which has to end with it."""
     here, there = multiprocessing.Pipe()
     parent = multiprocessing.get_context("spawn").Process(target=_parent, args=(request.param, there))
     parent.start()

@@ -1,4 +1,4 @@
-"""What a launch gives to vLLM for a folder of a model: the registered files, with the registered weights."""
+"""The folder that a launch gives to vLLM for a model: the registered files, with the registered weights."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_foreign_files_in_a_model_s_folder_are_hidden_from_vllm(folder: Path) ->
 
 
 def test_the_path_stays_the_same(folder: Path) -> None:
-    """What vLLM compiles is kept by the path of the model."""
+    """vLLM keeps compiled code by the path of the model."""
     config = config_of(folder)
     first = begun(config)
     save_file({"a": torch.zeros(1)}, folder / "stray.safetensors")

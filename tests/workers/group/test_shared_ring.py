@@ -1,4 +1,4 @@
-"""What passes through memory that processes share, in whatever order these come to do it."""
+"""Messages through memory that processes share, in any order of the processes."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def _process(rank: int, folder: Path, found: Queue[Any]) -> None:
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
-    """By case, what each of the processes found. They take seconds to begin, and so do all cases."""
+    """The findings of each process, by case. The processes take seconds to begin, and so do all cases."""
     folder = tmp_path_factory.mktemp("shared")
     context = multiprocessing.get_context("spawn")
     found: Queue[Any] = context.Queue()
@@ -169,7 +169,7 @@ def test_all_unlock_memory_that_one_cannot_use(outcomes: dict[str, list[Any]]) -
 
 
 class Driver:
-    """What is called of the driver's API, and with what."""
+    """The calls of the driver's API, with their arguments."""
 
     CUstreamWaitValue_flags = SimpleNamespace(CU_STREAM_WAIT_VALUE_GEQ=0)
     CUstreamWriteValue_flags = SimpleNamespace(CU_STREAM_WRITE_VALUE_DEFAULT=0)
@@ -226,7 +226,7 @@ def test_memory_that_is_not_mapped_is_unlocked(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_handler_elsewhere_than_on_a_gpu_is_vllms() -> None:
     class Handler:
-        """As vLLM's."""
+        """The shape of vLLM's class."""
 
         def __init__(self, max_num_reqs: int, num_speculative_steps: int, device: torch.device) -> None:
             self.broadcast_group: Any = SimpleNamespace(of=(max_num_reqs, num_speculative_steps))

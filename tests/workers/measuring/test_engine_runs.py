@@ -59,7 +59,7 @@ def measure_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MeasureR
 
 @pytest.fixture
 def said(tmp_path: Path) -> Path:
-    """What processes in the place of engines say that they do."""
+    """The output of processes in the place of engines."""
     return tmp_path / "said"
 
 

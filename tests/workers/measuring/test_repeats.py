@@ -1,4 +1,4 @@
-"""How often a load is run: at least so often unless it takes too long, more often while it is quick."""
+"""The number of runs of a load: at least the minimum unless it takes too long, more while it is quick."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank's probe makes of its device: what was free before, graphs, and steps of the whole batch."""
+"""A rank's view of its device: the free memory before, graphs, and steps of the whole batch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from workers.measuring.timing import warm_up_tokens
 
 @given(st.lists(st.builds(Sample, st.tuples(st.integers(0, 2)), st.integers(0, 1)), min_size=1, max_size=60))
 def test_memory_that_still_moves_is_not_taken_for_free(seen: list[Sample]) -> None:
-    """By a count of how long ago the last change was."""
+    """The age of the last change, as a count."""
     changed = next((i for i, one in enumerate(reversed(seen)) if one != seen[-1]), len(seen))
     assert is_stable(seen) == (changed >= (STABLE_SAMPLES_SHARED if seen[-1].processes else STABLE_SAMPLES))
 

@@ -24,7 +24,7 @@ class Adapter(NamedTuple):
 
 @dataclass(eq=False)
 class Request:
-    """As vLLM has them."""
+    """vLLM's requests."""
 
     request_id: str
     arrival_time: float
@@ -123,7 +123,7 @@ class Steps:
             self.waiting.append(request)
 
     def begin(self, decision: Decision) -> None:
-        """As many as find room; some have to wait although they may run."""
+        """As many requests as find room; some have to wait although they may run."""
         may = [r for r in self.waiting if number(r) in decision.admit and self.rng.random() < 0.8]
         begin = may[: max(0, self.seats - len(self.running))]
         skipped = 0

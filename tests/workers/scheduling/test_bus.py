@@ -26,7 +26,7 @@ def address(tmp_path: Path) -> str:
 
 
 class Inbox:
-    """What one end has received, in order."""
+    """The messages that one end has received, in order."""
 
     def __init__(self) -> None:
         self.all: queue.Queue[Any] = queue.Queue()

@@ -101,7 +101,7 @@ def test_every_variant_answers_the_same_with_one_seat(
 
 
 def test_two_variants_of_one_name_in_a_batch(roomy: Engine, variants: dict[str, Any]) -> None:
-    """As when a name was registered again. To vLLM requests for adapters of one name are equal."""
+    """A name was registered again. To vLLM requests for adapters of one name are equal."""
     from vllm.lora.request import LoRARequest
 
     of = ("lora-r8", "sparse-4bit")

@@ -1,4 +1,4 @@
-"""What the scheduler does about questions and failures while nothing runs; vLLM's part does nothing here."""
+"""The scheduler's handling of questions and failures while nothing runs; vLLM's part does nothing here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ENGINE = pytest.importorskip("workers.engine.scheduler")
 
 
 class OfVllm:
-    """As much of its scheduler as is asked here."""
+    """The needed part of its scheduler."""
 
     requests: dict[str, Any]
 
@@ -48,7 +48,7 @@ class Scheduler(ENGINE._Variants, OfVllm):  # type: ignore[misc, name-defined]
         self._received(b"rank", {**told, **more})
 
     def answers(self) -> dict[str, str]:
-        """By the number of the question: its error."""
+        """The error by the number of the question."""
         return {m["id"]: m.get("error", "") for to, m in self.sent if to == b"worker"}
 
 

@@ -23,7 +23,7 @@ SMALLEST, LARGEST = 10, 3000  # MB
 
 
 def sizes_of(rng: random.Random, count: int, ranks: int) -> dict[int, dict[int, int]]:
-    """By uid and rank. Half of the sets are LoRAs and deltas that ranks share unevenly."""
+    """Bytes by uid and rank. Half of the sets are LoRAs and deltas that ranks share unevenly."""
     found = {}
     for uid in range(1, count + 1):
         size = round(SMALLEST * (LARGEST / SMALLEST) ** rng.random())
@@ -32,7 +32,7 @@ def sizes_of(rng: random.Random, count: int, ranks: int) -> dict[int, dict[int, 
 
 
 def fewest_bytes(idle: Sequence[Idle], lacking: Mapping[int, int], slots: int) -> int:
-    """What must be freed at least, by a mixed-integer program."""
+    """The least memory to free, by a mixed-integer program."""
     rows = [[v.sizes.get(rank, 0) for v in idle] for rank in lacking] + [[1] * len(idle)]
     answer = milp(
         np.array([v.total_bytes for v in idle]),
@@ -62,7 +62,7 @@ Packer = Callable[[Sequence[Idle], Mapping[int, int], int], int]
 def exact(
     idle: Sequence[Idle], lacking: Mapping[int, int], slots: int, packer: Packer
 ) -> tuple[int, int] | None:
-    """How many of those used earliest must be looked at, and the fewest bytes that leave of these."""
+    """The number of least recently used variants to look at, and the fewest bytes of them that leave."""
     if not lacking and not slots:
         return 0, 0
     counts = (n for n in range(1, len(idle) + 1) if enough(idle[:n], lacking, slots))

@@ -31,7 +31,7 @@ def situations(draw: st.DrawFn) -> Snapshot:
 
 @st.composite
 def snapshots(draw: st.DrawFn) -> Snapshot:
-    """What may be said in records, be it sensible or not."""
+    """Possible records, sensible or not."""
     arrivals = draw(st.lists(st.integers(80, 100), max_size=16))
     running, waiting = [], []
     for key, arrival in enumerate(arrivals):
@@ -62,7 +62,7 @@ def running_variants(s: Snapshot) -> set[int]:
 
 
 def first_blocked(s: Snapshot) -> Waiting | None:
-    """By definition: all before it have seats; with its own there would be too many, or no room."""
+    """The definition: all variants before it have slots; with its own there would be too many, or no room."""
     for number, request in enumerate(s.waiting):
         active = running_variants(s) | {w.variant for w in s.waiting[:number]} | {BASE}
         if request.variant in active:
@@ -161,7 +161,7 @@ def test_only_requests_of_running_variants_run_behind_a_blocked_request(s: Snaps
 
 @given(situations())
 def test_a_variant_is_closed_for_each_that_is_waited_for_too_long(s: Snapshot) -> None:
-    """As far as there are any, the ones first that were; then who has the fewest rows for its cost."""
+    """As many as there are: first those that were active, then those with the fewest rows for their cost."""
     decision, late = decide(s), waited_for_too_long(s)
     rows = {v: sum(r.variant == v for r in s.running) for v in running_variants(s)}
     assert decision.closed <= rows.keys()

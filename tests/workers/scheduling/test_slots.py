@@ -284,7 +284,7 @@ def test_prepared_means_that_every_rank_has_read_it_even_if_one_forgot_it_since(
 
 
 class Ahead:
-    """A Residency of one slot and two ranks, which are told nothing but what `report` says."""
+    """A Residency of one slot and two ranks, which get only the messages of `report`."""
 
     def __init__(self) -> None:
         self.residency = Residency(1, 2)
@@ -318,7 +318,7 @@ def test_one_variant_at_a_time_is_read_ahead() -> None:
 
 
 def test_a_failed_prefetch_delays_no_request_and_ends_nothing() -> None:
-    """Placing it is another try, and tells."""
+    """The placement is another try, and is reported."""
     ahead = Ahead()
     ahead.read(1)
     for rank in range(2):
@@ -333,7 +333,7 @@ def test_a_failed_prefetch_delays_no_request_and_ends_nothing() -> None:
 
 
 def test_a_forgotten_variant_that_is_read_ahead_goes_when_it_was_read() -> None:
-    """Else its memory would be taken for good: it is kept when it has been read."""
+    """Otherwise its memory would be taken for good: it is kept when it has been read."""
     ahead = Ahead()
     ahead.residency.prepare(1, "/1")
     for rank in range(2):
@@ -351,7 +351,7 @@ def test_a_forgotten_variant_that_is_read_ahead_goes_when_it_was_read() -> None:
 
 @pytest.mark.parametrize("ends", ["prepared", "failed"])
 def test_a_forgotten_variant_that_is_asked_for_goes_when_every_rank_has_answered(ends: str) -> None:
-    """Else who asked would wait for ever, and a rank would keep what it reads."""
+    """Otherwise the request would wait for ever, and a rank would keep what it reads."""
     ahead = Ahead()
     ahead.residency.prepare(1, "/1")
     ahead.residency.forget(1)

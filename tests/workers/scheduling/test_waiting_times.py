@@ -1,4 +1,4 @@
-"""What the policy does to waiting times, in a simulation of an engine that asks it at every step."""
+"""The policy's effect on waiting times, in a simulation of an engine that asks it at every step."""
 
 from __future__ import annotations
 

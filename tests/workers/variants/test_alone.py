@@ -17,7 +17,7 @@ STEPS = st.lists(st.tuples(st.sampled_from([BASE_UID, 1, 2]), st.integers(1, 600
 
 
 def cost(steps: Steps, held: list[int]) -> float:
-    """What steps lose unmerged, and what changes of weights take; at the end the base is back."""
+    """The time that steps lose unmerged, and that changes of weights take; at the end the base is back."""
     lost = sum(1 + rows / ROWS for (uid, rows), has in zip(steps, held, strict=True) if uid and uid != has)
     changes = pairwise([BASE_UID, *held, BASE_UID])
     return lost + sum(_change(before, after) for before, after in changes)

@@ -63,7 +63,7 @@ def layers() -> list[LinearShape]:
 
 
 def bytes_by_the_format(variant: RandomVariant) -> float:
-    """What docs/formats.md says its linear layers take; factors in bfloat16, scales of rows in float32."""
+    """The bytes of its linear layers in docs/formats.md; factors in bfloat16, scales of rows in float32."""
     match variant:
         case RandomLora(rank=rank, modules=modules):
             shapes = [shape for name, shape in MODULES.items() if name.split(".")[1] in modules]
@@ -111,7 +111,7 @@ def rank_of(ranks: int, tied: bool = True) -> list[LayerShape]:
 
 
 def sharded(linear: LinearShape, ranks: int) -> LinearShape:
-    """As Megatron does: the outputs of attention and MLP by rows of their inputs, all else by outputs."""
+    """Megatron's cut: the outputs of attention and MLP by rows of their inputs, all else by outputs."""
     if linear.name in ("o_proj", "down_proj"):
         return replace(linear, in_size=linear.in_full // ranks)
     return replace(linear, slices=tuple(replace(part, size=part.full // ranks) for part in linear.slices))
@@ -177,7 +177,7 @@ def test_differences_are_planned_for_with_their_own_bytes(base: Path) -> None:
 def test_an_embedding_that_is_not_the_head_is_not_planned_for(
     base: Path, tied: bool, head: bool, stays: bool
 ) -> None:
-    """But as stored, where an old record does not say what an engine holds."""
+    """The stored form counts where an old record does not tell the engine's form."""
     table, others = VOCABULARY * HIDDEN, 5 * HIDDEN
     served = replace(served_spec(read_model(base), "bfloat16"), tied=tied)
     told = VariantSpec(

@@ -51,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def runs(folder: Path) -> dict[str, EngineRun]:
-    """By the kind it is for, every engine with one kind of variants that a profile starts on a GPU."""
+    """By its kind, every engine with one kind of variants that a profile starts on a GPU."""
     spec = read_model(folder)
     reach = Reach(False, 1, 80 << 30, 64, 32, 64, max_lora_rank=4, max_variants=SLOTS)
     with_variants = [run for run in profiling_plan(spec, reach) if run.variants]
@@ -141,7 +141,7 @@ def hooked(
 
 
 def launches(additional: dict[str, Any], base: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """By operation, how often its kernels are launched in the step that a CUDA graph is captured of."""
+    """By operation, the number of its kernels' launches in the step that a CUDA graph is captured of."""
     from vllm.lora.request import LoRARequest
 
     manager, model, hooks = hooked(additional, base)
@@ -169,7 +169,7 @@ def _counting(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 def deployed(folder: Path, kind: str, run: EngineRun) -> dict[str, Any]:
-    """What vLLM is given for an engine on a GPU whose base has one variant of this kind."""
+    """vLLM's arguments for an engine on a GPU whose base has one variant of this kind."""
     spec = read_model(folder)
     base = Model("b", 1, Phase.READY, source=str(folder), path=str(folder), spec=spec)
     (made, *_) = [one for one in run.variants if one.kind == kind]
@@ -251,7 +251,8 @@ def test_a_variant_that_is_merged_in_the_bases_place_launches_nothing(
         counted = _counting(counting)
 
         def run(rows: int, request: Any) -> tuple[Graph, bool, int]:
-            """What the step is run from, whether the weights are the base's own, and launches since."""
+            """The graph that the step runs from, whether the weights are the base's own, and launches
+            since."""
             new = SimpleNamespace(req_id="r", lora_request=request)
             step = SimpleNamespace(
                 num_scheduled_tokens={"r": rows}, scheduled_new_reqs=[new], finished_req_ids={"r"}
@@ -294,7 +295,7 @@ def test_an_embedding_of_several_ranks_is_looked_up_through_the_hook(monkeypatch
 
 
 class TiedAsBefore(Block):
-    """As vLLM 0.26 has tied Qwen2 and Qwen3: one module is the embedding and the head."""
+    """vLLM 0.26 ties Qwen2 and Qwen3 so: one module is the embedding and the head."""
 
     config = SimpleNamespace(tie_word_embeddings=True)
 

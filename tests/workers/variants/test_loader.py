@@ -1,4 +1,4 @@
-"""A rank's loader at the end of a real line, told by a scheduler's end what to do."""
+"""A rank's loader at the end of a real line, under the orders of a scheduler's end."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_a_failure_is_reported_with_its_kind(rank: Rank, path: str, fault: str) 
 
 
 def test_an_order_that_was_overtaken_while_its_variant_was_read_is_not_carried_out(rank: Rank) -> None:
-    """Else the slot would hold a variant of which the scheduler believes that it has left."""
+    """Otherwise the slot would hold a variant that has left by the scheduler's account."""
     slow = rank.gate("1")
     rank.tell("place", 1, order=1, slot=0)
     rank.tell("place", 2, order=2, slot=0)

@@ -92,7 +92,7 @@ def _free(owner: int) -> bool:
 
 
 def filled(value: int, bytes_: int, layer: str, op: str = "norm", source: str = "") -> LayerWeights:
-    """A weights of one array that is `value` everywhere; its row tells where that is, and the value."""
+    """A weight of one array that is `value` everywhere; its row has the array's place, and the value."""
 
     def fill(into: Mapping[str, torch.Tensor]) -> None:
         into["x"].fill_(value)
@@ -400,7 +400,7 @@ def test_host_memory_forgets_who_was_used_longest_ago() -> None:
 
 @pytest.mark.parametrize("forget", [True, False])
 def test_a_deleted_variant_is_released_where_no_request_waits(forget: bool) -> None:
-    """Not under the cache's lock, nor by the thread that loads."""
+    """The copy runs neither under the cache's lock nor in the thread that loads."""
     held, gone = variant_cache(Library(), host_units=5), threading.Event()
     threads: list[threading.Thread] = []
 

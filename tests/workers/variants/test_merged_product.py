@@ -47,7 +47,7 @@ def made(
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("padding", [0, PADDING])
 def test_every_row_has_its_own_models_product(biased: bool, padding: int) -> None:
-    """And rows by which a graph is larger than the batch are zero."""
+    """Rows beyond the batch in a larger graph are zero."""
     uids = [8, 0, *[7] * LONG, 8, 7, 0, *[8] * (LONG + 5), 7]
     context, slots = made(uids)
     weight, bias = torch.randn(sum(WIDTHS), INPUTS), torch.randn(sum(WIDTHS)) if biased else None

@@ -228,7 +228,7 @@ def test_the_merged_slot_takes_sparse_deltas_only(engine: Engine) -> None:
 
 
 def put(engine: Engine, slot: int, key: tuple[str, str], row: list[int]) -> None:
-    """As a variant would that has `row` in this table."""
+    """A variant that has `row` in this table."""
     memory = engine.slot._memory
     begin = memory._begins[key]
     memory._rows[slot][begin : begin + len(row)] = torch.tensor(row)

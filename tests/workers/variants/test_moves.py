@@ -72,7 +72,7 @@ def fewest_moved(lies: list[int], size: int) -> int:
 
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(1, 60), st.integers(0, 20))
 def test_a_move_is_made_of_copies_that_do_not_overlap(way: int, size: int, target: int, between: int) -> None:
-    """As a GPU copies: of what overlaps it may make anything."""
+    """A GPU's copy may make anything of overlapping bytes."""
     move = Move(0, target + way, target, size)
     memory = list(range(target + way + size))
     for begin, end in _moved_spans(move, between):
@@ -110,7 +110,7 @@ def norms(slots: int, units: int) -> DeviceMemory:
 
 
 def value_of(memory: DeviceMemory, slot: int) -> float:
-    """What a kernel reads by the slot's row on the device; the host's copy of it says the same."""
+    """The values that a kernel reads by the slot's row on the device; the host's copy has the same."""
     row = memory.table(("a", "norm"))[slot].tolist()
     assert row == memory.fields(slot, ("a", "norm"))
     weights = memory.arena[row[1] : row[1] + 4 * 32].view(torch.float32)
@@ -186,7 +186,7 @@ def read_steps(
 
 
 def test_moves_go_through_a_buffer_outside_the_arena() -> None:
-    """So one that was planned before variants moved holds what it was planned for."""
+    """So a block that was planned before variants moved keeps its variant."""
     memory = DeviceMemory({("a", "norm"): 3}, 1, 20 * MOVED_AT_ONCE_BYTES, CPU)
     assert memory.capacity_bytes == memory.arena.numel() == 20 * MOVED_AT_ONCE_BYTES
     assert memory._between.numel() == MOVED_AT_ONCE_BYTES

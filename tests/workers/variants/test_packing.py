@@ -162,7 +162,7 @@ def stored(folder: Path, tensors: list[tuple[str, int, int]]) -> tuple[FileRef, 
     st.integers(0, 3),
 )
 def test_stretches_are_their_tensors_bytes(pieces: list[tuple[str, int, int]], first: int) -> None:
-    """With gaps between some of them, in any order, from an odd byte on, of several types."""
+    """The arrays have gaps between some of them, any order, odd first bytes and several types."""
     tensors, at = [], first
     for kind, gap, values in pieces:
         size = values * (4 if kind == "F32" else 2)
@@ -297,7 +297,7 @@ def test_a_damaged_file_is_named_rather_than_what_was_made_of_it(
 
 
 def test_a_file_that_shrinks_after_it_was_opened_is_an_error(base: Path, tmp_path: Path) -> None:
-    """Not a signal that ends the engine, as reading mapped memory would be."""
+    """The failure is no signal that ends the engine, as for reads of mapped memory."""
     folder = random_variants.write(base, tmp_path / "delta", RandomDelta("d", 1))
     opened = open_variant(folder, read_model(base), CONFIG)
     os.truncate(folder / "layer-00000.safetensors", 100)
@@ -352,7 +352,7 @@ def test_buffers_are_used_again_and_never_shared() -> None:
 
 
 def locking(monkeypatch: pytest.MonkeyPatch, refused: int | None = None) -> list[tuple[Any, ...]]:
-    """What the GPU's driver is told; it is a stand-in, and refuses the lock of this number."""
+    """The calls of the GPU's driver; it is a stand-in, and refuses the lock of this number."""
     calls: list[tuple[Any, ...]] = []
 
     def lock(address: int, size: int, flags: int) -> int:
@@ -371,8 +371,8 @@ def locking(monkeypatch: pytest.MonkeyPatch, refused: int | None = None) -> list
 def test_memory_is_page_locked_once_it_is_full_and_unlocked_when_it_goes(
     base: Path, delta: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where there is a GPU; in chunks, between which its driver does other work. An embedding that stays,
-    too."""
+    """The memory is locked as with a GPU; in chunks, between which its driver does other work. An embedding
+    that stays, too."""
     embedding = VocabularyShape("model.embed_tokens", 0, 64, 64, HIDDEN, is_head=False, tied=True)
     opened, shapes = open_variant(delta, read_model(base), CONFIG), [*layers(), embedding]
     expected, calls = pack(opened, shapes, torch.float32, pinned=False), locking(monkeypatch)

@@ -22,7 +22,7 @@ SLOT_OF = {7: 1, 9: 0}
 
 
 class First:
-    """As vLLM's first runner scores: one request's stretch at a time."""
+    """vLLM's first runner scores so: one request's range at a time."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -34,7 +34,7 @@ class First:
 
 
 class Second:
-    """As its second one does: all token rows, some at a time."""
+    """vLLM's second runner scores so: all token rows, some at a time."""
 
     def compute_prompt_logprobs(
         self, logits_fn: Callable[[torch.Tensor], Any], hidden_states: torch.Tensor

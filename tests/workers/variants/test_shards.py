@@ -1,5 +1,5 @@
-"""What each rank holds of a variant, put together over all ranks, is the variant: of every kind, for every
-way to cut a layer. The reference are merged (dequantised) weights."""
+"""Each rank's part of a variant, put together over all ranks, is the variant: for every kind, for every way
+to cut a layer. The reference are merged (dequantised) weights."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ ALL = operators.operations_for(CONFIG.kinds)
 
 @dataclass(frozen=True)
 class LayerContext:
-    """What the operators want of a layer."""
+    """The operators' inputs about a layer."""
 
     batch: Batch
     arena: torch.Tensor
@@ -90,7 +90,7 @@ def row_parallel(name: str, columns: int, ranks: int) -> Iterator[LinearShape]:
 
 
 def layers(ranks: int) -> dict[str, list[LinearShape]]:
-    """By layer, every rank's shape."""
+    """Every rank's shape, by layer."""
     kv = (KV_HEADS * HEAD, max(1, ranks // KV_HEADS))
     attention, mlp = "model.layers.1.self_attn", "model.layers.0.mlp"
     qkv = {"q_proj": (HEADS * HEAD, 1), "k_proj": kv, "v_proj": kv}
@@ -121,7 +121,7 @@ def context_of(folder: Path, base: Path, shape: LayerShape) -> LayerContext:
 def on_rank(
     context: LayerContext, shape: LinearShape, x: torch.Tensor, weights: dict[str, torch.Tensor]
 ) -> torch.Tensor:
-    """What this rank makes of the whole input, as the hook of a linear layer does."""
+    """This rank's result for the whole input, as the hook of a linear layer computes it."""
     own = [weights[f"{p.name}.weight"][p.rows, shape.columns] for p in shape.slices]
     biases = [weights[f"{p.name}.bias"][p.rows] for p in shape.slices if f"{p.name}.bias" in weights]
     bias = torch.cat(biases) if biases and shape.in_start == 0 else None  # one rank adds it for all
@@ -142,7 +142,7 @@ def on_rank(
 
 
 def put_together(shapes: Sequence[LinearShape], outs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """By projection [rows, outputs]: shares of the input are summed, those of the output side by side;
+    """[rows, outputs] by projection: shares of the input are summed, those of the output are concatenated;
     ranks that hold the same rows must agree."""
     found: dict[str, torch.Tensor] = {}
     for shape, out in zip(shapes, outs, strict=True):

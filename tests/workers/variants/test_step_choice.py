@@ -1,4 +1,4 @@
-"""How a step is said to compute its variants, and that the base's weights are those it needs."""
+"""The choice of how a step computes its variants, and that the base's weights are those it needs."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_rows_of_others_never_run_from_the_bases_graph() -> None:
 def test_every_step_has_the_weights_that_its_graph_assumes(
     steps: list[dict[str, tuple[int, int]]],
 ) -> None:
-    """Every request is asked about in a step of its own, under a name of its own."""
+    """Every request is looked up in a step of its own, under a name of its own."""
     slot = Slot()
     chosen = made(slot)
     for number, asked in enumerate(steps):

@@ -1,4 +1,4 @@
-"""What steps may read while a variant travels to the device: only what has arrived, and that at once.
+"""The reads that steps may do while a variant travels to the device: only of arrived parts, and at once.
 
 The device is a line that carries out copies and writes some time after they were given, by their addresses.
 """

@@ -1,5 +1,5 @@
-"""What the front door does with clients and gateways: HAProxy itself, with the configuration that Ray writes
-and our program edits."""
+"""The front door towards clients and gateways: HAProxy itself, with the configuration that Ray writes and our
+program edits."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def limits() -> Limits:
 
 @pytest.mark.parametrize("gateways", [[], [31001], [31001, 31002]])
 def test_each_edit_finds_what_the_installed_ray_writes(tmp_path: Path, gateways: list[int]) -> None:
-    """With a Ray whose template moved this fails: read it again, then change `configuration`."""
+    """This fails when Ray's template moves: read it again, then change `configuration`."""
     text = written_by_ray(tmp_path, 8000, gateways).read_text()
     found = edited(text, limits(), str(tmp_path))
     assert found.count("on-marked-down shutdown-sessions") == bool(gateways)
@@ -127,7 +127,7 @@ def test_nothing_but_the_api_is_listened_on() -> None:
 
 
 def test_haproxy_ends_with_its_actor(tmp_path: Path) -> None:
-    """Else it would hold the API's port, and the next actor's HAProxy could not start."""
+    """Otherwise it would hold the API's port, and the next actor's HAProxy could not start."""
     config = written_by_ray(tmp_path, free_port(), [31001])
     script = f"""
         import time
@@ -156,7 +156,7 @@ async def test_a_request_is_passed_on() -> None:
 
 
 async def test_a_gateway_learns_the_client_s_address() -> None:
-    """By the last header of the name, whatever the client says of itself."""
+    """The last header of the name counts, whatever the client sends itself."""
     async with gateway(say_ok) as port:
         with front_door([port]) as door:
             lying = GET + b"x-forwarded-for: 10.1.2.3\r\n\r\n"

@@ -1,4 +1,4 @@
-"""What Serve's own processes of the front door are changed in, and in what environment gateways start."""
+"""The changes of Serve's own processes of the front door, and the environment in which gateways start."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_serves_controller_starts_an_actor_that_keeps_asking() -> None:
 
 
 def test_the_controller_calls_our_patch_before_it_makes_proxies() -> None:
-    """With a Ray of another order this fails."""
+    """This fails with a Ray of another order."""
     from ray.serve._private.controller import ServeController
 
     source = inspect.getsource(ServeController)
@@ -71,7 +71,7 @@ def test_a_gateways_server_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_gateway_does_not_start_without_the_front_door() -> None:
-    """Else Serve's Python proxy, or HAProxy without our limits, would pass requests on to it."""
+    """Otherwise Serve's Python proxy, or HAProxy without our limits, would pass requests on to it."""
     ours = environment.of_one_machine(Path("/tmp/ostinato-1"), "1f")
     assert environment.problem(ours) == ""
     for name, other in (
