@@ -364,3 +364,14 @@ def test_workers_are_made_with_their_arguments_by_name() -> None:
     made = ast.unparse(class_in("v1/worker/worker_base.py", "WorkerWrapperBase"))
     assert "self.worker = worker_class(**kwargs)" in made
     assert "load_general_plugins()" in made
+
+
+def test_schemas_are_validated_by_functions_that_we_call() -> None:
+    """`workers.group.grammar_process`."""
+    function_in(tree("v1/structured_output/backend_guidance.py"), "validate_guidance_grammar")
+    assert "self.structured_outputs._backend = 'outlines'" in ast.unparse(tree("sampling_params.py"))
+
+
+def test_a_prompt_keeps_its_requests_salt() -> None:
+    """`workers.engine.checked_grammars` reads the tenant there."""
+    assert "engine_input['cache_salt'] = cache_salt" in ast.unparse(tree("renderers/base.py"))

@@ -3,7 +3,8 @@
 
 vLLM's own validation runs on the event loop, where one large schema stops every stream. A grammar from the
 other process needs no such validation: its request uses that result. The result of each grammar is
-remembered, so that only its first request waits.
+remembered, so that only its first request waits. Each tenant has its share of the process
+(`grammar_queue`).
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from workers.cache_salt import tenant_of
 from workers.clean_environment import clean_environment
+from workers.engine.grammar_queue import GrammarQueue
 from workers.group import grammar_process
 from workers.group.grammar_process import CPU_S, FIELDS, TOO_LARGE
 
 log = logging.getLogger(__name__)
 
 KEPT = 512  # grammars whose result is remembered
-AT_ONCE = 2  # grammars that are compiled at the same time
 START_S = 120.0
 OPTIONS = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
 ADVICE = "expected a smaller one, with fewer alternatives and without repetitions of repetitions"
@@ -49,6 +51,14 @@ class Outcome:
     fields: tuple[tuple[str, Any], ...] = ()
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """A grammar without a result yet, and the future of its result."""
+
+    grammar: dict[str, Any]
+    outcome: asyncio.Future[Outcome]
+
+
 class Grammars:
     """The grammars of one engine, in its server's event loop."""
 
@@ -56,31 +66,53 @@ class Grammars:
         self._socket = socket
         self._with = {"tokenizer": tokenizer, "mode": mode, "vocabulary": vocabulary}
         self._known: OrderedDict[bytes, Outcome] = OrderedDict()
-        self._asking: dict[bytes, asyncio.Task[Outcome]] = {}
-        self._turns = asyncio.Semaphore(AT_ONCE)
+        self._asked: dict[bytes, _Asked] = {}
+        self._queue = GrammarQueue()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._started: subprocess.Popen[bytes] | None = None
 
-    async def outcome(self, grammar: dict[str, Any]) -> Outcome:
-        """The result for the fields of a grammar. Raises GrammarsAway."""
+    async def outcome(self, grammar: dict[str, Any], tenant: str = "") -> Outcome:
+        """The result for the fields of a grammar in a request of this tenant. Raises GrammarsAway."""
         key = hashlib.sha256(json.dumps(grammar).encode()).digest()
         if key in self._known:
             self._known.move_to_end(key)
             return self._known[key]
-        if key not in self._asking:
-            self._asking[key] = asyncio.create_task(self._remembered(key, grammar))
-        return await asyncio.shield(self._asking[key])  # other requests may wait for it, too
-
-    async def _remembered(self, key: bytes, grammar: dict[str, Any]) -> Outcome:
+        if key not in self._asked:
+            self._asked[key] = _Asked(grammar, asyncio.get_running_loop().create_future())
+        outcome = self._asked[key].outcome
+        self._queue.join(key, tenant)
+        self._begin()
         try:
-            async with self._turns:
-                self._known[key] = outcome = await self._asked(grammar)
+            return await asyncio.shield(outcome)  # other requests may wait for it, too
         finally:
-            del self._asking[key]
+            if not outcome.done() and self._queue.leave(key, tenant):  # the client left
+                del self._asked[key]
+
+    def _begin(self) -> None:
+        while (key := self._queue.begin()) is not None:
+            task = asyncio.create_task(self._compile(key))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _compile(self, key: bytes) -> None:
+        asked = self._asked[key]
+        try:
+            outcome = await self._answer(asked.grammar)
+        except Exception as error:
+            asked.outcome.set_exception(error)
+        else:
+            asked.outcome.set_result(outcome)
+            self._remember(key, outcome)
+        del self._asked[key]
+        self._queue.end(key)
+        self._begin()
+
+    def _remember(self, key: bytes, outcome: Outcome) -> None:
+        self._known[key] = outcome
         if len(self._known) > KEPT:
             self._known.popitem(last=False)
-        return outcome
 
-    async def _asked(self, grammar: dict[str, Any]) -> Outcome:
+    async def _answer(self, grammar: dict[str, Any]) -> Outcome:
         question = json.dumps({**self._with, "grammar": grammar}).encode() + b"\n"
         for _ in range(2):
             answer = await self._exchange(question)
@@ -130,10 +162,12 @@ def _outcome(answer: dict[str, Any]) -> Outcome:
         return Outcome("", answer["backend"], tuple(answer["fields"].items()))
     if "invalid" in answer:
         return Outcome(answer["invalid"])
-    ended = int(answer.get("signal", 0))
     too_long = f"it takes more than {CPU_S} s of CPU time to compile, or to find the tokens that may follow"
     of_signal = {-signal.SIGXCPU: too_long, -signal.SIGALRM: "its compiler hung", 1: TOO_LARGE}
-    reason = answer.get("refused") or of_signal.get(ended, f"its compiler broke, or {TOO_LARGE}")
+    if answer.get("large"):  # compilers abort when they get no memory
+        of_signal[-signal.SIGABRT] = TOO_LARGE
+    broke = f"its compiler broke, or {TOO_LARGE}"
+    reason = answer.get("refused") or of_signal.get(int(answer.get("signal", 0)), broke)
     return Outcome(f"the grammar cannot be used: {reason}; {ADVICE}")
 
 
@@ -152,7 +186,7 @@ def check_grammars(llm: Any, grammars: Grammars) -> None:
     ) -> Any:
         outputs = getattr(params, "structured_outputs", None)
         if self.grammars is not None and outputs is not None and not outputs.all_constraints_none():
-            await _check(self.grammars, outputs)
+            await _check(self.grammars, outputs, tenant_of(_salt(prompt)))
         return await add_request(self, request_id, prompt, params, *args, **kw)
 
     def validated(self: Any, *args: Any) -> None:
@@ -163,13 +197,19 @@ def check_grammars(llm: Any, grammars: Grammars) -> None:
     SamplingParams._validate_structured_outputs = validated
 
 
-async def _check(grammars: Grammars, outputs: Any) -> None:
+def _salt(prompt: Any) -> str | None:
+    """The cache salt of a prompt as vLLM passes it: a dictionary, or a request for its core."""
+    salt = prompt.get("cache_salt") if isinstance(prompt, dict) else getattr(prompt, "cache_salt", None)
+    return salt if isinstance(salt, str) else None
+
+
+async def _check(grammars: Grammars, outputs: Any, tenant: str) -> None:
     """Check a request's grammar. Raises vLLM's request error."""
     from vllm.exceptions import VLLMValidationError
 
     if getattr(outputs, _CHECKED, False):  # as for each beam of a beam search
         return
-    outcome = await grammars.outcome({name: getattr(outputs, name) for name in (*FIELDS, *OPTIONS)})
+    outcome = await grammars.outcome({name: getattr(outputs, name) for name in (*FIELDS, *OPTIONS)}, tenant)
     if outcome.refusal:
         raise VLLMValidationError(outcome.refusal, parameter="structured_outputs")
     for name, value in outcome.fields:

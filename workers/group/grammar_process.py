@@ -145,13 +145,16 @@ def _line(connection: socket.socket) -> bytes:
 
 
 def _watched(connection: socket.socket, backends: Backends, grammar: dict[str, Any]) -> None:
-    """Let a child answer; if a signal ended it, report the signal."""
+    """Let a child answer; if a signal ended it, report the signal, and whether the child had become large."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    before_bytes = _memory_bytes()[1]
     child = os.fork()
     if child:
-        _, status = os.waitpid(child, 0)
+        _, status, usage = os.wait4(child, 0)
         if status:
-            connection.sendall(json.dumps({"signal": os.waitstatus_to_exitcode(status)}).encode())
+            grown_bytes = (usage.ru_maxrss << 10) - before_bytes
+            ended = {"signal": os.waitstatus_to_exitcode(status), "large": grown_bytes > MEMORY_BYTES // 2}
+            connection.sendall(json.dumps(ended).encode())
         return
     try:
         _limit()
@@ -168,10 +171,15 @@ def _limit() -> None:
     os.nice(10)
     signal.alarm(HANGS_S)
     Path("/proc/self/oom_score_adj").write_text("1000")
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    limit = pages * resource.getpagesize() + MEMORY_BYTES
+    limit = _memory_bytes()[0] + MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+
+def _memory_bytes() -> tuple[int, int]:
+    """(the address space, the resident part of it) of this process."""
+    pages = Path("/proc/self/statm").read_text().split()
+    return int(pages[0]) * resource.getpagesize(), int(pages[1]) * resource.getpagesize()
 
 
 def _allow_cpu() -> None:
@@ -204,7 +212,22 @@ class Backends:
         return Backends(tokenizer, mode, vocabulary)
 
     def validated(self, grammar: dict[str, Any]) -> Any:
-        """vLLM's parameters of a grammar, after its validation."""
+        """vLLM's parameters of a grammar, after its validation.
+
+        vLLM gives schemas with `patternProperties` to outlines, which ignores them and takes seconds for a
+        small schema. llguidance follows them, unless two patterns overlap.
+        """
+        from vllm.v1.structured_output import backend_guidance
+
+        of_vllm = backend_guidance.has_guidance_unsupported_json_features
+        backend_guidance.has_guidance_unsupported_json_features = lambda schema: False
+        try:
+            return self._chosen_by_vllm(grammar)
+        except Exception:
+            backend_guidance.has_guidance_unsupported_json_features = of_vllm
+            return self._chosen_by_vllm(grammar)
+
+    def _chosen_by_vllm(self, grammar: dict[str, Any]) -> Any:
         from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
         outputs, config = StructuredOutputsParams(**grammar), self._config

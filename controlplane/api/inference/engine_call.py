@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from functools import lru_cache
-from hashlib import sha256
 from typing import Any
 
 from controlplane import errors
@@ -14,11 +13,10 @@ from controlplane.gateway.stream_usage import OPTIONS
 from controlplane.traffic.request_fields import CHAT, LENGTHS, check_fields
 from controlplane.traffic.route_table import Route
 from controlplane.traffic.tenants import DEFAULT, Tenant
+from workers.cache_salt import cache_salt
 from workers.messages import EngineCall
 
 COMPLETION_TOKENS = 16  # the default length of a completion
-_MAX_SALT = 128  # characters that vLLM accepts
-_NO_SALT = frozenset("@/\\\0")  # vLLM refuses them: they have a meaning for stores of KV blocks
 
 
 def engine_call(
@@ -44,8 +42,8 @@ def engine_call(
     changes: dict[str, Any] = {**_bounded(path, body, route.max_output_tokens)}
     if body["model"] != route.model:
         changes["model"] = route.model
-    if (own := _salt(route, tenant.cache_salt)) is not None:
-        changes["cache_salt"] = _with_salt(own, body.get("cache_salt"))
+    if (salt := cache_salt(tenant.cache_salt, route.variant, body.get("cache_salt"))) is not None:
+        changes["cache_salt"] = salt
     if tenant.quota.tokens_per_minute is not None and body.get("stream"):
         changes["stream_options"] = {**(body.get("stream_options") or {}), **OPTIONS}
     # The gateway acts on a numeric priority; vLLM would refuse it.
@@ -54,20 +52,6 @@ def engine_call(
     sent = _written(body, changes) if sent is None else sent
     grammar = next(iter(grammars_of(body)), "")
     return EngineCall(path, sent, route.variant, route.variant_limit, counted, grammar)
-
-
-def _salt(route: Route, salt: str) -> str | None:
-    """The prefix of a client's own salt: it can reach the caches of its own tenant and this uid only."""
-    if route.variant is None:
-        return salt or None
-    return f"{salt}:{route.variant.uid}" if salt else str(route.variant.uid)
-
-
-def _with_salt(own: str, given: object) -> str:
-    """The prefixed salt; its hash where it is too long, or has characters that vLLM refuses."""
-    text = f"{own}:{given or ''}"
-    is_taken = len(text) <= _MAX_SALT and _NO_SALT.isdisjoint(text)
-    return text if is_taken else f"{own}:{sha256(text.encode(errors='replace')).hexdigest()}"
 
 
 def _with_more(raw: bytes, body: dict[str, Any], more: dict[str, str | int]) -> bytes | None:
