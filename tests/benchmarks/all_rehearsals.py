@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import importlib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from benchmarks import rehearsing
 
@@ -29,6 +32,16 @@ SLOW = {
     "routing.caraserve",
     "routing.decisions",
     "serving.simulated",
+    "unread_streams",
+}
+# Those of SLOW and STARTING_AN_ENGINE that start a cluster, an engine or trainings of their own. In every run
+# of the tests, other tests show what they measure; the rehearsals only show that the benchmarks run.
+LONG = {
+    "compression.train",  # the rehearsal of compression.quality trains, too
+    "gateway",
+    "gpu_worker",
+    "overload",
+    "unequal_variants",
     "unread_streams",
 }
 
@@ -64,6 +77,12 @@ REHEARSED = {name: found for name, tree in RUNNABLE.items() if (found := rehears
 WITH_ENGINE = [
     name for name, function in REHEARSED.items() if "llm" in [argument.arg for argument in function.args.args]
 ]
+
+
+def with_marks(names: Iterable[str]) -> Iterator[Any]:
+    for name in sorted(names):
+        marks = [pytest.mark.slow] if name in SLOW else []
+        yield pytest.param(name, marks=[*marks, pytest.mark.long] if name in LONG else marks)
 
 
 def rehearse(name: str, folder: Path, llm: Any = None) -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.all_rehearsals import ROOT, STARTING_AN_ENGINE, WITH_ENGINE, rehearse
+from tests.benchmarks.all_rehearsals import ROOT, STARTING_AN_ENGINE, WITH_ENGINE, rehearse, with_marks
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("name", sorted(STARTING_AN_ENGINE))
+@pytest.mark.parametrize("name", with_marks(STARTING_AN_ENGINE))
 def test_every_rehearsal_runs(name: str, tmp_path: Path) -> None:
     rehearse(name, tmp_path)
 

@@ -6,14 +6,13 @@ import ast
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from benchmarks import rehearsing
 from tests.benchmarks.all_rehearsals import (
+    LONG,
     REHEARSED,
     ROOT,
     RUNNABLE,
@@ -22,6 +21,7 @@ from tests.benchmarks.all_rehearsals import (
     WITH_ENGINE,
     constant,
     rehearse,
+    with_marks,
 )
 
 
@@ -29,6 +29,7 @@ def test_all_are_found() -> None:
     known = {"gateway", "kernels", "placement", "profiling", "serving"}
     assert known <= set(RUNNABLE)
     assert set(REHEARSED) >= SLOW, "a name in SLOW is no benchmark's"
+    assert SLOW | STARTING_AN_ENGINE >= LONG, "a name in LONG is in no other list"
 
 
 @pytest.mark.parametrize("name", RUNNABLE)
@@ -42,12 +43,7 @@ def test_every_benchmark_has_a_rehearsal(name: str) -> None:
     assert ast.unparse(tree.body[-1]).endswith("rehearsing.run(main, rehearse)")
 
 
-def with_marks(names: list[str]) -> Iterator[Any]:
-    for name in names:
-        yield pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else [])
-
-
-@pytest.mark.parametrize("name", with_marks(sorted(REHEARSED.keys() - set(WITH_ENGINE) - STARTING_AN_ENGINE)))
+@pytest.mark.parametrize("name", with_marks(REHEARSED.keys() - set(WITH_ENGINE) - STARTING_AN_ENGINE))
 def test_every_rehearsal_runs(name: str, tmp_path: Path) -> None:
     rehearse(name, tmp_path)
 

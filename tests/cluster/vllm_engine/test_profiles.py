@@ -114,7 +114,7 @@ class Measured:
 def measured(cluster: Cluster, base_folder: Path, adapters: dict[str, Path]) -> Iterator[Measured]:
     """SHALLOW, of the base's first layers, and SECOND, of another family; both stay for this file's tests."""
     into = adapters["spare"].parent
-    shallow = small_models.first_layers(base_folder, into / SHALLOW, 4)
+    shallow = small_models.first_layers(base_folder, into / SHALLOW, 2)
     found = Measured({SHALLOW: shallow, SECOND: small_models.gemma3(base_folder, into / SECOND)}, [])
     bodies = [{"model": name, "source": str(folder)} for name, folder in found.folders.items()]
     operations = [cluster.submit("POST", "/register_model", body) for body in bodies]

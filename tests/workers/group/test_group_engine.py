@@ -1,7 +1,7 @@
 """Groups of ranks on the real engine: each within its plan, answering what transformers answers, ended whole.
 
-SmolLM2 in float32, 30 layers and 9 heads: two stages of 10 and 20 layers, started as on two nodes, and three
-ranks that share every layer.
+The first 9 layers of SmolLM2 in float32, with 9 heads: two stages of 3 and 6 layers, started as on two nodes,
+and three ranks that share every layer.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import torch
 
 from controlplane.runtime.follower_actors import rendezvous_at
 from testkit import loops, random_adapters
+from testkit.cluster import small_models
 from workers.group import plan, processes
 from workers.group.follower import Order
 from workers.group.following import Following
@@ -37,6 +38,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 MIB = 2**20
 LOOPBACK = "127.0.0.1"
 TOKENS = 16
+LAYERS = 9
 PROMPTS = ("The capital of France is", "Once upon a time, in a village by the sea, there lived")
 KV_TOKENS = 4096
 LAYER_BYTES = 4 * (2 * 576 * 576 + 2 * 576 * 192 + 3 * 576 * 1536)  # q and o, k and v, gate, up and down
@@ -68,6 +70,11 @@ def config_of(folder: Path, parts: tuple[RankConfig, ...], tensor_parallel: int 
         variant_host_bytes=64 * MIB,
         variant_kinds=("lora",),
     )
+
+
+@pytest.fixture(scope="module")
+def base(smollm2_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_models.first_layers(smollm2_folder, tmp_path_factory.mktemp("group") / "base", LAYERS)
 
 
 @dataclass
@@ -104,8 +111,8 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 
 @pytest.fixture
-def adapter(smollm2_folder: Path, tmp_path: Path) -> VariantRef:
-    return VariantRef(LORA.name, 1, str(random_adapters.write(smollm2_folder, tmp_path / LORA.name, LORA)))
+def adapter(base: Path, tmp_path: Path) -> VariantRef:
+    return VariantRef(LORA.name, 1, str(random_adapters.write(base, tmp_path / LORA.name, LORA)))
 
 
 def assert_greedy(model: torch.nn.Module, choice: Any) -> None:
@@ -155,52 +162,54 @@ def traces() -> Iterator[Traces]:
 
 
 def test_three_ranks_of_a_stage_keep_to_their_plan(
-    smollm2_folder: Path, loop: asyncio.AbstractEventLoop, traces: Traces
+    base: Path, loop: asyncio.AbstractEventLoop, traces: Traces
 ) -> None:
-    parts = ranks((30,), 3, ("",))
-    lab = Lab(Worker(config_of(smollm2_folder, parts, 3), LOOPBACK), loop)
+    parts = ranks((LAYERS,), 3, ("",))
+    lab = Lab(Worker(config_of(base, parts, 3), LOOPBACK), loop)
     try:
         lab.run(lab.worker.start())
-        model = random_adapters.merged_model(smollm2_folder, None)
+        model = random_adapters.merged_model(base, None)
         for prompt in PROMPTS:
             assert_greedy(model, lab.run(lab.ask(prompt)))
         reports = lab.run(lab.worker.report()).ranks
         usable = [os.sched_getaffinity(report.pid) for report in reports]
     finally:
         lab.run(lab.worker.close())
-    assert [(r.rank, r.layers, r.planned_bytes) for r in reports] == [(n, 30, 2048 * MIB) for n in range(3)]
+    assert [(r.rank, r.layers, r.planned_bytes) for r in reports] == [
+        (n, LAYERS, 2048 * MIB) for n in range(3)
+    ]
     assert len({r.pid for r in reports}) == 3
     assert usable == [os.sched_getaffinity(0)] * 3, "engines of one host would be bound to the same cores"
     assert {r.kv_cache_bytes for r in reports} == {parts[0].kv_cache_bytes}
     for report in reports:
-        assert 30 * LAYER_BYTES / 3 < report.weights_bytes < report.process_bytes < report.total_bytes
+        assert LAYERS * LAYER_BYTES / 3 < report.weights_bytes < report.process_bytes < report.total_bytes
     assert traces.left() == []
 
 
 def test_two_stages_as_on_two_nodes(
-    smollm2_folder: Path, adapter: VariantRef, loop: asyncio.AbstractEventLoop, traces: Traces
+    base: Path, adapter: VariantRef, loop: asyncio.AbstractEventLoop, traces: Traces
 ) -> None:
-    """10 and 20 layers; a variant reaches both; when one node's rank dies the engine ends, and says why."""
+    """3 and 6 layers; a variant reaches both; when one node's rank dies the engine ends, and says why."""
     meeting = rendezvous_at(LOOPBACK)
-    config = config_of(smollm2_folder, ranks((10, 20), 1, ("a", "b")))
+    config = config_of(base, ranks((3, 6), 1, ("a", "b")))
     launch = Launch(config, meeting)
     lab = Lab(Worker(config, LOOPBACK, launch), loop)
     following = Following(Order(config, 1, meeting, LOOPBACK))
     try:
         lab.run(lab.worker.start())
-        model = random_adapters.merged_model(smollm2_folder, None)
+        model = random_adapters.merged_model(base, None)
         for prompt in PROMPTS:
             assert_greedy(model, lab.run(lab.ask(prompt)))
         assert_greedy(
-            random_adapters.merged_model(smollm2_folder, Path(adapter.path)),
+            random_adapters.merged_model(base, Path(adapter.path)),
             lab.run(lab.ask(PROMPTS[0], adapter)),
         )
         first, second = lab.run(lab.worker.report()).ranks
-        assert ((first.node, first.layers), (second.node, second.layers)) == (("a", 10), ("b", 20))
+        assert ((first.node, first.layers), (second.node, second.layers)) == (("a", 3), ("b", 6))
         assert psutil.Process(second.pid).ppid() == following.pid
         assert [r.kv_cache_bytes for r in (first, second)] == [r.kv_cache_bytes for r in config.ranks]
         grown = second.weights_bytes - first.weights_bytes
-        assert grown > 10 * LAYER_BYTES, f"20 layers took {grown} bytes more than 10"
+        assert grown > 3 * LAYER_BYTES, f"6 layers took {grown} bytes more than 3"
         _a_rank_dies(lab, following, second.pid)
     finally:
         following.close()
@@ -221,14 +230,14 @@ def _a_rank_dies(lab: Lab, following: Following, pid: int) -> None:
 
 
 def test_a_rank_without_its_planned_memory_fails_the_launch(
-    smollm2_folder: Path,
+    base: Path,
     loop: asyncio.AbstractEventLoop,
     monkeypatch: pytest.MonkeyPatch,
     traces: Traces,
 ) -> None:
     monkeypatch.setattr(plan, "WAIT_S", 0.0)
-    fits, other = ranks((10, 20), 1, ("here", "here"))
-    config = config_of(smollm2_folder, (fits, replace(other, memory_bytes=10**15)))
+    fits, other = ranks((3, 6), 1, ("here", "here"))
+    config = config_of(base, (fits, replace(other, memory_bytes=10**15)))
     lab = Lab(Worker(config, LOOPBACK), loop)
     with pytest.raises(LaunchError) as refusal:
         lab.run(lab.worker.start())
@@ -242,9 +251,9 @@ def test_a_rank_without_its_planned_memory_fails_the_launch(
 
 
 def test_a_rank_that_is_killed_while_the_group_starts(
-    smollm2_folder: Path, loop: asyncio.AbstractEventLoop, traces: Traces
+    base: Path, loop: asyncio.AbstractEventLoop, traces: Traces
 ) -> None:
-    lab = Lab(Worker(config_of(smollm2_folder, ranks((10, 20), 1, ("", ""))), LOOPBACK), loop)
+    lab = Lab(Worker(config_of(base, ranks((3, 6), 1, ("", ""))), LOOPBACK), loop)
     starting = asyncio.run_coroutine_threadsafe(lab.worker.start(), loop)
     victim = _first_word_of(1, starting)
     psutil.Process(victim).kill()
