@@ -72,7 +72,7 @@ endif
 test: install-dev system tools  ## Install, then run all tests but the long ones
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not long" $(PYTEST_ARGS)
 
-test-long: install-dev system tools  ## What is run seldom: the second bundled model; many new examples
+test-long: install-dev system tools  ## Rare runs: the second bundled model, long rehearsals, many new examples
 	$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
 	HYPOTHESIS_PROFILE=explore $(BIN)/python -m pytest -n 2 -m "not slow and not long" $(PYTEST_ARGS)
 
