@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from controlplane.planning import engine_sizes, infeasibility
 from controlplane.planning.variant_room import Room, rooms
@@ -174,21 +175,8 @@ class Question:
 
     def sized(self) -> Placement | None:
         """The largest engine that the intent allows (`placement.solver.sizing`)."""
-        room = self.rooms[-1]
-        searches = dict[Room, Shared]()
-
-        def usual(request: Request) -> Placement | None:
-            nonlocal room
-            found = self.with_most_room(lambda made: POLICY.find(self.cluster, request, made))
-            room = self.rooms[-1] if found is None else found.plan.room
-            return found
-
-        def search(request: Request) -> Placement | None:
-            if room not in searches:
-                searches[room] = Shared(self.cluster, self._estimator(room))
-            return POLICY.search(searches[room], request)
-
-        return choose(self.request, self.sizes, usual, search, self._token_s)
+        searches = _Searches(self)
+        return choose(self.request, self.sizes, searches.usual, searches.search, self._token_s)
 
     def _token_s(self, placement: Placement, requests: int) -> float:
         """Seconds of a token while an engine with this placement runs `requests` requests."""
@@ -228,6 +216,28 @@ class Question:
         plan = dataclasses.replace(self.known.plan, room=room)
         known = dataclasses.replace(self.known, plan=plan)
         return lambda cluster, request: Profiled(cluster, request, known)
+
+
+class _Searches:
+    """The searches for the engine of one question, with the room for variants of the engine of usual size."""
+
+    def __init__(self, question: Question) -> None:
+        self._question = question
+        self._room = question.rooms[-1]
+        self._shared: dict[Room, Shared] = {}
+
+    def usual(self, request: Request) -> Placement | None:
+        """The engine of usual size, with the most room for variants."""
+        question = self._question
+        found = question.with_most_room(partial(POLICY.find, question.cluster, request))
+        self._room = question.rooms[-1] if found is None else found.plan.room
+        return found
+
+    def search(self, request: Request) -> Placement | None:
+        question, room = self._question, self._room
+        if room not in self._shared:
+            self._shared[room] = Shared(question.cluster, question._estimator(room))
+        return POLICY.search(self._shared[room], request)
 
 
 def _question(
