@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from controlplane.gateway.admission_queue import late
-from controlplane.gateway.http1 import Connection
 from controlplane.traffic.request import InferenceRequest
 from workers import request_headers
+from workers.http1.client import Connection
 
 T = TypeVar("T")
 

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from controlplane import errors
-from controlplane.gateway.http1 import Connection, Moved, Pool
 from controlplane.gateway.load_reader import LoadReader
 from controlplane.traffic import worker_health
 from controlplane.traffic.member import Member
 from controlplane.traffic.worker_health import Seen
+from workers.http1.client import Connection, Moved, Pool
 from workers.messages import WorkerLoad
 
 

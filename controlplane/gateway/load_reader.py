@@ -12,8 +12,8 @@ import random
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
-from controlplane.gateway.http1 import BrokenOff, Connection, NotConnected, Pool
 from workers import load_lines, request_headers
+from workers.http1.client import BrokenOff, Connection, NotConnected, Pool
 from workers.load_lines import STALE_S
 from workers.messages import WorkerLoad
 

@@ -8,9 +8,9 @@ from contextlib import suppress
 from enum import Enum, auto
 
 from controlplane import errors
-from controlplane.gateway.http1 import BrokenOff, Connection, NotConnected, head_of
 from controlplane.gateway.known_worker import KnownWorker
 from workers import request_headers
+from workers.http1.client import BrokenOff, Connection, NotConnected, head_of
 from workers.messages import VariantRef
 
 _REFUSED = request_headers.REFUSED.encode()

@@ -23,12 +23,12 @@ from controlplane.gateway.engine_answer import EngineAnswer, in_time
 from controlplane.gateway.engine_errors import from_engine
 from controlplane.gateway.engine_limits import no_byte
 from controlplane.gateway.host_workers import RESTART_HINT_S, HostWorkers
-from controlplane.gateway.http1 import BrokenOff, Connection, Moved, NotConnected, head_of
 from controlplane.gateway.known_worker import KnownWorker
 from controlplane.traffic.member import RoutedRequest
 from controlplane.traffic.request import InferenceRequest
 from controlplane.traffic.request_terms import RequestTerms
 from workers import request_headers
+from workers.http1.client import BrokenOff, Connection, Moved, NotConnected, head_of
 from workers.messages import EngineCall, VariantRef
 
 log = logging.getLogger(__name__)

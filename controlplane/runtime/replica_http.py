@@ -7,18 +7,23 @@ requests take it. Serve's metrics count both.
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Callable
 from typing import Any, Protocol, cast
 
 import ray
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn import Config
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
+from uvicorn.server import ServerState
 
-from controlplane.api.early_refusal import EarlyRefusal, EarlyRefusals, Refusal
+from controlplane.api.early_refusal import EarlyRefusal, EarlyRefusals
 from controlplane.api.inference.fast_path import InferenceFirst
 from controlplane.runtime.front_door.sign_of_life import OFFSET, SignOfLife
 from controlplane.runtime.loopback import LOOPBACK
-from workers.server.gathered_writes import GatheringProtocol
+from workers.http1.limits import Limits
+from workers.http1.server_connection import ServerConnection, Serving
 
 
 def answer_first(inference: ASGIApp, early: EarlyRefusal) -> None:
@@ -58,7 +63,7 @@ def answer_first(inference: ASGIApp, early: EarlyRefusal) -> None:
             return cast(ASGIApp, EarlyRefusals(InferenceFirst(cast(ASGIApp, others), counted), early))
 
         config.app, config.proxy_headers = ours_first, False
-        config.http = protocol_of(early)
+        config.http = cast(Any, connections_of(early))
         return task, server
 
     replica.start_asgi_http_server = start_ours
@@ -72,14 +77,28 @@ def _begin_life(host: str, port: int) -> SignOfLife:
         raise RuntimeError(f"the port {port + OFFSET}, of the gateway's sign of life, is in use") from e
 
 
-def protocol_of(early: EarlyRefusal) -> type[GatheringProtocol]:
-    """The class of connections on which most refusals cost no task."""
+def connections_of(early: EarlyRefusal) -> Callable[..., ServerConnection]:
+    """What uvicorn calls for each connection (`uvicorn.Config.http`). Most refusals on it cost no task."""
 
-    class RefusingProtocol(GatheringProtocol):
-        def refusal(self, scope: Scope) -> Refusal | None:
-            return early.of(scope, self.loop.time())
+    def connection(
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> ServerConnection:
+        loop = _loop or asyncio.get_running_loop()
+        serving = Serving(
+            app=cast(Any, config.loaded_app),
+            limits=Limits(idle_s=config.timeout_keep_alive),
+            refuse=lambda scope: early.of(scope, loop.time()),
+            default_headers=lambda: server_state.default_headers,
+            state=app_state,
+            connections=cast(Any, server_state.connections),
+            tasks=server_state.tasks,
+        )
+        return ServerConnection(serving, loop)
 
-    return RefusingProtocol
+    return connection
 
 
 class ServeMetrics(Protocol):

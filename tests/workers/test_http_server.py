@@ -163,10 +163,7 @@ async def test_a_server_that_ended_makes_the_worker_ill(worker: Worker) -> None:
     await worker.check_health()
     door = worker._door
     assert door is not None
-    assert door._server is not None
-    assert door._serving is not None
-    door._server.should_exit = True
-    await door._serving
+    await door._listener.close(grace_s=0.0)
     with pytest.raises(RuntimeError, match="HTTP server ended"):
         await worker.check_health()
 

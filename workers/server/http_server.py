@@ -13,23 +13,24 @@ import json
 import logging
 import secrets
 import socket
-from collections.abc import Iterator
 from typing import Any
-
-import uvicorn
 
 from workers import load_lines, request_headers
 from workers.addresses import family_of, reached_at
 from workers.asgi import AsgiApp, Message
-from workers.server.gathered_writes import GatheringProtocol
+from workers.http1.limits import Limits
+from workers.http1.listener import BACKLOG, Listener
+from workers.http1.server_connection import Serving
 from workers.server.load_feed import LoadFeed
 
 log = logging.getLogger(__name__)
 
-# The gateway closes idle connections; if the server did, it could close one just as a request is sent on it.
-KEEP_ALIVE_S = 24 * 3600
+# The gateway closes idle connections: if the server did, it could close one just as a request is sent on it.
+# A gateway reads as slowly as its client, whose speed it limits. `unread_s` is for a gateway that hangs.
+LIMITS = Limits(idle_s=24 * 3600, unread_s=10 * Limits.unread_s)
 # Longest wait for running requests when the worker stops; within Serve's graceful_shutdown_timeout_s.
 DRAIN_S = 15.0
+END_S = 1.0  # for requests that came meanwhile, and for tasks that were cancelled
 _SECRET = request_headers.SECRET.encode()
 
 
@@ -50,8 +51,8 @@ class Door:
         self._app = app
         self._feed = feed
         self._expected = self.secret.encode()
-        self._server: _Server | None = None
-        self._serving: asyncio.Task[None] | None = None
+        headers = [(request_headers.PROOF.encode(), self.proof.encode())]
+        self._listener = Listener(Serving(app=self, limits=LIMITS, default_headers=lambda: headers))
 
     async def __call__(self, scope: Message, receive: Any, send: Any) -> None:
         given = dict(scope["headers"]).get(_SECRET, b"")
@@ -82,14 +83,13 @@ class Door:
 
         Raises OSError if the server cannot listen on `host`.
         """
-        listener = socket.create_server((host, 0), family=family_of(host), backlog=2048)
-        self._server = _Server(_config(self))
-        self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
-        self.address = reached_at(host, listener.getsockname()[1], node_ip)
+        sock = socket.create_server((host, 0), family=family_of(host), backlog=BACKLOG)
+        await self._listener.open(sock)
+        self.address = reached_at(host, sock.getsockname()[1], node_ip)
 
     def check(self) -> None:
         """Raises RuntimeError if the server was opened but no longer listens."""
-        if self._serving is not None and self._serving.done() and not self.closing:
+        if self.address and not self._listener.is_open:
             raise RuntimeError("the worker's HTTP server ended")
 
     async def close(self) -> None:
@@ -99,42 +99,7 @@ class Door:
             self._feed.close()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), DRAIN_S)
-        if self._server is not None and self._serving is not None:
-            self._server.should_exit = self._server.force_exit = True
-            await self._serving
-
-
-class _DoorProtocol(GatheringProtocol):
-    """A gateway reads as slowly as its client, whose speed it limits itself; this limit is for a gateway that
-    hangs.
-    """
-
-    patience = 10
-
-
-class _Server(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Install no handlers: signals belong to Ray, whose process this is."""
-        yield
-
-
-def _config(app: Door) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        headers=[(request_headers.PROOF, app.proof)],
-        http=_DoorProtocol,
-        ws="none",
-        lifespan="off",
-        interface="asgi3",
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        date_header=False,
-        timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=1,
-    )
+        await self._listener.close(END_S)
 
 
 async def refuse(send: Any, status: int, message: str) -> None:

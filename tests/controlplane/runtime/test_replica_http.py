@@ -17,7 +17,6 @@ from controlplane.settings import Settings
 from controlplane.traffic.tenants import ONE_TENANT
 from testkit.doors import HEAD, part
 from testkit.redis_server import free_port
-from workers.server.gathered_writes import GatheringProtocol
 
 
 def saying(text: bytes) -> Any:
@@ -122,7 +121,6 @@ async def test_inference_goes_before_what_is_serves(monkeypatch: pytest.MonkeyPa
         async with asyncio.timeout(60):
             while not server.started:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-            assert issubclass(server.config.http_protocol_class, GatheringProtocol)
             (listening,) = server.servers[0].sockets
             assert listening.getsockname()[0] == "127.0.0.1"
             async with httpx.AsyncClient(

@@ -1,17 +1,14 @@
-"""Requests that offer another protocol with their body, as the JDK's client does, at each of our servers."""
+"""Requests that offer another protocol with their body, as the JDK's client does."""
 
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import uvicorn
 
-from workers.server.gathered_writes import GatheringProtocol
-from workers.server.head_limits import BoundedHead
+from testkit.workers.http1_connections import listening
 
 # The bytes that the JDK 17's client sends.
 OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABk\r\n"
@@ -37,17 +34,10 @@ async def _echo(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": told})
 
 
-@pytest.fixture(params=[BoundedHead, GatheringProtocol])
-async def port(request: pytest.FixtureRequest) -> AsyncIterator[int]:
-    """A gateway's server and a worker's, with and without what makes plain requests cheap."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(_echo, http=request.param, lifespan="off", log_config=None)
-    server = uvicorn.Server(config)
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    async with asyncio.timeout(60):
-        yield listener.getsockname()[1]
-        server.should_exit = True
-        await serving
+@pytest.fixture
+async def port() -> AsyncIterator[int]:
+    async with asyncio.timeout(60), listening(_echo) as port:
+        yield port
 
 
 async def answers(port: int, *pieces: bytes, count: int) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""The client of the hop, against uvicorn behind a door and against servers that misbehave."""
+"""The client, against a worker's server and against servers that misbehave."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from controlplane.gateway import http1
-from controlplane.gateway.http1 import BrokenOff, Connection, NotConnected, Pool
 from testkit.doors import HEAD, Held, opened, part
 from workers import request_headers
+from workers.http1 import client
+from workers.http1.client import BrokenOff, Connection, NotConnected, Pool
 from workers.server.http_server import Door
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -98,7 +98,7 @@ async def test_a_large_body_arrives_whole() -> None:
 
 
 async def test_a_slow_reader_holds_the_sender_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http1, "BUFFER_BYTES", 1000)
+    monkeypatch.setattr(client, "BUFFER_BYTES", 1000)
     total, sent = 200, 0
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -191,7 +191,7 @@ async def test_connections_idle_for_long_are_ended(monkeypatch: pytest.MonkeyPat
             await connection.read()
         pool.give_back(both[0])
         both[0].idle_since_s -= 10
-        monkeypatch.setattr(http1, "IDLE_S", 5.0)
+        monkeypatch.setattr(client, "IDLE_S", 5.0)
         pool.give_back(both[1])
         assert not both[0].reusable
         assert await pool.take() is both[1]

@@ -1,0 +1,1 @@
+"""HTTP/1.1 over asyncio and httptools: the server of gateways and workers, and the client between them."""
