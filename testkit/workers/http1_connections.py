@@ -68,6 +68,9 @@ class Wire(asyncio.Transport):
     def is_closing(self) -> bool:
         return self.closed
 
+    def is_reading(self) -> bool:
+        return self.reading
+
     def pause_reading(self) -> None:
         self.reading = False
 

@@ -164,7 +164,7 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         try:
             if self._complete:
-                raise httptools.HttpParserError("an answer nobody asked for")
+                raise httptools.HttpParserError("an answer without a request")
             self._parser.feed_data(self._room[:nbytes])
         except httptools.HttpParserError:
             self._lost = True
@@ -179,7 +179,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def on_message_begin(self) -> None:
         if self._complete:
-            raise BrokenOff("an answer nobody asked for")
+            raise BrokenOff("an answer without a request")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.headers[name.lower()] = value

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import openai
 import pytest
@@ -65,7 +65,7 @@ async def serving(app: Any, early: EarlyRefusal) -> AsyncIterator[int]:
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
         EarlyRefusals(app, early),
-        http=connections_of(early),
+        http=cast(Any, connections_of(early)),
         lifespan="off",
         log_config=None,
         interface="asgi3",

@@ -17,6 +17,7 @@ from controlplane.settings import Settings
 from controlplane.traffic.tenants import ONE_TENANT
 from testkit.doors import HEAD, part
 from testkit.redis_server import free_port
+from workers.http1.server_connection import ServerConnection
 
 
 def saying(text: bytes) -> Any:
@@ -135,6 +136,7 @@ async def test_inference_goes_before_what_is_serves(monkeypatch: pytest.MonkeyPa
                     reply = await http.request(method, path)
                     assert reply.text == text
                     assert len(reply.headers.get_list("x-request-id")) == 1
+                assert {type(one) for one in server.server_state.connections} == {ServerConnection}
         counted = {("/v1/chat/completions", None): 1, ("/v1/completions", None): 1}
         assert (serves._metrics_manager.ongoing, serves._metrics_manager.ended) == (0, counted)
     finally:

@@ -119,7 +119,7 @@ async def test_an_error_behind_a_whole_answer_does_not_disturb_the_next_request(
     app = sending(*ANSWERS["whole"], *ANSWERS["whole"])
     wire = await on_wire(ours, app, ASKED, ASKED)
     assert wire.written.count(b"12345") == 2
-    assert not wire.closed
+    assert not wire.is_closing()
 
 
 @pytest.mark.parametrize("answer", ["whole", "no length", "events", "no body"])
@@ -178,7 +178,7 @@ async def test_a_long_body_waits_for_its_reader() -> None:
     connection, wire = connected(app)
     connection.data_received(b"POST / HTTP/1.1\r\ncontent-length: 200000\r\n\r\n" + b"x" * (BODY_BYTES + 1))
     await turns()
-    assert not wire.reading
+    assert not wire.is_reading()
     may_read.set()
     await turns()
     assert wire.reading
@@ -207,7 +207,7 @@ async def test_a_client_that_waits_for_an_invitation_gets_it_when_the_body_is_re
     connection.data_received(body)
     await turns()
     assert wire.writes[1].startswith(b"HTTP/1.1 200 OK")
-    assert not wire.closed
+    assert not wire.is_closing()
 
 
 async def test_a_client_that_was_not_invited_cannot_go_on() -> None:

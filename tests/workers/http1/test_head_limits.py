@@ -127,7 +127,7 @@ async def test_the_largest_head_is_read() -> None:
     connection, wire = connected(hello, LIMITS)
     connection.data_received(head)
     await turns()
-    assert not wire.closed
+    assert not wire.is_closing()
     connection.data_received(b"a")
     assert wire.closed
     assert wire.written.startswith(b"HTTP/1.1 431 ")
@@ -140,7 +140,7 @@ async def test_a_head_that_does_not_end_in_time_is_told(begun: bytes) -> None:
     loop.move(105.0)
     connection.data_received(begun)
     loop.move(107.9)
-    assert not wire.closed
+    assert not wire.is_closing()
     loop.move(108.1)  # 8 s after the connection began
     assert wire.written.startswith(b"HTTP/1.1 408 ")
     assert wire.closed
@@ -162,14 +162,14 @@ async def test_each_head_has_its_time() -> None:
         connection.data_received(GET + b"\r\n")
         await turns()
         loop.move(loop.now_s + 40.0)
-        assert not wire.closed
+        assert not wire.is_closing()
     wire.writes.clear()
     connection.data_received(b"\r\n")
     loop.move(loop.now_s + 10.0)
-    assert not wire.closed
+    assert not wire.is_closing()
     connection.data_received(GET)
     loop.move(loop.now_s + 7.9)
-    assert not wire.closed
+    assert not wire.is_closing()
     loop.move(loop.now_s + 0.2)
     assert wire.written.startswith(b"HTTP/1.1 408 ")
 
@@ -185,7 +185,7 @@ async def test_an_idle_connection_is_closed_whatever_is_no_request(sent: bytes) 
         loop.move(now_s)
         connection.data_received(sent)
     loop.move(159.9)
-    assert not wire.closed
+    assert not wire.is_closing()
     assert len(loop.timers) == 1
     loop.move(160.1)
     assert (wire.written, wire.closed, loop.timers) == (b"", True, [])
@@ -199,7 +199,7 @@ async def test_a_body_that_does_not_end_after_its_answer_is_an_idle_connection()
     for now_s in range(110, 160, 10):
         loop.move(now_s)
         connection.data_received(b"1\r\na\r\n")
-    assert not wire.closed
+    assert not wire.is_closing()
     loop.move(160.1)
     assert wire.closed
 
@@ -225,7 +225,7 @@ async def test_while_a_request_is_answered_no_time_runs() -> None:
     assert wire.written.endswith(b"\r\n\r\nabcd")
     wire.writes.clear()
     loop.move(1007.9)
-    assert not wire.closed
+    assert not wire.is_closing()
     loop.move(1008.1)
     assert wire.written.startswith(b"HTTP/1.1 408 ")
 
