@@ -112,7 +112,7 @@ async def read(app: AsgiApp, *pieces: bytes) -> bytes:
 STREAM = SIZED + CHUNKED + GET + CHUNKED + SIZED
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(st.lists(st.integers(1, len(STREAM) - 1), max_size=12, unique=True))
 def test_requests_are_the_same_however_they_are_split(cuts: list[int]) -> None:
     ends = [*sorted(cuts), len(STREAM)]
