@@ -129,7 +129,7 @@ INVITED = (b"expect: 100-continue",)
 async def test_a_refused_client_may_go_on_by_the_same_connection(
     port: int, begun: list[bytes], more: tuple[bytes, ...]
 ) -> None:
-    """The connection ends if the client announced a body that it was not told to send: it may send it or not."""
+    """The connection ends if the client was not told to send the body that it announced."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     for number in range(3):
         writer.write(request(b"no" * 700, GREEDY, *more))
