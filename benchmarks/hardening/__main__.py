@@ -3,6 +3,7 @@
 - `slow`: heads without end, slow heads and slow bodies, at the API and at a door;
 - `crowd`: 100,000 operations and keys, and 1,000 watchers;
 - `greedy`: the most that one request may ask for, next to two clients that ask for little;
+- `refused`: requests that are refused after much work, over one and four connections, next to these clients;
 - `kills`: processes killed at random under load, while names are registered again;
 - `soak`: an hour at 1.5 times the capacity, while variants come and go;
 - `leftovers`: kills while a fine-tune is compressed and while engines are replaced, and what is left of them;
@@ -12,6 +13,8 @@
 
     python -m benchmarks.hardening slow crowd kills --out benchmarks/results/hardening.json
     python -m benchmarks.hardening greedy --engine vllm --groups 1 --out benchmarks/results/hardening.json
+    python -m benchmarks.hardening refused --engine vllm --groups 1 --seconds 30 \\
+        --out benchmarks/results/hardening_refused.json
     python -m benchmarks.hardening kills --store redis --victims agent controller engine gateway gcs proxy \\
         raylet redis --kills 100 --between 12 --out benchmarks/results/hardening_everything.json
     python -m benchmarks.hardening kills --store hosts --victims agent controller engine gateway proxy \\
@@ -55,6 +58,7 @@ from benchmarks.hardening import (
     kills,
     leftovers,
     quotas,
+    refused_requests,
     slow_clients,
     soak,
     store_away,
@@ -66,7 +70,7 @@ from testkit.redis_server import RedisServer
 
 RESULT = rehearsing.RESULTS / "hardening.json"
 ALONE = "quotas"
-SHORT = ("slow", "crowd", "greedy", "kills", "soak", "away")
+SHORT = ("slow", "crowd", "greedy", "refused", "kills", "soak", "away")
 NAMES = (*SHORT, "leftovers", "handovers")
 Redis = RedisServer | RedisPair
 
@@ -94,6 +98,7 @@ def parts(
         "slow": lambda: slow_clients.measure(running, sizes),
         "crowd": lambda: crowded_store.measure(running, store_url, args.records, args.watchers, args.seconds),
         "greedy": lambda: greedy_requests.measure(running, args.seconds),
+        "refused": lambda: refused_requests.measure(running, args.seconds),
         "kills": lambda: kills.measure(running, store_url, adapters, series, redis, hosts),
         "leftovers": lambda: leftovers.measure(running, store_url, folder, args.rounds, args.seed),
         "quotas": lambda: quotas.measure(running, adapters, args.seconds),
@@ -244,6 +249,9 @@ def rehearse(folder: Path) -> None:
         assert not row["operations"]["lost"], row
         assert row["acknowledged_before"] == 2, row
         assert row["first_change_after_s"] is not None, row
+    for row in result["refused"]["found"]["beside"]:
+        assert row["answers"] > 0, row
+        assert row["asked"], row
     assert sum(result["soak"]["found"]["requests"].values()) > 0
 
 

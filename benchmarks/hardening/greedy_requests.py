@@ -10,7 +10,8 @@ import asyncio
 import json
 import time
 from collections import Counter
-from itertools import islice, product
+from collections.abc import Iterator
+from itertools import count, islice, product, repeat
 from typing import Any
 
 import aiohttp
@@ -26,6 +27,9 @@ from controlplane.traffic.request_terms import MAX_PROMPT_LOGPROBS, estimated_pr
 OTHERS = 2
 SHORT = ((16, 16),)  # tokens of the others' prompts and answers
 MOST_LOGPROBS = 20  # vLLM's own limit
+JSON = {"content-type": "application/json"}
+
+_seeds = count(1)  # so that no prompt is asked twice
 
 
 def greedy(running: Running) -> dict[str, dict[str, Any]]:
@@ -51,52 +55,71 @@ def greedy(running: Running) -> dict[str, dict[str, Any]]:
 
 
 def measure(running: Running, seconds: float) -> dict[str, Any]:
-    """Alone before and after, so that a machine that became slower is seen."""
-    alone = [_summary(asyncio.run(_others(running, seconds, 1)))]
-    rows: list[dict[str, Any]] = []
-    for number, (kind, body) in enumerate(greedy(running).items(), start=2):
-        outcomes, asked = asyncio.run(_with_greedy(running, body, seconds, number))
-        rows.append({"greedy": kind, **asked, **_summary(outcomes)})
-    alone.append(_summary(asyncio.run(_others(running, seconds, 0))))
-    if not all(row["answers"] for row in (*alone, *rows)):
-        raise RuntimeError(f"expected answers to the others in each part, got {alone} and {rows}")
+    def each_kind() -> Iterator[dict[str, Any]]:
+        for kind, body in greedy(running).items():
+            sent = json.dumps({"model": BASE, "temperature": 0, **body}).encode()
+            yield {"greedy": kind, **asyncio.run(next_to(running, repeat(sent), seconds))}
+
+    return {"others": OTHERS, **with_alone(running, seconds, each_kind())}
+
+
+def with_alone(running: Running, seconds: float, rows: Iterator[dict[str, Any]]) -> dict[str, Any]:
+    """The rows of `next_to`. The others are measured alone before and after, so that a machine that became
+    slower is seen."""
+    alone = [_summary(asyncio.run(_others(running, seconds)))]
+    measured = list(rows)
+    alone.append(_summary(asyncio.run(_others(running, seconds))))
+    if not all(row["answers"] for row in (*alone, *measured)):
+        raise RuntimeError(f"expected answers to the others in each part, got {alone} and {measured}")
     idle_ms = max(row["p99_ms"] for row in alone)
-    for row in rows:
+    for row in measured:
         row["of_idle_p99"] = round(row["p99_ms"] / idle_ms, 2)
-    return {"others": OTHERS, "alone": alone, "beside": rows}
+    return {"alone": alone, "beside": measured}
 
 
-async def _others(running: Running, seconds: float, seed: int) -> list[Outcome]:
+async def _others(running: Running, seconds: float) -> list[Outcome]:
+    seed = next(_seeds)
     target = Target(running.cluster.url, running.vocabulary, seed=seed)
     outcomes, _ = await closed_loop(target, endless(Mix((BASE,), SHORT), seed), OTHERS, seconds)
     return outcomes
 
 
-async def _with_greedy(
-    running: Running, body: dict[str, Any], seconds: float, seed: int
-) -> tuple[list[Outcome], dict[str, Any]]:
+async def next_to(
+    running: Running, bodies: Iterator[bytes], seconds: float, connections: int = 1
+) -> dict[str, Any]:
+    """What the others saw while each connection sent one of these bodies after the other."""
     statuses: Counter[str] = Counter()
+    refusals: set[str] = set()
     taken_s: list[float] = []
 
-    async def ask_for_much(http: aiohttp.ClientSession) -> None:
-        sent = {"model": BASE, "temperature": 0, **body}
+    async def ask(http: aiohttp.ClientSession) -> None:
         while True:
+            sent = next(bodies)
             began_s = time.monotonic()
-            async with http.post(running.cluster.url + COMPLETIONS, json=sent) as reply:
+            async with http.post(running.cluster.url + COMPLETIONS, data=sent, headers=JSON) as reply:
                 text = await reply.text()
             statuses[str(reply.status)] += 1
-            if reply.status != 200:
-                print(f"{list(body)}: {text[:200]}", flush=True)
-                await asyncio.sleep(1)
             taken_s.append(time.monotonic() - began_s)
+            if reply.status != 200:
+                refusals.add(text[:200])
 
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as http:
-        asking = asyncio.create_task(ask_for_much(http))
-        outcomes = await _others(running, seconds, seed)
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
+        asking = [asyncio.create_task(ask(http)) for _ in range(connections)]
+        outcomes = await _others(running, seconds)
+        for task in asking:
+            task.cancel()
+        failed = [
+            e for e in await asyncio.gather(*asking, return_exceptions=True) if isinstance(e, Exception)
+        ]
+    if failed:
+        raise RuntimeError(f"a connection ended: {failed}") from failed[0]
     median_ms = round(1e3 * float(np.median(taken_s)), 1) if taken_s else None
-    return outcomes, {"asked": dict(statuses), "greedy_ms": median_ms}
+    return {
+        "asked": dict(statuses),
+        "asked_ms": median_ms,
+        "refusal": min(refusals, default=""),
+        **_summary(outcomes),
+    }
 
 
 def _summary(outcomes: list[Outcome]) -> dict[str, Any]:
