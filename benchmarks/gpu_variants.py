@@ -201,7 +201,7 @@ def measured(llm: Any, case: str, work: Path, slots: int) -> Iterator[dict[str, 
         name = request.lora_name if request else "base"
         last = [answer for row in mine for answer in answers[row][-1 if not travelling else 0 :]]
         yield {"case": case, **compare(work, name, last)}
-    ranks = llm.collective_rpc(gpu_ranks.told)
+    ranks = llm.collective_rpc(gpu_ranks.kernel_report)
     yield {"case": case, "variant": "all", **asyncio.run(counted(slots)), "ranks": ranks}
 
 
