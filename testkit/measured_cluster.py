@@ -50,7 +50,7 @@ class MeasuredCluster(InMemoryCluster):
     async def measure(self, request: MeasureRequest, node: str) -> AsyncGenerator[str, None]:
         assert node in {d.node for d in self.devices.devices}
         self.orders.append(request)
-        mine = [((node, request.device_kind, index), request.holder) for index in request.devices]
+        mine = [(DeviceKey(node, request.device_kind, index), request.holder) for index in request.devices]
         self.running += mine
         self.most = max([self.most, *Counter(at for at, _ in self.running).values()])
         try:

@@ -86,7 +86,7 @@ def test_a_split_may_be_uneven_or_even(profiled: Installation) -> None:
     assert ask(profiled, pipelineParallel=2, inputTokens=8, outputTokens=8)["layersPerStage"] == [1, 1]
 
 
-def test_variants_in_the_batch(profiled: Installation) -> None:
+def test_an_estimate_counts_variants_in_the_batch(profiled: Installation) -> None:
     """Rank 4 each; a variant's own estimate asks for it alone."""
     load: dict[str, Any] = {"batch": 3, "inputTokens": 8, "outputTokens": 8}
     mixed = ask(profiled, **load, variants=["v1", "v2", "base"])
@@ -113,7 +113,7 @@ def test_an_estimate_says_that_variants_beyond_the_slots_wait(profiled: Installa
         profiled.end(profiled.http.delete(f"/models/{name}"))
 
 
-def test_plans_and_their_front(profiled: Installation) -> None:
+def test_estimates_list_all_plans_and_mark_their_front(profiled: Installation) -> None:
     load = {"inputTokens": 8, "outputTokens": 8}
     plans = profiled.post("/models/base/plans", load | {"devices": 2}).json()["plans"]
     assert [(p["tensorParallel"], p["layersPerStage"]) for p in plans[:2]] == [(1, [2]), (1, [1, 1])]

@@ -91,7 +91,7 @@ def test_origins_are_checked_when_they_are_set(start: Start, origins: str) -> No
         start(cors_origins=origins)
 
 
-def test_options_without_an_origin(keyed: Installation) -> None:
+def test_options_without_an_origin_are_no_preflight(keyed: Installation) -> None:
     answer = bare(keyed, "OPTIONS", "/v1/models")
     assert (answer.status_code, "GET" in answer.headers["allow"]) == (204, True)
 

@@ -35,7 +35,7 @@ def served_all(start: Start) -> Iterator[Installation]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(480)
-def test_made_up_requests(served_all: Installation) -> None:
+def test_made_up_requests_get_documented_answers(served_all: Installation) -> None:
     """No answer is a server error, and each is one that the schema describes."""
     import schemathesis  # this takes as long as many tests
     from schemathesis.core.result import Ok

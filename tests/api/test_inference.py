@@ -39,7 +39,7 @@ def data(text: str) -> list[Any]:
 # --- OpenAI's client -----------------------------------------------------------------------------
 
 
-def test_chat(standing: Installation) -> None:
+def test_a_chat_is_answered_as_a_whole_and_as_a_stream(standing: Installation) -> None:
     with standing.openai() as client:
         for name in ("base", "v1", "base:v1"):
             reply = client.chat.completions.create(model=name, messages=ASK)
@@ -109,14 +109,14 @@ def test_a_probe_does_not_take_an_error_for_a_token(served: Installation) -> Non
             asyncio.run(first_and_last_s(prompt))
 
 
-def test_completions(standing: Installation) -> None:
+def test_completions_are_answered(standing: Installation) -> None:
     with standing.openai() as client:
         assert client.completions.create(model="v1", prompt="a b").choices[0].text == "a b"
         chunks = client.completions.create(model="v1", prompt="a b", stream=True)
         assert [c.choices[0].text for c in chunks] == ["a", "b", ""]
 
 
-def test_models(standing: Installation) -> None:
+def test_served_models_are_listed(standing: Installation) -> None:
     with standing.openai() as client:
         found = {m.id: m.model_dump() for m in client.models.list()}
         assert {n: (m["parent"], m["root"]) for n, m in found.items()} == {

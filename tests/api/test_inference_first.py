@@ -80,11 +80,13 @@ def test_the_same_answers(standing: Installation, path: str, stream: bool) -> No
         (json.dumps({"model": "base", "messages": 1}).encode(), 400),
     ],
 )
-def test_the_same_refusals(standing: Installation, content: bytes, status: int) -> None:
+def test_inference_first_refuses_like_the_application(
+    standing: Installation, content: bytes, status: int
+) -> None:
     assert same(content, CHAT, standing).status_code == status
 
 
-def test_the_same_guard(start: Start) -> None:
+def test_inference_first_checks_keys_like_the_application(start: Start) -> None:
     guarded = start(api_key="key", max_body_bytes=2000)
     refused = same(json.dumps(BODY).encode(), CHAT, guarded)
     assert refused.json()["error"]["code"] == "unauthorized"

@@ -21,7 +21,7 @@ def code(reply: httpx.Response) -> tuple[int, str]:
     return reply.status_code, error["code"]
 
 
-def test_the_whole_flow(fresh: Installation) -> None:
+def test_a_model_is_registered_deployed_asked_undeployed_and_deleted(fresh: Installation) -> None:
     fresh.up("v1")
     answer = fresh.post("/inference_model", {"model": "v1", "inputText": "to be or", "maxOutputLength": 5})
     assert answer.json() == {
@@ -45,7 +45,7 @@ def test_the_whole_flow(fresh: Installation) -> None:
     assert fresh.records()[:2] == ({}, {})
 
 
-def test_raw_text(served: Installation) -> None:
+def test_raw_text_is_answered(served: Installation) -> None:
     reply = served.post("/inference_model", {"model": "base", "inputText": "raw one", "format": "raw"})
     assert (reply.json()["outputText"], reply.json()["format"]) == ("raw one", "raw")
     sent = served.cluster.scripted("base").calls[-1]
@@ -85,7 +85,7 @@ def test_a_chat_without_a_template_is_refused_in_openai_s_shape(served: Installa
     assert "/v1/completions" in refused.value.message
 
 
-def test_logs_and_probes(served: Installation) -> None:
+def test_logs_and_probes_are_answered(served: Installation) -> None:
     assert served.http.get("/deployments/v1/logs", params={"lines": 2}).text == "a line\na line\n"
     assert served.http.get("/healthz").json() == {"status": "ok"}
     wait_for(lambda: served.http.get("/readyz").json()["revision"] == served.repository.revision())
@@ -140,7 +140,7 @@ def test_exactly_one_of_concurrent_registrations_is_accepted(fresh: Installation
     assert sorted(r.status_code for r in replies) == [202, *[409] * 5]
 
 
-def test_an_unusable_key(fresh: Installation) -> None:
+def test_an_unusable_idempotency_key_is_refused(fresh: Installation) -> None:
     body = {"model": "base", "source": str(fresh.files / "base")}
     for key in ("", "with space", "x" * 201, "tab\there"):
         reply = fresh.post("/register_model", body, headers={"Idempotency-Key": key})
@@ -155,7 +155,7 @@ def events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
     return (json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: "))
 
 
-def test_watching_and_cancelling(fresh: Installation) -> None:
+def test_an_operation_is_watched_and_cancelled(fresh: Installation) -> None:
     fresh.register("base")
     fresh.cluster.held.add("base")
     accepted = fresh.post("/deploy_model", {"model": "base"}).json()
@@ -321,7 +321,7 @@ def test_a_registration_that_fails_leaves_nothing(fresh: Installation) -> None:
 # --- the key -------------------------------------------------------------------------------------
 
 
-def test_the_api_key(start: Start) -> None:
+def test_calls_need_the_api_key(start: Start) -> None:
     keyed = start(api_key="secret")
     assert keyed.http.get("/models").status_code == 200
     for given in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret"}):

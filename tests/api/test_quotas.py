@@ -39,7 +39,7 @@ def limited(
     return made
 
 
-def test_requests_a_minute(
+def test_a_quota_bounds_requests_a_minute(
     start: Start, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = limited(start, tmp_path / "t", clock, monkeypatch, requestsPerMinute=3)
@@ -60,7 +60,7 @@ def test_requests_a_minute(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_tokens_a_minute(
+def test_a_quota_bounds_tokens_a_minute(
     start: Start, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
     """Charged are the most that a request may cost, and then what it did."""

@@ -325,7 +325,7 @@ def test_an_installation_adds_variables_of_its_templates() -> None:
             Settings(template_arguments=wrong)
 
 
-def test_over_http(start: Start) -> None:
+def test_unknown_fields_are_refused_over_http(start: Start) -> None:
     """The request at the gateway, and its answer."""
     installation = start(template_arguments="tone")
     installation.up()

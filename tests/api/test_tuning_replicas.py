@@ -24,7 +24,7 @@ def phases(asked: Installation) -> list[str]:
     return [g["phase"] for g in asked.http.get("/deployments/base").json()["groups"]]
 
 
-def test_more_and_fewer_engines(served: Installation) -> None:
+def test_replicas_are_raised_and_lowered(served: Installation) -> None:
     served.cluster.requests = None  # bounds hold while the gateways are silent, too
     reply = patch(served, replicas={"min": 2, "max": 2})
     assert reply.status_code == 200, reply.text

@@ -115,7 +115,7 @@ def test_kv_heads_are_those_of_the_cache(tiny: Tiny) -> None:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_published_sizes(name: str) -> None:
+def test_our_sizes_equal_published_ones(name: str) -> None:
     tiny, parameters = PUBLISHED[name]
     config = tiny.make_config()
     assert spec_from(config).weight_bytes == 4 * parameters == 4 * tiny.build(config).num_parameters()

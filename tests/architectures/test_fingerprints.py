@@ -86,7 +86,7 @@ def test_an_impossible_number_of_layers_is_refused(layers: Any) -> None:
 
 
 @EVERY
-def test_a_folder_without_weights(tiny: Tiny, tmp_path: Path) -> None:
+def test_a_folder_without_weights_is_refused(tiny: Tiny, tmp_path: Path) -> None:
     source = tiny.write(tmp_path / "model")
     (source / "modeling_evil.py").write_text("raise SystemExit")
     target = write_fingerprint(source, tmp_path / "fingerprint", 1)

@@ -97,7 +97,7 @@ BY_HAND = {
 
 
 @pytest.mark.parametrize("case", BY_HAND, ids=" ".join)
-def test_two_ranks_by_hand(case: tuple[str, str]) -> None:
+def test_two_ranks_hold_the_bytes_computed_by_hand(case: tuple[str, str]) -> None:
     assert layer_shard_bytes(of(*case), 2) == 2 * BY_HAND[case]
 
 

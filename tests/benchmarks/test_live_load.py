@@ -179,7 +179,7 @@ OUTCOMES = [
 ]
 
 
-def test_a_class_by_hand() -> None:
+def test_the_figures_of_a_class_equal_those_by_hand() -> None:
     (row,) = report.by_class(OUTCOMES, [PriorityClass("high", 1.0, ttft_s=1.0)], tpot_s=0.2)
     assert [row[kind.value] for kind in Kind] == [3, 1, 0, 0, 1]
     assert (row["ttft_attained"], row["both_attained"]) == (0.4, 0.2)

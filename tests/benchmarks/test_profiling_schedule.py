@@ -294,7 +294,7 @@ time.sleep(60)
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_an_engine_may_take_as_long_as_it_measures_and_one_that_hangs_says_where(
+def test_an_engine_may_run_as_long_as_it_measures_and_a_hanging_one_prints_its_stack(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lanes, "GRACE_S", 8.0)  # on a busy machine an interpreter takes seconds to start

@@ -42,7 +42,7 @@ def test_lengths_fit(given: tuple[int, int], clipped: tuple[int, int]) -> None:
     assert workload.clip(*given, 100) == clipped
 
 
-def test_azures_columns() -> None:
+def test_azure_s_columns_are_read() -> None:
     rows = [
         "TIMESTAMP,ContextTokens,GeneratedTokens",
         "2023-11-16 18:15:46,374,44",
@@ -51,7 +51,7 @@ def test_azures_columns() -> None:
     assert workload.azure_lengths("\n".join(rows), 2048) == [(374, 44), (1939, 109)]
 
 
-def test_popularity() -> None:
+def test_popularity_follows_its_law() -> None:
     assert workload.popularity(4, "uniform") == pytest.approx([0.25] * 4)
     shares = workload.popularity(32, "zipf")
     total = math.fsum(1 / i**1.5 for i in range(1, 33))
@@ -101,7 +101,7 @@ def test_prompts_share_no_prefix() -> None:
     assert max(one) < 2000
 
 
-def test_cases() -> None:
+def test_cases_are_parsed() -> None:
     assert parse_case("azure@0.5").rate == 0.5
     assert parse_case("zipf@4:cv=3").cv == 3
     assert parse_case("uniform@4:cv=3:seed=2").seed == 2

@@ -51,7 +51,7 @@ def tuned(base: Path) -> Path:
         (("--method", "low-rank", "--budget", "0.5"), VariantKind.SVD_DELTA, (16,)),
     ],
 )
-def test_compress_then_merge(
+def test_a_compressed_delta_is_merged(
     cli: Cli, tmp_path: Path, base: Path, tuned: Path, options: Any, kind: VariantKind, bits: Any
 ) -> None:
     code, out, err = cli("compress", base, tuned, "--out", tmp_path / "delta", *options)
@@ -118,7 +118,7 @@ def test_compress_packs_files(cli: Cli, tmp_path: Path, base: Path, tuned: Path)
     assert read_variant(tmp_path / "delta", read_model(base), VariantLimits(1)).bits == (4,)
 
 
-def test_merge_by_name(cli: Cli, api: FakeApi, tmp_path: Path, base: Path) -> None:
+def test_merge_finds_models_by_name(cli: Cli, api: FakeApi, tmp_path: Path, base: Path) -> None:
     lora = make.write(base, tmp_path / "lora", RandomLora("l", 4, 1))
     api.script("GET /models/v1", answer(model("v1", base="smol", adapter=str(lora), path=str(lora))))
     api.script("GET /models/smol", answer(model("smol", path=str(base))))
@@ -170,7 +170,9 @@ def test_merge_by_name_where_the_folders_are_not(cli: Cli, api: FakeApi, tmp_pat
         (["merge", "--base", "BASE", "--variant", "BASE", "--to", "NEW"], 1, "expected adapter_config.json"),
     ],
 )
-def test_mistakes(cli: Cli, tmp_path: Path, base: Path, argv: list[str], code: int, words: str) -> None:
+def test_mistakes_are_explained(
+    cli: Cli, tmp_path: Path, base: Path, argv: list[str], code: int, words: str
+) -> None:
     places = {"BASE": str(base), "NEW": str(tmp_path / "new")}
     for name, place in places.items():
         argv = [arg.replace(name, place) for arg in argv]

@@ -139,7 +139,7 @@ def test_the_help_of_every_command_names_json(cli: Cli) -> None:
 # The texts that people see
 
 
-def test_register_a_base(cli: Cli, api: FakeApi) -> None:
+def test_register_adds_a_base(cli: Cli, api: FakeApi) -> None:
     ready = operation("Ready", kind="register_model")
     api.script("GET /operations/op-1/watch", events(operation("Profiling", 0.4, reason="reading [x]"), ready))
     ended = cli(
@@ -588,7 +588,7 @@ def test_the_live_line_shows_reasons_as_they_are() -> None:
     assert waiting.progress_line(view) == "smol: Deploying 25%  [/b] 1 of 4"
 
 
-def test_describe_a_variant(cli: Cli, api: FakeApi) -> None:
+def test_describe_shows_a_variant(cli: Cli, api: FakeApi) -> None:
     modules = {
         "q_proj": {"sizeBytes": 9, "rank": 8, "factors": 0, "blockSize": 0},
         "up_proj": {"sizeBytes": 9, "rank": 0, "factors": 2, "blockSize": 16},

@@ -152,7 +152,7 @@ def test_a_refusal_lists_feasible_relaxations(
         "deploy smol --max-replicas 0",
     ],
 )
-def test_usage_errors(cli: Cli, api: FakeApi, line: str) -> None:
+def test_usage_errors_are_explained(cli: Cli, api: FakeApi, line: str) -> None:
     ended = cli(*line.split())
     assert ended.code == 2
     assert not api.calls("POST /deploy_model")

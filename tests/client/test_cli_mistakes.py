@@ -32,7 +32,9 @@ from testkit.client.fake_api import FakeApi, answer, error
         (["--url", "http://h:99999", "models"], "Invalid value for --url: the URL's port", "models --help"),
     ],
 )  # fmt: skip
-def test_a_mistyped_command_line(argv: list[str], said: str, hint: str, cli: Cli, api: FakeApi) -> None:
+def test_a_mistyped_command_line_is_explained(
+    argv: list[str], said: str, hint: str, cli: Cli, api: FakeApi
+) -> None:
     ended = cli(*argv)
     assert ended.code == 2
     assert api.asked == []

@@ -56,7 +56,9 @@ def keys_of(value: Any) -> Iterator[str]:
         yield from keys_of(entry)
 
 
-def test_tables_and_a_picture(scenario: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_plan_writes_tables_and_a_picture(
+    scenario: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     picture = tmp_path / "cluster.png"
     assert cli_main.run(["plan", str(scenario), "--policy", "maveriq", "--plot", str(picture)]) == 0
     out = capfd.readouterr().out

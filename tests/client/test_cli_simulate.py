@@ -50,7 +50,7 @@ def test_a_table_and_a_picture(scenario: Path, tmp_path: Path, capfd: pytest.Cap
     assert [row.split()[:2] for row in rows[:2]] == [["least-harm", "2/s"], ["least-harm", "5/s"]]
 
 
-def test_the_fewest_groups(scenario: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_simulate_finds_the_fewest_groups(scenario: Path, capfd: pytest.CaptureFixture[str]) -> None:
     scenario.write_text(SCENARIO.replace("rates: [2, 5]", "ratePerS: 100"))
     assert cli_main.run(["simulate", str(scenario), "--for-slo", "0.9"]) == 0
     said = capfd.readouterr().out

@@ -44,13 +44,13 @@ def test_a_base_without_variants_is_reported(cli: Cli, api: FakeApi) -> None:
     assert "no variants are deployed on it" in cli("status", "smol").out
 
 
-def test_tune(cli: Cli, api: FakeApi) -> None:
+def test_tune_sets_the_variant_limit(cli: Cli, api: FakeApi) -> None:
     ended = cli("tune", "smol", "--max-active-variants", "2")
     assert "'smol' runs up to 2 variants at once" in ended.out
     assert api.calls("PATCH /deployments/smol")[0][0] == {"maxActiveVariants": 2}
 
 
-def test_tune_targets(cli: Cli, api: FakeApi) -> None:
+def test_tune_sets_targets(cli: Cli, api: FakeApi) -> None:
     api.script("PATCH /deployments/v1", answer(deployment("v1", targets={"ttft_ms": 250, "late": "drop"})))
     ended = cli("tune", "v1", "--target-ttft-ms", "250", "--deadline-ms", "0", "--late", "drop")
     assert api.calls("PATCH /deployments/v1")[0][0] == {
@@ -59,7 +59,7 @@ def test_tune_targets(cli: Cli, api: FakeApi) -> None:
     assert ended.out == "'v1' serves requests by: ttft_ms 250, late drop\n"
 
 
-def test_tune_by_a_profile(cli: Cli, api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tune_finds_the_limit_by_a_profile(cli: Cli, api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def run(client: Client, name: str, burst: Burst, limit_s: float | None, tell: object) -> Profile:
@@ -91,7 +91,7 @@ def test_tune_needs_one_way(options: list[str], cli: Cli, api: FakeApi) -> None:
     assert not api.asked
 
 
-def test_prefetch(cli: Cli, api: FakeApi) -> None:
+def test_prefetch_reads_variants_into_memory(cli: Cli, api: FakeApi) -> None:
     assert cli("prefetch", "v1").out == "'v1' is on the device\n"
     gone = residency("v1")
     gone[0]["variants"][0]["tier"] = "disk"

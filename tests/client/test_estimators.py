@@ -38,7 +38,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, ...]:
     return "--fingerprints", fingerprints, "--truth", truth
 
 
-def test_the_table_for_people(cli: Cli, tables: tuple[Any, ...]) -> None:
+def test_people_get_a_table(cli: Cli, tables: tuple[Any, ...]) -> None:
     code, out, err = cli(*tables)
     assert (code, err) == (0, "")
     for word in ("estimator", "ostinato", "1 (oom)", "overall", "llama-2-7b", "LATENCY MEDIAN", "int4_gptq"):
@@ -54,7 +54,7 @@ def test_the_table_for_people(cli: Cli, tables: tuple[Any, ...]) -> None:
         pytest.param("maveriq", "leave-one-model-out", marks=pytest.mark.slow),
     ],
 )
-def test_one_document_for_machines(
+def test_machines_get_one_document(
     cli: Cli, tables: tuple[Any, ...], estimator: str, calibration: str
 ) -> None:
     code, out, err = cli(*tables, "--estimator", estimator, "--calibrate", calibration, "--json")
@@ -72,7 +72,7 @@ def test_one_document_for_machines(
     assert 0 < overall["latency"]["median"] < overall["latency"]["p90"]
 
 
-def test_mistakes(cli: Cli, tables: tuple[Any, ...], tmp_path: Path) -> None:
+def test_mistakes_are_explained(cli: Cli, tables: tuple[Any, ...], tmp_path: Path) -> None:
     _, fingerprints, _, truth = tables
     bad = tmp_path / "bad.csv"
     bad.write_text(truth.read_text().replace(",float16,", ",,", 1))

@@ -88,7 +88,7 @@ def compressors() -> list[psutil.Process]:
     return found
 
 
-def test_lines_there_and_back() -> None:
+def test_lines_survive_writing_and_reading() -> None:
     for line in (Progress(0.25, "layer 1", 3.5), Failed("no"), Done(Artifact("m", "lora", 1, 2))):
         assert from_line(to_line(line)) == line
         json.loads(to_line(line))

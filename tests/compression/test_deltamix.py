@@ -299,7 +299,7 @@ def test_numbers_that_are_none(where: str) -> None:
         deltamix().step(bad)
 
 
-def test_a_difference_beyond_float16() -> None:
+def test_a_difference_beyond_float16_is_refused() -> None:
     layer = problem((32, 48), 0)
     with pytest.raises(ValueError, match="expected singular vectors within float16"):
         deltamix(1 / 4).step(Problem(layer.name, layer.base, layer.tuned * 1e7, layer.inputs))

@@ -298,7 +298,7 @@ def test_rounding_zeros_gives_zeros() -> None:
     assert torch.equal(round_to_nearest().step(of).weight, torch.zeros(2, 8))
 
 
-def test_correlated_inputs_are_what_their_name_says() -> None:
+def test_correlated_inputs_are_correlated() -> None:
     gram = correlated(32, 1)
     unit = gram / gram.diagonal().sqrt().outer(gram.diagonal().sqrt())
     assert float((unit - torch.eye(32)).abs().max()) > 0.5

@@ -169,12 +169,12 @@ def test_a_matrix_of_low_rank_comes_back() -> None:
         ((64, 32), ((8, 2), (3, 1), (2, 1))),
     ],
 )
-def test_the_default_budget(shape: tuple[int, int], groups: tuple[tuple[int, int], ...]) -> None:
+def test_the_default_budget_is_used(shape: tuple[int, int], groups: tuple[tuple[int, int], ...]) -> None:
     assert svd.default_groups(shape) == groups
     assert sum(bits * rank for bits, rank in groups) * sum(shape) <= shape[0] * shape[1]
 
 
-def test_a_budget_too_small() -> None:
+def test_a_budget_that_is_too_small_is_refused() -> None:
     with pytest.raises(ValueError, match="budget"):
         svd.default_groups((8, 8), 1e-3)
 
@@ -182,7 +182,7 @@ def test_a_budget_too_small() -> None:
 # --- BOFT -------------------------------------------------------------------------------------------------
 
 
-def test_the_butterfly_permutation() -> None:
+def test_the_butterfly_permutation_equals_peft_s() -> None:
     assert boft.permutation(16, 4, 1)[:8].tolist() == [0, 1, 4, 5, 2, 3, 6, 7]
     assert boft.permutation(16, 4, 0).tolist() == list(range(16))
     assert boft.permutation(16, 4, 2).tolist() == [0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15]
@@ -211,7 +211,7 @@ def dense_rotation(r: torch.Tensor) -> torch.Tensor:
     case=st.sampled_from(((1, 3, 4), (1, 1, 5), (2, 4, 4), (2, 2, 6), (3, 8, 2), (3, 4, 4))),
     seed=st.integers(0, 2**31),
 )
-def test_rotating_a_weight(case: tuple[int, int, int], seed: int) -> None:
+def test_a_rotated_weight_equals_peft_s(case: tuple[int, int, int], seed: int) -> None:
     factors, blocks, size = case
     r, s = random((factors, blocks, size, size), seed, 1.0), 1 + random((7, 1), seed, 0.1)
     weight = random((7, blocks * size), seed + 1, 1.0)

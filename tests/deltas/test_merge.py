@@ -60,7 +60,7 @@ def test_every_kind_gives_a_checkpoint_near_its_base(
 
 
 @pytest.mark.parametrize("lora", [RandomLora("a", 8, 1), RandomLora("b", 3, 2, rank_stabilised=True)])
-def test_lora_by_hand(tmp_path: Path, base: Path, lora: RandomLora) -> None:
+def test_a_merged_lora_equals_the_product_by_hand(tmp_path: Path, base: Path, lora: RandomLora) -> None:
     folder = make.write(base, tmp_path / "lora", lora)
     merge(base, folder, tmp_path / "merged")
     new, pairs = weights(tmp_path / "merged"), dict(make.weights_in(folder / "adapter_model.safetensors"))

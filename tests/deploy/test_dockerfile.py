@@ -72,7 +72,7 @@ def test_bases_are_pinned(stage: Stage) -> None:
     assert "latest" not in tag
 
 
-def test_bases() -> None:
+def test_the_image_has_pinned_bases() -> None:
     assert base_of(STAGES["cpu"]) == "python:3.11-slim"
     assert re.fullmatch(r"nvidia/cuda:[\d.]+-runtime-ubuntu[\d.]+", base_of(STAGES["gpu"]))
 
@@ -138,7 +138,7 @@ def test_versions_of_ray_agree() -> None:
 
 
 @each_stage
-def test_no_secrets(stage: Stage) -> None:
+def test_the_image_has_no_secrets(stage: Stage) -> None:
     for name, text in stage.steps:
         if name in {"ARG", "ENV"}:
             assert not re.search(r"(?i)(token|secret|password|api_?key|credential)", text), text

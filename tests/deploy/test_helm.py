@@ -266,7 +266,7 @@ def _import_kubernetes_validate() -> Any:
     return kubernetes_validate
 
 
-def test_lint(helm: Helm, values: Object, tmp_path: Path) -> None:
+def test_the_chart_passes_lint(helm: Helm, values: Object, tmp_path: Path) -> None:
     given = tmp_path / "values.json"
     given.write_text(json.dumps({**KEY, **values}))
     done = helm("lint", "--strict", CHART, "--values", given)
@@ -289,7 +289,7 @@ def test_the_check_sees_a_misspelt_field(chart: Chart) -> None:
             check(found)
 
 
-def test_objects_of_each_set(chart: Chart) -> None:
+def test_each_set_of_values_renders_its_objects(chart: Chart) -> None:
     def kinds(name: str) -> list[str]:
         return sorted(each["kind"] for each in chart.render(VALUES[name]))
 
@@ -443,7 +443,7 @@ def test_the_operator_accepts_the_pods(chart: Chart, values: Object) -> None:
     assert "externalStorageNamespace" not in options
 
 
-def test_probes(chart: Chart) -> None:
+def test_pods_have_probes(chart: Chart) -> None:
     head, worker = (each["spec"]["containers"][0] for each in pod_templates(chart.service({})))
     agent = {"path": "/api/healthz", "port": 52365}
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
@@ -452,7 +452,7 @@ def test_probes(chart: Chart) -> None:
     assert worker["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "serve"}
 
 
-def test_a_gpu_group(chart: Chart) -> None:
+def test_a_gpu_group_is_rendered(chart: Chart) -> None:
     head, cpu, gpu = pod_templates(chart.service(VALUES["gpu"]))
     container = gpu["spec"]["containers"][0]
     assert container["resources"]["limits"] == {"memory": "512Gi", "nvidia.com/gpu": 8}
@@ -520,7 +520,7 @@ def test_deltas_are_made_where_every_container_finds_them(chart: Chart) -> None:
         assert "OSTINATO_ARTIFACTS" not in environment(template), "they are in home"
 
 
-def test_no_secret_outside_secrets(chart: Chart) -> None:
+def test_secrets_are_only_in_secrets(chart: Chart) -> None:
     key = EVERYTHING["apiKey"]["value"]
     for found in chart.render(EVERYTHING):
         if found["kind"] == "Secret":

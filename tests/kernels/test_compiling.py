@@ -56,7 +56,7 @@ SLOW = ("boft", "full", "lora", "sparse_delta", "svd_delta")
 @pytest.mark.parametrize(
     "operation", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 )
-def test_compiles_for_an_h200(operation: str) -> None:
+def test_kernels_compile_for_an_h200(operation: str) -> None:
     together = QUICK if operation in QUICK else SLOW
     kernels = [each for each in compiled(together) if each["name"].startswith(f"{operation}.")]
     assert kernels

@@ -186,7 +186,7 @@ def single_move_suffices(world: World) -> bool:
     return False
 
 
-def test_nothing_to_move() -> None:
+def test_a_balanced_cluster_has_no_moves() -> None:
     empty = World((), (0, 0), 3)
     assert to_free_a_device(empty.inventory, (), empty.decide) is None
     alone = World((((0, 5),),), (0, 0), 3)

@@ -87,7 +87,7 @@ def test_round_robin_gives_blocks_while_the_stage_has_room(
     ("selection", "expected"),
     [(Selection.HYBRID, 1), (Selection.PACKING, 2), (Selection.LEAST_LOADED, 0)],
 )
-def test_the_papers_selections(selection: Selection, expected: int) -> None:
+def test_the_paper_s_selections_are_found(selection: Selection, expected: int) -> None:
     """Loads 0.1, 0.6, 0.8 and 1: hybrid packs below 0.7, packing below 1."""
     loaded = cluster((40, 40, 40, 40), loads=(0.1, 0.6, 0.8, 1.0))
     assert seats(Maveriq(selection).find(loaded, request(max_pp=1))) == [("n0", expected)]

@@ -101,7 +101,7 @@ AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 """
 
 
-def test_azures_traces(tmp_path: Path) -> None:
+def test_azure_s_traces_are_read(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text(AZURE)
     trace = traces.read(path)
@@ -116,7 +116,7 @@ def lines(*entries: dict[str, Any]) -> str:
     return "".join(json.dumps(entry) + "\n" for entry in entries)
 
 
-def test_deltazips_traces(tmp_path: Path) -> None:
+def test_deltazip_s_traces_are_read(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     some = {"prompt": "x" * 40, "max_tokens": 7}
     path.write_text(

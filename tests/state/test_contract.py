@@ -122,7 +122,7 @@ def test_the_right_version_and_none_write(store: StateStore) -> None:
     assert store.get("model", "a") == Entry("3", third)
 
 
-def test_all_or_nothing(store: StateStore) -> None:
+def test_a_commit_applies_all_writes_or_none(store: StateStore) -> None:
     store.commit([put("a", "1"), put("b", "1")])
     before = contents(store)
     writes = [
@@ -148,7 +148,7 @@ def test_writes_of_one_entry_are_checked_first_and_the_last_wins(store: StateSto
         store.commit([Write("model", "a", None, revision), put("a", "3", 0)])
 
 
-def test_delete(store: StateStore) -> None:
+def test_a_deleted_entry_is_gone(store: StateStore) -> None:
     first = store.commit([put("a", "1", 0)])
     with pytest.raises(StaleWrite):
         store.commit([Write("model", "a", None, first + 1)])
@@ -693,7 +693,7 @@ def test_an_unknown_scheme_is_refused_with_the_accepted_ones() -> None:
         open_store("etcd://host")
 
 
-def test_a_quoted_path(tmp_path: Path) -> None:
+def test_a_quoted_path_is_opened(tmp_path: Path) -> None:
     open_store(f"sqlite://{tmp_path}/a%20%3Fb.db").close()
     assert (tmp_path / "a ?b.db").exists()
 
@@ -739,7 +739,7 @@ def test_a_file_that_is_no_database(tmp_path: Path, content: bytes) -> None:
     assert path.read_bytes() == content
 
 
-def test_a_damaged_database(tmp_path: Path) -> None:
+def test_a_damaged_database_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     store = SqliteStore(path)
     store.commit([put(str(i), "x" * 1000) for i in range(100)])

@@ -74,7 +74,7 @@ def repository(store: StateStore) -> Repository:
     return Repository(store)
 
 
-def test_an_empty_state(repository: Repository) -> None:
+def test_an_empty_state_has_no_records(repository: Repository) -> None:
     assert repository.read() == State(0, {}, {}, {})
     assert repository.get(Model, "base") is None
     assert repository.commit([]) == repository.revision() == 0
@@ -129,7 +129,7 @@ def test_each_of_a_kind_that_decodes(store: StateStore) -> None:
     assert list(repository.each(PastOperation)) == [Versioned(PAST, revision)]
 
 
-def test_the_same_over_redis(redis_url: str, tmp_path: Path) -> None:
+def test_records_are_the_same_over_redis(redis_url: str, tmp_path: Path) -> None:
     store = open_store(f"{redis_url}?prefix=typed-{tmp_path.name}-{id(tmp_path)}")
     repository = Repository(store)
     repository.commit([Put(record, 0) for record in RECORDS])
@@ -223,7 +223,7 @@ def test_a_record_is_changed_only_at_the_version_that_was_read(repository: Repos
     assert repository.read().operations == {}
 
 
-def test_delete(repository: Repository) -> None:
+def test_a_deleted_record_is_gone(repository: Repository) -> None:
     revision = repository.commit([Put(BASE, 0), Put(DEPLOYMENT, 0)])
     with pytest.raises(StaleWrite):
         repository.commit([Delete(Model, "base", revision + 1)])

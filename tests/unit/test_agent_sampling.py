@@ -105,7 +105,7 @@ def test_outside_of_any_ray_node_all_engines_count(pid: int) -> None:
     assert of_ray_node(TABLE, pid) == TABLE
 
 
-def test_gpus() -> None:
+def test_gpus_are_sampled() -> None:
     readings = [
         GpuReading(0, "NVIDIA H200", 140 * GIB, 30 * GIB, 50, ((22, 20 * GIB), (99, GIB), (40, None))),
         GpuReading(2, "NVIDIA H200", 140 * GIB, GIB, 0, ((40, GIB), (40, GIB))),  # it computes and draws
@@ -153,7 +153,7 @@ def test_free_memory_is_bounded_by_host_and_cgroup(total: int, available: int, l
     assert 0 <= free == min(sample.total_bytes, max(0, min(available, limit - use)))
 
 
-def test_cgroups_of_both_versions() -> None:
+def test_cgroups_of_both_versions_are_read() -> None:
     """The cgroups of Debian with systemd, and of a container of version 1."""
     assert cgroup_paths("0::/system.slice/ray.service\n", "memory") == [
         ("2", "system.slice/ray.service"),
@@ -172,7 +172,7 @@ def test_cgroups_of_both_versions() -> None:
     )
 
 
-def test_limits_of_cgroups() -> None:
+def test_limits_of_cgroups_bound_the_memory() -> None:
     statistics = "anon 100\ninactive_file 300\nactive_file 50\n"
     assert cgroup_limit("1000\n", "700\n", statistics) == (1000, 400)
     assert cgroup_limit("1000\n", "700\n", statistics.replace("inactive", "total_inactive")) == (1000, 400)
@@ -184,7 +184,7 @@ def test_limits_of_cgroups() -> None:
     assert cgroup_cores("-1\n", "100000\n") is None
 
 
-def test_this_host() -> None:
+def test_this_host_is_sampled() -> None:
     """Against psutil, which reads the same of the kernel by other ways."""
     reading = host.read()
     assert reading.total_bytes == psutil.virtual_memory().total

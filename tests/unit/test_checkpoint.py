@@ -24,7 +24,7 @@ from profiler.files import read_layout
 from testkit import checkpoints as make
 
 
-def test_the_real_smollm2(tmp_path: Path) -> None:
+def test_the_real_smollm2_is_read(tmp_path: Path) -> None:
     """134,515,008 parameters, by the published count, from headers over a sparse file of the real size."""
     shapes = make.tensors(make.SMOLLM2)
     header, at = {}, 0

@@ -22,7 +22,7 @@ from controlplane.demo.tasks import ADAPTERS, BASE, TASKS, Task, last_number, la
         ("", ""),
     ],
 )
-def test_last_number(reply: str, wanted: str) -> None:
+def test_the_last_number_is_found(reply: str, wanted: str) -> None:
     assert last_number(reply) == wanted
 
 
@@ -30,7 +30,7 @@ def test_last_number(reply: str, wanted: str) -> None:
     ("reply", "wanted"),
     [("mother", "mother"), ("She is his Mother-in-law.", "mother-in-law"), ("**Wife**", "wife"), ("42", "")],
 )
-def test_last_word(reply: str, wanted: str) -> None:
+def test_the_last_word_is_found(reply: str, wanted: str) -> None:
     assert last_word(reply) == wanted
 
 

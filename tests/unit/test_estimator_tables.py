@@ -35,7 +35,7 @@ def test_a_row_as_the_artifact_writes_it() -> None:
     assert (row.latency_s, row.memory_bytes, row.line) == (2.5, 16.5 * GIB, 2)
 
 
-def test_a_fingerprint_row() -> None:
+def test_a_fingerprint_row_is_read() -> None:
     text = f"{FINGERPRINT_HEADER}\ngptj-6b,1,1,2,int8,False,10,1,0.05,1,1.25,3.0,9,8\n"
     assert one(text).query == Query(Family("gptj-6b", "int8", False), 1, (2,), 10, 1)
 
@@ -63,12 +63,12 @@ def test_a_fingerprint_row() -> None:
         f"{HEADER.replace(',', ';')}\n{ROW.replace(',', ';')}\n",
     ],
 )
-def test_leniency(text: str) -> None:
+def test_lenient_forms_are_read(text: str) -> None:
     assert one(text).query == one(f"{HEADER}\n{ROW}\n").query
     assert one(text).memory_bytes == 16.5 * GIB
 
 
-def test_columns_in_any_order() -> None:
+def test_columns_may_come_in_any_order() -> None:
     order = [8, 3, 0, 1, 12, 2, 4, 5, 6, 7, 10, 9, 11]
     lines = [",".join(line.split(",")[at] for at in order) for line in (HEADER, ROW)]
     assert one("\n".join(lines)) == one(f"{HEADER}\n{ROW}\n")
@@ -145,7 +145,7 @@ def test_bad_cells_name_their_place(old: str, new: str, column: str, expected: s
         (f'{HEADER}\n"{ROW[:20]}\0\n' + "x" * 200_000, "line"),
     ],
 )
-def test_bad_tables(text: str, words: str) -> None:
+def test_bad_tables_are_refused(text: str, words: str) -> None:
     with pytest.raises(TableError, match=words):
         parse_table(text)
 

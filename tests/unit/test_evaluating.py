@@ -55,7 +55,7 @@ def truth(model: str, batch: int, latency: float, memory: float | None, dtype: s
     return Measurement(Query(Family(model, dtype, False), 1, (32,), 100, batch), latency, memory, 2)
 
 
-def test_statistics_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_statistics_equal_those_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = (
         truth("a", 1, 10.0, 100.0),  # exact
         truth("a", 8, 12.5, 50.0),  # |10 / 12.5 - 1| = 20%, outside of 9 to 11; memory not predicted

@@ -25,9 +25,9 @@ from profiler.figures import figure
         (math.nan, "nan"),
     ],
 )
-def test_three_digits(value: float, shown: str) -> None:
+def test_figures_have_three_digits(value: float, shown: str) -> None:
     assert figure(value) == shown
 
 
-def test_four_digits() -> None:
+def test_figures_have_four_digits() -> None:
     assert [figure(value, 4) for value in (410.42, 89123.0)] == ["410.4", "89120"]

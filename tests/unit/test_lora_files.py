@@ -28,7 +28,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
     return read_model(make.write_model(tmp_path_factory.mktemp("base")))
 
 
-def test_a_plain_adapter(tmp_path: Path, base: ModelSpec) -> None:
+def test_a_plain_adapter_is_read(tmp_path: Path, base: ModelSpec) -> None:
     spec = read_variant(make.write_adapter(tmp_path), base, LIMITS)
     assert (spec.kind, spec.max_rank, spec.bits) == (VariantKind.LORA, 4, ())
     assert spec.target_modules == ("q_proj", "down_proj")
@@ -70,7 +70,9 @@ def test_rank_pattern_sets_single_ranks(tmp_path: Path, base: ModelSpec, key: st
         ({"target_modules": ["q_proj", "down_proj", "o_proj"], "exclude_modules": ["o_proj"]}, {8 / 4}),
     ],
 )
-def test_the_scaling(tmp_path: Path, base: ModelSpec, changes: dict[str, Any], scalings: set[float]) -> None:
+def test_the_scaling_is_read(
+    tmp_path: Path, base: ModelSpec, changes: dict[str, Any], scalings: set[float]
+) -> None:
     manifest = read_manifest(make.write_adapter(tmp_path, changes), base, LIMITS)
     assert isinstance(manifest, LoraManifest)
     assert {module.scaling for module in manifest.modules.values()} == scalings
@@ -137,7 +139,7 @@ def test_tensors_that_do_not_fit_are_named(
         read_variant(make.write_adapter(tmp_path, None, {**make.lora_weights(), **weights}), base, LIMITS)
 
 
-def test_incomplete_files(tmp_path: Path, base: ModelSpec) -> None:
+def test_incomplete_files_are_refused(tmp_path: Path, base: ModelSpec) -> None:
     lonely = make.lora_weights()
     del lonely[A]
     with pytest.raises(CheckpointError, match="only one of"):

@@ -62,7 +62,7 @@ def hand_made() -> list[Measurement]:
     return rows
 
 
-def test_the_four_components() -> None:
+def test_the_four_components_are_separated() -> None:
     seconds = {(1, 10): 1.0, (1, 20): 1.6, (2, 10): 1.5, (2, 20): 2.3}
     found = extract(lambda n, o: seconds[n, o], (1, 2), (10, 20))
     assert found.tpot_layer == pytest.approx(0.02)
@@ -99,7 +99,9 @@ def test_components_are_clamped_unless_asked_not_to_be() -> None:
         (1, (3, 7), PipelineTerm.PAPER, 29.2),
     ],
 )
-def test_latency_by_hand(tp: int, stages: tuple[int, ...], term: PipelineTerm, expected: float) -> None:
+def test_latency_equals_that_by_hand(
+    tp: int, stages: tuple[int, ...], term: PipelineTerm, expected: float
+) -> None:
     estimator = MaverIQ(hand_made(), exponents=SIMPLE, pipeline_term=term)
     found = estimator.predict(Query(FAMILY, tp, stages, 100, 1)).latency_s
     assert found.value == pytest.approx(expected)
@@ -121,14 +123,14 @@ def test_the_published_constants_by_hand() -> None:
 @pytest.mark.parametrize(
     ("tp", "stages", "gib"), [(1, (10,), 23), (4, (10,), 26), (2, (4, 6), 28), (1, (4, 6), 25)]
 )
-def test_memory_by_hand(tp: int, stages: tuple[int, ...], gib: float) -> None:
+def test_memory_equals_that_by_hand(tp: int, stages: tuple[int, ...], gib: float) -> None:
     found = MaverIQ(hand_made()).predict(Query(FAMILY, tp, stages, 100, 1)).memory_bytes
     assert found is not None
     assert found.value == pytest.approx(gib * GIB)
     assert parallel_memory(2, 2, 23, -1, 2) == 27  # a negative A counts as none
 
 
-def test_batches_by_hand() -> None:
+def test_batches_equal_those_by_hand() -> None:
     # L(2) - L(1) = 30.2 - 27.1 = 3.1, so L(8) = 27.1 + 7 x 3.1 = 48.8.
     # Memory: 24.5 - 23 = 1.5, so M(8) = 23 + 10.5 = 33.5.
     found = MaverIQ(hand_made()).predict(Query(FAMILY, 1, (10,), 100, 8))
@@ -204,7 +206,7 @@ def test_noisy_constants_predict_as_well_as_true_ones() -> None:
     assert error(fit(noisy)) <= error(by)
 
 
-def test_constants_from_tables() -> None:
+def test_constants_come_from_tables() -> None:
     by = Exponents(0.3, 0.9, 0.4, 0.7)
     estimator = MaverIQ(hand_made(), exponents={("float16", False): by})
     plans = [

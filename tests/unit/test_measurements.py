@@ -85,7 +85,7 @@ def test_a_step_is_timed_while_all_requests_decode() -> None:
     assert (found.ttft_s, found.ttft_last_s, found.latency_s) == (2.0, 3.0, 10.0)
 
 
-def test_a_decode_step_is_told_from_pieces_of_steps_that_fill_prompts() -> None:
+def test_a_decode_step_is_distinguished_from_parts_of_prefill_steps() -> None:
     """64 fills replay each piece of a layer, 6 steps the whole batch's graph, two that of a smaller one."""
     pieces, whole, smaller = [[0.36] * 64, [1.2] * 64], [9.3, 9.2, 9.4, 9.3, 9.3, 30.0], [12.0, 12.0]
     assert decode_ms([*pieces, whole, smaller]) == 9.3

@@ -370,7 +370,7 @@ def inverse_smooth_max(ratio: float) -> float:
 
 
 @given(st.floats(0, 100), st.floats(0, 100))
-def test_the_smooth_maximum(a: float, b: float) -> None:
+def test_the_smooth_maximum_is_near_the_maximum(a: float, b: float) -> None:
     found = smooth_max(a, b)
     assert max(a, b) <= found <= max(a, b) * 2**0.25 * (1 + 1e-12)
     if 1e-3 < b < 100:

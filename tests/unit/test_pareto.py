@@ -10,7 +10,7 @@ from placement.pareto import pareto
 COSTS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4), st.integers(0, 4)), max_size=12)
 
 
-def test_a_front() -> None:
+def test_the_front_follows_its_definition() -> None:
     assert pareto([(1, 9), (2, 2), (9, 1), (3, 3), (2, 2)]) == (True, True, True, False, True)
     assert pareto([]) == ()
 

@@ -46,7 +46,7 @@ def test_intervals_hold_what_the_simulated_engine_takes(
     assert ("no pipeline was measured" in " ".join(found.notes)) == (len(layers) > 1)
 
 
-def test_tp_that_was_not_measured_is_scaled_says_so_and_is_less_certain() -> None:
+def test_an_unmeasured_tp_is_scaled_with_a_wider_range_and_marked_so() -> None:
     """The roofline's ratio: four ranks are quicker than two, by less than twice."""
     two, four = (predict(ground(plan(tp)), plan(tp), Workload(8, 256, OUT)) for tp in (2, 4))
     assert 0.5 < four.tpot_s.value / two.tpot_s.value < 1

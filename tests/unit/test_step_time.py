@@ -81,7 +81,7 @@ def padded(alpha: float) -> Records:
 
 
 @pytest.mark.parametrize(("rows", "rank", "expected_ms"), [(24, 32, 34.8), (16, 64, 35.8), (25, 64, 38.0)])
-def test_the_papers_toy_example(rows: int, rank: int, expected_ms: float) -> None:
+def test_the_paper_s_toy_example_is_reproduced(rows: int, rank: int, expected_ms: float) -> None:
     """CaraServe, figure 5: 24 rows of rank 32 take 34.8 ms, 16 of rank 64 35.8; one more of rank 64 with the
     24 makes all 25 count as 64."""
     ranks = [rank] * rows if rows != 25 else [32] * 24 + [64]

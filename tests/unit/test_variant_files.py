@@ -58,7 +58,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
 # --- BOFT -------------------------------------------------------------------------------------------------
 
 
-def test_boft(tmp_path: Path, base: ModelSpec) -> None:
+def test_boft_adapters_are_read(tmp_path: Path, base: ModelSpec) -> None:
     manifest = read_manifest(write_boft(tmp_path), base, LIMITS)
     assert isinstance(manifest, BoftManifest)
     assert manifest.spec.kind is VariantKind.BOFT
@@ -92,7 +92,9 @@ def test_boft_of_older_peft_and_without_its_cuda_extension(tmp_path: Path, base:
 
 @pytest.mark.parametrize("bias", ["all", "boft_only"])
 @pytest.mark.parametrize("spelling", ["bias", "base_layer.bias"])
-def test_boft_with_biases(tmp_path: Path, base: ModelSpec, bias: str, spelling: str) -> None:
+def test_boft_adapters_with_biases_are_read(
+    tmp_path: Path, base: ModelSpec, bias: str, spelling: str
+) -> None:
     weights = {**boft_weights(), f"base_model.model.{Q}.{spelling}": np.zeros(16, np.float32)}
     manifest = read_manifest(write_boft(tmp_path / "a", {"bias": bias}, weights), base, LIMITS)
     assert manifest.full[f"{Q}.bias"].shape == (16,)
@@ -153,7 +155,7 @@ def test_any_boft_config_is_read_or_an_error(base: ModelSpec, key: str, value: o
 # --- compressed deltas ------------------------------------------------------------------------------------
 
 
-def test_a_sparse_delta(tmp_path: Path, base: ModelSpec) -> None:
+def test_a_sparse_delta_is_read(tmp_path: Path, base: ModelSpec) -> None:
     folder = write_delta(tmp_path / "d", base)
     manifest = read_manifest(folder, base, LIMITS)
     assert isinstance(manifest, SparseManifest)
@@ -225,7 +227,7 @@ def test_a_scale_of_a_difference_is_finite(tmp_path: Path, base: ModelSpec) -> N
         make.verify_values(read_manifest(folder, base, LIMITS))
 
 
-def test_an_svd_delta(tmp_path: Path, base: ModelSpec) -> None:
+def test_an_svd_delta_is_read(tmp_path: Path, base: ModelSpec) -> None:
     manifest = read_manifest(write_delta(tmp_path / "d", base, "svd_delta"), base, LIMITS)
     assert isinstance(manifest, SvdManifest)
     assert (manifest.spec.bits, manifest.spec.max_rank) == ((16, 3), 3)
@@ -331,7 +333,7 @@ def test_files_that_cannot_be_replaced_are_named(tmp_path: Path, base: ModelSpec
         read_variant(folder, base, LIMITS)
 
 
-def test_one_folder_one_variant(tmp_path: Path, base: ModelSpec) -> None:
+def test_a_folder_holds_one_variant(tmp_path: Path, base: ModelSpec) -> None:
     folder = write_delta(tmp_path / "d", base)
     (folder / "adapter_config.json").write_text("{}")
     with pytest.raises(CheckpointError, match="both"):
@@ -340,7 +342,7 @@ def test_one_folder_one_variant(tmp_path: Path, base: ModelSpec) -> None:
         read_variant(tmp_path, base, LIMITS)
 
 
-def test_a_base_without_fingerprint(tmp_path: Path, base: ModelSpec) -> None:
+def test_a_base_without_fingerprint_is_refused(tmp_path: Path, base: ModelSpec) -> None:
     import dataclasses
 
     with pytest.raises(AdapterError, match="register it again"):

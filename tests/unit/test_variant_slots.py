@@ -28,12 +28,12 @@ def test_a_limit_on_the_wait() -> None:
     assert choose_limit(profile, max_ttft_s=0.1) == 4, "none meets it: the nearest"
 
 
-def test_nothing_measured() -> None:
+def test_no_limit_is_chosen_without_measurements() -> None:
     with pytest.raises(ValueError, match="at least one"):
         choose_limit([])
 
 
-def test_candidates() -> None:
+def test_candidates_are_within_bounds() -> None:
     assert candidate_limits(4, 9) == (1, 2, 4)
     assert candidate_limits(6, 9) == (1, 2, 4, 6)
     assert candidate_limits(8, 3) == (1, 2, 3)

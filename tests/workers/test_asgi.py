@@ -33,7 +33,7 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
     await send(part(message["body"]))
 
 
-async def test_a_whole_reply() -> None:
+async def test_a_whole_reply_is_read() -> None:
     assert await asgi.call(echo, X) == EngineReply(201, "text/x", b"/xbody")
 
 

@@ -211,14 +211,14 @@ def test_the_variants_differ_from_the_base_and_each_other(mixed: list[Answer]) -
         assert len(set(answer.tokens)) > 4, f"hardly text: {answer.text!r}"
 
 
-def test_arrivals_while_others_decode(lab: Lab) -> None:
+def test_requests_that_arrive_while_others_decode_are_answered(lab: Lab) -> None:
     """Prefills and decodes of different models in the same steps."""
     rows = list(reversed(MIXED))
     for (model, _), answer in zip(rows, lab.run(lab.ask_all(rows, stagger_s=0.15)), strict=True):
         _assert_greedy(answer, lab.expected(model, answer))
 
 
-def test_more_variants_than_slots(lab: Lab) -> None:
+def test_more_variants_than_slots_are_served(lab: Lab) -> None:
     """Three variants take turns in two slots next to the base."""
     rows = _rows((BASE, THIRD.name, *(lora.name for lora in LORAS)))
     for (model, _), answer in zip(rows, lab.run(lab.ask_all(rows)), strict=True):

@@ -37,7 +37,7 @@ def ask(path: str, variant: VariantRef | None = None, **body: Any) -> EngineCall
     return EngineCall(path, json.dumps({"model": "b", **body}).encode(), variant)
 
 
-async def test_both_shapes(worker: Worker) -> None:
+async def test_both_shapes_of_requests_are_answered(worker: Worker) -> None:
     chat = json.loads((await worker.call(ask(CHAT, messages=[{"content": "a b"}]))).body)
     assert chat["choices"][0]["message"]["content"] == "a b"
     text = json.loads((await worker.call(ask(TEXT, prompt="a b c"))).body)
@@ -45,7 +45,7 @@ async def test_both_shapes(worker: Worker) -> None:
     assert text["usage"]["total_tokens"] == 6
 
 
-async def test_a_stream(worker: Worker) -> None:
+async def test_a_stream_is_answered(worker: Worker) -> None:
     items = [i async for i in worker.stream(ask(TEXT, prompt="a b", stream=True))]
     assert items[0] == EngineHead(200, "text/event-stream")
     assert items[-1] == b"data: [DONE]\n\n"

@@ -27,7 +27,7 @@ VALUES = st.recursive(
 
 
 @given(LOADS)
-def test_there_and_back(load: WorkerLoad) -> None:
+def test_a_load_survives_writing_and_reading(load: WorkerLoad) -> None:
     line = line_of(load)
     assert line.endswith(b"\n")
     assert line.count(b"\n") == 1

@@ -22,7 +22,7 @@ from testkit.cluster.load import Load, is_broken_off
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
 
-def test_echo_engine_killed(echo_cluster: Cluster) -> None:
+def test_a_killed_echo_engine_is_replaced(echo_cluster: Cluster) -> None:
     before = echo_cluster.records()
     with Load(echo_cluster.url, MODELS, 16) as load:
         times = strike(load, lambda: echo_cluster.replica(f"model-{BASE}", "Engine"))
@@ -31,7 +31,7 @@ def test_echo_engine_killed(echo_cluster: Cluster) -> None:
     assert_kept(echo_cluster, before)
 
 
-def test_controller_killed(echo_cluster: Cluster, adapters: dict[str, Path]) -> None:
+def test_a_killed_controller_is_replaced(echo_cluster: Cluster, adapters: dict[str, Path]) -> None:
     """Requests do not notice; what was acknowledged just before is carried out by the next controller."""
     before = echo_cluster.records()
     variant = {"model": "spare", "base": BASE, "adapter": str(adapters["spare"])}
@@ -93,7 +93,7 @@ def _controller(cluster: Cluster) -> psutil.Process:
     return cluster.replica("ostinato", "Controller")
 
 
-def test_gateway_killed(echo_cluster: Cluster) -> None:
+def test_a_killed_gateway_is_replaced(echo_cluster: Cluster) -> None:
     before = echo_cluster.records()
     with Load(echo_cluster.url, MODELS, 16) as load:
         times = strike(load, lambda: echo_cluster.replica("ostinato", "Gateway"))
@@ -165,7 +165,7 @@ def _gcs(cluster: Cluster) -> psutil.Process:
     return found[0]
 
 
-def test_the_whole_cluster_restarted(echo_cluster: Cluster) -> None:
+def test_a_restarted_cluster_serves_its_deployments(echo_cluster: Cluster) -> None:
     before = echo_cluster.records()
     down_s, up_s = echo_cluster.down(), echo_cluster.up()
     started = time.monotonic()

@@ -69,7 +69,7 @@ def test_load_brings_a_second_group_and_takes_it_back(many: Cluster) -> None:
     assert engines(many) == {}
 
 
-def test_asleep_and_awake(many: Cluster) -> None:
+def test_a_base_sleeps_and_wakes(many: Cluster) -> None:
     deploy(many, min=0, max=1, idleS=2)
     try:
         until(lambda: not engines(many) and not groups(many), "it sleeps")

@@ -23,7 +23,7 @@ def test_every_client_is_answered(echo_cluster: Cluster) -> None:
 
 
 @pytest.mark.long
-def test_the_jdk_s_client(echo_cluster: Cluster) -> None:
+def test_the_jdk_s_client_is_answered(echo_cluster: Cluster) -> None:
     """It offers HTTP/2 with its first request, and reads all on one connection."""
     java = shutil.which("java")
     assert java is not None, (

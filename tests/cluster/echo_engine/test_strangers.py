@@ -199,7 +199,7 @@ def test_the_token_and_rays_files_are_ours_alone(echo_cluster: Cluster) -> None:
             continue
 
 
-def test_the_owner_is_told_the_dashboard_s_address(echo_cluster: Cluster) -> None:
+def test_the_owner_gets_the_dashboard_s_address(echo_cluster: Cluster) -> None:
     start = "from controlplane.cli.main import main; main()"
     command = [sys.executable, "-c", start, "dashboard", "--json", "--home", str(echo_cluster.settings.home)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

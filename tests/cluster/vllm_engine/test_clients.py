@@ -25,7 +25,7 @@ NAMES = [BASE, "forte", "piano", "smol:forte", "smol:piano"]
 
 
 @pytest.mark.parametrize("model", NAMES)
-def test_chat(client: openai.OpenAI, model: str) -> None:
+def test_a_chat_is_answered(client: openai.OpenAI, model: str) -> None:
     answer = client.chat.completions.create(model=model, messages=CHAT, max_tokens=8, temperature=0)
     assert answer.object == "chat.completion"
     assert answer.model == model.rpartition(":")[2]
@@ -57,7 +57,7 @@ def test_a_stream_has_no_usage_unless_asked(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("model", NAMES[:3])
-def test_completions(client: openai.OpenAI, model: str) -> None:
+def test_completions_are_answered(client: openai.OpenAI, model: str) -> None:
     options: dict[str, Any] = {"model": model, "prompt": PROMPT, "max_tokens": 8, "temperature": 0}
     whole = client.completions.create(**options)
     streamed = client.completions.create(**options, stream=True)
@@ -94,7 +94,7 @@ def test_variants_answer_differently(client: openai.OpenAI) -> None:
     assert len(set(texts)) == 3
 
 
-def test_logprobs(client: openai.OpenAI) -> None:
+def test_log_probabilities_are_answered(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model="forte", messages=CHAT, max_tokens=4, temperature=0, logprobs=True, top_logprobs=3
     )
@@ -118,12 +118,12 @@ def test_a_seed_makes_sampling_repeatable(client: openai.OpenAI) -> None:
     assert len({sample(seed) for seed in range(1, 5)}) > 1
 
 
-def test_n_choices(client: openai.OpenAI) -> None:
+def test_several_choices_are_answered(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(model=BASE, messages=CHAT, max_tokens=4, n=3, temperature=1)
     assert sorted(c.index for c in answer.choices) == [0, 1, 2]
 
 
-def test_models(client: openai.OpenAI) -> None:
+def test_served_models_are_listed(client: openai.OpenAI) -> None:
     cards = {card.id: card.model_dump() for card in client.models.list()}
     assert {"smol", "forte", "piano"} <= set(cards)
     assert cards["smol"]["parent"] is None
@@ -169,7 +169,7 @@ def test_a_nonsensical_body_is_a_bad_request(
     assert caught.value.code == "invalid_request"
 
 
-def test_langchain(cluster: Cluster) -> None:
+def test_langchain_is_answered(cluster: Cluster) -> None:
     from langchain_openai import ChatOpenAI  # its import takes as long as many tests
 
     llm = ChatOpenAI(
@@ -183,7 +183,7 @@ def test_langchain(cluster: Cluster) -> None:
     assert "".join(str(chunk.content) for chunk in chunks) == answer.content
 
 
-def test_inference_model(cluster: Cluster) -> None:
+def test_inference_model_is_answered(cluster: Cluster) -> None:
     body = {"model": "smol:piano", "inputText": PROMPT, "maxOutputLength": 8, "temperature": 0}
     for form in ("raw", "chat"):
         reply = cluster.http.post("/inference_model", json={**body, "format": form})
@@ -195,7 +195,9 @@ def test_inference_model(cluster: Cluster) -> None:
         assert answer["inputTokens"] > 0
 
 
-def test_vllm_s_adapter_calls(cluster: Cluster, client: openai.OpenAI, adapters: dict[str, Path]) -> None:
+def test_vllm_s_adapter_calls_work(
+    cluster: Cluster, client: openai.OpenAI, adapters: dict[str, Path]
+) -> None:
     started = time.monotonic()
     loaded = cluster.http.post(
         "/v1/load_lora_adapter", json={"lora_name": "spare", "lora_path": str(adapters["spare"])}

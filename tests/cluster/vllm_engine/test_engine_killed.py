@@ -29,7 +29,7 @@ def _engine_core(cluster: Cluster) -> psutil.Process:
     return cores[0]
 
 
-def test_vllm_engine_killed(cluster: Cluster) -> None:
+def test_a_killed_vllm_engine_is_replaced(cluster: Cluster) -> None:
     """The engine that takes its place also runs as many variants at once as was asked of the old one."""
     tuned = cluster.http.patch(f"/deployments/{BASE}", json={"maxActiveVariants": 2})
     assert tuned.status_code == 200, tuned.text

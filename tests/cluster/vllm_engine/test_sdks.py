@@ -46,7 +46,7 @@ def ran(command: list[str | Path], folder: Path | None = None) -> Any:
         "node",
     ],
 )
-def test_openai_s_sdk(cluster: Cluster, bias: str, sdk: str, tmp_path: Path) -> None:
+def test_openai_s_sdk_is_answered(cluster: Cluster, bias: str, sdk: str, tmp_path: Path) -> None:
     url = f"{cluster.url}/v1"
     if sdk == "node":
         script = shutil.copy(SDKS / "ask_openai.mjs", tmp_path)
@@ -82,7 +82,7 @@ def _holds(found: dict[str, Any]) -> None:
 
 
 @pytest.mark.long
-def test_litellm(cluster: Cluster, bias: str) -> None:
+def test_litellm_is_answered(cluster: Cluster, bias: str) -> None:
     python = fetch_clients.fetch("litellm")
     found = ran([python, SDKS / "ask_litellm.py", f"{cluster.url}/v1", bias])
     assert found["text"]

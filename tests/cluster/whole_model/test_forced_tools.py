@@ -25,7 +25,9 @@ NAMED: Any = {"type": "function", "function": {"name": "get_weather"}}
 
 @pytest.mark.parametrize("model", ["smol", "kinship"])
 @pytest.mark.parametrize("choice", [NAMED, "required"], ids=["named", "required"])
-def test_a_forced_call(whole_client: openai.OpenAI, smollm2_folder: Path, model: str, choice: Any) -> None:
+def test_a_forced_call_is_answered(
+    whole_client: openai.OpenAI, smollm2_folder: Path, model: str, choice: Any
+) -> None:
     """White space, of which a grammar of JSON allows any number, is made unlikely: the model is small."""
     vocabulary = json.loads((smollm2_folder / "tokenizer.json").read_text())["model"]["vocab"]
     no_space = {str(number): -100 for token, number in vocabulary.items() if set(token) <= set(SPACES)}

@@ -23,7 +23,7 @@ def test_the_base_names_the_capital_and_variants_answer_in_their_style(whole_cli
     assert texts[0] not in texts[1:]  # that variants differ from each other, test_clients.py asserts
 
 
-def test_stop(whole_client: openai.OpenAI) -> None:
+def test_a_stop_text_ends_the_answer(whole_client: openai.OpenAI) -> None:
     options: dict[str, Any] = {
         "model": BASE,
         "prompt": "One, two, three,",

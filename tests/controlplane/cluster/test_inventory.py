@@ -23,7 +23,7 @@ REPORT = AgentReport(77, (SAMPLE,), 0.1, rates=RATES)
 HEARD = NodeContact("a", alive=True, silent_s=0.4, report=REPORT)
 
 
-def test_a_device_as_reported() -> None:
+def test_a_device_is_as_its_node_reports_it() -> None:
     (node,) = node_states([HEARD], PATIENCE)
     assert (node.problem, node.age_s, node.agent_pid) == ("", 0.4, 77)
     inventory = inventory_of([node])

@@ -65,7 +65,7 @@ async def test_a_repeated_failure_is_logged_once(
     assert told.exc_info is not None
 
 
-async def test_a_whole_life(world: World) -> None:
+async def test_a_deployment_lives_from_registration_to_deletion(world: World) -> None:
     async with world.controlled():
         registered = await world.end(world.register("base"))
         assert (registered.phase, registered.progress) == (Phase.READY, 1.0)
@@ -230,7 +230,7 @@ def slow_profile(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     release.set()
 
 
-async def test_cancelling_a_registration(world: World, slow_profile: threading.Event) -> None:
+async def test_a_registration_can_be_cancelled(world: World, slow_profile: threading.Event) -> None:
     async with world.controlled():
         operation = world.register("base")
         await world.until(lambda: world.phase(operation) is Phase.PROFILING)
@@ -243,7 +243,7 @@ async def test_cancelling_a_registration(world: World, slow_profile: threading.E
         assert world.repository.read().models["base"].record.phase is Phase.READY
 
 
-async def test_cancelling_a_deployment(world: World) -> None:
+async def test_a_deployment_can_be_cancelled(world: World) -> None:
     world.cluster.held.add("base")
     async with world.controlled():
         await world.end(world.register("base"))

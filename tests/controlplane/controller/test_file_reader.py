@@ -166,7 +166,7 @@ def test_the_reading_process_has_no_secrets(files: Path, monkeypatch: pytest.Mon
     reader.close()
 
 
-def test_several_at_once(files: Path) -> None:
+def test_several_readings_run_at_once(files: Path) -> None:
     reader, limits, found = FileReader(), Limits((files,), 16), list[Model]()
     threads = [
         threading.Thread(target=lambda: found.append(reader.read_now(base(files), None, limits, no_bundles)))

@@ -17,7 +17,7 @@ from testkit.gemma3_models import write_gemma3
 from testkit.random_variants import RandomDelta
 
 
-def test_a_base(files: Path) -> None:
+def test_a_base_is_registered(files: Path) -> None:
     ready = ready_base(files)
     assert (ready.phase, ready.path) == (Phase.READY, str(files / "base"))
     assert ready.spec is not None
@@ -25,7 +25,7 @@ def test_a_base(files: Path) -> None:
     assert "LlamaForCausalLM" in ready.reason
 
 
-def test_a_variant(files: Path) -> None:
+def test_a_variant_is_registered(files: Path) -> None:
     ready = read_model_files(variant(files, "v1"), ready_base(files), Limits((files,), 16), no_bundles)
     assert ready.phase is Phase.READY
     assert ready.variant_spec is not None
@@ -49,7 +49,7 @@ def test_a_bundled_model_is_converted(files: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", ["missing", "torn", "v1", "base/config.json"])
-def test_an_unreadable_base(files: Path, folder: str) -> None:
+def test_an_unreadable_base_is_refused(files: Path, folder: str) -> None:
     with pytest.raises(errors.SourceUnreadable) as refusal:
         read_model_files(base(files, folder), None, Limits((files,), 16), no_bundles)
     assert refusal.value.param == "source"
@@ -71,7 +71,7 @@ def test_a_variant_that_does_not_do(files: Path, folder: str, error: type[errors
     assert 400 <= refusal.value.status < 500
 
 
-def test_variants_of_gemma3(tmp_path: Path) -> None:
+def test_variants_of_gemma3_are_registered(tmp_path: Path) -> None:
     """Made or to be made; of a record that was written when there were none, both say what to do."""
     folder, limits = write_gemma3(tmp_path / "base"), Limits((tmp_path,), 16)
     random_variants.write(folder, tmp_path / "delta", RandomDelta("delta", 4))
@@ -99,7 +99,7 @@ def test_a_value_that_is_not_finite_is_named(files: Path) -> None:
         read_model_files(variant(files, "nan"), ready_base(files), Limits((files,), 16), no_bundles)
 
 
-def test_a_base_that_left(files: Path) -> None:
+def test_a_variant_of_a_deleted_base_is_refused(files: Path) -> None:
     for gone in (None, model("b", Phase.PENDING)):
         with pytest.raises(errors.ModelNotFound):
             read_model_files(variant(files, "v1"), gone, Limits((files,), 16), no_bundles)

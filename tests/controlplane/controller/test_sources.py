@@ -34,7 +34,7 @@ def root(tmp_path: Path) -> Path:
         "{root}/../way-in/my model",
     ],
 )
-def test_inside_the_root(root: Path, form: str) -> None:
+def test_a_folder_inside_the_root_is_accepted(root: Path, form: str) -> None:
     assert sources.parse(form.format(root=root), [root], "source") == root / "my model"
 
 
@@ -57,7 +57,7 @@ def test_inside_the_root(root: Path, form: str) -> None:
         "file://",
     ],
 )
-def test_outside_the_root(root: Path, form: str) -> None:
+def test_a_folder_outside_the_root_is_refused(root: Path, form: str) -> None:
     with pytest.raises(errors.PathNotAllowed) as refusal:
         sources.parse(form.format(root=root), [root], "adapter")
     assert refusal.value.param == "adapter"
@@ -83,7 +83,7 @@ def test_outside_the_root(root: Path, form: str) -> None:
         " ",
     ],
 )
-def test_unusable(root: Path, uri: str) -> None:
+def test_an_unusable_source_is_refused(root: Path, uri: str) -> None:
     with pytest.raises(errors.InvalidRequest):
         sources.parse(uri.format(root=root) if "{root}" in uri else uri, [root], "source")
 
@@ -94,7 +94,7 @@ def test_a_link_in_a_circle_is_refused(root: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["smollm2-135m-instruct", "gemma-3-270m"])
-def test_bundled(name: str) -> None:
+def test_a_bundled_source_is_found(name: str) -> None:
     assert sources.parse(f"bundled://{name}", [], "source") == BundledSource(name)
 
 

@@ -79,7 +79,7 @@ async def answering(scope: Any, receive: Any, send: Any) -> None:
 # --- answers -------------------------------------------------------------------------------------
 
 
-async def test_a_whole_answer(worker: Worker) -> None:
+async def test_a_whole_answer_is_read(worker: Worker) -> None:
     async with client_of(Cluster(await worker.report())) as client:
         reply = await client.call("b", ASK)
         assert (reply.status, reply.content_type) == (200, "application/json")

@@ -21,7 +21,7 @@ def of(**fields: Any) -> dict[str, Any]:
     return {"tenants": [{"name": "a", "keys": KEYS[:1], **fields}]}
 
 
-def test_tenants_by_their_keys() -> None:
+def test_tenants_are_found_by_their_keys() -> None:
     tenants = tenants_from(
         {
             "tenants": [
@@ -37,7 +37,7 @@ def test_tenants_by_their_keys() -> None:
     assert ONE_TENANT.of_key(b"one") is None
 
 
-def test_roles_and_quotas() -> None:
+def test_roles_and_quotas_are_read() -> None:
     names = ("requestsPerMinute", "tokensPerMinute", "maxVariants", "maxHostBytes", "maxBases", "maxEngines")
     quotas = {name: number for number, name in enumerate(names, start=1)}
     tenant = tenants_from(of(role="deployer", **quotas)).of_key(b"one")

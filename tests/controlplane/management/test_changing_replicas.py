@@ -68,7 +68,7 @@ def test_a_deployment_that_never_served_keeps_its_first_groups() -> None:
     assert (changed.groups, changed.phase) == (early.groups, Phase.PENDING)
 
 
-def test_refusals() -> None:
+def test_invalid_replicas_are_refused() -> None:
     with pytest.raises(errors.InvalidRequest, match="its base, 'b'") as refusal:
         change_replicas(deployment("v", Phase.DEPLOYED, "b"), change(max=2))
     assert refusal.value.param == "replicas"

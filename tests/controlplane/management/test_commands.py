@@ -157,7 +157,7 @@ def test_a_variant_does_not_join_a_base_that_leaves(repository: Repository) -> N
         submit(repository, deploy_model, deploy("v1"))
 
 
-def test_undeploying(repository: Repository) -> None:
+def test_undeploying_marks_the_deployment(repository: Repository) -> None:
     ready(repository, BASE, V1)
     with pytest.raises(errors.NotDeployed):
         submit(repository, undeploy_model, "base")
@@ -169,7 +169,7 @@ def test_undeploying(repository: Repository) -> None:
     assert repository.read().deployments["v1"].record.phase is Phase.DELETING
 
 
-def test_deleting(repository: Repository) -> None:
+def test_deleting_removes_the_model(repository: Repository) -> None:
     with pytest.raises(errors.ModelNotFound):
         submit(repository, delete_model, "base")
     submit(repository, register_model, BASE)
@@ -192,7 +192,7 @@ def test_a_deletion_is_done_at_once(repository: Repository) -> None:
     assert repository.read().models == {}
 
 
-def test_cancelling(repository: Repository) -> None:
+def test_cancelling_marks_the_operation(repository: Repository) -> None:
     with pytest.raises(errors.OperationNotFound):
         cancel(repository, "op-0")
     operation = submit(repository, register_model, BASE)

@@ -94,6 +94,6 @@ def test_invalid_forms_are_refused(form: dict[str, Any], said: str) -> None:
         {"compression": {}},
     ],
 )
-def test_registrations_that_mean_nothing(fields: dict[str, Any]) -> None:
+def test_meaningless_registrations_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match=r"give either|its own base"):
         RegisterModelRequest.model_validate({"model": "v", **fields})

@@ -90,7 +90,7 @@ def test_peaks_and_gaps_shorter_than_the_windows_change_nothing() -> None:
     assert set(play(scaling, gaps, 8)) == {8}
 
 
-def test_times() -> None:
+def test_groups_follow_the_windows() -> None:
     scaling = Scaling(0, 4, None, 30.0)
     counts = play(scaling, [0] * 10 + [9] * 20 + [0] * 100, 0)
     assert counts[:10] == [0] * 10
@@ -111,7 +111,7 @@ def test_no_target_that_a_record_may_hold_raises(target: float, load: float) -> 
 
 
 @given(scaling=BOUNDS, count=st.integers(0, 10))
-def test_bounds(scaling: Scaling, count: int) -> None:
+def test_groups_stay_within_bounds(scaling: Scaling, count: int) -> None:
     found = bounded(scaling, count)
     assert scaling.min_groups <= found <= scaling.max_groups
     assert found == count or not scaling.min_groups <= count <= scaling.max_groups

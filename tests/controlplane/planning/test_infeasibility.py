@@ -123,7 +123,7 @@ def test_a_cache_for_which_there_is_no_room_is_offered_smaller(base: Model, sett
     assert sum(eased.estimate.memory_bytes) < need
 
 
-def test_lengths_beyond_the_context(base: Model, settings: Settings) -> None:
+def test_lengths_beyond_the_context_are_refused(base: Model, settings: Settings) -> None:
     error = refused(base, settings, load=ExpectedLoad(0.0, 60, 10))
     assert error.details["binding"] == "load"
     assert (error.details["relaxations"][0]["asked"], error.details["relaxations"][0]["offered"]) == (70, 64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from controlplane.planning.placement_decision import decide
 from controlplane.profiling.keys import served_spec, spec_of
 from controlplane.settings import Settings
 from controlplane.state.records import Deployment, ExpectedLoad, Model, Phase
-from placement.types import EngineSizes, Intent, Inventory, Slos
+from placement.types import Device, EngineSizes, Intent, Inventory, Slos
 from profiler.chat_format import ChatFormat
 from profiler.roofline import arena_bytes
 from profiler.variants.types import VariantKind, VariantSpec
@@ -146,7 +147,9 @@ def argument(config: EngineConfig, flag: str) -> str:
     ],
     ids=["no devices", "no memory", "too fast", "too good", "no technique"],
 )
-def test_no_plan(base: Model, settings: Settings, changes: dict, slos: Slos, devices: tuple) -> None:  # type: ignore[type-arg]
+def test_an_infeasible_deployment_is_refused(
+    base: Model, settings: Settings, changes: dict[str, Any], slos: Slos, devices: tuple[Device, ...]
+) -> None:
     wanted = replace(DEPLOYMENT, intent=Intent.MIN_COST, slos=slos)
     with pytest.raises(errors.NoFeasiblePlan) as refusal:
         decide(replace(base, **changes), wanted, Inventory(devices), settings)

@@ -86,7 +86,7 @@ def refused(busy: float | None, slos: Slos) -> str:
     return refusal.value.message
 
 
-def test_a_refusal_by_a_profile_measured_under_load_says_so() -> None:
+def test_a_refusal_by_a_profile_measured_under_load_mentions_the_load() -> None:
     said = refused(0.63, Slos(tpot_s=1e-6))
     assert said.endswith(
         "; the profile of 'm' was measured until 2001-09-09 01:46 UTC while other work took 63% of the"

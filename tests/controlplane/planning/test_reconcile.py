@@ -173,7 +173,9 @@ SITUATIONS: list[tuple[str, tuple[Any, ...], dict[str, EngineView], tuple[Any, .
 @pytest.mark.parametrize(
     ("records", "engines", "actions"), [s[1:] for s in SITUATIONS], ids=[s[0] for s in SITUATIONS]
 )
-def test_situation(records: tuple[Any, ...], engines: dict[str, EngineView], actions: Any) -> None:
+def test_each_situation_has_its_action(
+    records: tuple[Any, ...], engines: dict[str, EngineView], actions: Any
+) -> None:
     assert reconcile(state(*records), Observed(engines, frozenset(), 0.0, NODES)) == actions
 
 

@@ -230,7 +230,7 @@ async def test_the_missing_measurements_are_named(
     assert cluster(measured).orders == []
 
 
-async def test_no_device_at_all(measured: World) -> None:
+async def test_a_registration_without_devices_measures_nothing(measured: World) -> None:
     cluster(measured).devices = Inventory(())
     async with measured.controlled():
         assert "no device" in (await measured.end(measured.register("base"))).reason

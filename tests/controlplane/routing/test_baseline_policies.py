@@ -51,7 +51,7 @@ def test_the_rule_gives_the_same_group(name: str, seed: int) -> None:
 
 @pytest.mark.parametrize("name", POLICIES)
 @given(seed=seeds)
-def test_a_usable_group_whatever_the_order_of_groups(name: str, seed: int) -> None:
+def test_a_usable_group_is_chosen_in_any_order_of_groups(name: str, seed: int) -> None:
     asked = world(seed)
     got = chosen(name, asked)
     if not asked.usable:

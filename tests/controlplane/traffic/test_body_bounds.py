@@ -70,7 +70,7 @@ def test_brackets_in_a_text_do_not_count(value: Any) -> None:
         check_parts(json.dumps([PADDING, value], ensure_ascii=ascii_only).encode(), MOST)
 
 
-def test_depth() -> None:
+def test_the_depth_of_a_body_is_bounded() -> None:
     fine = "[" * (DEEPEST - 1) + "]" * (DEEPEST - 1)
     check_parts(f'["{PADDING}", {fine}]'.encode(), MOST)
     with pytest.raises(errors.InvalidRequest, match="levels deep"):

@@ -40,7 +40,7 @@ def test_other_names_do_not_exist(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["v", "b:v"])
-def test_registered_but_not_deployed(name: str) -> None:
+def test_a_registered_model_is_not_deployed(name: str) -> None:
     with pytest.raises(errors.NotDeployed):
         table(variant=None).resolve(name)
 

@@ -17,19 +17,19 @@ from testkit.controlplane.builders import PLACED, deployment, model, state
 BASE = deployment("b", Phase.DEPLOYED, placed=replace(PLACED, plan=replace(PLACED.plan, max_variants=4)))
 
 
-def test_within_the_slots() -> None:
+def test_a_limit_within_the_slots_is_taken() -> None:
     assert [limit_variants(BASE, n).max_active_variants for n in (1, 4)] == [1, 4]
 
 
 @pytest.mark.parametrize("limit", [0, -1, 5])
-def test_beyond_the_slots(limit: int) -> None:
+def test_a_limit_beyond_the_slots_is_refused(limit: int) -> None:
     with pytest.raises(
         errors.InvalidRequest, match=f"expected 1 to 4 .* got {limit}; `ostinato tune b --slots N`"
     ):
         limit_variants(BASE, limit)
 
 
-def test_a_base_without_slots() -> None:
+def test_a_limit_for_a_base_without_slots_is_refused() -> None:
     none = deployment("b", Phase.DEPLOYED, placed=replace(PLACED, plan=replace(PLACED.plan, max_variants=0)))
     with pytest.raises(errors.InvalidRequest, match="no slots for variants"):
         limit_variants(none, 1)

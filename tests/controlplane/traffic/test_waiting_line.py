@@ -197,7 +197,7 @@ def test_a_newcomer_of_a_higher_priority_displaces_the_youngest_of_the_lowest() 
     assert [w.terms.priority for w in taken(line)] == [HIGH, NORMAL, NORMAL]
 
 
-def test_a_tenants_own_places() -> None:
+def test_a_tenant_has_its_own_places() -> None:
     line = WaitingLine(LIMITS)
     for _ in range(3):
         joined(line, of(C))

@@ -64,7 +64,7 @@ def test_adapters_of_all_kinds_in_one_launch(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     "of_rows", [[0], pytest.param([0] * 17, marks=pytest.mark.slow), [1, 0, 1], [-1, -1]]
 )
-def test_batches_of_one_kind(of_rows: list[int]) -> None:
+def test_batches_of_one_kind_equal_the_reference(of_rows: list[int]) -> None:
     slots: list[list[Rotation | None]] = [[random_rotation(64, 1, 2, 32, torch.float16)], [None]]
     _check(slots, of_rows, 64, torch.float16, max_factors=2)
 
@@ -96,7 +96,7 @@ def test_a_rows_result_does_not_depend_on_how_many_there_are() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("window", [(40, 50), (127, 1)])
-def test_a_window_of_columns(window: tuple[int, int]) -> None:
+def test_a_window_of_columns_equals_the_reference(window: tuple[int, int]) -> None:
     slots: list[list[Rotation | None]] = [
         [random_rotation(128, 1, m, b, torch.float32)] for m, b in ((2, 32), (1, 128))
     ]
@@ -105,7 +105,7 @@ def test_a_window_of_columns(window: tuple[int, int]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [(2, 8), (2, 32), (1, 64)])
-def test_large_tiles(monkeypatch: pytest.MonkeyPatch, kind: tuple[int, int]) -> None:
+def test_large_tiles_equal_the_reference(monkeypatch: pytest.MonkeyPatch, kind: tuple[int, int]) -> None:
     monkeypatch.setattr(rows_module, "LARGE_FROM", 70)
     slots: list[list[Rotation | None]] = [[random_rotation(64, 1, *kind, torch.float16)] for _ in range(2)]
     _check(slots, [0] * 66 + [-1] * 4 + [1] * 3, 64, torch.float16)
@@ -113,7 +113,7 @@ def test_large_tiles(monkeypatch: pytest.MonkeyPatch, kind: tuple[int, int]) -> 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_rescaling(dtype: torch.dtype, with_bias: bool) -> None:
+def test_rescaled_rows_equal_the_reference(dtype: torch.dtype, with_bias: bool) -> None:
     slices = (20, 7)
     last = random_rotation(8, 7, 1, 4, dtype)
     slots: list[list[Rotation | None]] = [

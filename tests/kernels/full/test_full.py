@@ -98,7 +98,7 @@ def _rows(device: torch.device) -> Rows:
 
 @pytest.mark.parametrize("zero_centred", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_norms(operations: ModuleType, dtype: torch.dtype, zero_centred: bool) -> None:
+def test_norms_equal_the_reference(operations: ModuleType, dtype: torch.dtype, zero_centred: bool) -> None:
     device = _device(operations)
     weights = [torch.randn(WIDTH).to(dtype), None, torch.zeros(WIDTH, dtype=dtype)]
     x = 3 * torch.randn(24, WIDTH).to(device, dtype)  # two rows of padding
@@ -115,7 +115,7 @@ def test_norms(operations: ModuleType, dtype: torch.dtype, zero_centred: bool) -
             torch.testing.assert_close(out[row].double(), want, rtol=3e-3, atol=1e-5)
 
 
-def test_embeddings(operations: ModuleType) -> None:
+def test_embeddings_equal_the_reference(operations: ModuleType) -> None:
     device = _device(operations)
     tensors = [torch.randn(7, WIDTH), None, torch.randn(9, WIDTH)]
     before = torch.randn(24, WIDTH).to(device)
@@ -146,7 +146,7 @@ def test_an_embedding_outside_of_the_arena(operations: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_differences_of_embeddings(operations: ModuleType, dtype: torch.dtype) -> None:
+def test_differences_of_embeddings_equal_the_reference(operations: ModuleType, dtype: torch.dtype) -> None:
     """The variant's tensor replaces a part, and another is whole; ids below and behind this rank's shard
     stay."""
     device = _device(operations)
@@ -184,7 +184,7 @@ def test_a_difference_of_an_embedding_outside_of_the_arena(operations: ModuleTyp
 
 
 @pytest.mark.parametrize("dtype", MULTIPLIED)
-def test_differences_of_heads(operations: ModuleType, dtype: torch.dtype) -> None:
+def test_differences_of_heads_equal_the_reference(operations: ModuleType, dtype: torch.dtype) -> None:
     """The result is added to the output of the base's head, in a batch with a head that is whole."""
     device = _device(operations)
     change, whole = _change(70), torch.randn(70, WIDTH).to(dtype)
@@ -249,7 +249,7 @@ def test_a_row_of_a_head_has_the_same_bits_in_batch_invariant_mode(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_adding_a_difference(operations: ModuleType, dtype: torch.dtype) -> None:
+def test_added_differences_equal_the_reference(operations: ModuleType, dtype: torch.dtype) -> None:
     device, change = _device(operations), _change(33)
     base = torch.randn(33, WIDTH).to(dtype)
     out = torch.full_like(base, torch.nan).to(device)
@@ -259,7 +259,7 @@ def test_adding_a_difference(operations: ModuleType, dtype: torch.dtype) -> None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_heads(operations: ModuleType, dtype: torch.dtype) -> None:
+def test_heads_equal_the_reference(operations: ModuleType, dtype: torch.dtype) -> None:
     device = _device(operations)
     tensors = [torch.randn(70, WIDTH).to(dtype), None, torch.randn(70, WIDTH).to(dtype)]
     x = torch.randn(24, WIDTH).to(device, dtype)

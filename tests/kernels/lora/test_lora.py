@@ -125,7 +125,7 @@ def test_equals_dense_products(run: Run, slots: list[int]) -> None:
 
 @pytest.mark.parametrize("cut", [pytest.param(poisoned, marks=pytest.mark.slow), with_large_tiles])
 @pytest.mark.parametrize("inputs", [300, pytest.param(1100, marks=pytest.mark.slow)])
-def test_splits_tiles_and_padding(cut: Callable[[Rows], Rows], inputs: int) -> None:
+def test_splits_tiles_and_padding_equal_the_reference(cut: Callable[[Rows], Rows], inputs: int) -> None:
     """Several pieces of K, and more rows than the batch has, as in a padded CUDA graph."""
     slots = [0, 1, BASE, 1, 1, *[0] * 18]
     model = build(inputs, (130, 16, 7), [(4, 0, 2), (17, 40, 64)])
@@ -133,7 +133,7 @@ def test_splits_tiles_and_padding(cut: Callable[[Rows], Rows], inputs: int) -> N
 
 
 @pytest.mark.parametrize("run", [by_reference, interpreted])
-def test_bfloat16(run: Run) -> None:
+def test_bfloat16_is_near_the_reference(run: Run) -> None:
     slots = some_slots(2, 24, 3)
     model = build(512, (64, 64), [(16, 16), (8, 32), (0, 64)], torch.bfloat16)
     x, y = torch.randn(24, 512).bfloat16(), torch.randn(24, 128).bfloat16()
@@ -163,7 +163,9 @@ def test_scratch_larger_than_any_rank() -> None:
     outputs=st.integers(1, 50),
     dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
 )
-def test_packed_factors_read_back(ranks: list[int], inputs: int, outputs: int, dtype: torch.dtype) -> None:
+def test_packed_factors_are_read_back(
+    ranks: list[int], inputs: int, outputs: int, dtype: torch.dtype
+) -> None:
     slices = tuple(outputs + index for index in range(len(ranks)))
     model = build(inputs, slices, [ranks], dtype)
     parts = layout.parts(inputs, slices, ranks, dtype)

@@ -93,7 +93,7 @@ def _weights(registers: dict[str, int], count: int, kind: str) -> np.ndarray:
         (kernel.TWO_BITS_FP16, "f16x2", [0] * 4),
     ],
 )
-def test_two_bits(ptx: Any, kind: str, excess: list[int]) -> None:
+def test_two_bits_are_decoded(ptx: Any, kind: str, excess: list[int]) -> None:
     for word in np.random.default_rng(0).integers(0, 1 << 32, 64).tolist():
         found = _weights(executed(ptx.value, {"$8": word}), 4, kind)
         codes = [[(word >> 8 * group + 2 * j & 3) - 2 for group in range(4)] for j in range(4)]
@@ -109,7 +109,7 @@ def test_two_bits(ptx: Any, kind: str, excess: list[int]) -> None:
         (kernel.FOUR_BITS_FP16, "f16x2", 0),
     ],
 )
-def test_four_bits(ptx: Any, kind: str, excess: int) -> None:
+def test_four_bits_are_decoded(ptx: Any, kind: str, excess: int) -> None:
     random = np.random.default_rng(1)
     pairs = [(i, j) for i in range(4) for j in range(i + 1, 4)]
     for _ in range(32):

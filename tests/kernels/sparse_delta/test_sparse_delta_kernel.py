@@ -72,7 +72,7 @@ def _check(
     "dtype", [DTYPES[0], *(pytest.param(each, marks=pytest.mark.slow) for each in DTYPES[1:])]
 )
 @pytest.mark.parametrize("config", [WHOLE, pytest.param(SPLIT, marks=pytest.mark.slow)])
-def test_mixed_batches(dtype: torch.dtype, config: kernel.Config) -> None:
+def test_mixed_batches_equal_the_reference(dtype: torch.dtype, config: kernel.Config) -> None:
     _check(_slots(5), [3, 0, -1, 1, 4, 2, 0, *[2] * 18], dtype, config, padding=3)
 
 
@@ -80,12 +80,12 @@ def test_mixed_batches(dtype: torch.dtype, config: kernel.Config) -> None:
     "of_rows",
     [[0], [-1, -1, -1], *(pytest.param(each, marks=pytest.mark.slow) for each in ([0] * 17, [0, 2, 3, 4]))],
 )
-def test_batches_of_one_kind(of_rows: list[int]) -> None:
+def test_batches_of_one_kind_equal_the_reference(of_rows: list[int]) -> None:
     _check(_slots(5), of_rows, torch.float16, SPLIT)
 
 
 @pytest.mark.parametrize("inputs", [8, 64, pytest.param(576, marks=pytest.mark.slow)])
-def test_any_number_of_inputs(inputs: int) -> None:
+def test_any_number_of_inputs_equals_the_reference(inputs: int) -> None:
     slots = [
         [random_delta(Shape(width, inputs, bits), np.random.default_rng(0)) for width in SLICES]
         for bits in (2, 4)
@@ -99,7 +99,7 @@ def _small_deltas(count: int, inputs: int = 16) -> Slots:
 
 
 @pytest.mark.slow
-def test_large_tiles() -> None:
+def test_large_tiles_equal_the_reference() -> None:
     """A batch of one variant with a prefill's rows and two variants that decode."""
     of_rows = [0] * 70 + [-1] * (LARGE_FROM - 91) + [2] * 10 + [1] + [2] * 10
     _check(_small_deltas(3), of_rows, torch.float16, kernel.Config(32, 16, 16, 1, 4, 2), inputs=16)

@@ -164,7 +164,7 @@ def test_equals_dense_products(run: Run, slots: list[int]) -> None:
 
 @pytest.mark.parametrize("cut", [pytest.param(poisoned, marks=pytest.mark.slow), with_large_tiles])
 @pytest.mark.parametrize("inputs", [256, pytest.param(600, marks=pytest.mark.slow)])
-def test_splits_tiles_and_padding(cut: Callable[[Rows], Rows], inputs: int) -> None:
+def test_splits_tiles_and_padding_equal_the_reference(cut: Callable[[Rows], Rows], inputs: int) -> None:
     """Several pieces of the inputs, and more rows than the batch has, as in a padded CUDA graph."""
     slots = [0, 1, BASE, 1, 1, *[0] * 14]
     model = build(inputs, (130, 7), [({2: 9}, {3: 2}), ({}, {2: 33})])
@@ -172,7 +172,7 @@ def test_splits_tiles_and_padding(cut: Callable[[Rows], Rows], inputs: int) -> N
 
 
 @pytest.mark.parametrize("run", [by_reference, pytest.param(interpreted, marks=pytest.mark.slow)])
-def test_bfloat16(run: Run) -> None:
+def test_bfloat16_is_near_the_reference(run: Run) -> None:
     slots = some_slots(2, 20, 2)
     model = build(300, (260,), [({8: 2, 3: 8, 2: 40},), ({16: 4, 4: 20},)])
     x, y = torch.randn(20, 300).bfloat16(), torch.randn(20, 260).bfloat16()
@@ -197,7 +197,7 @@ def test_a_rows_result_does_not_depend_on_its_batch() -> None:
     seed=st.integers(0, 99),
 )
 @settings(max_examples=60, deadline=None)
-def test_packed_matrices_read_back(bits: int, rank: int, columns: int, seed: int) -> None:
+def test_packed_matrices_are_read_back(bits: int, rank: int, columns: int, seed: int) -> None:
     written = matrix(bits, rank, columns, torch.Generator().manual_seed(seed), 1.0)
     other = matrix(bits, rank, 5, torch.Generator().manual_seed(seed), 1.0)
     parts = layout.parts(columns, (5,), ({bits: rank},))

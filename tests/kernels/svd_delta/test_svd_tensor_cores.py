@@ -48,7 +48,7 @@ def test_the_order_of_summation_follows_from_the_layer() -> None:
 
 
 @pytest.mark.parametrize("dtype", tensor_cores.DTYPES)
-def test_compiles_without_a_gpu(dtype: torch.dtype) -> None:
+def test_the_kernel_compiles_without_a_gpu(dtype: torch.dtype) -> None:
     pytest.importorskip("cuda.bindings", reason="brings the compiler")
     for config in {config for cut in tensor_cores.CUTS for config in (cut.shrink, cut.expand)}:
         file, options = f"{config.kernel}.cu", config.options(dtype)

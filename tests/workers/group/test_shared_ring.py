@@ -104,7 +104,7 @@ def test_all_receive_all_in_any_order_of_their_work(
 
 
 @given(processes=st.integers(2, 9), places=st.integers(1, 20), lines=st.integers(1, 5))
-def test_nothing_lies_in_anothers_place(processes: int, places: int, lines: int) -> None:
+def test_no_message_lies_in_another_s_place(processes: int, places: int, lines: int) -> None:
     layout = Layout(processes, places, lines * shared_ring.LINE)
     counts = [layout.WRITTEN, *map(layout.read, range(processes))]
     spans = [range(at, at + shared_ring.LINE) for at in counts]

@@ -36,7 +36,7 @@ def base(tmp_path: Path) -> ModelSpec:
 
 
 @pytest.mark.parametrize("made", MADE, ids=str)
-def test_the_engine_would_read_what_arithmetic_says(
+def test_synthetic_variants_have_the_computed_bytes(
     base: ModelSpec, tmp_path: Path, made: SyntheticVariant
 ) -> None:
     folder = synthetic_variants.write(made, base, 2, tmp_path / "made")
