@@ -44,7 +44,7 @@ WAIT_S = 120.0  # the machine may be busy
 KV_CACHE_BYTES = 32 << 20  # 10,900 tokens, filled before memory is measured: planned memory is no growth
 FILLING, FILLED_AT_ONCE = 64, 16  # prompts of nearly MAX_MODEL_LEN tokens
 MEMORY_BYTES = 256 << 20  # most memory that bodies may add to an engine's processes
-GRAMMARS = "VLLM::grammars"  # the name of the process that compiles grammars
+GRAMMAR_PROCESS = "VLLM::grammars"  # the name of the process that compiles grammars
 GRAMMAR_BYTES = AT_ONCE * grammar_process.MEMORY_BYTES  # most memory of the children that compile them
 GOOD_EVERY = 50  # after this number of bodies, a good request must be answered
 NAMES = ("base", "v1")
@@ -446,7 +446,7 @@ def _taken() -> Taken:
 def _compiles_one_grammar(process: psutil.Process) -> bool:
     """Whether this is a child of the process of grammars, whose name it inherits."""
     parent = process.parent()
-    return parent is not None and process.cmdline()[:1] == parent.cmdline()[:1] == [GRAMMARS]
+    return parent is not None and process.cmdline()[:1] == parent.cmdline()[:1] == [GRAMMAR_PROCESS]
 
 
 async def ask(to: Served, seeds: range, rows: int = ROWS) -> Found:
