@@ -43,12 +43,14 @@ def test_n_changes_while_requests_run(wide: Client, cluster: Cluster) -> None:
     wide.tune(BASE, 1)
     for name in ("forte", "piano"):
         ask(cluster, name)
-    first_token = threading.Event()
+    first_token, seen_together = threading.Event(), threading.Event()
 
     def second() -> None:
         with closing(wide.chunks("/v1/completions", {**LONG, "model": "piano"})) as chunks:
             for _ in chunks:
                 first_token.set()
+                if seen_together.is_set():
+                    break  # the rest of the answer shows nothing more
 
     with closing(wide.chunks("/v1/completions", {**LONG, "model": "forte"})) as running:
         next(running)
@@ -60,6 +62,7 @@ def test_n_changes_while_requests_run(wide: Client, cluster: Cluster) -> None:
         until(lambda: cluster.engine_metric("vllm:num_requests_running", BASE) == 2, "both to run at once")
         assert first_token.wait(GIVE_UP_S)
         next(running)
+    seen_together.set()
     waiting.join(GIVE_UP_S)
 
 
