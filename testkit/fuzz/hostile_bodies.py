@@ -31,7 +31,7 @@ from testkit.engine_configs import ranks_of
 from testkit.fuzz import hostile_json
 from testkit.fuzz.hostile_requests import Drawer
 from testkit.random_adapters import RandomLora
-from workers.engine.checked_grammars import AT_ONCE
+from workers.engine.grammar_queue import AT_ONCE
 from workers.group import grammar_process
 from workers.messages import ERROR_EVENT, EngineCall, EngineConfig, EngineReply, VariantRef
 from workers.server.worker import Worker
