@@ -30,9 +30,7 @@ $(BIN)/python:
 $(VENV)/.packages: requirements/cpu.txt | $(BIN)/python
 	@echo "installing torch and the locked packages (about 500 MB to download; a few minutes)"
 	@{ echo "$(TORCH)"; grep -v '^torch==' requirements/cpu.txt; } > $(VENV)/requirements.txt
-	@$(PIP_INSTALL) --no-compile -r $(VENV)/requirements.txt > $(VENV)/install.log 2>&1 \
-	  || { tail -n 20 $(VENV)/install.log; exit 1; }
-	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib/python*/site-packages || :  # pip would use a single core
+	@$(PIP_INSTALL) -r $(VENV)/requirements.txt > $(VENV)/install.log 2>&1 || { tail -n 20 $(VENV)/install.log; exit 1; }
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.packages pyproject.toml
