@@ -18,8 +18,8 @@ TRANSPORT = "transport "
 HUNG = "hung"
 HUNG_S = 300.0  # an answer to one of these takes less on the busiest machine
 # A process that replaces a dead one needs the cores, and so do the tests that run at the same time.
-AFTER_AN_ANSWER_S = 0.1
-AFTER_AN_ERROR_S = 0.3
+AFTER_AN_ANSWER_S = 0.3
+AFTER_AN_ERROR_S = 0.5
 
 
 @dataclass(frozen=True)

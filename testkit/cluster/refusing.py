@@ -17,7 +17,7 @@ from testkit.cluster.clusters import Cluster, until
 from testkit.cluster.served import BASE, LORAS
 
 PAUSE_S = (
-    0.1  # pause between a model's requests: without it they take the cores of the engine that they wait for
+    0.3  # pause between a model's requests: without it they take the cores of the engine that they wait for
 )
 MODELS = (BASE, *(lora.name for lora in LORAS))
 
