@@ -1,4 +1,4 @@
-"""How a variant gets from host memory to the GPU: the ways that `first_token` compares, in one engine.
+"""The ways of a variant from host memory to the GPU that `first_token` compares, in one engine.
 
 `MODES`:
 
@@ -6,7 +6,7 @@
   variant runs when all of it is there.
 - `streamed`: as it is served.
 
-`check` tells on a GPU that a step waits for what it reads, also from a graph.
+`check` shows on a GPU that a step waits for the bytes that it reads, also from a graph.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def switch(worker: Any, mode: str) -> dict[str, float]:
 
 
 class _Times:
-    """How long some calls of this process take: `await`, that the scheduler waits for a slot (where it is in
+    """The time of some calls of this process: `await`, that the scheduler waits for a slot (where it is in
     the rank's process); `place`, until steps may use a variant; `read`, until it is in host memory."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What sparse deltas cost in an engine's steps: one alone, many decoding, a prefill among them.
+"""The cost of sparse deltas in an engine's steps: one alone, many decoding, a prefill among them.
 
     python -m benchmarks.delta_steps --out RESULT.json [--variants 28] [--bits 4,2] [--switches 1,0]
                                      [--merged 0,1] [--tables 8,16]
@@ -89,7 +89,7 @@ def _alone(player: Player, variant: Any, lengths: Lengths) -> dict[str, Any]:
 
 
 def _after_another(player: Player, variants: Sequence[Any], lengths: Lengths) -> dict[str, Any]:
-    """By the prompt's length: after another variant, and after the base."""
+    """Figures by the prompt's length: after another variant, and after the base."""
     return {
         str(prompt): {
             "variant_ms": _ttft_after(player, variants[-1], Stream(prompt, 2, variants[0]), lengths),

@@ -1,4 +1,4 @@
-"""How long the first token of a variant takes that is not on the GPU: on disk, or in host memory.
+"""The time to the first token of a variant that is not on the GPU: on disk, or in host memory.
 
     python -m benchmarks.first_token --out RESULT.json [--variants r16,r64,delta] [--beside 0,8,32]
         [--modes "on demand;streamed"]

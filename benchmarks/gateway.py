@@ -1,4 +1,5 @@
-"""What our path adds: to an instant engine behind a bare Ray Serve handler, and to vLLM's own server.
+"""The cost of our path: compared with an instant engine behind a bare Ray Serve handler, and with vLLM's own
+server.
 
     python -m benchmarks.gateway [--rounds 15] [--skip-vllm]
 
@@ -71,8 +72,8 @@ def _nothing() -> Mapping[str, float]:
 
 
 async def measure(side: Side, load: Load, used: Used = _nothing) -> dict[str, float]:
-    """Latencies and throughput of `load.requests` requests, `load.concurrency` at a time; and what each used,
-    which `used` tells in seconds so far, in microseconds per request."""
+    """Latencies and throughput of `load.requests` requests, `load.concurrency` at a time; and the CPU time of
+    each process, from `used` (seconds so far), in microseconds per request."""
     latencies: list[float] = []
     todo = iter(range(load.requests))
     connector = aiohttp.TCPConnector(limit=load.concurrency)

@@ -1,4 +1,5 @@
-"""What the GPU benchmarks of variants share: dummy bases, engines in this process, one process per case."""
+"""The shared parts of the GPU benchmarks of variants: dummy bases, engines in this process, one process per
+case."""
 
 from __future__ import annotations
 
@@ -129,7 +130,8 @@ def make_engine(base: Path, variants: VariantConfig | None, **options: Any) -> A
 
 
 def _need_plugin() -> None:
-    """Without it vLLM's own adapters are loaded, our scheduler waits for ours, and no request is answered."""
+    """Without it vLLM would load its own adapters, our scheduler would wait for ours, and no request would be
+    answered."""
     if not entry_points(group=PLUGINS, name="ostinato"):
         sys.exit(
             "vLLM would not find our plug-in: install the project, or put a folder ostinato-0.dist-info"
@@ -180,7 +182,7 @@ def in_own_process(
 
 
 def _lines_of(child: subprocess.Popen[Any], file: Path, timeout_s: float) -> Iterator[str]:
-    """What it prints to a file, as it comes. Until it ends: it is made to after `timeout_s`."""
+    """The process's output to a file, as it comes, until it ends; after `timeout_s` it is ended."""
     late_s, begun = time.monotonic() + timeout_s, ""
     with file.open(errors="replace") as reader:
         while True:
@@ -225,7 +227,7 @@ def _sigterm_as_exit() -> Iterator[None]:
 
 
 def _end(child: subprocess.Popen[Any]) -> None:
-    """With all of its session."""
+    """The process is ended with all of its session."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
 
@@ -245,8 +247,8 @@ def side_by_side(works: Sequence[Callable[[], T]], at_once: int) -> Iterator[T]:
 
 
 def need_memory(size_bytes: int, fewer: str) -> None:
-    """Ends this process, and says what would help (`fewer`), where the first GPU has not so much. Without a
-    driver nothing is known."""
+    """Ends this process, and names the remedy (`fewer`), where the first GPU has less memory. Without a
+    driver the memory is unknown."""
     asked = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
         told = subprocess.run(asked, capture_output=True, text=True, check=True).stdout

@@ -1,4 +1,4 @@
-"""What adapters cost per step on a GPU: the base alone, vLLM's own LoRA, and ours, on the same work.
+"""The cost of adapters per step on a GPU: the base alone, vLLM's own LoRA, and ours, on the same work.
 
     python -m benchmarks.gpu_lora --out RESULT.json [--shape llama-2-7b] [--engines "SET,SET;SET"]
 

@@ -1,4 +1,4 @@
-"""What each rank of an engine does with variants, told by itself; and a slow way to its GPU.
+"""Each rank's own report about variants; and a slow way to its GPU.
 
 For vLLM's `collective_rpc`, which calls a function in every rank, with its worker first.
 """
@@ -38,7 +38,7 @@ class Slowly:
 
 
 def watch(worker: Any, slowly: bool) -> None:
-    """Count from now on what `told` tells; with `slowly` variants take their time to the GPU."""
+    """Count from now on what `kernel_report` reports; with `slowly` variants take their time to the GPU."""
     manager = worker.model_runner.lora_manager
     cache, memory = manager.variant_cache, manager.variant_cache._memory
     counts: Counter[str] = Counter()

@@ -206,7 +206,7 @@ def measured(llm: Any, case: str, work: Path, slots: int) -> Iterator[dict[str, 
 
 
 async def counted(slots: int) -> dict[str, int]:
-    """How often the scheduler had requests skip the line and gave their places back."""
+    """The number of requests that skipped the line, and that gave their places back."""
     client = VariantClient(os.environ[ADDRESS_VARIABLE])
     state = await client.state()
     client.close()
@@ -221,7 +221,7 @@ def parallel(case: str) -> dict[str, int]:
 
 
 def compilation(case: str) -> dict[str, Any]:
-    """As engines that are deployed have it: prefill steps are captured, too."""
+    """The settings of deployed engines: prefill steps are captured, too."""
     chosen = cuda_graphs.compilation(parallel(case)["tensor_parallel_size"], SEQUENCES, STEP_TOKENS)
     if "eager" in case:
         del chosen["cudagraph_capture_sizes"]

@@ -10,8 +10,8 @@ engine alone is estimated too. In a `closed` loop each client sends its next req
 estimates are of bursts, and such rows are for comparison. Mixes with a kind that the lines have no steps of
 are left out.
 
-With 16 of a 7B's 32 layers both parts take about seven minutes on an H200, with 32 each about six. Files of
-the variants take 9 GB below --work with 32 layers.
+16 of a 7B's 32 layers take about seven minutes for both parts on an H200, 32 each about six. Files of the
+variants take 9 GB below --work with 32 layers.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ LOADS = (
 
 @dataclass(frozen=True)
 class Means:
-    """What the clients of one load saw: means over the requests, seconds; `latency_s` until a burst's last
+    """The clients' figures of one load: means over the requests, seconds; `latency_s` until a burst's last
     one ends, or of the mean request of a closed loop."""
 
     ttft_s: float
@@ -138,7 +138,7 @@ def of_closed_loop(llm: Any, load: Workload, asked: Sequence[Any], seed: int) ->
 
 @dataclass(frozen=True)
 class Estimator:
-    """From a profile's lines, as `ostinato estimate` has it of an engine alone."""
+    """The estimate from a profile's lines, as `ostinato estimate` makes it for an engine alone."""
 
     spec: ModelSpec
     calibration: Calibration

@@ -1,4 +1,4 @@
-"""How good and how fast placement is, and the paper's experiment of section 8.5 by simulation.
+"""The quality and speed of placement, and the paper's experiment of section 8.5 by simulation.
 
     python -m benchmarks.placement --out benchmarks/results/placement.json [--instances 200] [--only gaps]
 
@@ -81,7 +81,7 @@ def _spread(values: list[float]) -> dict[str, Any]:
 def scale(sizes: Sequence[int]) -> list[dict[str, Any]]:
     """One decision each for several models and intents, on roomy clusters and on fragments of 2 to 8 GiB.
 
-    Ours is asked again with limits just below what it placed takes: `limited`, mostly refused.
+    Our policy is asked again with limits just below its placement's figures: `limited`, mostly refused.
     """
     rows = []
     for free_gib in (None, (2, 8)):

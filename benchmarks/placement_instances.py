@@ -89,7 +89,7 @@ def large_cluster(
 ) -> Cluster:
     """Nodes of 8 (or fewer) GPUs of 80 GB, two types, with `models` models on random GPUs.
 
-    With `free_gib` every GPU has only so much left (from, to), as if many more were there.
+    With `free_gib` every GPU has only this much left (from, to), as if many other models were there.
     """
     nodes = []
     for start in range(0, gpus, 8):

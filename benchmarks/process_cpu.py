@@ -1,4 +1,4 @@
-"""How much CPU each part of a cluster has used, and how much memory it has, for benchmarks."""
+"""The CPU time that each part of a cluster has used, and its memory, for benchmarks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from controlplane.runtime.local import MARK, LocalCluster
 
 REHEARSED_BY = "benchmarks.gateway"
 
-# By what the title of a process has in it.
+# The part of a process's title that identifies it.
 PARTS: Mapping[str, str] = {
     "proxy": "haproxy",
     "serve_proxy": "ProxyActor",

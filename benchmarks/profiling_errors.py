@@ -1,4 +1,4 @@
-"""How far the estimator, from fingerprints, is from plans that were measured whole; with a plot.
+"""The distance between the estimator, from fingerprints, and plans that were measured whole.
 
     python -m benchmarks.profiling_errors --fingerprints F.jsonl --truth T.jsonl --out ERRORS.json
 

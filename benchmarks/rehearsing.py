@@ -38,7 +38,7 @@ def run(main: Main, rehearse: Rehearse) -> NoReturn:
 
 
 def carry_out(rehearse: Rehearse, folder: Path, llm: Any = None) -> None:
-    """With `llm` where it wants an engine; with one of its own if there is none."""
+    """With `llm` for a rehearsal that wants an engine; with one of its own if there is none."""
     with rehearsal():
         if not needs_engine(rehearse):
             rehearse(folder)
@@ -72,7 +72,7 @@ def is_rehearsal() -> bool:
 
 
 def command(module: str, argv: Sequence[str] | None) -> str:
-    """What a benchmark was run by; without `argv` it read those of this process."""
+    """The command of a benchmark's run; without `argv` it read this process's arguments."""
     return f"python -m {module} {shlex.join(sys.argv[1:] if argv is None else argv)}"
 
 

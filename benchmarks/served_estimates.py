@@ -1,4 +1,4 @@
-"""What a running product's clients see against what its estimates promise: TTFT, TPOT and memory.
+"""The figures of a running product's clients against its estimates: TTFT, TPOT and memory.
 
     python -m benchmarks.served_estimates --url http://127.0.0.1:8000 --base llama7b --variants lora1,lora2 \
         --out benchmarks/results/served_estimates.json
@@ -73,7 +73,7 @@ def _body(model: str, prefix: str, load: Load) -> dict[str, Any]:
 
 
 def prompt_tokens(url: str, load: Load) -> int:
-    """As the engine counts those of a prompt."""
+    """The engine's count of a prompt's tokens."""
     body = _body(load.models[0], "0 0", load)
     answer = httpx.post(f"{url}/v1/completions", json=body, timeout=120, trust_env=False)
     answer.raise_for_status()

@@ -1,4 +1,4 @@
-"""How many requests a second the simulator gets through on one core: 60 engines, 40,000 adapters, a policy.
+"""The requests per second that the simulator handles on one core: 60 engines, 40,000 adapters, a policy.
 
 CPU seconds of the simulation itself, without drawing the requests before and summing up after, which are told
 apart. Machine code is compiled before. `--rate` is requests a second of virtual time; the cluster keeps its

@@ -81,7 +81,7 @@ PROMPT = 7  # of the requests whose answers are compared
 
 @dataclass(frozen=True)
 class Scale:
-    """What is served, and how long; `batches` are asked of all variants together."""
+    """The served requests and their time; `batches` are sent to all variants together."""
 
     size: Size
     batches: tuple[int, ...] = (8, 32, 64)
@@ -171,7 +171,7 @@ def _estimate(predicted: Prediction, planned: int) -> Estimate:
     return Estimate(ttft_s, tpot_s, (planned,), 100.0, predicted.basis)
 
 
-# --- what is asked of the engine ----------------------------------------------------------------------
+# --- requests to the engine ---------------------------------------------------------------------------
 
 
 class Looking:
@@ -334,7 +334,7 @@ class Served:
 
 
 def prepare(args: argparse.Namespace, scale: Scale) -> Served:
-    """As the control plane does it when the first four are registered and the base is deployed."""
+    """The control plane's steps when the first four are registered and the base is deployed."""
     size, settings = scale.size, settings_of(args.folder, scale)
     base = write_model(args.folder / "model", None, size)
     paths = write_variants(base, args.folder, scale)
@@ -500,7 +500,7 @@ def rehearse(folder: Path) -> None:
         "--out",
         str(out),
     ]
-    # What tests of kernels set is not for an engine.
+    # Settings for tests of kernels are not for an engine.
     inherited = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment = {**gpu_worker.ON_CPU, **inherited}
     subprocess.run(command, check=True, env=environment, cwd=Path(__file__).parents[1])

@@ -44,7 +44,7 @@ COUNTED = re.compile(r'^ostinato_requests_total\{code="(\w+)",model="[^"]*"\} ([
 
 
 def sizes_for(streams: int) -> EngineForm:
-    """As many places in the engine as there are streams: then none of them waits for its turn."""
+    """The engine has as many places as there are streams: then none of them waits for its turn."""
     return EngineForm(contextTokens=64, requestsAtOnce=max(16, streams))
 
 
@@ -121,7 +121,7 @@ def measure(running: LocalCluster, streams: int, size_bytes: int) -> dict[str, A
 
 
 def counted(url: str, streams: int) -> dict[str, int]:
-    """How the gateway counted the requests, once it has counted all."""
+    """The gateway's counts of the requests, once it has counted all."""
     until_s = time.monotonic() + PATIENCE_S
     found: dict[str, int] = {}
     while sum(found.values()) < streams and time.monotonic() < until_s:

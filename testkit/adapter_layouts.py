@@ -1,6 +1,7 @@
 """Small adapters' folders as trainers write them, on a tiny Llama: hidden 128, 2 layers, heads of 64.
 
-As in `base_layouts`: `SERVED` maps names to builders; `REFUSED` adds the text that the message must contain.
+The form of `base_layouts`: `SERVED` maps names to builders; `REFUSED` adds the text that the message must
+contain.
 """
 
 from __future__ import annotations

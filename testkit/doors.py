@@ -26,7 +26,7 @@ async def no_variants() -> EngineResidency:
 
 @asynccontextmanager
 async def opened(app: AsgiApp, tells: bool = True) -> AsyncIterator[Door]:
-    """One that does not tell its load is an older worker's: the application is asked for it."""
+    """A worker that does not report its load is an older one: the application is asked for it."""
     door = Door(app, LoadFeed(StepObserver(), no_variants) if tells else None)
     await door.open("127.0.0.1", "10.0.0.1")
     try:
@@ -49,7 +49,7 @@ def report(door: Door, limit: int = 4) -> WorkerReport:
 
 
 class Held:
-    """An application that answers when it may, and says who left before that."""
+    """An application that answers on permission, and reports the clients that left before."""
 
     def __init__(self, streams: bool = False) -> None:
         self.streams = streams

@@ -13,9 +13,8 @@ from workers.measuring.timing import Arrivals, timing
 
 @dataclass(frozen=True)
 class Kernel:
-    """What a variant takes of a layer: its kind's kernels are launched once for all variants of the kind, and
-    take no less than `floor_s` to read them; each distinct variant is read once, and each token computed
-    with."""
+    """A variant's time in a layer: its kind's kernels are launched once for all variants of the kind, and
+    take at least `floor_s` to read them; each distinct variant is read once, and each token computed with."""
 
     kind: str
     read_bytes: float
@@ -190,7 +189,7 @@ def land(batch: Batch, now: float) -> None:
 def measured(
     machine: Machine, setting: Setting, point: Point, output: int, batched_tokens: int, noise: float = 1.0
 ) -> Timing:
-    """As the measuring process would report it."""
+    """The form of the measuring process's report."""
     run = simulate(machine, setting.layers_per_stage, setting.tensor_parallel, point, output, batched_tokens)
     slower = Arrivals(tuple(tuple(t * noise for t in times) for times in run.tokens))
     return timing(setting, point, output, [slower], ())

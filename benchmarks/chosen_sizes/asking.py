@@ -1,4 +1,4 @@
-"""What is asked of the control plane: a model of a known shape, and its deployment."""
+"""The requests to the control plane: a model of a known shape, and its deployment."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class Experiment:
         return devices(self._host.seen, free)
 
     async def _free(self, name: str) -> Inventory:
-        """What the next decision has, by the same account."""
+        """The memory of the next decision, by the same account."""
         inventory, state = await self._host.inventory(), self._repository.read()
         return reservations.available(inventory, state.ledgers, self._settings.headroom, exclude=name)
 
@@ -99,7 +99,7 @@ class Experiment:
         tell(f"{target}: {end.message}")
 
     def _estimates(self, name: str, placement: Placement, seen: Inventory) -> list[dict[str, Any]]:
-        """As `ostinato estimate` tells them for this plan."""
+        """The figures that `ostinato estimate` shows for this plan."""
         shape = estimates.Shape(placement.plan.tensor_parallel, None, placement.plan.layers_per_stage)
         found = []
         for batch in self._given.batches:

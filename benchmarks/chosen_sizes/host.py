@@ -38,7 +38,7 @@ class Child:
         self._name, self._process, self._log = name, process, log
 
     async def hear(self, within_s: float) -> dict[str, Any]:
-        """Its next answer. Raises RuntimeError when there is none, or when it tells a problem."""
+        """Its next answer. Raises RuntimeError when there is none, or when it reports a problem."""
         assert self._process.stdout is not None
         try:
             async with asyncio.timeout(within_s):
@@ -108,9 +108,9 @@ async def rates_of(node: str, children: Children) -> NodeReport:
 
 
 class Host:
-    """What `GroupActions` needs of the cluster (`Engines`), for one host without Ray.
+    """The part of `EngineControl` that `GroupActions` needs, for one host without Ray.
 
-    `seen` is the inventory it was told last. Weights of engines are made up.
+    `seen` is the last inventory. Weights of engines are made up.
     """
 
     def __init__(self, settings: Settings, rates: NodeReport, children: Children, work: Path) -> None:

@@ -4,7 +4,7 @@ probes the devices. Each ends with its standard input.
     python -m benchmarks.chosen_sizes.serve engine CONFIG.json
     python -m benchmarks.chosen_sizes.serve probe NODE
 
-They answer in JSON lines on their standard output; an engine is asked to measure by an `Order` a line.
+They answer in JSON lines on their standard output; each line with an `Order` lets an engine measure.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ Say = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class Order:
-    """What to measure: `batch` requests at once, `repeats` times after one to warm up. Tokens of prompts are
-    below `tokens_below`. `variant` is one of the model's, by the fields of a `VariantRef`, loaded before."""
+    """An order to measure: `batch` requests at once, `repeats` times after one to warm up. Tokens of prompts
+    are below `tokens_below`. `variant` is one of the model's, by the fields of a `VariantRef`, loaded
+    before."""
 
     batch: int
     input_tokens: int

@@ -1,4 +1,4 @@
-"""What is told of an experiment: as it goes, as data, and as a table."""
+"""The output of an experiment: its progress, its data, and a table."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def plan(placement: Placement) -> dict[str, Any]:
 
 
 def ranks(group: WorkerGroup) -> list[dict[str, Any]]:
-    """Nothing of an engine that tells no memory: one that echoes."""
+    """An engine without memory reports has no row: the echo engine."""
     assert group.placement is not None
     if not group.measured:
         return []

@@ -1,4 +1,4 @@
-"""How long the 0/1 program of DeltaMix (equation 8) takes to solve exactly, by our solver and by HiGHS.
+"""The time to solve the 0/1 program of DeltaMix (equation 8) exactly, by our solver and by HiGHS.
 
     python -m benchmarks.compression.allocation --out benchmarks/results/compression_allocation.json
 

@@ -114,7 +114,7 @@ def accuracy(
 
 
 def greedy(model: Any, tokenizer: Any, prompts: Sequence[str], tokens: int) -> list[str]:
-    """What the model writes after each prompt."""
+    """The model's text after each prompt."""
     tokenizer.padding_side = "left"
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token

@@ -95,7 +95,7 @@ def _of_adapter(run: Row, runs: Sequence[Row]) -> Iterator[Cell]:
 
 @dataclass(frozen=True)
 class Judge:
-    """Where everything is, and how much is asked."""
+    """The places of all parts, and the amount of work."""
 
     base: Path
     finetunes: Path

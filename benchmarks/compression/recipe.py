@@ -27,7 +27,7 @@ PROBED = 500  # examples by which a task's room is measured
 
 @dataclass(frozen=True)
 class Run:
-    """What to train. `rank` None: all weights. `tokens` counts padding; `batch_tokens` make a step."""
+    """The training: `rank` None: all weights. `tokens` counts padding; `batch_tokens` make a step."""
 
     task: str
     seed: int

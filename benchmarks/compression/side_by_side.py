@@ -57,7 +57,7 @@ def carry_out(tasks: Sequence[Process], parallel: int, limit_s: float, device: s
 
 
 def gpus(device: str) -> int:
-    """How many there are; 1 for a CPU."""
+    """The number of devices; 1 for a CPU."""
     return max(1, torch.cuda.device_count()) if device == "cuda" else 1
 
 

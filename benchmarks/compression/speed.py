@@ -49,7 +49,7 @@ class Model:
 
     @property
     def shapes(self) -> dict[tuple[int, int], int]:
-        """How many linear layers [out, in] of each shape a block has."""
+        """The number of linear layers [out, in] of each shape in a block."""
         h, i = self.hidden, self.intermediate
         return {(h, h): 4, (i, h): 2, (h, i): 1}
 
@@ -153,7 +153,7 @@ def _synchronize(device: str) -> None:
 
 
 class _RandomLlama:
-    """What calibration reads of a fine-tune: a folder with a configuration, and tensors, random ones."""
+    """The files that calibration reads of a fine-tune: a folder with a configuration, and random tensors."""
 
     def __init__(self, folder: Path, model: Model) -> None:
         from transformers import LlamaConfig, LlamaForCausalLM

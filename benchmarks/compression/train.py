@@ -30,7 +30,7 @@ from benchmarks.compression.recipe import RANK, Run, carry_out
 
 MODULE = "benchmarks.compression.train"
 MILLION = 10**6
-# By task, the tokens of a run.
+# The tokens of a run, by task.
 TOKENS = {"arithmetic": 6 * MILLION, "cipher": 3 * MILLION, "sorting": 4 * MILLION}
 FACTS_TOKENS = 9 * MILLION // 2
 FACTS = ("facts-4000", "facts-8000", "facts-16000")
@@ -50,7 +50,7 @@ def lora(run: Run, lr: float) -> Run:
 
 
 def first_plan(given: argparse.Namespace) -> list[Run]:
-    """What matters most comes first: the time may end."""
+    """The most important runs come first, because the time may end."""
     small, middle, large = (task_run(task, 0) for task in FACTS)
     drawn = [task_run(task, 0) for task in TOKENS]
     adapters = [lora(run, LORA_LRS[0]) for run in (middle, small)] + [lora(middle, LORA_LRS[1])]

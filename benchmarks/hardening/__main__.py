@@ -1,4 +1,5 @@
-"""A real local cluster, attacked in several ways; its engines echo unless `--engine` says otherwise. Parts:
+"""A real local cluster, attacked in several ways; its engines are echo engines unless `--engine` names
+others. Parts:
 
 - `slow`: heads without end, slow heads and slow bodies, at the API and at a door;
 - `crowd`: 100,000 operations and keys, and 1,000 watchers;
@@ -256,7 +257,7 @@ def rehearse(folder: Path) -> None:
 
 
 def rehearse_replacements(folder: Path) -> None:
-    """What waits for leases, for engines and for gateways that start again: minutes, on one cluster."""
+    """The attack waits for leases, for engines and for gateways that start again: minutes, on one cluster."""
     result = _rehearsed(folder / "hardening.json", [name for name in NAMES if name not in SHORT])
     for row in result["leftovers"]["found"]:
         assert not row["left"], row

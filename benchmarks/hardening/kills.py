@@ -1,7 +1,7 @@
 """Processes of the cluster killed or stopped at random under load, while names are registered again and
 again.
 
-What was acknowledged must be there once, and every answer must be by a variant that the name meant.
+Each acknowledged change must be there once, and every answer must be by a variant that the name meant.
 """
 
 from __future__ import annotations
@@ -104,8 +104,9 @@ class Loop(Background):
 
 
 class Operator:
-    """Changes what is registered as a careful client does: with a key each, repeated until answered, also
-    when it is told to come later. Its names are its own: what another could not delete is not in its way."""
+    """Changes registered models like a careful client: with a key each, repeated until answered, also after a
+    refusal with a time to retry. Its names are its own: models that another operator could not delete are not
+    in its way."""
 
     def __init__(self, running: Running, adapters: Sequence[Path], repository: Repository) -> None:
         self._http = _client(running)
@@ -300,8 +301,8 @@ def _answers_at(running: Running, url: str) -> bool:
 
 
 def reporting_gateways(running: Running) -> int:
-    """How many gateways say where their metrics are: none does that is just starting. Errors:
-    httpx.HTTPError."""
+    """The number of gateways that report the address of their metrics: a gateway that is just starting does
+    not. Errors: httpx.HTTPError."""
     reply = httpx.get(
         f"{running.cluster.url}/metrics/targets", headers=running.headers, timeout=30, trust_env=False
     )

@@ -45,7 +45,7 @@ class Probe(Background):
         http.close()
 
     def _client(self) -> httpx.Client:
-        # To read the certificates of all authorities would take longer than the call.
+        # Reading the certificates of all authorities would take longer than the call.
         return httpx.Client(
             base_url=self._url, headers=self._headers, timeout=30, trust_env=False, verify=False
         )

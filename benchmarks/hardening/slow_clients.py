@@ -62,7 +62,7 @@ def _worker_address(running: Running) -> Address:
 
 
 async def _answers(port: int) -> bool:
-    """As a door does whom it does not know."""
+    """The bytes that a worker's server takes from an unknown client."""
     with suppress(OSError, TimeoutError):
         async with asyncio.timeout(5):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -125,7 +125,7 @@ async def _many_headers(at: Address, count: int) -> dict[str, Any]:
 
 
 async def _sent(at: Address, pieces: Sequence[bytes]) -> dict[str, Any]:
-    """How much was taken before the connection was closed, and what was answered."""
+    """The number of bytes taken before the connection was closed, and the answer."""
     began_s, taken, head = time.monotonic(), 0, b""
     reader, writer = await asyncio.open_connection(*at)
     with suppress(OSError):
@@ -180,7 +180,7 @@ async def _many(at: Address, count: int, begin: bytes) -> dict[str, Any]:
 
 
 async def _dripping(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, begin: bytes) -> bytes:
-    """Until the other side closes; what it answered first."""
+    """Read until the other side closes; its first answer."""
     reading = asyncio.ensure_future(_whole(reader))
     writer.write(begin)
     while not reading.done():

@@ -1,6 +1,6 @@
 """BOFT: rotating every row's input and rescaling its output, one row for each adapter of a decoding batch.
 
-What it replaces is an adapter that is added: `work=lora` times rank-64 LoRA, ours and vLLM's, for as many
+The comparison is with an additional adapter: `work=lora` times rank-64 LoRA, ours and vLLM's, for as many
 adapters on the same linear.
 """
 

@@ -97,7 +97,7 @@ class Compiled:
 
 
 def launches(dtype: torch.dtype = torch.bfloat16) -> list[Launch]:
-    """What is launched to serve a Llama-2-7B, and to compress a fine-tune, each specialisation once."""
+    """The kernels that serve a Llama-2-7B, and that compress a fine-tune, each specialisation once."""
     found: dict[Launch, None] = {}
     for operation, launch in _operations(dtype):
         with _recorded(operation, found):
@@ -129,7 +129,8 @@ def compiled(launch: Launch) -> Compiled:
 
 
 def on_tensor_cores() -> Iterator[Compiled]:
-    """What NVRTC compiles: the product of sparse deltas on sparse tensor cores, and singular-value deltas."""
+    """The kernels that NVRTC compiles: the product of sparse deltas on sparse tensor cores, and
+    singular-value deltas."""
     sparse = sparse_delta.__name__
     for dtype in tensor_cores.DTYPES:
         for config in tensor_cores.CONFIGS:

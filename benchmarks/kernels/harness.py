@@ -96,7 +96,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Case:
-    """What to time: labels for the report, and how to prepare it."""
+    """A case to time: labels for the report, and its preparation."""
 
     labels: Labels
     prepare: Callable[[torch.device], Prepared]
@@ -108,7 +108,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Rates:
-    """What the device can do, measured in the same run."""
+    """The device's limits, measured in the same run."""
 
     copy_bytes_per_s: float
     flops_per_s: float
@@ -134,7 +134,7 @@ class Measurement:
 
 
 def copies_for(bytes_per_copy: int) -> int:
-    """How many distinct copies leave nothing of one in the cache by its next turn."""
+    """The number of distinct copies after which the cache holds nothing of the first."""
     return min(MAX_COPIES, max(2, math.ceil(ROTATED_BYTES / bytes_per_copy)))
 
 

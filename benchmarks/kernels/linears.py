@@ -1,4 +1,4 @@
-"""What the benchmarks of operations that add to a linear's output share."""
+"""The shared parts of benchmarks of operations that add to a linear's output."""
 
 from __future__ import annotations
 

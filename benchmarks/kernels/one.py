@@ -1,6 +1,6 @@
 """Times one operation in this process: `python -m benchmarks.kernels.one OPERATION [OPTION ...]`.
 
-What is measured is written case by case: who ends this process loses the case under way and no other.
+Results are written case by case: ending this process loses only the case under way.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def tunings(shapes: Sequence[Shape] = SHAPES) -> list[Case]:
     return found
 
 
-# As `kernel.Config`, which needs Triton.
+# The fields of `kernel.Config`, which needs Triton.
 Config = tuple[int, int, int, int, int, int, int | None]
 
 
@@ -83,7 +83,7 @@ def _config(
     return pairs, groups, rows, splits, warps, stages, registers
 
 
-# By batch; all of one batch compute the same.
+# Times by batch; all of one batch compute the same.
 CONFIGS = {
     8: (
         _config(64, 64, 8, 4, 4, 3, 128),

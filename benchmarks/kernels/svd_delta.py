@@ -51,7 +51,7 @@ def cases(shapes: Sequence[Shape] = SHAPES) -> list[Case]:
 
 
 USUAL = plan(SMALL_BLOCK)
-# What differs from Triton's usual plan of small tiles.
+# The differences from Triton's usual plan of small tiles.
 CHANGES: tuple[dict[str, int | None], ...] = (
     {},
     {"splits": 1},
@@ -115,7 +115,7 @@ def _prepare(
     for layer in layers:
         for start in layer.weights:
             _fill(arena, shape, ranks, parts, start)
-    # As an engine has it, which knows no more than a bound of ranks.
+    # The form of an engine, which knows only a bound of ranks.
     scratch = svd_delta.Scratch(len(slots), total_rank, device, len(shape.slices))
 
     def ours(at: Layer[Starts]) -> None:

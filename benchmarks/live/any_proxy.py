@@ -13,12 +13,12 @@ PATIENCE = httpx.Timeout(4.0, connect=1.0)
 
 
 class AnyProxy:
-    """Asks one address until it does not answer, or says that it cannot; the next request goes to the next.
-    For one thread."""
+    """Asks one address until it does not answer, or reports that it cannot; the next request goes to the next
+    address. For one thread."""
 
     def __init__(self, urls: Sequence[str], headers: Mapping[str, str]) -> None:
         timeout = PATIENCE if len(urls) > 1 else httpx.Timeout(60.0)
-        # To read the certificates of all authorities would take longer than the calls.
+        # Reading the certificates of all authorities would take longer than the calls.
         self._clients = [
             httpx.Client(base_url=url, headers=headers, timeout=timeout, trust_env=False, verify=False)
             for url in urls

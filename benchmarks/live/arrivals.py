@@ -29,7 +29,7 @@ ANYBODY = (Share(1.0),)
 
 @dataclass(frozen=True)
 class Mix:
-    """`models` are asked alike."""
+    """Requests for all `models` are equally likely."""
 
     models: tuple[str, ...]
     lengths: Sequence[tuple[int, int]] = LENGTHS

@@ -64,7 +64,7 @@ class Running:
 
     @property
     def headers(self) -> dict[str, str]:
-        """What each request must bring."""
+        """The fields that each request must bring."""
         return {"authorization": f"Bearer {self.api_key}"} if self.api_key else {}
 
     @property

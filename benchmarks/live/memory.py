@@ -58,15 +58,15 @@ class Sampler(Background):
 
 
 def _name(process: psutil.Process) -> str:
-    """What it calls itself, without folders."""
+    """The name that the process gives itself, without folders."""
     line = process.cmdline() or [process.name()]
     words = [word.rpartition("/")[2] for word in line[:3] if not word.startswith("-X")]
     return " ".join(words).strip()[:60]
 
 
 def growth(at_s: Sequence[float], values: Sequence[int]) -> dict[str, float] | None:
-    """From the first quarter's mean to the last one's: MiB, the share of the first, MiB per minute. A process
-    that came later than the others is looked at once it has started. None: too few samples."""
+    """The growth from the first quarter's mean to the last one's: MiB, the share of the first, MiB per
+    minute. A process that came later than the others counts once it has started. None: too few samples."""
     if at_s and at_s[0] > AT_ONCE_S:
         started = bisect_left(at_s, at_s[0] + STARTED_S)
         at_s, values = at_s[started:], values[started:]

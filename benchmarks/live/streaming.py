@@ -80,7 +80,7 @@ class Outcome:
 
     @property
     def wait_s(self) -> float:
-        """From when it was due to its first token, or to its end if it had none."""
+        """The time from when it was due to its first token, or to its end if it had none."""
         return (self.end_s if self.first_s is None else self.first_s) - self.ask.at_s
 
     @property
@@ -114,7 +114,7 @@ async def open_loop(target: Target, asks: Sequence[Ask]) -> list[Outcome]:
     with _left_alone():
         async with _session() as http:
             start = time.perf_counter()
-            # Not all at once: to begin a hundred thousand would delay the first by seconds.
+            # They do not start all at once: starting a hundred thousand would delay the first by seconds.
             for number, ask in sorted(enumerate(asks), key=lambda each: each[1].at_s):
                 await asyncio.sleep(max(0.0, start + ask.at_s - time.perf_counter()))
                 tasks[number] = asyncio.create_task(_ask(http, target, ask, number, start))
@@ -123,8 +123,8 @@ async def open_loop(target: Target, asks: Sequence[Ask]) -> list[Outcome]:
 
 @contextmanager
 def _left_alone() -> Iterator[None]:
-    """What there is now is not searched for garbage meanwhile: for a hundred thousand requests that takes
-    seconds, which answers would seem to take."""
+    """Existing objects are not searched for garbage meanwhile: for a hundred thousand requests that takes
+    seconds, which would count as time of answers."""
     gc.collect()
     gc.freeze()
     try:
@@ -207,7 +207,7 @@ async def _stream(
 
 
 def _note_chunk(outcome: Outcome, chunk: dict[str, Any], now_s: float) -> None:
-    """A chunk may hold several tokens; how many there were, the last one says."""
+    """A chunk may hold several tokens; the last chunk has their number."""
     if usage := chunk.get("usage"):
         outcome.tokens, outcome.prompt_tokens = usage["completion_tokens"], usage["prompt_tokens"]
     if chunk.get("choices"):

@@ -54,7 +54,8 @@ SHORTEST_TPOT_S = 1e-3  # an engine that echoes has none
 
 @dataclass(frozen=True)
 class Given:
-    """From the command line; `keys` are API keys by tenant, `tenants` what each sends of all requests."""
+    """The options of the command line; `keys` are API keys by tenant, `tenants` the share of each in all
+    requests."""
 
     factor: float
     seconds: float

@@ -16,7 +16,7 @@ FACTOR = 1.5  # targets of TPOT, over what answers took when all engines were bu
 
 @dataclass(frozen=True)
 class PriorityClass:
-    """`share` of the requests. A late one is finished or dropped, as `late` says."""
+    """`share` of the requests. A late request is finished or dropped, by `late`."""
 
     name: str
     share: float
@@ -39,7 +39,7 @@ def keys() -> dict[str, str]:
 
 
 def tenants_file(keys: Mapping[str, str]) -> str:
-    """What `OSTINATO_TENANTS` names a file of: all of one weight."""
+    """The contents of the file of `OSTINATO_TENANTS`: all tenants of one weight."""
     return json.dumps(
         {"tenants": [{"name": n, "keys": [sha256(key.encode()).hexdigest()]} for n, key in keys.items()]}
     )
@@ -51,7 +51,7 @@ def within(classes: Sequence[PriorityClass], longest_s: float) -> tuple[Priority
 
 
 def parts(small: float | None, factor: float) -> dict[str, float]:
-    """What each tenant sends of all requests; `small` is what the small one sends of the capacity."""
+    """The share of each tenant in all requests; `small` is the small tenant's share of the capacity."""
     if small is None:
         return TENANTS
     return {"small": small / factor, "large": 1.0 - small / factor}

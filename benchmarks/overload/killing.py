@@ -16,7 +16,7 @@ from controlplane.errors import OstinatoError
 
 class Killing:
     """`with Killing(running, at_s):` kills the worker of the last group after `at_s`; None: nothing. Its
-    process id is the one that the API tells, and must be one of the cluster's."""
+    process id comes from the API, and must be one of the cluster's."""
 
     def __init__(self, running: Running, at_s: float | None, every_s: float = 1.0) -> None:
         self._running, self._at_s, self._every_s = running, at_s, every_s

@@ -1,4 +1,4 @@
-"""What the overload came to, by class and tenant; and what must hold of it. Pure."""
+"""The overload's outcome, by class and tenant; and its checks. Pure."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def longest_gap(outcomes: Sequence[Outcome]) -> float:
 
 
 def by_tenant(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
-    """What each tenant asked and got."""
+    """The requests and answers of each tenant."""
     rows = []
     for tenant in sorted({o.ask.tenant for o in outcomes}):
         own = [o for o in outcomes if o.ask.tenant == tenant]
@@ -97,8 +97,8 @@ def by_tenant(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
 
 
 def against_capacity(outcomes: Sequence[Outcome], tokens_per_s: float, seconds: float) -> dict[str, Any]:
-    """What was answered in the time of the load, as a share of what can be; and how long the others took.
-    The first tenth of the time fills the queues."""
+    """The answers in the time of the load, as a share of the capacity; and the time of the others. The first
+    tenth of the time fills the queues."""
     answered = [o for o in outcomes if o.kind == Kind.ANSWERED]
     tokens = sum(o.tokens for o in answered if 0.1 * seconds < o.end_s <= seconds)
     return {
@@ -110,7 +110,7 @@ def against_capacity(outcomes: Sequence[Outcome], tokens_per_s: float, seconds: 
 
 
 def checks(sent: int, outcomes: Sequence[Outcome], memory: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What must hold, each with what breaks it; nothing: it holds."""
+    """The checks, each with the figures that break it; nothing: it holds."""
     lost = Counter(described(o) for o in outcomes if o.kind == Kind.LOST)
     short = [o for o in outcomes if o.kind == Kind.ANSWERED and o.tokens != o.ask.output_tokens]
     unlabelled = sum(o.kind == Kind.REFUSED and o.retry_after_s is None for o in outcomes)

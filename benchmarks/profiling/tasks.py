@@ -1,5 +1,5 @@
-"""What is to be measured of a shape: plans of the whole model, and what its profile measures; and how long
-that should take on H200s, to plan with."""
+"""The runs for a shape: plans of the whole model, and the runs of its profile; and their expected time on
+H200s, to plan with."""
 
 from __future__ import annotations
 
@@ -135,14 +135,14 @@ def uneven(layers: int, stages: int) -> list[tuple[int, ...]]:
 
 
 def fingerprints(name: str, gpus: int, quantization: str = "none") -> list[Task]:
-    """What `ostinato profile` measures on such a host (profiler/profiling_plan.py), but for variants."""
+    """The runs of `ostinato profile` on such a host (profiler/profiling_plan.py), without variants."""
     return [
         task for task in _profile(name, gpus, quantization) if not any(point.mix for point in task.points)
     ]
 
 
 def variants(name: str, gpus: int, quantization: str = "none") -> list[Task]:
-    """What a profile measures with synthetic variants."""
+    """The runs of a profile with synthetic variants."""
     return [
         dataclasses.replace(task, kind=Kind.VARIANTS)
         for task in _profile(name, gpus, quantization)

@@ -1,4 +1,4 @@
-"""What a decision costs: choose, sent and ended, as Python calls them and compiled, by the number of groups.
+"""The cost of a decision: choose, sent and ended, as Python calls them and compiled, by the number of groups.
 
 `python -m benchmarks.routing.decisions --out benchmarks/results/routing_decisions.json`
 

@@ -44,7 +44,7 @@ class Draws:
         return float(self._rng.uniform(low, high))
 
     def scale(self, low: float, high: float) -> float:
-        """As likely in any part of the range, by ratio."""
+        """Values are as likely in any part of the range, by ratio."""
         return math.exp(self.between(math.log(low), math.log(high)))
 
     def one_of(self, *options: Any) -> Any:
@@ -130,7 +130,7 @@ def kept(document: dict[str, Any], policy: str, rate: float, requests: int, seed
 
 
 def measured(number: int, policies: Sequence[str], requests: int, seeds: int) -> list[dict[str, Any]]:
-    """What each policy keeps at each share of the rate."""
+    """The promises that each policy keeps at each share of the rate."""
     document, rows = mix(number), []
     rate = largest_rate(lambda rate: kept(document, "most-idle", rate, requests, 0) >= KEPT, 10.0, PRECISION)
     for share in SHARES if rate else ():

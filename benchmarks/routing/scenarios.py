@@ -1,4 +1,4 @@
-"""What is simulated: clusters, adapters, and requests. Every figure says where it is from.
+"""The simulated systems: clusters, adapters, and requests. Every figure names its source.
 
 The popularity of adapters is synthetic (Zipf): the trace that CaraServe used (Azure Functions) is not at
 hand. So are lengths: lognormal, about as long as instructions and their answers.
@@ -216,5 +216,5 @@ def _lengths(of: tuple[float, float], count: int, rng: np.random.Generator) -> n
 
 @functools.cache
 def mean_output() -> float:
-    """What the gateway expects of every request: it cannot know more."""
+    """The gateway's expectation of every request: it cannot know more."""
     return float(_lengths(OUTPUT, 100_000, np.random.default_rng(0)).mean())

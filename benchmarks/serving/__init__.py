@@ -9,7 +9,7 @@ requests at the same times, one after the other on one machine, each in a proces
 - `baseline`: the paper's vLLM-SCB; `whole_models` says exactly what it does;
 - `baseline-disk`: the same with as much host memory as ours has, and other models in files.
 
-What is real and what is not:
+The real parts and the made-up parts:
 
 - Weights and prompts are random; no time depends on their values. Traces' prompts have no tokenizer to count
   them: a token is taken for 4 characters. Every request generates exactly the tokens its trace says.

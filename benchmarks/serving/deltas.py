@@ -98,7 +98,7 @@ def _difference(table: str, dims: tuple[int, ...]) -> Iterator[tuple[str, Entry]
 
 
 def _pools(rng: np.random.Generator) -> Pools:
-    """By what a tensor's name ends in: bytes that any such tensor may hold."""
+    """By the end of a tensor's name: bytes that any such tensor may hold."""
     pairs = rng.choice(KEPT_PAIRS, (2, POOL_BYTES))
     small = rng.standard_normal(POOL_BYTES // 2, np.float32)
     return {
@@ -137,6 +137,6 @@ def _pool(pools: Pools, name: str) -> npt.NDArray[np.uint8]:
 
 
 def _cut(pool: npt.NDArray[np.uint8], size: int, rng: np.random.Generator) -> npt.NDArray[np.uint8]:
-    """That many bytes of the pool, from somewhere in it, around its end if need be."""
+    """This number of bytes of the pool, from somewhere in it, around its end if need be."""
     start = WIDEST * int(rng.integers(len(pool) // WIDEST))
     return np.resize(np.roll(pool, -start) if size > len(pool) - start else pool[start:], size)

@@ -1,4 +1,4 @@
-"""What a case came to. Pure.
+"""The outcome of a case. Pure.
 
 A request that was not done when its case was given up counts as if it had been done at that moment, so times
 of an engine that fell behind are lower bounds; `unfinished` says how many those are.

@@ -1,4 +1,4 @@
-"""What a rehearsal of the serving benchmark measures, in the engine that all rehearsals share."""
+"""The measurements of a rehearsal of the serving benchmark, in the engine that all rehearsals share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VARIANTS, SECONDS, DRAIN_S, SEED = 2, 0.5, 60.0, 1
 
 
 class OneAfterTheOther:
-    """As vLLM's AsyncLLM is asked, over an engine that answers one request at a time."""
+    """vLLM's AsyncLLM interface, over an engine that answers one request at a time."""
 
     def __init__(self, llm: Any) -> None:
         self._llm = llm

@@ -1,4 +1,4 @@
-"""What a run is told, in one place: shapes, memory, and how it is divided on either side."""
+"""The settings of a run, in one place: shapes, memory, and its division on either side."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CASES = "azure@1.0,zipf@4,uniform@4,zipf@1,uniform@1"  # as time allows, so what
 
 @dataclass(frozen=True)
 class Settings:
-    """As given on the command line; `parser` says what each is."""
+    """The values given on the command line; `parser` describes each."""
 
     shape_name: str
     work: Path

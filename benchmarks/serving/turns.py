@@ -67,6 +67,6 @@ class SyncTurns(_OneModelAStep, SyncVariantScheduler):
 
 
 def make_scheduler(*, vllm_config: Any, **others: Any) -> Any:
-    """What `scheduler_cls` names."""
+    """The class that `scheduler_cls` names."""
     asynchronous = vllm_config.scheduler_config.async_scheduling
     return (AsyncTurns if asynchronous else SyncTurns)(vllm_config=vllm_config, **others)

@@ -152,7 +152,7 @@ class WholeModels:
 
 
 def _fitting(own: SwapConfig, model_bytes: int) -> int:
-    """How many models host memory holds. Raises ValueError where it is none."""
+    """The number of models that host memory holds. Raises ValueError where it is none."""
     if own.host_bytes < model_bytes:
         raise ValueError(f"{own.host_bytes} bytes of host memory; a whole model has {model_bytes}")
     return own.host_bytes // model_bytes
@@ -168,7 +168,8 @@ def _layout(weights: Sequence[torch.Tensor]) -> tuple[list[int], int]:
 
 
 class WholeModelManager(VariantManager):
-    """What vLLM takes for its manager of adapters; an adapter is a whole model. No layer is hooked."""
+    """The object that vLLM takes for its manager of adapters; an adapter is a whole model. No layer is
+    hooked."""
 
     variant_cache: Any
 

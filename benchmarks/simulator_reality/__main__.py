@@ -99,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def rehearse(folder: Path) -> None:
-    """What is "measured" is simulated, with other step times than it will be: those that are fitted to it."""
+    """The "measured" figures are simulated, with other step times than the fitted ones."""
     facts = Facts(
         2,
         4,

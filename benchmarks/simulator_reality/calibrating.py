@@ -32,7 +32,7 @@ def step_times(facts: Facts, seen: Sequence[Seen]) -> tuple[Records, Records]:
 
 
 def _context_s(facts: Facts, seen: Sequence[Seen]) -> float:
-    """What long prompts add to a step, for each cached token."""
+    """The time that long prompts add to a step, for each cached token."""
     by_load = {one.load: one for one in seen}
     short, long = (by_load[load] for load in context_loads(facts))
     return max(0.0, long.tpot_s - short.tpot_s) / (long.load.rows * (long.load.prompt - SHORT))

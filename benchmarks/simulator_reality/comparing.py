@@ -26,7 +26,7 @@ def fitted(measured: Measured) -> dict[str, tuple[Records, Records]]:
 
 
 def fitted_figures(facts: Facts, model: Records, variants: Records) -> dict[str, Any]:
-    """What was fitted, in numbers that can be looked at."""
+    """The fitted parameters, in readable numbers."""
     own = {
         variant.name: {name.replace("_s", "_us"): round(1e6 * row[name], 3) for name in PARTS}
         for variant, row in zip(facts.variants, variants[1:], strict=True)

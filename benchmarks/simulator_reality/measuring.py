@@ -1,4 +1,4 @@
-"""What is measured of a real system, however it is asked; and how that is written and read."""
+"""The measurements of a real system; and how they are written and read."""
 
 from __future__ import annotations
 

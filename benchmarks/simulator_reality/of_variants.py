@@ -1,4 +1,4 @@
-"""What variants add to steps, from what was seen of loads: by least squares without negative parts."""
+"""The time that variants add to steps, from the figures of loads: by least squares without negative parts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def variants_of(facts: Facts, seen: Sequence[Seen], model: Records) -> Records:
 def _decoding(
     facts: Facts, seen: Sequence[Seen], model: Records, made: Records, kinds: Sequence[str]
 ) -> None:
-    """By kind: for each row, for each distinct variant and its bytes, and once for the kind."""
+    """Times by kind: for each row, for each distinct variant and its bytes, and once for the kind."""
     matrix, added = [], []
     for one in seen:
         rows = _asked(one.load)

@@ -82,7 +82,7 @@ def estimates(running: Running, facts: Facts) -> list[Seen]:
 
 
 def _estimate(running: Running, facts: Facts, load: Load) -> Seen:
-    """What one engine alone is estimated to take. TTFT is with the path, as clients see it."""
+    """The estimate for one engine alone. TTFT is with the path, as clients see it."""
     found = running.client.estimate(
         BASE,
         EstimateRequest(

@@ -1,4 +1,4 @@
-"""What was seen of loads of known composition."""
+"""The figures of loads of known composition."""
 
 from __future__ import annotations
 

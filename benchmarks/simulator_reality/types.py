@@ -1,4 +1,4 @@
-"""What is asked, what is seen, and what is known of the engines."""
+"""The loads, their figures, and the facts about the engines."""
 
 from __future__ import annotations
 

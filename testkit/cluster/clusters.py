@@ -187,7 +187,7 @@ def title(process: psutil.Process) -> str:
 
 
 def name(process: psutil.Process) -> str:
-    """What the kernel calls it, at most 15 characters: is set even where a title has no room."""
+    """The kernel's name for the process, at most 15 characters: it is set even where a title has no room."""
     try:
         return process.name()
     except psutil.Error:

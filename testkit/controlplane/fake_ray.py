@@ -21,7 +21,7 @@ REPORT = AgentReport(7, (DeviceSample(0, "cpu", 100, 40, (0.5,), ()),), 0.1, rat
 
 
 class Actor:
-    """An agent's handle; it answers while it is not `hung`, and says what it was told."""
+    """An agent's handle; it answers while it is not `hung`, and returns its reports."""
 
     def __init__(self, report: AgentReport = REPORT) -> None:
         self.answer, self.hung = report, False

@@ -25,7 +25,7 @@ _STEP = 0x9E3779B97F4A7C15
 
 
 class World(NamedTuple):
-    """What a policy is asked with; `request` is a record."""
+    """The input of a policy; `request` is a record."""
 
     snapshot: Snapshot
     request: Any

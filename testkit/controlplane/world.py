@@ -96,7 +96,7 @@ class World:
 
 
 def reserved(state: State) -> set[tuple[Any, ...]]:
-    """What ledgers promise, by holder, rank and device."""
+    """The ledgers' promises, by holder, rank and device."""
     return {
         (r.holder, r.uid, r.rank, node, r.kind, r.index, r.memory_bytes)
         for node, found in state.ledgers.items()
@@ -105,7 +105,7 @@ def reserved(state: State) -> set[tuple[Any, ...]]:
 
 
 def placed(state: State) -> set[tuple[Any, ...]]:
-    """What deployments say of the same."""
+    """The deployments' account of the same."""
     return {
         (name, d.uid, r.rank, r.node, r.device_kind, r.device_index, r.memory_bytes)
         for d in (found.record for found in state.deployments.values())

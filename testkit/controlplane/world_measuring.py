@@ -22,7 +22,7 @@ ROOMIER = replace(HOST, total_bytes=2420 * MIB, free_bytes=2420 * MIB)
 
 
 def measured_world(settings: Settings, store: StateStore, folder: Path, *names: str) -> World:
-    """Measurements are told by a formula; models of these names in `folder`, no two of an architecture."""
+    """A formula gives the measurements; models of these names in `folder`, no two of an architecture."""
     for layers, name in enumerate(names, 2):
         checkpoints.write_model(folder / name, checkpoints.config(num_hidden_layers=layers))
     changes = {"engine": "vllm", "allowed_roots": str(folder)}
@@ -55,7 +55,7 @@ async def measuring(world: World, name: str) -> Operation:
 
 
 async def waiting(world: World, name: str, until: str) -> Operation:
-    """Its registration, once that says that it waits until `until`."""
+    """Its registration, once its reason says that it waits until `until`."""
     operation = world.register(name)
     await world.until(lambda: asked(world, operation).reason.startswith("waits until"))
     assert until in asked(world, operation).reason

@@ -1,4 +1,4 @@
-"""What is measured in a `World`, and what it holds in the ledger meanwhile."""
+"""The measurements in a `World`, and their memory in the ledger meanwhile."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What tests of deploy share."""
+"""The shared parts of tests of deploy."""

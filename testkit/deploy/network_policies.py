@@ -1,5 +1,5 @@
-"""What Kubernetes' NetworkPolicies let through, by their meaning: which ports of a Pod another Pod reaches.
-Knows what the chart uses, and fails on anything else."""
+"""The connections that Kubernetes' NetworkPolicies permit, by their meaning: the ports of a Pod that another
+Pod reaches. Knows what the chart uses, and fails on anything else."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What tests of fuzz share."""
+"""The shared parts of the fuzz tests."""
