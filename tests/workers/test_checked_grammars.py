@@ -13,11 +13,16 @@ from workers.engine.checked_grammars import Grammars, Outcome
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+# Eight objects of 500 optional properties take about 8 s of CPU time.
+SLOW = {f"o{k}": {"type": "object", "properties": {f"{k}p{i}": {} for i in range(500)}} for k in range(8)}
+THREES = {"type": "integer", "multipleOf": 3}
 GRAMMARS: dict[str, dict[str, Any]] = {
     "schema": {"json": SCHEMA},
     "choice": {"choice": ["x", "y"]},
     "nested counts": {"regex": "(([a-z ]{1,40}){1,40}){1,40}"},
     "nonsense": {"grammar": "nonsense"},
+    "slow": {"json": {"type": "object", "properties": SLOW}},
+    "large": {"json": {"type": "array", "items": THREES, "minItems": 10**5, "maxItems": 10**6}},
 }
 
 
@@ -41,3 +46,6 @@ def test_grammars_pass_or_are_refused_and_are_known_then(smollm2_folder: Path, t
     assert "the grammar cannot be used: it takes" in first["nested counts"].refusal
     assert "expected a smaller one" in first["nested counts"].refusal
     assert first["nonsense"].refusal
+    assert "it takes more than 4 s of CPU time to compile" in first["slow"].refusal
+    assert "it takes more than 512 MiB of memory" in first["large"].refusal
+    assert "broke" not in first["large"].refusal
