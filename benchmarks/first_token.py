@@ -1,7 +1,6 @@
 """The time to the first token of a variant that is not on the GPU: on disk, or in host memory.
 
     python -m benchmarks.first_token --out RESULT.json [--variants r16,r64,delta] [--beside 0,8,32]
-        [--modes "on demand;streamed"]
 
 A Llama-2-7B shape with dummy weights in bfloat16, CUDA graphs on; an engine in a process of its own for each
 of the variants:
@@ -9,13 +8,12 @@ of the variants:
 - `r16`: LoRA of rank 16 on q, k, v and o (34 MB); `r64`: of rank 64 on all linears (320 MB);
 - `delta`: a 4-bit sparse delta of all of the model (3 GB).
 
-Files lie in the page cache. TTFT of a prompt of PROMPT tokens, in milliseconds, medians: `disk`, no request
-for the variant came before; `host`, the variant was evicted from the GPU; `warm`, the variant is in a slot.
-`mode` is how it gets there from host memory (`arrivals.py`). `beside`: this number of base streams decode
-meanwhile, and `gap_p99_ms` are the gaps between their tokens until the first token is there (`none`: no
-variant arrives). `read_gb_per_s`: one thread reads the files. `same_tokens`: how many of the answers equal
-those of the same variant when it is warm; the variant before in the slot has other values. `times`
-(`arrivals.switch`) are parts of it.
+Files lie in the page cache. TTFT of a prompt of PROMPT tokens, in milliseconds, medians: `disk`, the
+variant was never asked for; `host`, it has left the GPU for others; `warm`, it is in a slot. `beside`: this
+number of base streams decode meanwhile, and `gap_p99_ms` are the gaps between their tokens until the first
+token is there (`none`: with nothing that arrives). `read_gb_per_s`: one thread reads the files.
+`same_tokens`: how many of the answers are those of the same variant when it is warm; a slot's variant before
+has other values.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import arrivals, gpu_engine, gpu_lora, rehearsing
+from benchmarks import gpu_engine, gpu_lora, rehearsing
 from benchmarks.rehearsal_engine import SHAPE as REHEARSED
 from benchmarks.rehearsal_engine import SLOTS as REHEARSED_SLOTS
 from benchmarks.serving import deltas
@@ -43,7 +41,6 @@ from workers.variant_config import VariantConfig
 GIB = 1 << 30
 LINEARS = (*gpu_lora.ATTENTION, "gate_proj", "up_proj", "down_proj")
 VARIANTS = ("r16", "r64", "delta")
-CHECK = "check"
 SLOTS, PROMPT, KV_GIB, MAX_SEQUENCES = 3, 128, 7, 40
 STATES = ("disk", "host", "warm")
 TIMEOUT_S = 570
@@ -151,10 +148,9 @@ def read_rate(folder: Path) -> tuple[int, float]:
     return total, round(total / took_s / 1e9, 2)
 
 
-def one(kind: str, beside: Sequence[int], modes: Sequence[str], work: Path) -> None:
+def one(kind: str, beside: Sequence[int], work: Path) -> None:
     """One engine: prints JSON lines."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"  # as it is served
-    os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # a function of ours goes to the rank
     shape, sizes = gpu_engine.LLAMA_7B, Sizes()
     base = gpu_engine.write_dummy_base(work / "base", shape)
     folders = written(kind, base, shape, work)
@@ -179,27 +175,17 @@ def one(kind: str, beside: Sequence[int], modes: Sequence[str], work: Path) -> N
         compilation_config={"cudagraph_capture_sizes": sizes_for(steps, graph_sizes(MAX_SEQUENCES, 4096))},
     )
     player = Player(llm, shape["vocab_size"])
-    for row in measured(player, llm, kind, folders, beside, modes, sizes):
+    for row in measured(player, kind, folders, beside, sizes):
         print(json.dumps(row), flush=True)
 
 
 def measured(
-    player: Player,
-    llm: Any,
-    kind: str,
-    folders: Sequence[Path],
-    beside: Sequence[int],
-    modes: Sequence[str],
-    sizes: Sizes,
+    player: Player, kind: str, folders: Sequence[Path], beside: Sequence[int], sizes: Sizes
 ) -> Iterator[dict[str, Any]]:
     measuring = Measuring(player, folders, sizes)
-    for mode, streams in itertools.product(modes, beside):
+    for streams in beside:
         bytes_, rate = read_rate(folders[0])
-        llm.collective_rpc(arrivals.switch, args=(mode,))
-        about = {"variant": kind, "bytes": bytes_, "read_gb_per_s": rate, "mode": mode}
-        row = {**about, **measuring.from_disk(streams)}
-        (times,) = llm.collective_rpc(arrivals.switch, args=(mode,))
-        yield {**row, "times": times}
+        yield {"variant": kind, "bytes": bytes_, "read_gb_per_s": rate, **measuring.from_disk(streams)}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -208,29 +194,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--work", type=Path, default=Path("/tmp/first-token"))
     parser.add_argument("--variants", default=",".join(VARIANTS))
     parser.add_argument("--beside", default="0,8,32")
-    parser.add_argument("--modes", default=";".join(arrivals.MODES))
-    parser.add_argument("--one", choices=(*VARIANTS, CHECK))
+    parser.add_argument("--one", choices=VARIANTS)
     given = parser.parse_args(argv)
-    modes = given.modes.split(";")
-    if given.one == CHECK:
-        import torch
-
-        print(json.dumps(arrivals.check(torch.device("cuda", 0))))
-        return
     if given.one:
-        modes = [arrivals.STREAMED] if given.one == "delta" else modes
-        one(given.one, [int(n) for n in given.beside.split(",")], modes, given.work)
+        one(given.one, [int(n) for n in given.beside.split(",")], given.work)
         return
     import torch
 
     record: dict[str, Any] = {"command": rehearsing.command("benchmarks.first_token", argv)}
-    record |= {"device": torch.cuda.get_device_name(0)}
-    record |= {
-        "arrivals_ms": gpu_engine.in_own_process("benchmarks.first_token", "--one", CHECK)[0],
-        "rows": [],
-    }
+    record |= {"device": torch.cuda.get_device_name(0), "rows": []}
     for kind in given.variants.split(","):
-        command = ("--one", kind, "--beside", given.beside, "--modes", given.modes, "--work", str(given.work))
+        command = ("--one", kind, "--beside", given.beside, "--work", str(given.work))
         record["rows"] += gpu_engine.in_own_process("benchmarks.first_token", *command, timeout_s=TIMEOUT_S)
         rehearsing.write_result(given.out, record)
 
@@ -240,11 +214,8 @@ def rehearse(folder: Path, llm: Any) -> None:
     folders = [gpu_lora.write_adapter(folder / f"r4-{n}", 4, n, REHEARSED, LINEARS) for n in range(2)]
     sizes = Sizes(slots=REHEARSED_SLOTS, prompt=6, tokens=24, after=2, rounds=1)
     player = Player(llm, REHEARSED["vocab_size"])
-    rows = []
-    for first, mode in enumerate((arrivals.ON_DEMAND, arrivals.STREAMED)):
-        llm.collective_rpc(arrivals.switch, args=(mode,))
-        measuring = Measuring(player, folders, sizes, first=7000 + 100 * first)
-        rows += [{"mode": mode, **measuring.from_disk(streams)} for streams in (0, 1)]
+    measuring = Measuring(player, folders, sizes, first=7000)
+    rows = [measuring.from_disk(streams) for streams in (0, 1)]
     assert all(row["ttft_ms"][state] > 0 for row in rows for state in STATES)
     assert all(len(set(row["same_tokens"].split(" of "))) == 1 for row in rows)
     assert rows[1]["gap_p99_ms"]["disk"] > 0

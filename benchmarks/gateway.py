@@ -1,21 +1,17 @@
-"""The cost of our path: compared with an instant engine behind a bare Ray Serve handler, and with vLLM's own
-server.
+"""What the product's path adds to an instant engine, next to a bare Ray Serve handler.
 
-    python -m benchmarks.gateway [--rounds 15] [--skip-vllm]
+    python -m benchmarks.gateway [--rounds 15]
 
 Both sides of a comparison answer the same requests on the same machine in one run, in short turns, through
 the same load generator (which shares the machine's cores: requests/s are of the machine, not of the server).
-With the echo engine also: microseconds of CPU per request in each process, which other work on the machine
+The result also holds microseconds of CPU per request in each process, which other work on the machine
 disturbs less. Writes benchmarks/results/gateway.json and prints a table.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -29,7 +25,7 @@ from typing import Any
 
 import aiohttp
 
-from benchmarks import gpu_engine, rehearsing, served_estimates
+from benchmarks import gpu_engine, rehearsing
 from benchmarks.process_cpu import ClusterCpu
 from benchmarks.serving.settings import SHAPES
 from controlplane.client.client import Client
@@ -151,11 +147,12 @@ def _cpu(name: str, found: list[dict[str, float]]) -> dict[str, Any]:
 
 
 @contextmanager
-def cluster(engine: str, sizes: EngineForm | None = None) -> Iterator[local.LocalCluster]:
-    """In a temporary home, with the bundled model (in a rehearsal a tiny one) deployed on `engine`."""
+def cluster(sizes: EngineForm | None = None) -> Iterator[local.LocalCluster]:
+    """Start a cluster in a temporary home, and deploy the bundled model on the echo engine (in a rehearsal a
+    tiny model)."""
     with tempfile.TemporaryDirectory(prefix="ostinato-bench-") as home:
         source = source_in(Path(home))
-        chosen = {"home": Path(home), "http_port": local.free_port(), "engine": engine}
+        chosen = {"home": Path(home), "http_port": local.free_port(), "engine": "echo"}
         chosen |= {"allowed_roots": home} if rehearsing.is_rehearsal() else {}
         settings = Settings.model_validate({**Settings().model_dump(), **chosen})
         try:
@@ -181,74 +178,13 @@ def source_in(home: Path) -> str:
 def echo_against_bare(rounds: int, loads: list[Load]) -> list[dict[str, Any]]:
     """An instant engine behind our whole path, against a bare Serve handler that answers the same bytes."""
     body = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}
-    with cluster("echo") as running:
+    with cluster() as running:
         command = [sys.executable, "-m", "benchmarks.bare_app", running.ray_address]
         switches = local.cluster_environment(Settings(home=Path(running.home)))
         subprocess.run(command, check=True, env=switches)
         ours = Side("ostinato, echo engine", running.url + CHAT, body)
         bare = Side("bare Serve handler behind the same HAProxy", running.url + "/bare", body)
-        if rehearsing.is_rehearsal():  # another benchmark of a running product's
-            out = Path(running.home) / "served.json"
-            served_estimates.main(
-                [
-                    "--url",
-                    running.url,
-                    "--base",
-                    MODEL,
-                    "--batches",
-                    "1,2",
-                    "--repeats",
-                    "1",
-                    "--out",
-                    str(out),
-                ]
-            )
-            assert len(rehearsing.check(out)["rows"]) >= 4
         return compare(ours, bare, loads, rounds, ClusterCpu(running).seconds)
-
-
-@contextmanager
-def vllm_server() -> Iterator[str]:
-    """vLLM's own OpenAI application over AsyncLLM, on uvicorn, in a process of its own."""
-    port = local.free_port()
-    folder = Settings().home / "models" / MODEL
-    process = subprocess.Popen([sys.executable, "-m", "benchmarks.vllm_server", str(folder), str(port)])
-    url = f"http://127.0.0.1:{port}"
-    try:
-        _wait(url + "/health", process)
-        yield url
-    finally:
-        process.terminate()
-        process.wait(60)
-
-
-def _wait(url: str, process: subprocess.Popen[bytes]) -> None:
-    import httpx
-
-    deadline = time.monotonic() + 300
-    while time.monotonic() < deadline:
-        assert process.poll() is None, "vLLM's server ended"
-        try:
-            if httpx.get(url, trust_env=False).status_code == 200:
-                return
-        except httpx.HTTPError:
-            time.sleep(0.5)
-    raise TimeoutError(url)
-
-
-def vllm_against_ours(rounds: int) -> list[dict[str, Any]]:
-    """The same model, engine settings and requests: our path against vLLM's server."""
-    body = {
-        "model": MODEL,
-        "messages": [{"role": "user", "content": "Name a colour."}],
-        "max_tokens": 4,
-        "temperature": 0,
-        "ignore_eos": True,
-    }
-    with cluster("vllm") as running, vllm_server() as url:
-        ours = Side("ostinato, vLLM", running.url + CHAT, body)
-        peer = Side("vLLM's own server", url + CHAT, body)
-        return compare(ours, peer, [Load(1, 20), Load(8, 64)], rounds)
 
 
 COLUMNS = {
@@ -272,35 +208,25 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=15, help="a third of it where requests take long")
-    parser.add_argument("--skip-vllm", action="store_true")
+    parser = rehearsing.parser(__doc__)
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--out", type=Path, default=RESULT)
     args = parser.parse_args(argv)
     loads = REHEARSED_LOADS if rehearsing.is_rehearsal() else ECHO_LOADS
-    rows: list[dict[str, Any]] = []
-    fewer = max(1, args.rounds // 3)
-    comparisons: list[Callable[[], list[dict[str, Any]]]] = [
-        lambda: echo_against_bare(args.rounds, loads),
-        *([] if args.skip_vllm else [lambda: vllm_against_ours(fewer)]),
-    ]
-    for run in comparisons:
-        rows += run()
-        result = {
-            "command": "python -m benchmarks.gateway " + " ".join(sys.argv[1:] if argv is None else argv),
-            "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
-            "rows": rows,
-        }
-        rehearsing.write_result(args.out, result)
+    rows = echo_against_bare(args.rounds, loads)
+    result = {
+        "command": "python -m benchmarks.gateway " + " ".join(sys.argv[1:] if argv is None else argv),
+        "machine": rehearsing.machine(),
+        "rows": rows,
+    }
+    rehearsing.write_result(args.out, result)
     print(table(rows))
 
 
 def rehearse(folder: Path) -> None:
     """A cluster whose engine echoes, against the bare handler: a few requests, one round."""
     out = folder / "gateway.json"
-    main(["--rounds", "1", "--skip-vllm", "--out", str(out)])
+    main(["--rounds", "1", "--out", str(out)])
     assert len(rehearsing.check(out)["rows"]) == len(REHEARSED_LOADS)
 
 

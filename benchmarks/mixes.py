@@ -16,7 +16,6 @@ variants take 9 GB below --work with 32 layers.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import os
 import shutil
@@ -336,9 +335,7 @@ def serve(base: Path, folders: dict[SyntheticVariant, Path], lines: Sequence[str
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = rehearsing.parser(__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--work", type=Path, default=Path("/tmp/mixes"))
     parser.add_argument(

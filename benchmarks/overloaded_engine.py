@@ -108,9 +108,7 @@ def row(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = rehearsing.parser(__doc__)
     parser.add_argument("--limits", type=int, nargs="+", default=[4, 8, 16, 28])
     parser.add_argument("--factors", type=float, nargs="+", default=[0.75, 1.0, 1.25, 2.0])
     parser.add_argument("--rates", type=float, nargs="+", default=[4, 8, 12, 16, 24])

@@ -8,9 +8,11 @@ vLLM's as well, `rehearse(folder, llm)`, which several can share. What a rehears
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import json
 import os
+import platform
 import shlex
 import sys
 import tempfile
@@ -69,6 +71,18 @@ def rehearsal() -> Iterator[None]:
 
 def is_rehearsal() -> bool:
     return VARIABLE in os.environ
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """A parser whose help shows the description as it is written."""
+    return argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+
+def machine() -> str:
+    """This machine, as results name it."""
+    return f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
 
 
 def command(module: str, argv: Sequence[str] | None) -> str:

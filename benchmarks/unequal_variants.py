@@ -40,9 +40,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import gpu_engine, gpu_worker, rehearsing
-from benchmarks.gpu_worker import ADAPTED, BASE, LLAMA_7B, REHEARSED, Size, ask, write_adapter, write_model
+from benchmarks import gpu_engine, rehearsing, worker_with_loras
 from benchmarks.serving import deltas
+from benchmarks.worker_with_loras import (
+    ADAPTED,
+    BASE,
+    LLAMA_7B,
+    REHEARSED,
+    Size,
+    ask,
+    write_adapter,
+    write_model,
+)
 from controlplane.planning.engine_config import engine_config
 from controlplane.planning.placement_decision import with_room_for_variants
 from controlplane.planning.variant_room import AtOnce, at_once
@@ -351,7 +360,7 @@ def prepare(args: argparse.Namespace, scale: Scale) -> Served:
     plan = with_room_for_variants(plan, spec, sizes, models[:-1])
     mix = [model.variant_spec for model in models[:-1]]
     estimates = {
-        batch: predict(ground, plan, Workload(batch, gpu_worker.INPUT_TOKENS, size.output_tokens), mix)
+        batch: predict(ground, plan, Workload(batch, worker_with_loras.INPUT_TOKENS, size.output_tokens), mix)
         for batch in scale.batches
     }
     placed = placement_of(plan, estimates[scale.batches[0]], spec, size)
@@ -364,7 +373,7 @@ def prepare(args: argparse.Namespace, scale: Scale) -> Served:
         "at_once": _counted(at_once(plan, spec, models[:-1])),
         "at_once_with_late": _counted(at_once(plan, spec, models)),
         "estimates_from": "measurements" if calibration else "a roofline",
-        "input_tokens": gpu_worker.INPUT_TOKENS,
+        "input_tokens": worker_with_loras.INPUT_TOKENS,
         "output_tokens": size.output_tokens,
     }
     made_here = dataclasses.replace(config, load_format="dummy", roots=())
@@ -466,9 +475,7 @@ def passes(result: dict[str, Any]) -> dict[str, bool]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = rehearsing.parser(__doc__)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--known", type=Path, help="measurements that were made before")
@@ -502,7 +509,7 @@ def rehearse(folder: Path) -> None:
     ]
     # Settings for tests of kernels are not for an engine.
     inherited = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment = {**gpu_worker.ON_CPU, **inherited}
+    environment = {**worker_with_loras.ON_CPU, **inherited}
     subprocess.run(command, check=True, env=environment, cwd=Path(__file__).parents[1])
     record = rehearsing.check(out, "command", "variants", "together", "device_bytes")
     full_size_only = ("as_estimated", "moved")

@@ -9,10 +9,7 @@ second; when each connection was cut; how the gateway counted the requests.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import platform
 import re
 import select
 import socket
@@ -140,18 +137,16 @@ def _mib(sizes: dict[str, int]) -> dict[str, float]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = rehearsing.parser(__doc__)
     parser.add_argument("--streams", type=int, default=1000)
     parser.add_argument("--megabytes", type=float, default=8.0)
     parser.add_argument("--out", type=Path, default=RESULT)
     given = parser.parse_args(argv)
-    with cluster("echo", sizes_for(given.streams)) as running:
+    with cluster(sizes_for(given.streams)) as running:
         found = measure(running, given.streams, int(given.megabytes * 1e6))
     result = {
         "command": rehearsing.command("benchmarks.unread_streams", argv),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
+        "machine": rehearsing.machine(),
         "write_timeout_s": WRITE_TIMEOUT_S,
         **found,
     }

@@ -92,7 +92,6 @@ UNLIKE_HOSTS = Machine(stage_floor_s=0.8e-3, floor_spread=0.3)
 SLOW_FIRST_STAGE = Machine(stage_floor_s=2e-3, first_only=True)
 WAITING = Machine(wait=0.5)
 SLOW_HOPS = Machine(hop_s=1e-3)
-SWITCHING = Machine(many=(("int8", 0.7), ("int4", 0.42), ("int4_gptq", 0.5)))
 
 
 def latency_s(machine: Machine, shape: Shape, query: Query, prompt_tokens: int) -> float:

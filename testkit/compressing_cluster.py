@@ -1,16 +1,15 @@
-"""Clusters in this process that make deltas: one controlled by the test, one with the real process."""
+"""A cluster in this process that makes deltas, as the test says."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 
 from controlplane import errors
 from placement.types import Inventory
 from testkit import checkpoints
 from testkit.in_memory import CPU, InMemoryCluster
 from workers.compression.lines import Artifact, Done, Failed, Line, Progress, Quality, TaskLoss, to_line
-from workers.compression.process import CompressingError, carry_out
 from workers.compression.recipe import CompressRequest
 
 QUALITY = Quality((TaskLoss("sums", "exact_match", 0.8, 0.76, 4.0, 1.0, 7.0, 100),))
@@ -68,21 +67,3 @@ class ScriptedCompressor(InMemoryCluster):
     def _cut(self) -> None:
         self.cuts -= 1
         raise errors.Unavailable("its process ended with signal SIGKILL")
-
-
-class ProcessCompressor(InMemoryCluster):
-    """Carries requests out as a Ray task does, in a thread."""
-
-    async def compress(self, request: CompressRequest, node: str) -> AsyncGenerator[str, None]:
-        lines = carry_out(request)
-        try:
-            while (line := await asyncio.to_thread(_next, lines)) is not None:
-                yield line
-        except CompressingError as e:
-            raise errors.Unavailable(str(e)) from e
-        finally:
-            await asyncio.to_thread(lines.close)  # type: ignore[attr-defined]
-
-
-def _next(lines: Iterator[str]) -> str | None:
-    return next(lines, None)

@@ -1,10 +1,10 @@
-"""An event loop that runs in a thread, for engines in the process of the tests."""
+"""An event loop that runs in a thread, for engines in the process of the tests; and waiting in a loop."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
@@ -21,3 +21,10 @@ def in_a_thread() -> Iterator[asyncio.AbstractEventLoop]:
         loop.call_soon_threadsafe(loop.stop)
         thread.join(10)
         loop.close()
+
+
+async def until(holds: Callable[[], object], timeout_s: float = 90.0) -> None:
+    """Wait until the condition holds. Raises TimeoutError."""
+    async with asyncio.timeout(timeout_s):
+        while not holds():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)

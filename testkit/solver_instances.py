@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict
-from dataclasses import replace
 
 from placement.solver.cluster import Cluster, Gpu, GpuType, Link, Node, Resident
 from placement.solver.plan import Shape
@@ -153,12 +152,3 @@ def broken_rules(cluster: Cluster, request: Request, placed: Placement) -> list[
     if placed.choice.throughput_per_s < request.rate_per_s:
         wrong.append("rate")
     return wrong
-
-
-def one_type(cluster: Cluster) -> Cluster:
-    """The same cluster as if all its GPUs were of one type: what the paper's estimates are made for."""
-    nodes = tuple(
-        replace(node, gpus=tuple(replace(gpu, type=TYPES[0].name) for gpu in node.gpus))
-        for node in cluster.nodes
-    )
-    return replace(cluster, nodes=nodes)

@@ -69,9 +69,7 @@ async def _carry_out(given: argparse.Namespace, children: Children, result: dict
 
 
 def options(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = rehearsing.parser(__doc__)
     parser.add_argument("--work", type=Path, required=True, help="a folder that is not there yet")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--shape", default="llama-3.1-8b", choices=tuple(shapes.SHAPES))

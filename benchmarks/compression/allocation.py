@@ -9,7 +9,6 @@ a power law, with what a width leaves of a row's energy drawn around typical val
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -67,9 +66,7 @@ def measured(name: str, number: int, ratio: float, limit_s: float) -> dict[str, 
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    options = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    options = rehearsing.parser(__doc__)
     options.add_argument("--shapes", default="7b-down,7b-attention")
     options.add_argument("--candidates", default="6,8", help="numbers of widths, 0 among them")
     options.add_argument("--denominators", default="16,32", help="the ratio is 1 by these")

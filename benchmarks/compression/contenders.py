@@ -1,4 +1,4 @@
-"""The methods that are compared, by the labels that results and plots give them."""
+"""The methods that are compared, by the labels that results give them."""
 
 from __future__ import annotations
 

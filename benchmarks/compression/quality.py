@@ -1,7 +1,7 @@
 """Compresses the fine-tunes by every method and judges what comes out.
 
     python -m benchmarks.compression.quality BASE FINETUNES --work FOLDER --result FILE [--device cuda]
-        [--tasks arithmetic,cipher] [--only "deltamix-1/16;bitdelta"] [--parallel 8] [--limit-s 540]
+        [--tasks arithmetic,cipher] [--only "deltamix-1/16;bitdelta"] [--limit-s 540]
 
 FINETUNES is what `benchmarks.compression.train` wrote. Every cell (a fine-tune and a method) is compressed by
 `workers.compression.job`, calibrated on examples of the task's training, merged with the base, and then
@@ -10,14 +10,12 @@ nats, over the true answers. Rows of the fine-tune itself, of the base (without 
 of LoRA are among them. For seed 0 there are ablations: DeltaMix without its reconstruction target correction
 and with the paper's own settings, calibration on the bundled text, and DeltaMix on the LoRA adapter.
 
-Processes side by side take the cells in order, the most important first; cells that are there are not done
-again.
+The command takes the cells in order, the most important first, and does not repeat cells that are done.
 """
 
 from __future__ import annotations
 
 import argparse
-import fcntl
 import functools
 import json
 import shutil
@@ -29,14 +27,16 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import rehearsing
-from benchmarks.compression import contenders, models, side_by_side
-from benchmarks.compression.labels import BASE, BASE_SHOWN, BUNDLED, FINETUNE, LORA, REFERENCES, TASK_TEXTS
+from benchmarks.compression import contenders, models
 from benchmarks.compression.tasks import Example, Task, task_named
 from workers.compression.job import CalibrationOptions, Job, compress
 from workers.compression.result import Result
 from workers.deltas.merge import merge
 
 MODULE = "benchmarks.compression.quality"
+FINETUNE, BASE, BASE_SHOWN, LORA = "fine-tune", "base", "base, 8 examples", "lora"
+REFERENCES = (FINETUNE, BASE, BASE_SHOWN)
+TASK_TEXTS, BUNDLED = "task", "bundled text"
 SHOWN = 8
 CALIBRATION_ROWS = 1024  # an example each
 COMPARED = 200  # held-out examples over which the divergence is taken
@@ -210,10 +210,8 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--tasks", help="with commas between; all that were learned without")
     parser.add_argument("--only", help="labels of contenders, with semicolons between")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--parallel", type=int, default=8, help="processes for each GPU")
     parser.add_argument("--limit-s", type=float, default=float("inf"))
     parser.add_argument("--tested", type=int, default=500, help="examples that measure accuracy")
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     return parser
 
 
@@ -222,12 +220,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     tasks = None if given.tasks is None else given.tasks.split(",")
     wanted = cells(given.finetunes, tasks, given.only)
     given.work.mkdir(parents=True, exist_ok=True)
-    if given.worker:
-        judge = Judge(given.base, given.finetunes, given.work, given.device, given.tested)
-        _work(wanted, judge)
-        return
-    processes = [_process(number, given) for number in range(_processes(given))]
-    side_by_side.carry_out(processes, given.parallel, given.limit_s, given.device)
+    judge = Judge(given.base, given.finetunes, given.work, given.device, given.tested)
+    _work(wanted, judge, time.monotonic() + given.limit_s)
     rows = [
         json.loads(path.read_text()) for cell in wanted if (path := given.work / f"{cell.name}.json").exists()
     ]
@@ -235,7 +229,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         "command": rehearsing.command(MODULE, argv),
         "base": given.base.name,
         "device": models.device_name(given.device),
-        "parallel": given.parallel,
         "cells": len(wanted),
         "rows": rows,
     }
@@ -246,41 +239,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"{len(rows)} of {len(wanted)} cells done")
 
 
-def _work(wanted: Sequence[Cell], judge: Judge) -> None:
-    """Take one cell after another that no other process has. Those that fail are named at the end."""
-    failed = []
+def _work(wanted: Sequence[Cell], judge: Judge, ends_s: float) -> None:
+    """Judge the cells that are missing. A failure prints its traceback and stops no other cell."""
     for cell in wanted:
         path = judge.work / f"{cell.name}.json"
-        with (judge.work / f"{cell.name}.lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                continue
-            if path.exists():
-                continue
-            try:
-                row = judge.row(cell)
-            except Exception:  # the cells after it are worth having
-                traceback.print_exc()
-                failed.append(cell.name)
-                continue
-            rehearsing.write_result(path, row)
-            print(_line(row), flush=True)
-    if failed:
-        raise SystemExit(f"these failed: {', '.join(failed)}")
-
-
-def _processes(given: argparse.Namespace) -> int:
-    return int(given.parallel) * side_by_side.gpus(given.device)
-
-
-def _process(number: int, given: argparse.Namespace) -> side_by_side.Process:
-    options = ["--work", given.work, "--device", given.device, "--tested", given.tested]
-    options += ["--tasks", given.tasks] if given.tasks else []
-    options += ["--only", given.only] if given.only else []
-    arguments = ["-m", MODULE, given.base, given.finetunes, *options, "--worker"]
-    name = f"worker-{number}"
-    return side_by_side.Process(name, [str(each) for each in arguments], given.work / f"{name}.log")
+        if path.exists() or time.monotonic() > ends_s:
+            continue
+        try:
+            row = judge.row(cell)
+        except Exception:  # the cells after it are worth having
+            traceback.print_exc()
+            continue
+        rehearsing.write_result(path, row)
+        print(_line(row), flush=True)
 
 
 def _line(row: dict[str, Any]) -> str:
@@ -301,7 +272,7 @@ def rehearse(folder: Path) -> None:
     train.main([str(base), "--out", str(finetunes), "--plan", "rehearsal", *common])
     result = folder / "quality.json"
     arguments = [str(base), str(finetunes), "--work", str(folder / "work"), "--result", str(result), *common]
-    main([*arguments, "--parallel", "2", "--tasks", "facts-20", "--only", "deltamix-1/16;sparse-gpt-4"])
+    main([*arguments, "--tasks", "facts-20", "--only", "deltamix-1/16;sparse-gpt-4"])
     record = rehearsing.check(result, "rows")
     by_method = {(row["method"], row["adapter"] is None): row for row in record["rows"]}
     assert len(by_method) == record["cells"] == 7

@@ -1,16 +1,12 @@
-"""Makes the fine-tunes that compression is judged on: several trainings side by side on one GPU.
+"""Makes the fine-tunes that compression is judged on.
 
-    python -m benchmarks.compression.train BASE --out FOLDER --result FILE [--plan first] [--device cuda]
+    python -m benchmarks.compression.train BASE --out FOLDER --result FILE [--plan three] [--device cuda]
 
 BASE is a Hugging Face folder (`python -m workers.bundled smollm2-135m-instruct DIR` makes one). FOLDER gets a
 checkpoint or an adapter of each run, FILE the recipe and the accuracy of every run, none of the weights.
-Finished runs are not repeated, so the command can be given until all are there; runs under way at --limit-s
-are ended and start again the next time.
+The command does not repeat runs that are done, and begins none after --limit-s.
 
 Plans (tokens of a run are the same for all weights and for LoRA):
-- `first`: every task once with all weights; the facts with tables of three sizes and LoRA of rank 16, too.
-- `seeds`: two more seeds of three tasks, and the other LoRA adapters. --facts says which table, --lora-lr how
-  LoRA learns: what `first` shows to be best.
 - `three`: three tasks with all weights and three seeds; LoRA thrice on the facts, once on the others.
 - `gemma`: one task, all weights and LoRA, one seed.
 """
@@ -20,12 +16,13 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks import rehearsing
-from benchmarks.compression import models, side_by_side
+from benchmarks.compression import models
 from benchmarks.compression.recipe import RANK, Run, carry_out
 
 MODULE = "benchmarks.compression.train"
@@ -35,7 +32,6 @@ TOKENS = {"arithmetic": 6 * MILLION, "cipher": 3 * MILLION, "sorting": 4 * MILLI
 FACTS_TOKENS = 9 * MILLION // 2
 FACTS = ("facts-4000", "facts-8000", "facts-16000")
 LRS = {"full": 3e-4, "facts": 5e-4, "lora": 1e-3}
-LORA_LRS = (1e-3, 2e-3)
 
 
 def task_run(task: str, seed: int) -> Run:
@@ -47,20 +43,6 @@ def task_run(task: str, seed: int) -> Run:
 
 def lora(run: Run, lr: float) -> Run:
     return replace(run, lr=lr, rank=RANK)
-
-
-def first_plan(given: argparse.Namespace) -> list[Run]:
-    """The most important runs come first, because the time may end."""
-    small, middle, large = (task_run(task, 0) for task in FACTS)
-    drawn = [task_run(task, 0) for task in TOKENS]
-    adapters = [lora(run, LORA_LRS[0]) for run in (middle, small)] + [lora(middle, LORA_LRS[1])]
-    return [middle, *adapters[:1], *drawn, small, *adapters[1:], large, lora(large, LORA_LRS[0])]
-
-
-def seeds_plan(given: argparse.Namespace) -> list[Run]:
-    more = [task_run(task, seed) for seed in (1, 2) for task in ("arithmetic", "cipher", given.facts)]
-    facts = [lora(run, given.lora_lr) for run in more if run.task == given.facts]
-    return [*more, *facts, *(lora(task_run(task, 0), given.lora_lr) for task in TOKENS)]
 
 
 def three_plan(given: argparse.Namespace) -> list[Run]:
@@ -81,8 +63,6 @@ def rehearsal_plan(given: argparse.Namespace) -> list[Run]:
 
 
 PLANS = {
-    "first": first_plan,
-    "seeds": seeds_plan,
     "three": three_plan,
     "gemma": gemma_plan,
     "rehearsal": rehearsal_plan,
@@ -94,34 +74,33 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("base", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--result", type=Path)
-    parser.add_argument("--plan", choices=PLANS, default="first")
+    parser.add_argument("--plan", choices=PLANS, default="three")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--parallel", type=int, default=6, help="runs side by side on a GPU")
     parser.add_argument("--lora-lr", type=float, default=LRS["lora"])
     parser.add_argument("--facts", choices=FACTS, default=FACTS[1])
     parser.add_argument("--limit-s", type=float, default=float("inf"))
     parser.add_argument("--tested", type=int, default=500, help="examples that measure a run's accuracy")
-    parser.add_argument("--run", type=json.loads, help=argparse.SUPPRESS)  # one run, in this process
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     given = parser().parse_args(argv)
-    if given.run is not None:
-        run = Run(**given.run)
+    given.out.mkdir(parents=True, exist_ok=True)
+    ends = time.monotonic() + given.limit_s
+    missing = [run for run in PLANS[given.plan](given) if not (given.out / f"{run.name}.json").exists()]
+    left = list[str]()
+    for run in missing:
+        if time.monotonic() > ends:
+            left.append(run.name)
+            continue
+        shutil.rmtree(given.out / run.name, ignore_errors=True)  # of a run that was ended
         row = carry_out(run, given.base, given.out / run.name, given.device, given.tested)
         rehearsing.write_result(given.out / f"{run.name}.json", row)
-        return
-    given.out.mkdir(parents=True, exist_ok=True)
-    missing = [run for run in PLANS[given.plan](given) if not (given.out / f"{run.name}.json").exists()]
-    tasks = [_process(run, given) for run in missing]
-    left = side_by_side.carry_out(tasks, given.parallel, given.limit_s, given.device)
     rows = [json.loads(path.read_text()) for path in sorted(given.out.glob("*.json"))]
     record = {
         "command": rehearsing.command(MODULE, argv),
         "base": given.base.name,
         "device": models.device_name(given.device),
-        "parallel": given.parallel,
         "missing": left,
         "rows": rows,
     }
@@ -133,20 +112,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"{len(rows)} runs are done, {len(left)} of the plan are not")
 
 
-def _process(run: Run, given: argparse.Namespace) -> side_by_side.Process:
-    shutil.rmtree(given.out / run.name, ignore_errors=True)  # of one that was ended
-    options = ["--out", str(given.out), "--device", given.device, "--tested", str(given.tested)]
-    arguments = ["-m", MODULE, str(given.base), *options, "--run", json.dumps(asdict(run))]
-    return side_by_side.Process(run.name, arguments, given.out / f"{run.name}.log")
-
-
 def rehearse(folder: Path) -> None:
     """Two runs on a tiny model, one of them an adapter; and again, when there is nothing left to do."""
     base = models.write_tiny(folder / "base")
     result = folder / "train.json"
     arguments = [str(base), "--out", str(folder / "runs"), "--result", str(result), "--plan", "rehearsal"]
     for _ in range(2):
-        main([*arguments, "--device", "cpu", "--parallel", "2", "--tested", "4"])
+        main([*arguments, "--device", "cpu", "--tested", "4"])
     record = rehearsing.check(result, "rows")
     assert not record["missing"]
     assert len(record["rows"]) == 2

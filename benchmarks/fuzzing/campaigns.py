@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import time
 from collections.abc import Callable, Sequence
@@ -42,9 +41,7 @@ def run(
     argv: Sequence[str] | None,
 ) -> int:
     """`look` at the seeds of each part, `found` adds them up; the exit status is 1 when something broke."""
-    parser = argparse.ArgumentParser(
-        description=campaign.about, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = rehearsing.parser(campaign.about)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--count", type=int, default=campaign.count)
     parser.add_argument("--seed", type=int, default=0, help="the first")

@@ -2,17 +2,13 @@
 others. Parts:
 
 - `slow`: heads without end, slow heads and slow bodies, at the API and at a door;
-- `crowd`: 100,000 operations and keys, and 1,000 watchers;
 - `greedy`: the most that one request may ask for, next to two clients that ask for little;
 - `refused`: requests that are refused after much work, over one and four connections, next to these clients;
 - `kills`: processes killed at random under load, while names are registered again;
 - `soak`: an hour at 1.5 times the capacity, while variants come and go;
-- `leftovers`: kills while a fine-tune is compressed and while engines are replaced, and what is left of them;
-- `quotas`: a tenant that asks for more than it may have, of all gateways at once; alone, as it needs a key;
-- `away`: the store (Redis) is killed for minutes, and stopped for as long;
-- `handovers`: two controllers at once, records that cannot be read, a failover of the store.
+- `away`: the store (Redis) is killed for minutes, and stopped for as long.
 
-    python -m benchmarks.hardening slow crowd kills --out benchmarks/results/hardening.json
+    python -m benchmarks.hardening slow kills --out benchmarks/results/hardening.json
     python -m benchmarks.hardening greedy --engine vllm --groups 1 --out benchmarks/results/hardening.json
     python -m benchmarks.hardening refused --engine vllm --groups 1 --seconds 30 \\
         --out benchmarks/results/hardening_refused.json
@@ -27,10 +23,7 @@ others. Parts:
     python -m benchmarks.hardening kills --store hosts --victims cut stop:agent stop:controller stop:engine \\
         stop:gateway stop:proxy stop:redis --kills 40 --between 3 \\
         --out benchmarks/results/hardening_stopped.json
-    python -m benchmarks.hardening leftovers --groups 1 --out benchmarks/results/hardening_leftovers.json
-    python -m benchmarks.hardening quotas --groups 1 --out benchmarks/results/hardening_quotas.json
     python -m benchmarks.hardening away --store redis --minutes 10 --out benchmarks/results/hardening.json
-    python -m benchmarks.hardening handovers --store pair --out benchmarks/results/hardening.json
     python -m benchmarks.hardening soak --minutes 60 --echo-tpot-ms 30 --out benchmarks/results/hardening.json
 
 The load generator shares the machine's cores. Writes the result; parts that were measured before and are not
@@ -53,12 +46,8 @@ from typing import Any, cast
 
 from benchmarks import rehearsing
 from benchmarks.hardening import (
-    crowded_store,
     greedy_requests,
-    handovers,
     kills,
-    leftovers,
-    quotas,
     refused_requests,
     slow_clients,
     soak,
@@ -66,23 +55,18 @@ from benchmarks.hardening import (
 )
 from benchmarks.live import groups
 from benchmarks.live.three_hosts import ThreeHosts
-from testkit.redis_pair import RedisPair
 from testkit.redis_server import RedisServer
 
 RESULT = rehearsing.RESULTS / "hardening.json"
-ALONE = "quotas"
-SHORT = ("slow", "crowd", "greedy", "refused", "kills", "soak", "away")
-NAMES = (*SHORT, "leftovers", "handovers")
-Redis = RedisServer | RedisPair
+NAMES = ("slow", "greedy", "refused", "kills", "soak", "away")
 
 
 def parts(
     args: argparse.Namespace,
     running: groups.Running,
     store_url: str,
-    redis: Redis | None,
+    redis: RedisServer | None,
     adapters: Sequence[Path],
-    folder: Path,
     hosts: ThreeHosts | None = None,
 ) -> dict[str, Callable[[], Any]]:
     series = kills.Series(
@@ -97,30 +81,20 @@ def parts(
     sizes = slow_clients.Sizes(args.header_bytes, args.headers, args.connections)
     return {
         "slow": lambda: slow_clients.measure(running, sizes),
-        "crowd": lambda: crowded_store.measure(running, store_url, args.records, args.watchers, args.seconds),
         "greedy": lambda: greedy_requests.measure(running, args.seconds),
         "refused": lambda: refused_requests.measure(running, args.seconds),
         "kills": lambda: kills.measure(running, store_url, adapters, series, redis, hosts),
-        "leftovers": lambda: leftovers.measure(running, store_url, folder, args.rounds, args.seed),
-        "quotas": lambda: quotas.measure(running, adapters, args.seconds),
         "soak": lambda: soak.measure(running, store_url, adapters, args.minutes, args.seconds),
-        "away": lambda: store_away.measure(running, cast("Redis", redis), adapters, args.minutes),
-        "handovers": lambda: handovers.measure(
-            running, store_url, redis if isinstance(redis, RedisPair) else None, adapters, args.seconds
-        ),
+        "away": lambda: store_away.measure(running, cast("RedisServer", redis), adapters, args.minutes),
     }
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("parts", nargs="+", choices=(*NAMES, ALONE))
+    parser = rehearsing.parser(__doc__)
+    parser.add_argument("parts", nargs="+", choices=NAMES)
     parser.add_argument("--header-bytes", type=int, default=1 << 30)
     parser.add_argument("--headers", type=int, default=10_000)
     parser.add_argument("--connections", type=int, default=2_000)
-    parser.add_argument("--records", type=int, default=100_000, help="operations, and as many keys")
-    parser.add_argument("--watchers", type=int, default=1_000)
     parser.add_argument("--seconds", type=float, default=20.0, help="of each measuring")
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument(
@@ -131,7 +105,6 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="ROLE",
         help=f"what is killed, or hangs for a while: {' '.join(kills.EVERYTHING)}",
     )
-    parser.add_argument("--rounds", type=int, default=10, help="of kills that may leave something")
     parser.add_argument("--between", type=float, default=4.0, help="seconds between two kills")
     parser.add_argument("--kill-minutes", type=float, default=math.inf, help="at most")
     parser.add_argument("--clients", type=int, default=4, help="that ask while processes are killed")
@@ -139,9 +112,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=60.0, help="of the soak, and away")
     parser.add_argument(
         "--store",
-        choices=("sqlite", "redis", "pair", "hosts"),
+        choices=("sqlite", "redis", "hosts"),
         default="sqlite",
-        help="pair: a Redis with a replica; hosts: a Redis, and three hosts for the cluster (needs root)",
+        help="hosts: a Redis, and three hosts for the cluster (needs root)",
     )
     parser.add_argument("--engine", choices=("echo", "vllm"), default="echo")
     parser.add_argument("--echo-tpot-ms", type=float, default=0.0, help="of the engines; 0: at once")
@@ -164,7 +137,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     found: dict[str, Any] = {}
     if args.store == "sqlite" and ("away" in args.parts or {"redis", "stop:redis"} & {*args.victims}):
-        raise SystemExit("expected --store redis or pair for what strikes Redis, got sqlite")
+        raise SystemExit("expected --store redis for what strikes Redis, got sqlite")
     if args.store != "hosts" and not {*args.victims}.isdisjoint(kills.OF_HOSTS):
         raise SystemExit(f"expected --store hosts for what strikes hosts, got {args.store}")
     with ExitStack() as stack:
@@ -178,12 +151,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings: dict[str, Any] = {"store_url": store_url, "gateway_replicas": args.gateways}
         if hosts is not None:
             settings |= {"site": hosts, **hosts.settings}
-        if ALONE in args.parts:
-            settings |= {"api_key": quotas.OWN_KEY, "tenants": str(quotas.write_tenants(folder / "tenants"))}
-            settings["tenant_folders"] = False
         with groups.serving(folder, served, **settings) as running:
             adapters = sorted((folder / "adapters").iterdir())
-            measuring = parts(args, running, store_url, redis, adapters, folder, hosts)
+            measuring = parts(args, running, store_url, redis, adapters, hosts)
             for part in args.parts:
                 began_s = time.monotonic()
                 rows = measuring[part]()
@@ -211,13 +181,13 @@ def _hosts(folder: Path) -> Iterator[ThreeHosts]:
 
 
 @contextmanager
-def _store(kind: str, folder: Path) -> Iterator[tuple[str, Redis | None]]:
+def _store(kind: str, folder: Path) -> Iterator[tuple[str, RedisServer | None]]:
     """Its URL, and its server if it has one."""
     if kind == "sqlite":
         yield f"sqlite://{folder}/home/state.db", None
         return
     (folder / "redis").mkdir()
-    server = RedisPair(folder / "redis") if kind == "pair" else RedisServer(folder / "redis")
+    server = RedisServer(folder / "redis")
     try:
         yield server.url, server
     finally:
@@ -231,11 +201,15 @@ def _keep(out: Path, found: dict[str, Any]) -> None:
 
 
 def rehearse(folder: Path) -> None:
-    """A few of each part that takes seconds, on one cluster. See also the two rehearsals below."""
-    result = _rehearsed(folder / "hardening.json", SHORT)
+    """A few of each, on one cluster. For a cluster of three hosts see `rehearse_hosts`."""
+    out = folder / "hardening.json"
+    sizes = "--header-bytes 1048576 --headers 200 --connections 20 --seconds 1"
+    few = "--kills 2 --victims gateway redis --between 1 --clients 6"
+    few += " --minutes 0.05 --groups 1 --gateways 2"
+    main([*NAMES, *sizes.split(), *few.split(), "--store", "redis", "--out", str(out)])
+    result = rehearsing.check(out, *NAMES)
     for row in result["slow"]["found"]:
         assert row["closed_after_s"] < slow_clients.LIMIT_S, row
-    assert result["crowd"]["found"]["watchers_told"] == 40
     kills_found = result["kills"]["found"]
     assert not kills_found["wrong"], kills_found["wrong"]
     assert kills_found["clients"] == 6
@@ -254,30 +228,6 @@ def rehearse(folder: Path) -> None:
         assert row["answers"] > 0, row
         assert row["asked"], row
     assert sum(result["soak"]["found"]["requests"].values()) > 0
-
-
-def rehearse_replacements(folder: Path) -> None:
-    """The attack waits for leases, for engines and for gateways that start again: minutes, on one cluster."""
-    result = _rehearsed(folder / "hardening.json", [name for name in NAMES if name not in SHORT])
-    for row in result["leftovers"]["found"]:
-        assert not row["left"], row
-        assert set(row["answers"].values()) == {200}, row
-    assert len(result["handovers"]["found"]) == 4
-    for row in result["handovers"]["found"]:
-        assert all(row["completions"].values()), row
-        killed = [role for role, _ in row.get("started_again_after_s", ())]
-        assert not row["failures"] or "gateway" in killed, row  # what a gateway has under way ends with it
-        assert not any(row["operations"][bad] for bad in ("lost", "doubled", "open")), row
-        assert not row["engines_stopped"], row
-    assert result["handovers"]["found"][0]["both_ran_on"]
-
-
-def _rehearsed(out: Path, names: Sequence[str]) -> dict[str, Any]:
-    sizes = "--header-bytes 1048576 --headers 200 --connections 20 --records 1200 --watchers 20 --seconds 1"
-    few = "--rounds 1 --kills 2 --victims gateway redis --between 1 --clients 6"
-    few += " --minutes 0.05 --groups 1 --gateways 2"
-    main([*names, *sizes.split(), *few.split(), "--store", "pair", "--out", str(out)])
-    return rehearsing.check(out, *names)
 
 
 def rehearse_hosts(folder: Path) -> None:

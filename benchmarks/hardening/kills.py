@@ -29,7 +29,6 @@ from benchmarks.live.three_hosts import HEAD, NODES, ThreeHosts
 from controlplane import errors
 from controlplane.state.repository import Repository
 from controlplane.state.stores import open_store
-from testkit.redis_pair import RedisPair
 from testkit.redis_server import RedisServer
 
 AGAIN = "again"  # the name whose variant changes
@@ -219,7 +218,7 @@ def measure(
     store_url: str,
     adapters: Sequence[Path],
     series: Series,
-    redis: RedisServer | RedisPair | None = None,
+    redis: RedisServer | None = None,
     hosts: ThreeHosts | None = None,
 ) -> dict[str, Any]:
     """`redis` is started again with its data, and so are hosts."""
@@ -313,7 +312,7 @@ def reporting_gateways(running: Running) -> int:
 def _strike(
     running: Running,
     role: str,
-    redis: RedisServer | RedisPair | None,
+    redis: RedisServer | None,
     hosts: ThreeHosts | None,
     choose: random.Random,
 ) -> Kill | None:
@@ -337,9 +336,7 @@ def _strike(
     return Kill(role, killed_s, waiting_for(lambda: _others(running, role, before), SETTLED_S))
 
 
-def _stop(
-    running: Running, role: str, redis: RedisServer | RedisPair | None, choose: random.Random
-) -> Kill | None:
+def _stop(running: Running, role: str, redis: RedisServer | None, choose: random.Random) -> Kill | None:
     """One process of the role hangs for CUT_S. None: no such process ran."""
     kind = role.removeprefix(STOPPED)
     if kind == "redis":

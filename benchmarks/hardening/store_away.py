@@ -18,7 +18,6 @@ from benchmarks.hardening.probing import Probe, waiting_for
 from benchmarks.live.groups import Running
 from controlplane.state.repository import Repository
 from controlplane.state.stores import open_store
-from testkit.redis_pair import RedisPair
 from testkit.redis_server import RedisServer
 
 EVERY_S = 0.1  # so often each model is asked
@@ -26,7 +25,7 @@ BACK_S = 300.0
 
 
 def measure(
-    running: Running, redis: RedisServer | RedisPair, adapters: Sequence[Path], minutes: float
+    running: Running, redis: RedisServer, adapters: Sequence[Path], minutes: float
 ) -> list[dict[str, Any]]:
     """A row for each way to be away."""
     ways: dict[str, tuple[Callable[[], None], Callable[[], None]]] = {
@@ -44,7 +43,7 @@ def measure(
 
 def _away(
     running: Running,
-    redis: RedisServer | RedisPair,
+    redis: RedisServer,
     adapters: Sequence[Path],
     seconds: float,
     leave: Callable[[], None],

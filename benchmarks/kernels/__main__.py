@@ -1,12 +1,12 @@
 """Times the variant kernels on a CUDA device, each operation in a process of its own.
 
     python -m benchmarks.kernels [OPERATION ...] [--where KEY=VALUE[,VALUE] ...] [--out FOLDER]
-                                 [--budget-s SECONDS] [--tune]
+                                 [--budget-s SECONDS]
 
 Every case is checked before it is timed; a wrong result is reported as such, without a speed, and the
 exit status is 1. Results go to FOLDER/kernels_<operation>.json (FOLDER: $OUT, or benchmarks/results) as
 cases end, the most telling first. An operation may take its part of the budget, and what others left of
-theirs. `python -m benchmarks.kernels.plot` draws them.
+theirs.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _ran(operation: str, arguments: argparse.Namespace, seconds: float) -> bool:
     command = [sys.executable, "-m", "benchmarks.kernels.one", operation, "--out", str(arguments.out)]
     command += ["--budget-s", str(round(seconds))]
-    command += [f"--{name}" for name in ("tune", "check") if getattr(arguments, name)]
+    command += ["--check"] if arguments.check else []
     command += ["--where", *arguments.where] if arguments.where else []
     begun = time.monotonic()
     try:

@@ -6,7 +6,7 @@ adapters on the same linear.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -42,28 +42,6 @@ def cases(shapes: Sequence[Shape] = TIMED) -> list[Case]:
             labels = {"work": "lora", "shape": shape.name, "adapters": adapters, "kind": "r64"}
             slots = np.arange(adapters, dtype=np.int32)
             found.append(Case(labels, partial(lora.prepared, shape, (LORA_RANK,) * adapters, slots), urgent))
-    return found
-
-
-# Columns, warps and stages of a program, and registers of a thread.
-CONFIGS = (
-    (128, 4, 2, 112),
-    (256, 4, 2, 112),
-    (512, 4, 2, 112),
-    (256, 4, 2, 96),
-    (256, 4, 2, 128),
-    (256, 8, 2, 64),
-)
-
-
-def tunings(shapes: Sequence[Shape] = SHAPES) -> list[Case]:
-    """Ways to cut up the work, against one another."""
-    found = []
-    for shape in shapes[:2]:
-        for adapters in ADAPTERS[1:]:
-            labels: Labels = {"work": "rotate", "shape": shape.name, "adapters": adapters}
-            prepare = partial(_rotating, shape, adapters, KINDS["m2b32"], configs=CONFIGS)
-            found.append(Case(labels, prepare))
     return found
 
 
@@ -123,7 +101,6 @@ def _rotating(
     adapters: int,
     sizes: Sequence[tuple[int, int]],
     device: torch.device,
-    configs: Sequence[tuple[int, ...]] = (),
 ) -> Prepared:
     weights = sum(m * b for m, b in (sizes[i % len(sizes)] for i in range(adapters)))
     slices = len(shape.slices)
@@ -135,15 +112,6 @@ def _rotating(
         layer = at.layers[copy]
         boft.rotate(layer.x, layer.into, at.arena, layer.table, at.rows, max_factors=most)
 
-    def configured(config: tuple[int, ...], copy: int) -> None:
-        from workers.kernels.boft import kernel
-
-        layer = at.layers[copy]
-        arguments = (layer.x, layer.into, at.arena, layer.table, at.rows, 0, most)
-        kernel.rotate(*arguments, kernel.Config(*config))
-
-    launches: Sequence[tuple[str, Callable[[int], None]]]
-    launches = [(str(config), partial(configured, config)) for config in configs] or [("ostinato", launch)]
     return Prepared(
         copies=len(at.layers),
         bytes_moved=moved,
@@ -152,12 +120,11 @@ def _rotating(
         tolerance=TOLERANCE,
         contenders=[
             Contender(
-                name,
-                run,
+                "ostinato",
+                launch,
                 lambda copy: at.layers[copy].into.flatten(0, 1),
                 lambda copy: at.layers[copy].into.fill_(torch.nan),
             )
-            for name, run in launches
         ],
     )
 

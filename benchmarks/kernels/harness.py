@@ -13,7 +13,7 @@ import gc
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -128,9 +128,6 @@ class Measurement:
     percent_of_floor: float | None = None
     copies: int = 0
     replays_us: list[float] = field(default_factory=list)
-
-    def as_dict(self) -> dict[str, object]:
-        return asdict(self)
 
 
 def copies_for(bytes_per_copy: int) -> int:

@@ -11,7 +11,6 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,6 @@ def options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     parser.add_argument("--where", nargs="*", default=[], help="key=value[,value]: only cases so labelled")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", rehearsing.RESULTS)))
     parser.add_argument("--budget-s", type=float, default=600, help="no case begins later")
-    parser.add_argument("--tune", action="store_true", help="ways to cut up the work, against one another")
     parser.add_argument(
         "--check", action="store_true", help="tiny shapes, not timed; runs on a CPU if TRITON_INTERPRET=1"
     )
@@ -57,8 +55,6 @@ def main() -> int:
         done += 1
         for row in measured:
             print(_line(arguments.operation, case, row), flush=True)
-        if arguments.tune and rates is not None:
-            print(_best(case, measured), flush=True)
         _write(arguments, rates, rows, len(cases) - done)
     print(f"{arguments.operation}: {done} of {len(cases)} cases", flush=True)
     return 0 if all(row.correct for row in rows) else 1
@@ -66,10 +62,8 @@ def main() -> int:
 
 def _cases(arguments: argparse.Namespace) -> list[harness.Case]:
     module = importlib.import_module(f"benchmarks.kernels.{arguments.operation}")
-    listed: Callable[..., list[harness.Case]]
-    listed = getattr(module, "tunings", list) if arguments.tune else module.cases
-    shaped = listed(harness.TINY) if arguments.check and listed is not list else listed()
-    return harness.selected(shaped, arguments.where)
+    listed = module.cases(harness.TINY) if arguments.check else module.cases()
+    return harness.selected(listed, arguments.where)
 
 
 def _measured(
@@ -96,14 +90,6 @@ def _line(operation: str, case: harness.Case, measured: harness.Measurement) -> 
     )
 
 
-def _best(case: harness.Case, measured: list[harness.Measurement]) -> str:
-    timed = [row for row in measured if row.us is not None]
-    if not timed:
-        return f"best of {case}: none is right"
-    best = min(timed, key=lambda row: row.us or 0)
-    return f"best of {case}: {best.contender}, {best.us:.1f} us ({timed[0].contender}: {timed[0].us:.1f} us)"
-
-
 def _write(
     arguments: argparse.Namespace,
     rates: harness.Rates | None,
@@ -128,11 +114,11 @@ def _write(
         "rows": [asdict(row) for row in rows],
     }
     arguments.out.mkdir(parents=True, exist_ok=True)
-    rehearsing.write_result(path_of(arguments.operation, arguments.out, arguments.tune), record)
+    rehearsing.write_result(path_of(arguments.operation, arguments.out), record)
 
 
-def path_of(operation: str, folder: Path, tune: bool = False) -> Path:
-    return folder / f"kernels_{operation}{'_tuning' if tune else ''}.json"
+def path_of(operation: str, folder: Path) -> Path:
+    return folder / f"kernels_{operation}.json"
 
 
 if __name__ == "__main__":

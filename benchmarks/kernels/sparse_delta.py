@@ -57,67 +57,6 @@ def cases(shapes: Sequence[Shape] = SHAPES) -> list[Case]:
     return found
 
 
-def tunings(shapes: Sequence[Shape] = SHAPES) -> list[Case]:
-    """Ways to cut up the work, against one another. Shapes of one slice share what is compiled for them."""
-    found = []
-    for shape in (shape for shape in shapes if len(shape.slices) == 1 and not shape.name.startswith("qwen")):
-        for bits in (4, 2):
-            for batch, configs in CONFIGS.items():
-                labels: Labels = {
-                    "shape": shape.name,
-                    "bits": bits,
-                    "batch": batch,
-                    "distribution": "distinct",
-                }
-                found.append(linears.case(labels, partial(_prepare, shape, bits, 8, configs=configs), 8))
-    return found
-
-
-# The fields of `kernel.Config`, which needs Triton.
-Config = tuple[int, int, int, int, int, int, int | None]
-
-
-def _config(
-    pairs: int, groups: int, rows: int, splits: int, warps: int, stages: int, registers: int | None = None
-) -> Config:
-    return pairs, groups, rows, splits, warps, stages, registers
-
-
-# Times by batch; all of one batch compute the same.
-CONFIGS = {
-    8: (
-        _config(64, 64, 8, 4, 4, 3, 128),
-        _config(64, 64, 8, 2, 4, 3, 128),
-        _config(64, 64, 8, 8, 4, 3, 128),
-        _config(64, 64, 8, 4, 4, 4, 128),
-        _config(64, 64, 8, 4, 4, 3),
-        _config(128, 32, 8, 8, 4, 3, 128),
-        _config(64, 32, 8, 4, 4, 4, 96),
-        _config(64, 128, 8, 4, 4, 2),
-    ),
-    128: (
-        _config(32, 64, 16, 4, 2, 2),
-        _config(32, 32, 16, 4, 2, 3),
-        _config(32, 32, 16, 4, 2, 4),
-        _config(64, 64, 8, 4, 4, 3, 128),
-        _config(64, 64, 16, 4, 4, 3),
-        _config(64, 64, 16, 2, 4, 2),
-        _config(64, 32, 16, 4, 4, 3, 128),
-        _config(64, 32, 16, 4, 4, 4),
-        _config(128, 32, 16, 4, 8, 3, 128),
-    ),
-    PREFILL: (
-        _config(64, 32, 64, 1, 4, 3),
-        _config(64, 64, 64, 1, 4, 2),
-        _config(32, 64, 64, 1, 4, 3),
-        _config(64, 32, 32, 1, 4, 3),
-        _config(64, 64, 32, 1, 4, 3),
-        _config(128, 32, 64, 1, 8, 3),
-        _config(64, 32, 64, 1, 8, 3),
-    ),
-}
-
-
 def _case(shape: Shape, bits: int, batch: int, variants: int, distribution: str) -> Case:
     labels: Labels = {
         "shape": shape.name,
@@ -164,16 +103,10 @@ def _prepare(
     variants: int,
     slots: Int32s,
     device: torch.device,
-    configs: Sequence[Config] = (),
 ) -> Prepared:
     work = work_of(shape, bits, variants, slots, device)
     rows, arena, layers = work.rows, work.arena, work.layers
     groups = indices(slots, variants, device)
-
-    def configured(config: Config, at: Layer[Dense]) -> None:
-        from workers.kernels.sparse_delta import kernel
-
-        kernel.apply(at.x, at.out, arena, at.table, rows, shape.slices, kernel.Config(*config))
 
     def ours(at: Layer[Dense]) -> None:
         sparse_delta.apply(at.x, at.out, arena, at.table, rows, shape.slices)
@@ -183,10 +116,7 @@ def _prepare(
             if len(members):
                 at.out.index_add_(0, members, at.x[members] @ weights.T)
 
-    launches: Sequence[tuple[str, Callable[[Layer[Dense]], None]]]
     launches = (("ostinato", ours), ("torch-loop", loop), ("torch-bmm", _batched(groups)))
-    if configs:
-        launches = tuple((str(config), partial(configured, config)) for config in configs)
     return Prepared(
         copies=len(layers),
         bytes_moved=work.bytes_moved,

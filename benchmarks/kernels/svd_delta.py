@@ -3,8 +3,7 @@ batches and variants."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -50,44 +49,6 @@ def cases(shapes: Sequence[Shape] = SHAPES) -> list[Case]:
     return found
 
 
-USUAL = plan(SMALL_BLOCK)
-# The differences from Triton's usual plan of small tiles.
-CHANGES: tuple[dict[str, int | None], ...] = (
-    {},
-    {"splits": 1},
-    {"expand_stages": 2},
-    {"expand_stages": 4},
-    {"expand_registers": 96},
-    {"expand_registers": 128},
-    {"shrink_stages": 3},
-    {"shrink_registers": 112},
-    {"shrink_registers": 144},
-    {"shrink_warps": 1, "shrink_registers": None},
-)
-
-CUDA = {"few rows": tensor_cores.FEW, "many": tensor_cores.MANY, "more": tensor_cores.MORE}
-
-
-def tunings(shapes: Sequence[Shape] = SHAPES) -> list[Case]:
-    """Ways to cut up the work, against one another: what is compiled for one shape serves all."""
-    plans: dict[str, Plan | Cut] = {
-        str(changes or "usual"): replace(USUAL, **changes)  # type: ignore[arg-type]
-        for changes in CHANGES
-    }
-    if torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0):
-        plans |= {f"CUDA, {name}": cut for name, cut in CUDA.items()}
-    found = []
-    for shape, batch, distribution in (
-        (shapes[0], 8, "distinct"),
-        (shapes[0], 32, "distinct"),
-        (shapes[1], 8, "distinct"),
-        (shapes[0], 128, "uniform"),
-    ):
-        labels: Labels = {"shape": shape.name, "batch": batch, "variants": 32, "distribution": distribution}
-        found.append(linears.case(labels, partial(_prepare, shape, 32, plans=plans), 32))
-    return found
-
-
 def _case(shape: Shape, batch: int, variants: int, distribution: str) -> Case:
     labels: Labels = {"shape": shape.name, "batch": batch, "variants": variants, "distribution": distribution}
     urgent = batch in (8, 32) and variants == 8 and distribution == "uniform"
@@ -99,7 +60,6 @@ def _prepare(
     variants: int,
     slots: Int32s,
     device: torch.device,
-    plans: Mapping[str, Plan | Cut] | None = None,
 ) -> Prepared:
     by_bits = ATTENTION if max(shape.inputs, *shape.slices) <= 4096 else MLP
     ranks = (by_bits,) * len(shape.slices)
@@ -140,11 +100,6 @@ def _prepare(
         contenders.append(linears.contender("in CUDA, not used", layers, cuda, [scratch.shrunk]))
     if shape.name in WITH_PEERS and len(slots) < PREFILL:
         contenders += _peers(layers, slots, delta)
-    if plans:
-        contenders = [
-            linears.contender(name, layers, partial(planned, cut), [scratch.shrunk])
-            for name, cut in plans.items()
-        ]
     return Prepared(
         copies=copies,
         bytes_moved=moved,

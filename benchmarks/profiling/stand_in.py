@@ -2,27 +2,23 @@
 
     python -m benchmarks.profiling.stand_in JOB.json --end-with-stdin
 
-It waits at its start barrier, and "measures" one figure for everything.
+It "measures" one figure for everything.
 """
 
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 
 from profiler.measurements import Footprint, Log, RankMemory, Timing
 from workers.measuring.engine_run_job import Job
 
 REHEARSED_BY = "benchmarks.profiling"
-POLL_S = 0.05
 EVERY_S, EVERY_BYTES = 1.0, 1 << 20
 
 
 def main() -> None:
     job = Job.model_validate_json(Path(sys.argv[1]).read_text())
-    while job.start_barrier is not None and not job.start_barrier.exists():
-        time.sleep(POLL_S)
     log = Log(job.out)
     memory = RankMemory(
         weights=EVERY_BYTES,

@@ -71,11 +71,6 @@ class Task:
         return self._start_s + sum(self._points_s) + SLACK_S
 
     @property
-    def longest_s(self) -> float:
-        """Between two measurements, or until the first."""
-        return max(self._start_s, *self._points_s)
-
-    @property
     def _start_s(self) -> float:
         return START_S + START_MORE_S * (self.gpus > 1)
 

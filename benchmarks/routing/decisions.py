@@ -9,7 +9,6 @@ mean is known.
 
 from __future__ import annotations
 
-import argparse
 import os
 import platform
 import time
@@ -75,7 +74,7 @@ def busy_snapshot(groups: int, rows: int) -> tuple[Snapshot, Records]:
 
 def measured(policy: str, groups: int, rows: int, count: int) -> dict[str, Any]:
     snapshot, requests = busy_snapshot(groups, rows)
-    state, number = new_state(VARIANTS, 1), POLICIES.index(policy)
+    state, number = new_state(1), POLICIES.index(policy)
     singles = [requests[i] for i in range(len(requests))]
     seconds, cpu = [], []
     for i in range(count + 10):
@@ -107,9 +106,7 @@ def measured(policy: str, groups: int, rows: int, count: int) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = rehearsing.parser(__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--groups", default=",".join(map(str, GROUPS)))
     parser.add_argument("--policies", default="least-harm,caraserve,most-idle,adapter-affinity")

@@ -12,7 +12,6 @@ Numbers below CHOSEN were looked at while our policy was changed, those from the
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -153,9 +152,7 @@ def measured(number: int, policies: Sequence[str], requests: int, seeds: int) ->
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = rehearsing.parser(__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--since", type=int, default=0, help="the first mix")
     parser.add_argument("--until", type=int, default=CHOSEN, help="the one after the last")

@@ -72,7 +72,7 @@ def begun(
     truth, seen = (_snapshot(scenario, variants) for _ in range(2))
     if all_looked_at:
         seen = without_orders(seen)
-    world = new_world(asked, truth, seen, new_state(len(variants), seed + 1), MAX_ONGOING)
+    world = new_world(asked, truth, seen, new_state(seed + 1), MAX_ONGOING)
     slots = scenario.machine.slots
     return world, Rules(POLICIES.index(policy), seed, 1, MAX_ONGOING, TICK_S, slots, LONGEST_WAIT_S)
 

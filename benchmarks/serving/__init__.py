@@ -7,7 +7,6 @@ requests at the same times, one after the other on one machine, each in a proces
 
 - `ours`: deltas of 2:4 sparse codes in slots on the GPU, requests of all variants in one batch;
 - `baseline`: the paper's vLLM-SCB; `whole_models` says exactly what it does;
-- `baseline-disk`: the same with as much host memory as ours has, and other models in files.
 
 The real parts and the made-up parts:
 
@@ -18,12 +17,12 @@ The real parts and the made-up parts:
   lie on disk, so the files come from the page cache. Where host memory does not hold all of them (`in_host`),
   the others are read again when they are asked for.
 - Whole models are in page-locked memory from the start. There are a few distinct copies, which many models
-  share as if the machine had 13.5 GB for each, and `baseline` reads none from disk; `baseline-disk` reads
-  from the page cache: this favours the baseline.
+  share as if the machine had 13.5 GB for each, and `baseline` reads none from disk. This favours the
+  baseline.
 - From host memory to the GPU both sides copy all bytes of what they load.
 - Cases follow each other in one engine: each begins with what the one before has left in the slots. What does
   not fit into `--budget` is left out, the last cases first; results are written after every case.
 
-`workload`, `metrics` and `taking_turns` are pure; `deltas` and `whole_files` write variants; `engines` starts
-vLLM; `playing` sends the requests; `one_engine` is what runs in each process; `plot` draws.
+`workload`, `metrics` and `taking_turns` are pure; `deltas` writes variants; `engines` starts
+vLLM; `playing` sends the requests; `one_engine` is what runs in each process.
 """

@@ -25,7 +25,6 @@ ENDING_S = 10  # after an engine has told all: then its processes are ended, wha
 SHARES = {
     "ours": 0.55,
     "baseline": 1.0,
-    "baseline-disk": 1.0,
 }  # of what is left when its turn comes; ours has 32 deltas to read
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 
 from benchmarks import gpu_engine
-from benchmarks.serving import deltas, whole_files
+from benchmarks.serving import deltas
 from benchmarks.serving.settings import GIB, Settings, SwapConfig
 from workers.bus.client import new_address
 from workers.group.cuda_graphs import compilation
@@ -25,9 +24,6 @@ def prepare_files(settings: Settings, engine: str) -> list[Path]:
     base = gpu_engine.write_dummy_base(settings.work / "base", settings.shape)
     if engine == "baseline":
         return [base]
-    if engine == "baseline-disk":
-        copies = range(settings.host_copies)
-        return [base, *(whole_files.write(settings.work, settings.shape, number) for number in copies)]
     return [
         deltas.write(
             base, settings.shape, settings.work / f"delta-{settings.bits}bit-{number}", settings.bits, number
@@ -60,7 +56,7 @@ def options(settings: Settings, engine: str) -> dict[str, Any]:
             "kv_cache_memory_bytes": int(settings.kv_gib * GIB),
             "gpu_memory_utilization": 0.95,
         }
-    return common | (ours(settings) if engine == "ours" else baseline(settings, engine == "baseline-disk"))
+    return common | (ours(settings) if engine == "ours" else baseline(settings))
 
 
 def ours(settings: Settings) -> dict[str, Any]:
@@ -76,12 +72,9 @@ def ours(settings: Settings) -> dict[str, Any]:
     }
 
 
-def baseline(settings: Settings, on_disk: bool) -> dict[str, Any]:
+def baseline(settings: Settings) -> dict[str, Any]:
     config = VariantConfig(settings.resident, 0, 0, 8, kinds=("sparse_delta",))
     own = SwapConfig(settings.host_copies, settings.quantum)
-    if on_disk:
-        files = tuple(str(whole_files.path(settings.work, n)) for n in range(settings.host_copies))
-        own = dataclasses.replace(own, files=files, host_bytes=int(settings.host_gib * GIB))
     return {
         "max_loras": settings.resident,
         "scheduler_cls": "benchmarks.serving.turns.make_scheduler",

@@ -11,7 +11,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from benchmarks.serving import engines, playing, whole_files, workload
+from benchmarks.serving import engines, playing, workload
 from benchmarks.serving.metrics import summary
 from benchmarks.serving.settings import GRACE_S, Settings
 from workers.bus.client import VariantClient
@@ -69,10 +69,8 @@ class OneEngine:
         self._llm = engines.start(self._settings, self._engine)
         self._client = VariantClient(os.environ[ADDRESS_VARIABLE])
         started = time.perf_counter()
-        on_disk = self._engine == "baseline-disk"
         self._tell(
             files_s=round(written - start, 1),
-            read_gb_per_s=round(whole_files.measured_gb_per_s(self._paths[1]), 2) if on_disk else None,
             start_s=round(started - written, 1),
         )
 
@@ -80,8 +78,6 @@ class OneEngine:
         """Every variant into host memory, as when they are deployed; kernels compiled; answers compared."""
         start = time.perf_counter()
         last = self._settings.variants + (0 if self._engine == "ours" else 1)
-        if self._engine == "baseline-disk":
-            last = len(WARM)  # who is read now is soon forgotten
         everyone = range(1, last + 1)
         # What is asked for and what is only prepared is read by different threads: from both ends at once.
         asked = [workload.Request(0.0, variant, 4, 1) for variant in everyone]

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import gpu_engine
+from benchmarks import gpu_engine, rehearsing
 
 GIB = 1 << 30
 GRACE_S = 20  # after an engine's deadline: half of it to end by itself, then its processes are ended
@@ -68,16 +68,10 @@ class Settings:
 @dataclass(frozen=True)
 class SwapConfig:
     """The baseline's settings, in vLLM's `additional_config` in addition to a VariantConfig, whose slots hold
-    models there.
-
-    With `files` only the models that fit into `host_bytes` stay in host memory, and others are read from
-    files.
-    """
+    models there."""
 
     host_copies: int
     quantum: int
-    files: tuple[str, ...] = ()
-    host_bytes: int = 0
 
     def as_json(self) -> dict[str, Any]:
         return {SWAP_KEY: asdict(self)}
@@ -88,13 +82,11 @@ class SwapConfig:
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    made = rehearsing.parser(description)
     made.add_argument("--traces", type=Path, required=True, help="folder of the DeltaZip and Azure traces")
     made.add_argument("--out", type=Path, required=True, help="JSON; written anew after every case")
     made.add_argument("--append", action="store_true", help="keep what lies in --out, from a run before")
-    made.add_argument("--engines", default="ours,baseline", help="of ours, baseline and baseline-disk")
+    made.add_argument("--engines", default="ours,baseline", help="of ours and baseline")
     made.add_argument(
         "--budget", type=float, default=540, help="seconds for all; cases that do not fit are left out"
     )
@@ -113,9 +105,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
         "--quantum", type=int, default=8, help="the baseline's steps before another model's turn"
     )
     made.add_argument("--kv-gib", type=float, default=24, help="KV cache, on both sides")
-    made.add_argument(
-        "--host-gib", type=float, default=100, help="page-locked memory for deltas, or baseline-disk's models"
-    )
+    made.add_argument("--host-gib", type=float, default=100, help="page-locked memory for deltas")
     made.add_argument("--max-model-len", type=int, default=2048)
     made.add_argument("--max-num-seqs", type=int, default=64)
     made.add_argument("--max-batched-tokens", type=int, default=2048)

@@ -17,27 +17,23 @@ read and written for a 7B, about 6 ms on an H200 with steps of 5, and memory for
 quantum makes that cheaper, and others wait longer.
 
 Models share `host_copies` distinct blocks of host memory in turn: 32 of 13.5 GB do not fit there.
-
-With files (`baseline-disk`) the last used models that fit into `host_bytes` are in host memory. Another model
-is read from its file first, as `whole_files` does it, into its block.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from benchmarks.serving import whole_files
 from benchmarks.serving.settings import SwapConfig
-from benchmarks.serving.whole_files import ALIGNMENT
 from workers.variants.loader import Loader
 from workers.variants.manager import VariantManager
+
+ALIGNMENT = 256  # of a tensor within a model
 
 
 @dataclass(frozen=True)
@@ -59,9 +55,7 @@ class WholeModels:
         on_gpu = self._device.type == "cuda"
         self._copies = torch.cuda.Stream(self._device) if on_gpu else None
         self._host = [HostModel(self._host_copy(number, on_gpu)) for number in range(own.host_copies)]
-        self._files = own.files
-        self._fitting = _fitting(own, self._bytes) if own.files else None  # models; None: all do
-        self._in_host: OrderedDict[int, None] = OrderedDict()  # used last comes last
+        self._in_host = set[int]()
         self._slots = [torch.empty(self._bytes, dtype=torch.uint8, device=self._device) for _ in range(slots)]
         self._views = [self._views_of(slot) for slot in self._slots]
         self._active: int | None = None
@@ -83,21 +77,13 @@ class WholeModels:
     # --- what the loader asks ------------------------------------------------------------------
 
     def prepare(self, uid: int, path: str) -> HostModel:
-        """All are in host memory from the start; or this one is read if it has left it. Blocking."""
-        model = self._host[uid % len(self._host)]
-        if not self.holds(uid):
-            # Others with the same block may be copied from it meanwhile: it is filled with what it holds.
-            whole_files.read_into(self._files[uid % len(self._host)], model.memory.numpy())
+        """All are in host memory from the start."""
         with self._lock:
-            self._in_host[uid] = None
-            self._in_host.move_to_end(uid)
-            while self._fitting is not None and len(self._in_host) > self._fitting:
-                self._in_host.popitem(last=False)
-        return model
+            self._in_host.add(uid)
+        return self._host[uid % len(self._host)]
 
     def holds(self, uid: int) -> bool:
-        with self._lock:
-            return self._fitting is None or uid in self._in_host
+        return True
 
     @property
     def capacity_bytes(self) -> int:
@@ -133,7 +119,7 @@ class WholeModels:
 
     def forget(self, uid: int) -> None:
         with self._lock:
-            self._in_host.pop(uid, None)
+            self._in_host.discard(uid)
 
     def in_host(self) -> dict[int, int]:
         with self._lock:
@@ -149,13 +135,6 @@ class WholeModels:
         if self._active != uid:
             torch._foreach_copy_(self._weights, self._views[self.slot_of[uid]], non_blocking=True)
             self._active = uid
-
-
-def _fitting(own: SwapConfig, model_bytes: int) -> int:
-    """The number of models that host memory holds. Raises ValueError where it is none."""
-    if own.host_bytes < model_bytes:
-        raise ValueError(f"{own.host_bytes} bytes of host memory; a whole model has {model_bytes}")
-    return own.host_bytes // model_bytes
 
 
 def _layout(weights: Sequence[torch.Tensor]) -> tuple[list[int], int]:

@@ -18,8 +18,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
-import platform
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -50,7 +48,7 @@ def measured(given: argparse.Namespace, command: str) -> None:
         groups.serving(Path(folder), served) as running,
     ):
         found = as_json(asyncio.run(product.measured(running, work, given.repeats)))
-    machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    machine = rehearsing.machine()
     rehearsing.write_result(given.out, {"command": command, "machine": machine, **found})
 
 
@@ -73,9 +71,7 @@ def compared(given: argparse.Namespace, command: str) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = rehearsing.parser(__doc__)
     steps = parser.add_subparsers(required=True)
     one = steps.add_parser("measure")
     one.set_defaults(do=measured)

@@ -165,9 +165,7 @@ async def _measure(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = rehearsing.parser(__doc__)
     parser.add_argument("--shape", choices=SHAPES, default="7b")
     parser.add_argument("--deltas", type=int, default=DELTAS)
     parser.add_argument("--kv-gib", type=float, default=24.0)

@@ -39,7 +39,7 @@ def _world(facts: Facts, model: Records, variants: Records, asked: Sequence[Aske
         row.arrival_s, row.variant, row.prompt = one.at_s, one.model, one.prompt
         row.output = row.expected = one.output
     truth, seen = (_snapshot(facts, model, variants) for _ in range(2))
-    return new_world(rows, truth, seen, new_state(len(variants), seed), facts.max_ongoing)
+    return new_world(rows, truth, seen, new_state(seed), facts.max_ongoing)
 
 
 def _snapshot(facts: Facts, model: Records, variants: Records) -> Snapshot:

@@ -170,8 +170,6 @@ def _answered(repository: Repository, state: State, key: str, digest: str) -> Op
             f"Idempotency-Key '{key.rpartition(' ')[2]}' was used for another request; use a new key for a "
             "new request"
         )
-    if known.record.answer is not None:
-        return known.record.answer
     if known.version > state.revision:
         raise errors.StaleWrite("the key was used just now; try again")
     if known.record.operation_id not in state.operations:

@@ -1,4 +1,4 @@
-"""A router's state in addition to the snapshot: chance, places of variants, rates of requests."""
+"""A router's state in addition to the snapshot: chance, rates of requests, pools of groups."""
 
 from __future__ import annotations
 
@@ -10,18 +10,10 @@ from controlplane.routing.chance import new_chance
 from profiler.compiled import Records, records
 from profiler.step_time.records import CLASSES
 
-MAX_HOMES = 16
-
-# The groups where a variant belongs, `count` of them; without any, a policy chooses among all groups.
-HOME = np.dtype([("count", "i4"), ("groups", "i4", (MAX_HOMES,))], align=True)
-
-# The demand of a variant: requests since the last tick, and requests per second
-# (`controlplane.routing.placements.demand`).
-DEMAND = np.dtype([("recent", "f8"), ("rate", "f8")], align=True)
-
-# The demand of a class of ranks, since the last tick, and per second. `starts`: requests. `prompts`: their
-# prompt tokens. `start_s`: what their variants add to the prompts. `tokens`: expected output tokens.
-# `context` and `promise`: output tokens times the context, and times the promised TPOT of each request.
+# The demand of a class of ranks, since the last tick, and per second
+# (`controlplane.routing.placements.demand`). `starts`: requests. `prompts`: their prompt tokens. `start_s`:
+# what their variants add to the prompts. `tokens`: expected output tokens. `context` and `promise`: output
+# tokens times the context, and times the promised TPOT of each request.
 CLASS_DEMAND = np.dtype(
     [
         (f"{when}_{what}", "f8")
@@ -39,22 +31,18 @@ CLOCK = np.dtype([("ticks", "i8"), ("last_s", "f8"), ("next_s", "f8"), ("moves",
 
 
 class RouterState(NamedTuple):
-    """`chance` [1], `homes` [V], `demand` [V], `classes` [CLASSES], `pools` [2, CLASSES] (the chosen pools,
+    """`chance` [1], `classes` [CLASSES], `pools` [2, CLASSES] (the chosen pools,
     and the pools on trial), `clock` [1]."""
 
     chance: Records
-    homes: Records
-    demand: Records
     classes: Records
     pools: Records
     clock: Records
 
 
-def new_state(variants: int, seed: int) -> RouterState:
+def new_state(seed: int) -> RouterState:
     return RouterState(
         new_chance(seed),
-        records(HOME, variants),
-        records(DEMAND, variants),
         records(CLASS_DEMAND, CLASSES),
         records(POOL, (2, CLASSES)),
         records(CLOCK, 1),

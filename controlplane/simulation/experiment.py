@@ -107,7 +107,7 @@ class Experiment:
         ranks = figures.draw_ranks(self.form.variants, np.random.default_rng((case.seed, 1)))
         counts = list(case.groups)
         truth, seen = (figures.snapshot(self.form, self._folder, ranks, counts) for _ in range(2))
-        state = new_state(len(ranks), case.seed + 1)
+        state = new_state(case.seed + 1)
         world = new_world(asked.asked, truth, seen, state, self.form.gateway.max_ongoing)
         host_gib = self.form.engine.host_gib
         host_memory.fill(world, np.inf if host_gib is None else host_gib * GIB)

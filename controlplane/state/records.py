@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
+from pydantic import Field, TypeAdapter, model_validator
 
 from controlplane.state.deltas import Delta
 from controlplane.state.terms import FINAL_PHASES, LatePolicy, Phase, Priority, Role
@@ -113,19 +113,6 @@ class Model:
         return self.base is not None
 
 
-def _known_intent(value: Any) -> Any:
-    """Older records have "slo" if only limits were given: the least cost within them."""
-    return Intent.MIN_COST if value == "slo" else value
-
-
-def _renamed_cost(value: Any) -> Any:
-    """Older records name the unit of the only cost that existed."""
-    if isinstance(value, dict) and "cost_gib_s" in value:
-        kept = {name: amount for name, amount in value.items() if name != "cost_gib_s"}
-        return {"cost": value["cost_gib_s"]} | kept
-    return value
-
-
 @dataclass(frozen=True)
 class ExpectedLoad:
     """Requests that come each second, and their lengths; None: the installation's defaults."""
@@ -217,9 +204,9 @@ class Deployment:
     uid: int
     host: str
     phase: Phase
-    intent: Annotated[Intent, BeforeValidator(_known_intent)]
+    intent: Intent
     max_output_tokens: int | None
-    slos: Annotated[Slos, BeforeValidator(_renamed_cost)] = field(default_factory=Slos)
+    slos: Slos = field(default_factory=Slos)
     reason: str = ""
     created_at_s: float = 0.0
     established: bool = False
@@ -240,11 +227,10 @@ class Deployment:
     @model_validator(mode="before")
     @classmethod
     def _of_older(cls, value: Any) -> Any:
-        """Older records have one placement, that of their only engine; or no sizes of engines."""
-        if not isinstance(value, dict):
+        """Older records have no sizes of engines."""
+        if not isinstance(value, dict) or "chosen" in value:
             return value
-        grouped = value if "groups" in value else _with_one_group(value)
-        return grouped if "chosen" in grouped else grouped | {"chosen": _sizes_before(grouped)}
+        return value | {"chosen": _sizes_before(value)}
 
     @property
     def leading(self) -> WorkerGroup | None:
@@ -272,18 +258,6 @@ class Deployment:
     def serving_ids(self) -> tuple[str, ...]:
         serving = (group.number for group in self.groups if group.phase is GroupPhase.SERVING)
         return tuple(group_id_of(self.host, number) for number in serving)
-
-
-def _with_one_group(old: dict[str, Any]) -> dict[str, Any]:
-    parts = ("placement", "measured", "memory_excess")
-    parts_of_group = {name: old[name] for name in parts if name in old}
-    kept = {name: value for name, value in old.items() if name not in parts}
-    if old.get("host") != old.get("model"):
-        return kept
-    phase = GroupPhase.PENDING
-    if parts_of_group.get("placement") is not None:
-        phase = GroupPhase.SERVING if old.get("phase") == Phase.DEPLOYED else GroupPhase.STARTING
-    return kept | {"groups": [parts_of_group | {"number": 0, "phase": phase}]}
 
 
 def _sizes_before(old: dict[str, Any]) -> dict[str, Any] | None:
@@ -434,7 +408,6 @@ class IdempotencyKey:
     request_sha256: str
     operation_id: str
     created_at_s: float
-    answer: Operation | None = None  # of an earlier version, instead of a `PastOperation`
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ requests in flight. Until `make` is called there is no snapshot, and the other m
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from hashlib import blake2b
 from random import getrandbits
 from typing import NamedTuple
@@ -32,7 +32,7 @@ from controlplane.routing.snapshot import (
     new_snapshot,
     promise_class,
 )
-from controlplane.routing.state import RouterState, new_state
+from controlplane.routing.state import new_state
 from controlplane.traffic.machine_code import first_record, machine_code
 from controlplane.traffic.member import Member
 from controlplane.traffic.member_set import MemberSet, StepModels
@@ -72,7 +72,7 @@ class LiveSnapshot:
         self._row = records(REQUEST, 1)
         self._record = first_record(self._row, REQUEST)
         self._snapshot: Snapshot | None = None
-        self._state = new_state(1, getrandbits(63))
+        self._state = new_state(getrandbits(63))
 
     @property
     def snapshot(self) -> Snapshot | None:
@@ -234,7 +234,6 @@ class LiveSnapshot:
         snapshot = new_snapshot(max(4, 2 * members.slots), width, models)
         snapshot.variants[:, : variants.shape[1]] = variants
         snapshot.groups.usable = snapshot.groups.healthy = 0
-        self._state = self._moved(new_state(width, 0), columns)
         self._snapshot, self._columns = snapshot, columns
         self._where, self._usable = np.asarray(snapshot.held.where), np.asarray(snapshot.groups.usable)
         self._dispatch = machine_code(dispatch, snapshot, self._record, self._state, True)
@@ -262,15 +261,6 @@ class LiveSnapshot:
         models = records(STEP_MODEL, len(self._models.models))
         models[:] = self._models.models
         return _StepTimes(models, self._models.variants, {0: 0, **self._models.variant_rows})
-
-    def _moved(self, state: RouterState, columns: Mapping[int, int]) -> RouterState:
-        """The policy's state, with variants in their new columns."""
-        old = self._state
-        for uid, column in columns.items():
-            was = self._columns.get(uid)
-            if was is not None and was < len(old.homes):
-                state.homes[column], state.demand[column] = old.homes[was], old.demand[was]
-        return state._replace(chance=old.chance, classes=old.classes, pools=old.pools, clock=old.clock)
 
     def _resend(self, snapshot: Snapshot, members: MemberSet) -> None:
         """Note the requests in flight in the new snapshot."""

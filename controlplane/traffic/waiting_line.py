@@ -265,10 +265,6 @@ class WaitingLine:
         late = self._late[: bisect_left(self._late, _Timed(now_s, self._number + 1))]
         return [waiting for _, number in late if (waiting := self.remove(number)) is not None]
 
-    def next_late_s(self) -> float | None:
-        """When the next request is to be dropped."""
-        return self._late[0].at_s if self._late else None
-
     def waits_above(self, terms: RequestTerms) -> bool:
         """Whether a request of this tenant with a higher priority waits."""
         return any(self._queue_of(terms).above(terms.priority))

@@ -28,7 +28,6 @@ Floats = npt.NDArray[np.float64]
 Prior = tuple[Floats, Floats | float]  # rows of a least squares problem, and their target values
 PRIOR_WEIGHT = 0.02  # of a prior against one measurement
 CERTAIN = 10.0  # weight of a prior about which the measurements say nothing
-TINY_S = 1e-9
 OTHERS = ("pair_s", "once_s", "later_s", "along_s", "along_pair_s")  # parameters of StepTime without lines
 PAIRS, PAIRS_WEIGHT = 4096, 0.1  # if measured contexts were short, noise must not decide about this length
 

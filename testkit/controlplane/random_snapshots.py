@@ -16,7 +16,7 @@ from controlplane.routing.snapshot import (
     new_snapshot,
     promise_class,
 )
-from controlplane.routing.state import MAX_HOMES, RouterState, new_state
+from controlplane.routing.state import RouterState, new_state
 from profiler.compiled import records
 from profiler.step_time.records import CLASSES, KINDS, PREFILL_KNOTS, RANK_CLASSES, STEP_MODEL
 
@@ -71,16 +71,11 @@ def world(seed: int, groups: int | None = None) -> World:
     variants = int(rng.integers(2, 7))
     some = int(rng.integers(0, 9))
     snapshot = new_snapshot(some if groups is None else groups, variants, models)
-    state = new_state(variants, int(rng.integers(1, 1 << 60)))
+    state = new_state(int(rng.integers(1, 1 << 60)))
     for v in range(1, variants):
         _fill_variant(snapshot.variants[:, v], rng)
     for g in range(len(snapshot.groups)):
         _fill_group(snapshot, g, rng)
-    for v in range(variants):
-        count = int(rng.integers(0, 4)) if len(snapshot.groups) else 0
-        state.homes[v].count = count
-        for place in range(count):
-            state.homes[v].groups[place] = rng.integers(len(snapshot.groups))
     return World(snapshot, _request(variants, rng), state)
 
 
@@ -179,11 +174,7 @@ def permuted(before: World, seed: int) -> tuple[World, list[int]]:
         held=before.snapshot.held[:, order].copy(),
         orders=records(ORDER, before.snapshot.orders.shape),
     )
-    state = copied(before.state)
-    for home in state.homes:
-        for place in range(home.count):
-            home.groups[place] = order.index(int(home.groups[place]))
-    return World(snapshot, before.request, state), order
+    return World(snapshot, before.request, copied(before.state)), order
 
 
 def copied(state: RouterState) -> RouterState:
@@ -237,10 +228,6 @@ def made_absurd(before: World, seed: int) -> World:
         group.batch.by_class[:] = [some_int(count, 32) for count in group.batch.by_class]
     for held in before.snapshot.held.reshape(-1):
         held.rows, held.where = some_int(held.rows, 32), some_int(held.where, 32)
-    for v, home in enumerate(before.state.homes):
-        home.count = some_int(home.count, 32)
-        home.groups[:] = [some_int(home.groups[place], 32) for place in range(MAX_HOMES)]
-        before.state.demand[v].rate = some(before.state.demand[v].rate)
     for asked in before.state.classes:
         asked.rate_tokens, asked.rate_context, asked.rate_promise = some(1.0), some(1.0), some(1.0)
     for name in ("prompt", "output", "ttft_s", "tpot_s", "waited_s"):

@@ -162,12 +162,6 @@ def rendezvous(world: World) -> Scores:
     return {g: -rows(world, g) for g in by_hash(world)[:factor]}
 
 
-def loraserve(world: World) -> Scores:
-    home = world.state.homes[world.request.variant]
-    homes = {int(g) for g in home.groups[: home.count]} & set(world.usable)
-    return {g: -rows(world, g) for g in homes or world.usable}
-
-
 SCORING: dict[str, Callable[[World], Scores]] = {
     "most-idle": most_idle,
     "caraserve": caraserve,
@@ -175,7 +169,6 @@ SCORING: dict[str, Callable[[World], Scores]] = {
     "load-state": load_state,
     "shuffle-sharding": shuffle_sharding,
     "rendezvous": rendezvous,
-    "loraserve-like": loraserve,
 }
 CHOOSING: dict[str, Callable[[World], int]] = {
     "first-fit": first_fit,

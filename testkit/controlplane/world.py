@@ -23,6 +23,7 @@ from controlplane.state.records import Operation, Phase
 from controlplane.state.repository import Repository, State
 from placement.types import Inventory, Unusable
 from testkit.in_memory import CPU, InMemoryCluster, submit
+from testkit.loops import until
 
 NODES = Inventory((CPU, replace(CPU, node="other")))
 
@@ -79,9 +80,7 @@ class World:
         return self.repository.read().operations[operation.id].record.phase
 
     async def until(self, holds: Callable[[], Any]) -> None:
-        async with asyncio.timeout(90):
-            while not holds():  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+        await until(holds)
 
     async def end(self, operation: Operation) -> Operation:
         await self.until(lambda: self.repository.read().operations[operation.id].record.done)

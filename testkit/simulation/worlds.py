@@ -50,4 +50,4 @@ def new(machine: Machine, requests: Sequence[Asked], groups: int = 1, max_ongoin
     asked.expected = asked.output
     asked.ttft_s = asked.tpot_s = math.inf
     truth, seen = snapshot(machine, groups), snapshot(machine, groups)
-    return new_world(asked, truth, seen, new_state(len(machine.row_s), 1), max_ongoing)
+    return new_world(asked, truth, seen, new_state(1), max_ongoing)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import socket
 from collections.abc import Callable, Iterator
@@ -20,8 +19,8 @@ from controlplane.api.request_limits import RequestLimits
 from controlplane.gateway.route_book import RouteBook
 from controlplane.planning import reconcile
 from controlplane.state.base import Write
-from controlplane.state.records import IdempotencyKey, Operation, OperationKind, PastOperation, Phase
-from controlplane.state.repository import Delete, Put, Repository
+from controlplane.state.records import Operation, OperationKind, Phase
+from controlplane.state.repository import Put, Repository
 from testkit.api.installations import Installation, wait_for
 
 Start = Callable[..., Installation]
@@ -341,20 +340,6 @@ def test_a_retry_is_answered_when_its_operation_is_forgotten(
     }
     other = fresh.post("/register_model", {**body, "model": "other"}, headers=key)
     assert code(other)[:2] == (409, "idempotency_conflict")
-    _as_an_earlier_version_kept_it(fresh.repository)
-    assert fresh.post("/register_model", body, headers=key).json()["id"] == first["id"]
-
-
-def _as_an_earlier_version_kept_it(repository: Repository) -> None:
-    """The key keeps the operation's outcome."""
-    (key,) = repository.each(IdempotencyKey)
-    (past,) = repository.each(PastOperation)
-    repository.commit(
-        [
-            Put(dataclasses.replace(key.record, answer=past.record.operation), key.version),
-            Delete(PastOperation, past.record.id, past.version),
-        ]
-    )
 
 
 def test_an_unreadable_record_stops_no_engine_and_no_traffic(

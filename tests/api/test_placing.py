@@ -121,8 +121,3 @@ def test_a_nonsensical_field_is_refused_by_its_name(
         assert (reply.status_code, error["code"]) == (400, "invalid_request"), reply.text
         if param is not None:
             assert param in f"{error['param']} {error['message']}"
-
-
-def test_the_former_name_of_the_cost_still_works(registered: Installation) -> None:
-    reply = preview(registered, intent="costSLO", SLOs={"cost_gib_s": 1e-12}).json()["error"]
-    assert reply["details"]["binding"] == "SLOs.cost"

@@ -14,7 +14,7 @@ from benchmarks import rehearsing
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks"
-STARTING_AN_ENGINE = {"fuzzing.bodies", "gpu_worker", "unequal_variants"}
+STARTING_AN_ENGINE = {"fuzzing.bodies", "unequal_variants"}
 # Those that start processes, or take longer than a second or two; and those that want an engine.
 SLOW = {
     "chosen_sizes",
@@ -39,7 +39,6 @@ SLOW = {
 LONG = {
     "compression.train",  # the rehearsal of compression.quality trains, too
     "gateway",
-    "gpu_worker",
     "overload",
     "unequal_variants",
     "unread_streams",

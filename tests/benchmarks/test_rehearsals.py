@@ -58,23 +58,9 @@ def test_hardening_runs_on_three_hosts(tmp_path: Path) -> None:
     rehearsing.carry_out(rehearse_hosts, tmp_path)
 
 
-@pytest.mark.slow
-@pytest.mark.long
-def test_hardening_replaces_controllers_gateways_and_engines(tmp_path: Path) -> None:
-    """Every run of the tests shows these promises in smaller settings.
-
-    Kills while a fine-tune is compressed: tests/cluster/vllm_engine/test_compressing.py. New engines for a
-    base: test_room_for_variants.py there. Two controllers: tests/controlplane/controller/test_leadership.py.
-    A failover: tests/state/test_failover.py. Records that cannot be read: tests/api/test_limits.py.
-    """
-    from benchmarks.hardening.__main__ import rehearse_replacements
-
-    rehearsing.carry_out(rehearse_replacements, tmp_path)
-
-
 def test_every_rehearsal_runs_from_the_command_line() -> None:
     found = subprocess.run(
-        [sys.executable, "-m", "benchmarks.serving.plot", rehearsing.FLAG],
+        [sys.executable, "-m", "benchmarks.compression.allocation", rehearsing.FLAG],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -6,8 +6,6 @@ import json
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from controlplane.state.records import (
     AutoRelax,
     Deployment,
@@ -39,44 +37,50 @@ OLD: dict[str, Any] = {
     "uid": 3,
     "host": "base",
     "phase": "Deployed",
-    "intent": "slo",
+    "intent": "minCost",
     "max_output_tokens": 128,
-    "slos": {"latency_s": 1.5, "ttft_s": None, "tpot_s": None, "cost_gib_s": 2.5, "accuracy": 90.0},
-    "placement": {
-        "plan": {
-            "tensor_parallel": 1,
-            "layers_per_stage": [30],
-            "quantization": "none",
-            "max_model_len": 2048,
-            "kv_cache_tokens": 32768,
-            "max_variants": 4,
-            "max_lora_rank": 16,
-            "delta_bytes": 0,
-            "full_bytes": 0,
-            "batched_tokens": 2048,
-        },
-        "ranks": [
-            {
-                "rank": 0,
-                "stage": 0,
-                "tp_rank": 0,
-                "node": "n",
-                "device_index": 0,
-                "device_kind": "cpu",
-                "layer_start": 0,
-                "layer_end": 30,
-                "memory_bytes": 1000,
-            }
-        ],
-        "estimate": {
-            "ttft_s": 0.1,
-            "tpot_s": 0.01,
-            "memory_bytes": [1000],
-            "accuracy": 100.0,
-            "basis": "rough",
-        },
-        "reason": "it fits",
-    },
+    "slos": {"latency_s": 1.5, "ttft_s": None, "tpot_s": None, "cost": 2.5, "accuracy": 90.0},
+    "groups": [
+        {
+            "number": 0,
+            "phase": "Serving",
+            "placement": {
+                "plan": {
+                    "tensor_parallel": 1,
+                    "layers_per_stage": [30],
+                    "quantization": "none",
+                    "max_model_len": 2048,
+                    "kv_cache_tokens": 32768,
+                    "max_variants": 4,
+                    "max_lora_rank": 16,
+                    "delta_bytes": 0,
+                    "full_bytes": 0,
+                    "batched_tokens": 2048,
+                },
+                "ranks": [
+                    {
+                        "rank": 0,
+                        "stage": 0,
+                        "tp_rank": 0,
+                        "node": "n",
+                        "device_index": 0,
+                        "device_kind": "cpu",
+                        "layer_start": 0,
+                        "layer_end": 30,
+                        "memory_bytes": 1000,
+                    }
+                ],
+                "estimate": {
+                    "ttft_s": 0.1,
+                    "tpot_s": 0.01,
+                    "memory_bytes": [1000],
+                    "accuracy": 100.0,
+                    "basis": "rough",
+                },
+                "reason": "it fits",
+            },
+        }
+    ],
     "reason": "",
     "created_at_s": 1.0,
     "established": True,
@@ -101,29 +105,7 @@ def test_a_deployment_of_an_older_version() -> None:
     )
     assert found.targets == ServingTargets()
     assert [(g.number, g.phase, g.measured) for g in found.groups] == [(0, GroupPhase.SERVING, ())]
-    assert found.group_ids() == ("base",)  # as the cluster and the ledgers of that version call it
     assert load(Deployment, dump(found)) == found
-
-
-@pytest.mark.parametrize(
-    ("changes", "groups"),
-    [
-        ({"phase": "Deploying"}, [(0, GroupPhase.STARTING)]),
-        ({"phase": "Pending", "placement": None}, [(0, GroupPhase.PENDING)]),
-        ({"model": "v", "placement": None}, []),
-    ],
-)
-def test_the_groups_of_an_older_version(changes: dict[str, Any], groups: list[Any]) -> None:
-    found = load(Deployment, json.dumps(OLD | {"measured": [], "memory_excess": 7} | changes))
-    assert [(g.number, g.phase) for g in found.groups] == groups
-    assert all(g.memory_excess == 7 for g in found.groups)
-
-
-@pytest.mark.parametrize(
-    ("written", "intent"), [("minCost", Intent.MIN_COST), ("minLat", Intent.MIN_LATENCY)]
-)
-def test_the_intents_there_were(written: str, intent: Intent) -> None:
-    assert load(Deployment, json.dumps(OLD | {"intent": written})).intent is intent
 
 
 def test_new_fields_are_read_back_as_written() -> None:

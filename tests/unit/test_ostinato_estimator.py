@@ -75,8 +75,6 @@ def _summary(rows: Sequence[tuple[float, float, bool]]) -> tuple[float, float, f
 slow = pytest.mark.slow  # the simulated machine takes its time; one regime of each kind is always run
 ALL_PLANS = [
     (Regime(sim.A6000, 0.005, 923, few=False), 0.03),
-    pytest.param(Regime(sim.A6000, 0.0, 923, few=False), 0.01, marks=slow),
-    pytest.param(Regime(sim.A6000, 0.02, 923, few=False), 0.08, marks=slow),
     pytest.param(Regime(sim.PCIE_ONLY, 0.005, 923, few=False), 0.03, marks=slow),
     pytest.param(Regime(sim.H100, 0.005, 923, few=False), 0.03, marks=slow),
     pytest.param(Regime(sim.SLOW_COMPUTE, 0.005, 923, few=False), 0.03, marks=slow),
@@ -84,10 +82,6 @@ ALL_PLANS = [
 THREE_PLANS = [
     # The bound of the median at batches 1, 8, 32 and 64.
     (Regime(sim.A6000, 0.005, 10, few=True), (0.04, 0.10, 0.10, 0.12)),
-    pytest.param(Regime(sim.A6000, 0.0, 10, few=True), (0.02, 0.10, 0.10, 0.10), marks=slow),
-    pytest.param(Regime(sim.A6000, 0.02, 10, few=True), (0.09, 0.13, 0.13, 0.16), marks=slow),
-    pytest.param(Regime(sim.A6000, 0.005, 128, few=True), (0.04, 0.10, 0.10, 0.10), marks=slow),
-    pytest.param(Regime(sim.A6000, 0.005, 923, few=True), (0.04, 0.10, 0.10, 0.10), marks=slow),
     pytest.param(Regime(sim.PCIE_ONLY, 0.005, 10, few=True), (0.04, 0.10, 0.12, 0.12), marks=slow),
     pytest.param(Regime(sim.H100, 0.005, 10, few=True), (0.04, 0.10, 0.12, 0.20), marks=slow),
 ]
@@ -121,8 +115,6 @@ def test_batches_with_three_plans_fingerprinted(regime: Regime, bounds: tuple[fl
 # layers.
 SHALLOW_PIPELINES = [
     Bench(sim.SLOW_HOST, 0.004, 128),
-    pytest.param(Bench(sim.SLOW_HOST, 0.004, 128, engine_noise=0.01), marks=slow),
-    pytest.param(Bench(sim.SLOW_HOST, 0.004, 128, jitter_s=2e-4), marks=slow),
     pytest.param(Bench(sim.WAITING, 0.004, 128), marks=slow),
     pytest.param(Bench(sim.SLOW_HOPS, 0.004, 128), marks=slow),
     # Effects that no law has: hosts that differ by family, and a host that only the first stage waits for.

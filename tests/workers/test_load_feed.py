@@ -24,12 +24,6 @@ from workers.tiers import Tier
 IDLE = WorkerLoad(0, 0, 0, 0.0, 0, 0.0, 0, 0.0)
 
 
-@pytest.fixture(autouse=True)
-async def _soon() -> AsyncIterator[None]:
-    async with asyncio.timeout(90):
-        yield
-
-
 class Pushing:
     """A door with a feed before an application of the test's."""
 

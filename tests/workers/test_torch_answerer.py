@@ -8,12 +8,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from profiler.evaluation.evaluate import compare, pair_of
-from profiler.evaluation.tasks import Task
-from profiler.evaluation.types import Form, Multiple, Pair, Question, Settings, TaskKind, Text
+from profiler.evaluation.evaluate import pair_of
+from profiler.evaluation.types import Form, Multiple, Pair, Question, Settings
 from testkit import random_variants
 from testkit.gemma3_models import WINDOW, write_gemma3
-from workers.evaluation.divergence import exact_divergence
 from workers.evaluation.encoding import batches
 from workers.evaluation.torch_answerer import TorchAnswerer, before_stop
 
@@ -38,12 +36,6 @@ def folder(smollm2_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 @pytest.fixture(scope="module")
 def answerer(folder: Path) -> TorchAnswerer:
     return TorchAnswerer.open(folder, "cpu", top=7)
-
-
-@pytest.fixture(scope="module")
-def tuned(folder: Path) -> TorchAnswerer:
-    other = random_variants.write_tuned(folder, folder.parent / "tuned", 3)
-    return TorchAnswerer.open(other, "cpu", top=7)
 
 
 class Alone:
@@ -136,26 +128,6 @@ def test_a_chats_answer_is_scored_after_the_template(answerer: TorchAnswerer, fo
     (scored,) = answerer.score([Pair("Who?", "Nobody.", Form.CHAT)])
     assert scored.tokens == len(expected)
     assert scored.logprob == pytest.approx(sum(expected), abs=1e-3)
-
-
-def test_an_exact_divergence_is_that_of_the_whole_distributions(
-    answerer: TorchAnswerer, tuned: TorchAnswerer, folder: Path
-) -> None:
-    items = (Text(PAIRS[2].continuation), Text("The quick brown fox."))
-    task = Task("tales", TaskKind.PERPLEXITY, items)
-    found = exact_divergence(task, tuned, answerer, "base")
-    nats = tokens = 0.0
-    for item in items:
-        _, p = Alone(folder).logprobs(item.text)
-        _, q = Alone(folder.parent / "tuned").logprobs(item.text)
-        nats += float((p.exp() * (p - q)).sum())
-        tokens += len(p)
-    assert found.tokens == tokens
-    assert found.value == pytest.approx(nats / tokens, rel=1e-3)
-    bound = compare(task, tuned, answerer, "base")
-    assert 0 < bound.value <= found.value
-    assert 0 < bound.coverage < 1
-    assert exact_divergence(task, answerer, answerer, "base").value == pytest.approx(0, abs=1e-9)
 
 
 def test_only_the_right_answer_is_compared() -> None:

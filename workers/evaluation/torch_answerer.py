@@ -75,17 +75,15 @@ class TorchAnswerer:
         return found
 
     @torch.inference_mode()
-    def predictions(
-        self, encoded: Sequence[EncodedPair], limit: int | None = None
-    ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+    def predictions(self, encoded: Sequence[EncodedPair]) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
         """For each pair with scored tokens, in any order: its index, the ids of the scored tokens, and their
         ln p.
 
         Ids are int64 [n]; ln p of every token at their positions is float32 [n, vocabulary]. A batch has at
-        most `limit` tokens (None: `token_limit`).
+        most `token_limit` tokens.
         """
         wanted = [i for i, pair in enumerate(encoded) if pair.scored]
-        for batch in batches([len(encoded[i].ids) for i in wanted], limit or self.token_limit):
+        for batch in batches([len(encoded[i].ids) for i in wanted], self.token_limit):
             rows = [encoded[wanted[i]] for i in batch]
             ids, mask = padded([row.ids for row in rows], self._filler, self._device, left=False)
             logits = self.model(input_ids=ids, attention_mask=mask, use_cache=False).logits

@@ -7,7 +7,6 @@ from controlplane.baselines.routing import (
     caraserve,
     first_fit,
     load_state,
-    loraserve,
     most_idle,
     random_choice,
     rendezvous,
@@ -32,7 +31,6 @@ POLICIES = (
     "load-state",
     "shuffle-sharding",
     "rendezvous",
-    "loraserve-like",
 )
 
 _least_harm = least_harm.pick
@@ -46,7 +44,6 @@ _adapter_affinity = adapter_affinity.pick
 _load_state = load_state.pick
 _shuffle_sharding = shuffle_sharding.pick
 _rendezvous = rendezvous.pick
-_loraserve = loraserve.pick
 
 
 @compiled
@@ -74,6 +71,4 @@ def choose(policy: int, snapshot: Snapshot, request: Records, state: RouterState
         return _shuffle_sharding(snapshot, request, state)
     if policy == 10:
         return _rendezvous(snapshot, request, state)
-    if policy == 11:
-        return _loraserve(snapshot, request, state)
     return -1

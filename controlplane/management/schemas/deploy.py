@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import AfterValidator, AliasChoices, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from controlplane.management.schemas.common import Name, Strict
 from controlplane.state.terms import MAX_TARGET_MS, MIN_TARGET, LatePolicy, Priority
@@ -34,9 +34,7 @@ class SloLimits(Strict):
     e2e_ms: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     ttft_ms: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     tpot_ms: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    cost: float | None = Field(
-        default=None, gt=0, allow_inf_nan=False, validation_alias=AliasChoices("cost", "cost_gib_s")
-    )
+    cost: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     accuracy: float | None = Field(default=None, ge=0, le=100, allow_inf_nan=False)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""The demand for each variant and each class of ranks, as means that fade. Compiled."""
+"""The demand for each class of ranks, as means that fade. Compiled."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ LONGEST_PROMISE_S = 1.0  # a request without a promised TPOT counts as one with 
 @compiled
 def count(snapshot: Snapshot, state: RouterState, request: Records) -> None:
     """Count a new request."""
-    state.demand[request.variant].recent += 1.0
     of_class = state.classes[snapshot.variants[0, request.variant].rank_class]
     of_class.recent_tokens += request.output
     of_class.recent_context += request.output * context_of(request)
@@ -30,7 +29,7 @@ def count(snapshot: Snapshot, state: RouterState, request: Records) -> None:
 
 @compiled
 def tick(state: RouterState, now_s: float) -> None:
-    """Add the requests since the last tick to the rates. Linear in the variants."""
+    """Add the requests since the last tick to the rates."""
     clock = state.clock[0]
     elapsed_s = now_s - clock.last_s
     if elapsed_s <= 0.0:
@@ -41,10 +40,6 @@ def tick(state: RouterState, now_s: float) -> None:
     if clock.ticks == 0:
         kept = 0.0
     fresh = (1.0 - kept) / elapsed_s
-    for v in range(len(state.demand)):
-        demand = state.demand[v]
-        demand.rate = demand.rate * kept + demand.recent * fresh
-        demand.recent = 0.0
     for number in range(CLASSES):
         c = state.classes[number]
         c.rate_tokens = c.rate_tokens * kept + c.recent_tokens * fresh

@@ -22,6 +22,7 @@ from controlplane.controller import leadership
 from controlplane.controller.leadership import Leadership, LeasedStore, is_gone, this_process
 from controlplane.state import Fenced, StateStore, Write
 from controlplane.state.stores import open_store
+from testkit.loops import until
 
 ROOT = Path(__file__).parents[3]
 
@@ -49,12 +50,6 @@ class Counting:
         number = Write("model", "count", str(last + 1), entry.version if entry else 0)
         self.store.commit([number, Write("deployment", f"{last + 1}", key, 0)])
         self.committed += 1
-
-
-async def until(holds: Callable[[], Any]) -> None:
-    async with asyncio.timeout(90):
-        while not holds():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
 
 
 class Contender:

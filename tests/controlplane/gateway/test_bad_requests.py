@@ -14,6 +14,7 @@ from controlplane.gateway import engine_limits, health_watch, host_workers
 from controlplane.gateway.engine_client import EngineClient
 from controlplane.traffic.worker_health import HealthRules, Takes
 from testkit.doors import opened, part, report
+from testkit.loops import until
 from workers import request_headers
 from workers.messages import EngineCall, VariantRef, WorkerReport
 
@@ -63,11 +64,9 @@ class Engine:
 
 
 @pytest.fixture(autouse=True)
-async def _quick(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (host_workers, health_watch, engine_limits):
         monkeypatch.setattr(module, "LOOK_S", 0.02)
-    async with asyncio.timeout(90):
-        yield
 
 
 @pytest.fixture
@@ -95,11 +94,6 @@ async def held_up(client: EngineClient, engines: list[Engine]) -> None:
     while not all(engine.harmless for engine in engines):
         await client.call("b", BAD)
         await asyncio.sleep(0)
-
-
-async def until(check: Any) -> None:
-    while not check():  # noqa: ASYNC110
-        await asyncio.sleep(0.005)
 
 
 @pytest.mark.parametrize(("bad", "status"), [(BAD, 500), (ODD, 400)])

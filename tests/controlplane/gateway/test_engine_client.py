@@ -18,6 +18,7 @@ from controlplane.gateway import host_workers, worker_directory
 from controlplane.gateway.engine_client import EngineClient
 from testkit.doors import HEAD, Held, opened, part, report
 from testkit.engine_configs import echo_config
+from testkit.loops import until
 from workers.messages import EngineCall, EngineHead, VariantRef, WorkerReport
 from workers.server.worker import Worker
 
@@ -43,11 +44,9 @@ class Cluster:
 
 
 @pytest.fixture(autouse=True)
-async def _quick(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_directory, "RETRY_S", 0.01)
     monkeypatch.setattr(host_workers, "REFRESH_S", 0.02)
-    async with asyncio.timeout(60):
-        yield
 
 
 @pytest.fixture
@@ -64,11 +63,6 @@ async def client_of(cluster: Cluster, max_queued: int = 100) -> AsyncIterator[En
     client = EngineClient(cluster.find, max_queued)
     yield client
     client.close()
-
-
-async def until(check: Any) -> None:
-    while not check():  # noqa: ASYNC110
-        await asyncio.sleep(0.005)
 
 
 async def answering(scope: Any, receive: Any, send: Any) -> None:

@@ -20,12 +20,6 @@ ASK = EngineCall("/v1/completions", b"{}")
 FOREVER = 3600.0
 
 
-@pytest.fixture(autouse=True)
-async def _soon() -> AsyncIterator[None]:
-    async with asyncio.timeout(60):
-        yield
-
-
 @asynccontextmanager
 async def client_before(app: AsgiApp, first_s: float, next_s: float) -> AsyncIterator[EngineClient]:
     async with opened(app) as door:

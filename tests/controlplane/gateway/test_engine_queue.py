@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from controlplane.traffic.attainment import Outcome, attained
 from controlplane.traffic.request import InferenceRequest
 from controlplane.traffic.request_terms import RequestTerms
 from testkit.doors import HEAD, Held, opened, part, report
+from testkit.loops import until
 from workers.messages import EngineCall, EngineHead, WorkerReport
 
 ASK = EngineCall("/v1/completions", b"{}")
@@ -30,12 +31,6 @@ DROP = RequestTerms(ttft_s=0.05, late=LatePolicy.DROP)
 async def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_directory, "RETRY_S", 0.01)
     monkeypatch.setattr(host_workers, "REFRESH_S", 0.02)
-
-
-async def until(check: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not check():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
 
 
 @contextlib.asynccontextmanager

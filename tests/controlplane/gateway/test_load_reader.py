@@ -19,6 +19,7 @@ from controlplane.gateway.known_worker import KnownWorker
 from controlplane.gateway.load_reader import LoadReader
 from testkit.doors import HEAD, Held, opened, part, report
 from testkit.engine_configs import echo_config
+from testkit.loops import until
 from workers import request_headers
 from workers.load_lines import PATH, STALE_S, line_of
 from workers.messages import EngineCall, WorkerLoad, WorkerReport
@@ -33,16 +34,9 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @pytest.fixture(autouse=True)
-async def _soon(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load_reader, "FIRST_PAUSE_S", 0.01)
     monkeypatch.setattr(host_workers, "REFRESH_S", 0.02)
-    async with asyncio.timeout(60):
-        yield
-
-
-async def until(check: Callable[[], object]) -> None:
-    while not check():  # noqa: ASYNC110
-        await asyncio.sleep(0.005)
 
 
 def chunk(body: bytes) -> bytes:

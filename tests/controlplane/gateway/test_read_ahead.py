@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from controlplane import errors
 from controlplane.gateway.engine_client import EngineClient
 from controlplane.gateway.read_ahead import AGAIN_S, MAX_REMEMBERED, Announced
 from testkit.doors import HEAD, opened, part, report
+from testkit.loops import until
 from workers import request_headers
 from workers.engine.step_observer import StepObserver
 from workers.messages import EngineCall, EngineResidency, RankBytes, VariantPlace, VariantRef, WorkerReport
@@ -50,22 +50,11 @@ class Worker:
         await send(part(b"{}", more=False))
 
 
-@pytest.fixture(autouse=True)
-async def _soon() -> AsyncIterator[None]:
-    async with asyncio.timeout(60):
-        yield
-
-
 def client_of(*doors: Door, places: int = 100) -> EngineClient:
     async def find(host: str) -> list[WorkerReport]:
         return [report(door, limit=1) for door in doors]
 
     return EngineClient(find, places)
-
-
-async def until(holds: Any) -> None:
-    while not holds():  # noqa: ASYNC110
-        await asyncio.sleep(0.005)
 
 
 async def test_a_worker_hears_of_a_variant_while_the_request_waits() -> None:

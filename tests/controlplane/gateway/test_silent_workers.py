@@ -23,6 +23,7 @@ from controlplane.gateway.engine_limits import EngineLimits
 from controlplane.gateway.known_worker import KnownWorker
 from controlplane.traffic.worker_health import Takes
 from testkit.doors import Held, opened, report
+from testkit.loops import until
 from workers.messages import EngineCall, EngineHead, WorkerReport
 
 WHOLE = EngineCall("/v1/completions", b'{"model": "b", "prompt": "a b"}')
@@ -69,14 +70,12 @@ class Stopping:
 
 
 @pytest.fixture(autouse=True)
-async def _quick(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_workers, "LOOK_S", 0.1)
     monkeypatch.setattr(health_watch, "LOOK_S", 0.1)
     monkeypatch.setattr(engine_limits, "LOOK_S", 0.1)
     monkeypatch.setattr(host_workers, "REFRESH_S", 0.1)
     monkeypatch.setattr(load_reader, "LONGEST_OF_ONE_HEARD_S", 0.1)
-    async with asyncio.timeout(90):
-        yield
 
 
 @pytest.fixture
@@ -106,11 +105,6 @@ async def client_of(*reports: WorkerReport, limits: EngineLimits = LIMITS) -> As
         yield client
     finally:
         client.close()
-
-
-async def until(check: Any) -> None:
-    while not check():  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
 
 
 def known(client: EngineClient, group: str) -> KnownWorker:

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.baselines.routing.choose import POLICIES, choose
-from controlplane.baselines.routing.tick import tick
 from controlplane.routing.bookkeeping import cached, ended, sent
 from controlplane.routing.least_harm import pool_of, predicted_s
 from controlplane.routing.prospect import MARGIN, excess_of, prospect
@@ -218,12 +217,3 @@ def test_a_stretch_follows_what_is_seen_and_forgives_what_is_no_number() -> None
         ended(asked.snapshot, 0, asked.request, False)
     cached(asked.snapshot, 0, 1e9)  # nothing is expected there
     assert asked.snapshot.groups[0].stretch == pytest.approx(1.5)
-
-
-@pytest.mark.parametrize("name", POLICIES)
-def test_a_tick_gives_homes_for_the_policy_that_places_and_for_no_other(name: str) -> None:
-    asked = world(11)
-    asked.snapshot.groups.usable = asked.snapshot.groups.healthy = 1
-    asked.state.homes.count = 0
-    tick(asked.snapshot, asked.state, POLICIES.index(name), 5.0)
-    assert bool((asked.state.homes.count[1:] > 0).all()) is (name == "loraserve-like")

@@ -31,7 +31,7 @@ def plain(groups: int, demand: dict[int, float]) -> tuple[Snapshot, RouterState]
     model.decode_s = BASE_S + ROW_S * np.arange(513)
     model.prefill_grain, model.padded_s, model.batched_tokens = 1.0, PADDED_S, 1024
     model.max_rows, model.kv_tokens, model.slots = 512, 1 << 30, 1 << 30
-    snapshot, state = new_snapshot(groups, 2, model), new_state(2, 1)
+    snapshot, state = new_snapshot(groups, 2, model), new_state(1)
     ask(state, demand)
     return snapshot, state
 

@@ -51,13 +51,7 @@ def taken(line: WaitingLine, now_s: float = 0.0) -> list[Waiting]:
 
 def test_an_empty_line_has_no_request() -> None:
     line = WaitingLine(LIMITS)
-    assert (len(line), line.take(0.0), line.remove(1), line.next_late_s(), line.drop_late(9.0)) == (
-        0,
-        None,
-        None,
-        None,
-        [],
-    )
+    assert (len(line), line.take(0.0), line.remove(1), line.drop_late(9.0)) == (0, None, None, [])
 
 
 def test_the_highest_priority_goes_first_and_equals_in_the_order_in_which_they_came() -> None:
@@ -270,10 +264,8 @@ def test_late_requests_are_dropped_on_request() -> None:
     joined(line, of(ttft_s=1.0), 0.0)
     joined(line, of(deadline_s=1.0, late=drop), 0.5)
     joined(line, of(late=drop), 0.0)
-    assert line.next_late_s() == 1.5
     assert line.drop_late(1.4) == []
     assert [w.number for w in line.drop_late(2.0)] == [3, 1]
-    assert line.next_late_s() is None
     assert [w.number for w in taken(line, 9.0)] == [2, 4]
 
 
@@ -361,8 +353,6 @@ class Books:
         assert list(line) == self.there
         assert len(line) == len(self.there) <= LIMITS.places
         assert sum(w.terms.tenant is C for w in self.there) <= 3
-        late = [w.arrived_s + after_s for w in self.there if (after_s := w.terms.dropped_after_s) is not None]
-        assert line.next_late_s() == min(late, default=None)
 
 
 @given(_steps)
@@ -374,7 +364,6 @@ def test_the_books_are_right_after_any_schedule(steps: list[Any]) -> None:
     rest = [w.number for w in taken(books.line, books.now_s)]
     assert sorted(rest) == [w.number for w in books.there]
     assert len(books.line) == 0
-    assert books.line.next_late_s() is None
 
 
 @given(_steps)
