@@ -53,8 +53,7 @@ from benchmarks.worker_with_loras import (
     write_model,
 )
 from controlplane.planning.engine_config import engine_config
-from controlplane.planning.placement_decision import with_room_for_variants
-from controlplane.planning.variant_room import AtOnce, at_once
+from controlplane.planning.variant_room import AtOnce, at_once, with_room_for_variants
 from controlplane.profiling.keys import served_spec
 from controlplane.profiling.usual_engine import BATCHED_TOKENS
 from controlplane.settings import Settings

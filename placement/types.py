@@ -182,6 +182,8 @@ class Constraint(StrEnum):
     MEMORY = "memory"  # no shape fits the free memory
     COMPRESSION = "compressionTechnique"  # no GPU runs any of the model's compressions
     CONTEXT = "context"  # the expected lengths exceed the engine's limit
+    ENGINE_CONTEXT = "engine.contextTokens"  # the requested context does not fit
+    MAX_OUTPUT = "maxOutputLength"  # an answer of this length does not fit
     HEADROOM = "headroom"
     ANTI_AFFINITY = "antiAffinity"
     PARALLELISM = "parallelism"  # allowed TP and PP

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from controlplane import errors
 from controlplane.planning.engine_config import kinds_served
 from controlplane.planning.engine_sizes import known_sizes, variant_sizes
-from controlplane.planning.placement_decision import with_room_for_variants
-from controlplane.planning.variant_room import AtOnce, at_once
+from controlplane.planning.variant_room import AtOnce, at_once, with_room_for_variants
 from controlplane.profiling import request_paths
 from controlplane.profiling.calibrations import BUSY, calibration_for, measured_while_busy
 from controlplane.profiling.keys import (

@@ -8,6 +8,7 @@ byte of the room. If devices have less memory, there is room for fewer variants 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from controlplane.profiling.keys import engine_dtype, served_spec
+from controlplane.profiling.usual_engine import BATCHED_TOKENS
 from controlplane.settings import Settings
 from controlplane.state.records import Model
 from placement.types import EngineSizes, Placement
@@ -75,6 +77,22 @@ def rooms(variants: Sequence[Model], spec: ModelSpec, sizes: EngineSizes) -> tup
     if not registered:
         fewer = [room(count, count) for count in range(slots - 1, 0, -1)]
     return tuple(dict.fromkeys((room(slots, slots), *fewer)))
+
+
+def with_room_for_variants(
+    plan: Plan, spec: ModelSpec, sizes: EngineSizes, variants: Sequence[Model], room: Room | None = None
+) -> Plan:
+    """The plan with slots of these `sizes` for the base's `variants`. `room`: one of `rooms`; None: the
+    largest."""
+    return dataclasses.replace(
+        plan,
+        max_variants=sizes.variant_slots or 0,
+        max_lora_rank=sizes.lora_rank or 0,
+        variant_host_bytes=sizes.variant_host_bytes or 0,
+        room=rooms(variants, spec, sizes)[0] if room is None else room,
+        batched_tokens=BATCHED_TOKENS,
+        merged_slot=bool(sizes.merged_slot),
+    )
 
 
 def _degrees(base: ModelSpec) -> list[int]:

@@ -7,7 +7,7 @@ single constraint is the cause, all limits are lifted at once. Each of both make
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -36,6 +36,10 @@ def relaxations(request: Request, find: Find, gpus: int, fits: Fits | None = Non
     if not others or concessions.names_shapes(request):  # more parallelism than usual is the last resort
         wider = concessions.parallelism(request, find, gpus)
         options += [wider] if wider is not None else []
+    return nearest_first(options)
+
+
+def nearest_first(options: Iterable[Relaxation]) -> tuple[Relaxation, ...]:
     return tuple(sorted(options, key=lambda r: (r.constraint is Constraint.ANTI_AFFINITY, r.factor)))
 
 

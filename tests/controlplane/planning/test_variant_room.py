@@ -12,8 +12,16 @@ from pathlib import Path
 import pytest
 
 from controlplane import errors
-from controlplane.planning.placement_decision import decide, with_room_for_variants
-from controlplane.planning.variant_room import PACKING, AtOnce, Line, at_once, largest, rooms
+from controlplane.planning.placement_decision import decide
+from controlplane.planning.variant_room import (
+    PACKING,
+    AtOnce,
+    Line,
+    at_once,
+    largest,
+    rooms,
+    with_room_for_variants,
+)
 from controlplane.settings import Settings
 from controlplane.state.records import Deployment, Model, Phase
 from placement.types import Device, EngineSizes, Intent, Inventory, Placement

@@ -13,8 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from controlplane.controller.registration import Limits, read_model_files
-from controlplane.planning.placement_decision import with_room_for_variants
-from controlplane.planning.variant_room import variant_demand
+from controlplane.planning.variant_room import variant_demand, with_room_for_variants
 from controlplane.profiling.keys import served_spec
 from controlplane.state.records import Model, Phase
 from placement.types import EngineSizes
