@@ -6,8 +6,8 @@
 It runs on one host without Ray, by the control plane's own code: `commands.deploy_model` takes the request,
 and `GroupActions` places and launches the engine (with made-up weights), which reports what its ranks take
 compared with their plan. Then TTFT and TPOT of each batch are measured, next to the estimates. At last a LoRA
-adapter of `--later-rank` on all linear layers is registered and deployed: it is served, or refused with a
-message. Without a GPU the CPU serves. On an H200 the run takes about four minutes.
+adapter of `--later-rank` on all linear layers is registered and deployed: it is served, waits for new
+engines, or is refused. Without a GPU the CPU serves. On an H200 the run takes about four minutes.
 """
 
 from __future__ import annotations
@@ -110,13 +110,13 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def rehearse(folder: Path) -> None:
-    """A tiny model on this host's CPU, whose engine echoes; a larger rank than it takes is refused."""
+    """A tiny model on this host's CPU, whose engine echoes; a larger rank than it takes needs new engines."""
     out = folder / "chosen_sizes.json"
     paths = ["--work", str(folder / "work"), "--out", str(out)]
     main([*paths, *shlex.split("--shape tiny --settle-s 0 --batches ''")])
     found = rehearsing.check(out, "plan", "devices", "later")
     assert "context 8,192 as the model's" in found["plan"]["reason"]
-    assert "`ostinato tune tiny --lora-rank 64`" in found["later"]["refused"]
+    assert "for LoRA adapters up to rank 64" in found["later"]["new_engines"][0]
 
 
 if __name__ == "__main__":

@@ -87,6 +87,9 @@ class Experiment:
     def _group(self, name: str) -> WorkerGroup:
         return transitions.find_group(self._repository.read(), name).group
 
+    def _groups(self, base: str) -> tuple[WorkerGroup, ...]:
+        return self._repository.read().deployments[base].record.groups
+
     async def _conclude(
         self,
         kind: OperationKind,
@@ -144,6 +147,10 @@ class Experiment:
             tell(f"{folder.name}: refused: {e.message}")
             return
         self._repository.commit(outcome.changes)
+        if renewing := [group.reason for group in self._groups(base) if group.replaces is not None]:
+            told["new_engines"] = renewing
+            tell(f"{folder.name}: {renewing[0]}")
+            return
         variant = {"name": ready.name, "uid": uid, "path": str(folder)}
         order = Order(1, self._given.input_tokens, self._given.output_tokens, 1, FIRST_TOKEN + 1000, variant)
         told["served"] = found = await self._host.measure(base, order)

@@ -8,10 +8,12 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
 
 from controlplane import errors
+from controlplane.api import preview
 from controlplane.api.services import Services, fresh_context
 from controlplane.management import commands, ownership, requested
 from controlplane.management.schemas.deploy import DeployModelRequest
 from controlplane.management.schemas.models import OperationView, RegisterModelRequest
+from controlplane.planning import lora_ranks
 from controlplane.state import queries, transactions
 from controlplane.state.records import (
     Deployment,
@@ -44,15 +46,23 @@ async def deploy(
     services: Services, request: DeployModelRequest, key: str | None, caller: Caller
 ) -> Operation:
     """Deploy a model. A variant of the installation's base joins its engines, and changes nothing else of
-    it."""
+    it. An adapter of a larger rank than the engines take has them replaced, if there is room for both.
+
+    Errors: those of `commands.deploy_model`; NoFeasiblePlan (new engines have no room next to the old ones).
+    """
     requested.require_ceilings(request.engine, services.settings)
-    return await _submit(
-        services,
-        caller,
-        key,
-        f"deploy_model {request.model_dump_json()}",
-        _own(caller, request.model, lambda seen, ctx: commands.deploy_model(seen, request, ctx)),
-    )
+    widens = lora_ranks.widens(await services.read_for(caller), request.model)
+    inventory = await services.engines.inventory() if widens else None
+
+    def decide(seen: State, ctx: Context) -> Outcome:
+        outcome = commands.deploy_model(seen, request, ctx)
+        if inventory is not None:
+            changed = [change.record for change in outcome.changes if isinstance(change, Put)]
+            preview.new_engines(seen, inventory, services.settings, request.model, changed)
+        return outcome
+
+    key_text = f"deploy_model {request.model_dump_json()}"
+    return await _submit(services, caller, key, key_text, _own(caller, request.model, decide))
 
 
 async def undeploy(services: Services, name: str, key: str | None, caller: Caller) -> Operation:

@@ -11,7 +11,7 @@ from controlplane.cluster import reservations
 from controlplane.management import requested
 from controlplane.management.commands import deploy_model
 from controlplane.management.schemas.deploy import DeployModelRequest
-from controlplane.planning import placement_decision, rebalancing, reclaimable_memory
+from controlplane.planning import lora_ranks, placement_decision, rebalancing, reclaimable_memory
 from controlplane.planning.reclaimable_memory import FreeMemory, Place
 from controlplane.planning.variant_room import AtOnce, at_once_in
 from controlplane.profiling import queue
@@ -19,10 +19,10 @@ from controlplane.profiling.calibrations import measurements_of
 from controlplane.settings import Settings
 from controlplane.state import deployments
 from controlplane.state.queries import find_model
-from controlplane.state.records import Deployment
+from controlplane.state.records import Deployment, Record
 from controlplane.state.repository import Put, State
 from controlplane.state.transactions import Context
-from controlplane.state.worker_groups import group_id_of, is_spare
+from controlplane.state.worker_groups import WorkerGroup, group_id_of, is_spare
 from placement.types import Inventory, Placement
 
 
@@ -30,8 +30,8 @@ from placement.types import Inventory, Placement
 class Preview:
     """The result of a preview. `running`: `host` is deployed already, or being deployed.
 
-    `placement`: of the first group, None until it is decided. `waits`: the measurement that the deployment
-    would wait for. `at_once`: how many of the host's variants run at once.
+    `placement`: of the first group, None until it is decided. `waits`: the measurement, or the new engines,
+    that the deployment would wait for. `at_once`: how many of the host's variants run at once.
     """
 
     model: str
@@ -55,7 +55,9 @@ def preview(
     )
     if host in state.deployments:
         running = state.deployments[host].record.placement
-        return Preview(request.model, host, True, running, at_once=counted(running))
+        begun = new_engines(state, inventory, settings, request.model, made)
+        waits = f"waits for a new engine that {begun}" if begun else ""
+        return Preview(request.model, host, True, running, waits, counted(running))
     rested = reservations.without_starts(inventory, state, ctx.now_s)
     seen = reclaimable_memory.free_memory(rested, state.ledgers, settings.headroom, exclude=host)
     present = [d.record for d in state.deployments.values()]
@@ -66,6 +68,34 @@ def preview(
     return Preview(request.model, host, False, first, waits, counted(first))
 
 
+def new_engines(
+    state: State, inventory: Inventory, settings: Settings, name: str, changed: Sequence[Record]
+) -> str:
+    """The purpose of the engines that a variant's deployment, with these changed records, begins to start;
+    empty if there are none.
+
+    Errors: NoFeasiblePlan when there is no room for them next to the present engines.
+    """
+    for record in changed:
+        present = state.deployments.get(record.model) if isinstance(record, Deployment) else None
+        if present is None or not isinstance(record, Deployment) or _spares(present.record):
+            continue
+        if spares := _spares(record):
+            try:
+                require_room_anew(state, inventory, settings, record)
+            except errors.NoFeasiblePlan as e:
+                variant = find_model(state, name)
+                most = lora_ranks.largest_rank(variant, present.record)
+                told = lora_ranks.mismatch(variant, record.model, most, e.message)
+                raise errors.NoFeasiblePlan(told, details=e.details) from e
+            return spares[0].reason
+    return ""
+
+
+def _spares(deployment: Deployment) -> list[WorkerGroup]:
+    return [group for group in deployment.groups if is_spare(group, deployment.groups)]
+
+
 def require_room_anew(state: State, inventory: Inventory, settings: Settings, renewed: Deployment) -> None:
     """Require room for a base's new groups, one for each serving group, in addition to the serving groups.
 
@@ -73,16 +103,21 @@ def require_room_anew(state: State, inventory: Inventory, settings: Settings, re
     """
     name = renewed.model
     find_model(state, name)
-    spares = tuple(group for group in renewed.groups if is_spare(group, renewed.groups))
     others = [d.record for d in state.deployments.values() if d.record.model != name]
     seen = reclaimable_memory.free_memory(inventory, state.ledgers, settings.headroom)
+    unrelaxed = replace(rebalancing.unrelaxed(renewed), groups=tuple(_spares(renewed)))
     try:
-        _places(state, replace(rebalancing.unrelaxed(renewed), groups=spares), others, seen, settings)
+        _places(state, unrelaxed, others, seen, settings)
     except errors.NoFeasiblePlan as e:
         reason = e.message.partition("; ")[0]
+        possible = [f"; or {relaxation['text']}" for relaxation in e.details.get("relaxations", ())]
+        variants = sorted(d.model for d in others if d.host == name)
+        every = ", ".join(f"'{model}'" for model in (*variants, name))
         raise errors.NoFeasiblePlan(
-            f"there is no room for new engines of '{name}' beside those that serve ({reason}); "
-            "undeploy it and deploy it again: that interrupts it, but takes its memory once"
+            f"there is no room for new engines of '{name}' beside those that serve ({reason}); undeploy "
+            f"{every} and deploy {'them' if variants else 'it'} again: that interrupts "
+            f"{'them' if variants else 'it'}, but takes the memory once{''.join(possible)}",
+            details=e.details,
         ) from e
 
 

@@ -23,7 +23,7 @@ from controlplane.controller.transitions import (
     mark_unavailable,
     note_open_operations,
 )
-from controlplane.planning import rescheduling, retrying
+from controlplane.planning import lora_ranks, rescheduling, retrying
 from controlplane.state.operations import End
 from controlplane.state.queries import variant_ref
 from controlplane.state.records import Deployment, OperationKind, Phase
@@ -143,10 +143,11 @@ class DeploymentActions:
         """
         base, host, variant = await self._variant(name)
         await self._note(OperationKind.DEPLOY, name, Phase.DEPLOYING, await self._loading(name, host), 0.7)
-        group_ids = base.serving_ids() if base else ()
+        narrow = await self._narrow(name, base)
+        group_ids = [group_id for group_id in base.serving_ids() if group_id not in narrow] if base else []
         calls = (self._cluster.load_variant(group_id, variant) for group_id in group_ids)
         answers = await asyncio.gather(*calls, return_exceptions=True)
-        failed = {
+        failed = narrow | {
             group_id: _as_error(answer, host)
             for group_id, answer in zip(group_ids, answers, strict=True)
             if isinstance(answer, BaseException)
@@ -171,6 +172,16 @@ class DeploymentActions:
             End(Phase.DEPLOYED, message),
             lambda s: [mark_deployed(s, name, variant.uid)],
         )
+
+    async def _narrow(self, name: str, base: Deployment | None) -> dict[str, errors.OstinatoError]:
+        """The error of each engine that takes LoRA adapters of smaller ranks only."""
+        model = (await self._repository.read_async()).models.get(name)
+        if model is None or base is None:
+            return {}
+        return {
+            group_id: errors.AdapterMismatch(lora_ranks.mismatch(model.record, base.model, most))
+            for group_id, most in lora_ranks.narrow_groups(model.record, base).items()
+        }
 
     async def _replaced(
         self, name: str, variant: VariantRef, refused: Mapping[str, errors.OstinatoError]

@@ -24,7 +24,7 @@ from controlplane.state.worker_groups import (
     kind_of,
     number_of,
 )
-from placement.types import Placement, sizes_of
+from placement.types import EngineSizes, Placement, sizes_of
 
 RM = TypeVar("RM", Model, Deployment)
 T = TypeVar("T")
@@ -89,7 +89,7 @@ def mark_starting(
     begun = replace(
         deployment,
         kind=deployment.device_kind or placed.kind,
-        chosen=deployment.chosen or sizes_of(placement.plan),
+        chosen=(deployment.chosen or EngineSizes()).or_else(sizes_of(placement.plan)),
     )
     return deployments.with_group(begun, placed)
 

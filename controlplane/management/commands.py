@@ -18,7 +18,7 @@ from controlplane.management.schemas.deploy import (
     Targets,
 )
 from controlplane.management.schemas.models import RegisterModelRequest
-from controlplane.planning import accuracy, autoscaling, rebalancing
+from controlplane.planning import accuracy, autoscaling, lora_ranks, rebalancing
 from controlplane.planning.engine_config import parsers_of
 from controlplane.planning.engine_sizes import known_sizes
 from controlplane.state import operations
@@ -132,8 +132,8 @@ def _host_changes(
     present = state.deployments.get(host)
     least = accuracy.base_limit(variant, request.SLOs.accuracy)
     accuracy.require_base(find_model(state, host), present.record if present else None, least)
-    _check_rank(variant, host, _lora_rank(present.record if present else None, request))
     if present is None:
+        _check_rank(variant, host, request)
         begun = _deployment(host, host, request, ctx.uids[1], ctx.now_s)
         return [Put(dataclasses.replace(begun, slos=dataclasses.replace(begun.slos, accuracy=least)), 0)]
     if present.record.phase is Phase.DELETING:
@@ -148,7 +148,8 @@ def _host_changes(
         )
     _check_parsers(find_model(state, host), present.record, request)
     _check_sizes(present.record, request)
-    return [Put(accuracy.limited(present.record, least), present.version)]
+    base = _with_rank(find_model(state, host), present.record, variant, ctx)
+    return [Put(accuracy.limited(base, least), present.version)]
 
 
 def _check_parsers(base: Model, present: Deployment, request: DeployModelRequest) -> None:
@@ -163,25 +164,32 @@ def _check_parsers(base: Model, present: Deployment, request: DeployModelRequest
             )
 
 
-def _lora_rank(present: Deployment | None, request: DeployModelRequest) -> int | None:
-    """The largest LoRA rank of the base's engines; None: not decided yet, so that all registered ranks
-    fit."""
-    if present is None:
-        return request.engine.loraRank if request.engine else None
-    return known_sizes(present).lora_rank
+def _check_rank(variant: Model, host: str, request: DeployModelRequest) -> None:
+    """Refuse an adapter whose rank is larger than the request allows for new engines. Errors:
+    InvalidRequest."""
+    most = request.engine.loraRank if request.engine else None
+    if lora_ranks.exceeds(variant, most):
+        advice = "ask for a larger engine.loraRank (`--lora-rank`), or leave it out"
+        raise errors.InvalidRequest(lora_ranks.mismatch(variant, host, most, advice), param="engine.loraRank")
 
 
-def _check_rank(variant: Model, host: str, most: int | None) -> None:
-    """Refuse an adapter whose rank is too large for the engines of its base. Errors: InvalidRequest."""
-    spec = variant.variant_spec
-    if spec is None or spec.kind is not VariantKind.LORA or most is None or spec.max_rank <= most:
-        return
-    raise errors.InvalidRequest(
-        f"'{variant.name}' has rank {spec.max_rank}, and the engines of '{host}' take LoRA adapters up to "
-        f"rank {most}; run `ostinato tune {host} --lora-rank {spec.max_rank}`, which starts such engines "
-        f"while the present ones answer, and then `ostinato deploy {variant.name}`",
-        param="model",
-    )
+def _with_rank(base: Model, present: Deployment, variant: Model, ctx: Context) -> Deployment:
+    """The base's deployment, with new engines if the present ones do not take the adapter's rank. A tenant
+    may have new engines for its own bases only.
+
+    Errors: InvalidRequest, NotReady.
+    """
+    if not lora_ranks.needs_new_engines(variant, present):
+        return present
+    if ctx.tenant not in ("", base.tenant):
+        advice = (
+            f"an admin's key deploys it, or starts such engines with `ostinato tune {base.name} --place-anew`"
+        )
+        raise errors.InvalidRequest(
+            lora_ranks.mismatch(variant, base.name, lora_ranks.largest_rank(variant, present), advice),
+            param="model",
+        )
+    return lora_ranks.widened(variant, present)
 
 
 def _check_sizes(present: Deployment, request: DeployModelRequest) -> None:

@@ -163,9 +163,12 @@ def begun(state: State, proposal: Proposal) -> list[Change]:
     return [Put(record, state.deployments[host].version) for host, record in changed.items()]
 
 
-def renewed(deployment: Deployment) -> Deployment:
+MORE_ROOM = "with room for the variants that are registered now"
+
+
+def renewed(deployment: Deployment, purpose: str = MORE_ROOM) -> Deployment:
     """The deployment with a new group for each that serves, to be placed with room for the variants that are
-    registered then. Once it serves, the old group is drained.
+    registered then. Once it serves, the old group is drained. `purpose` goes into its reason.
 
     Errors: NotReady while no group serves, or earlier moves are under way.
     """
@@ -180,7 +183,7 @@ def renewed(deployment: Deployment) -> Deployment:
     for group_id in serving:
         spare = WorkerGroup(
             next_number(deployment.groups),
-            reason=f"takes the place of {group_id}, with room for the variants that are registered now",
+            reason=f"takes the place of {group_id}, {purpose}",
             replaces=number_of(group_id),
             kind=deployment.device_kind,
         )

@@ -85,7 +85,7 @@ def test_the_old_engine_stays_without_room_for_both(served: Installation) -> Non
     assert (reply.status_code, reply.json()["error"]["code"]) == (422, "no_feasible_plan")
     message = reply.json()["error"]["message"]
     assert message.startswith("there is no room for new engines of 'base' beside those that serve (")
-    assert "; undeploy it and deploy it again" in message
+    assert "; undeploy 'base' and deploy it again" in message
     assert served.records() == before
     assert served.chat("hello").status_code == 200
 

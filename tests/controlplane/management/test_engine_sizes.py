@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane import errors
+from controlplane.controller.transitions import mark_starting
 from controlplane.management.commands import deploy_model, place_anew
 from controlplane.management.requested import require_ceilings
 from controlplane.management.schemas.deploy import DeployModelRequest, EngineForm
@@ -206,7 +207,8 @@ def test_engines_that_are_placed_later_are_the_same() -> None:
 
 def serving(placement: Placement, **more: object) -> Deployment:
     group = WorkerGroup(0, GroupPhase.SERVING, placement)
-    return wanted(Intent.MIN_COST, phase=Phase.DEPLOYED, established=True, groups=(group,), **more)
+    given = {"groups": (group,), **more}
+    return wanted(Intent.MIN_COST, phase=Phase.DEPLOYED, established=True, **given)
 
 
 def test_an_older_record_keeps_the_sizes_of_its_engines() -> None:
@@ -239,19 +241,56 @@ def context() -> Context:
     return Context("op", (5, 6), 0.0)
 
 
-def served(rank: int = 16) -> State:
+def served(rank: int = 16, **more: object) -> State:
     asked = EngineSizes(context_tokens=2048, lora_rank=rank)
     placed = decide(MODEL, wanted(Intent.MIN_COST, engine=asked), HERE, SETTINGS)
-    return state_of(MODEL, adapter(64), serving(placed, chosen=sizes_of(placed.plan)))
+    return state_of(MODEL, adapter(64), serving(placed, **{"chosen": sizes_of(placed.plan), **more}))
 
 
-def test_an_adapter_with_a_rank_above_the_engine_s_is_refused_with_the_remedy() -> None:
-    deploy = DeployModelRequest(model="v")
+def base_after(state: State, ctx: Context) -> Deployment:
+    """The deployment of the base after its variant was deployed."""
+    changes = deploy_model(state, DeployModelRequest(model="v"), ctx).changes
+    records = [change.record for change in changes if isinstance(change, Put)]
+    return next(r for r in records if isinstance(r, Deployment) and r.model == "b")
+
+
+def test_an_adapter_of_a_larger_rank_than_the_engines_take_gets_new_engines() -> None:
+    before = served(16).deployments["b"].record
+    base = base_after(served(16), context())
+    assert [(g.number, g.replaces) for g in base.groups] == [(0, None), (1, 0)]
+    assert base.groups[1].reason == "takes the place of b, for LoRA adapters up to rank 64"
+    plan = decide(MODEL, replace(base, groups=()), HERE, SETTINGS, [adapter(64)]).plan
+    assert before.chosen is not None
+    assert sizes_of(plan) == replace(before.chosen, lora_rank=64)
+    begun = mark_starting(base, base.groups[1], decide(MODEL, base, HERE, SETTINGS, [adapter(64)]), 0, 0.0)
+    assert begun.chosen == replace(before.chosen, lora_rank=64)
+    assert base_after(served(64), context()).groups == served(64).deployments["b"].record.groups
+
+
+def test_without_an_engine_the_next_one_takes_the_larger_rank() -> None:
+    base = base_after(served(16, groups=()), context())
+    assert base.groups == ()
+    assert decide(MODEL, base, HERE, SETTINGS, [adapter(64)]).plan.max_lora_rank == 64
+
+
+def test_a_rank_that_the_user_asked_for_is_changed_by_its_user() -> None:
     with pytest.raises(errors.InvalidRequest) as refused:
-        deploy_model(served(16), deploy, context())
+        base_after(served(16, engine=EngineSizes(lora_rank=16)), context())
     assert "'v' has rank 64, and the engines of 'b' take LoRA adapters up to rank 16" in refused.value.message
     assert "`ostinato tune b --lora-rank 64`" in refused.value.message
-    assert deploy_model(served(64), deploy, context()).changes
+
+
+def test_a_tenant_does_not_replace_the_engines_of_the_installation() -> None:
+    with pytest.raises(errors.InvalidRequest, match="an admin's key deploys it") as refused:
+        base_after(served(16), replace(context(), tenant="t"))
+    assert "`ostinato tune b --place-anew`" in refused.value.message
+
+
+def test_while_an_engine_starts_a_larger_rank_waits() -> None:
+    first = served(16).deployments["b"].record.groups[0]
+    groups = (first, replace(first, number=1, phase=GroupPhase.STARTING))
+    with pytest.raises(errors.NotReady, match="b@1 is starting; deploy 'v' again when it serves"):
+        base_after(served(16, groups=groups), context())
 
 
 def test_tuned_to_the_rank_that_was_named_new_engines_take_the_adapter() -> None:
