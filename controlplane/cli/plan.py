@@ -47,6 +47,9 @@ def plan(
     print_table(
         PLACED, (_placed(request, placement) for request, placement in outcome.placed), "nothing fits"
     )
+    for request, placement in outcome.placed:
+        if placement.choice.sizes:
+            print_text(f"{request.name}: {placement.choice.sizes}")
     print_text("")
     print_table(GPUS, _gpus(outcome), "no GPUs")
     for missed in outcome.not_placed:
@@ -72,13 +75,15 @@ GPUS = ("NODE", "GPU", "TYPE", "USED", "FREE", "LOAD", "LAYERS")
 
 def _solved(file: Path, policy: PolicyName, theta: float) -> WhatIf:
     from controlplane.baselines.placement import registry
-    from placement.solver import scenario_file, schema, whatif
+    from controlplane.planning.what_if import what_if
+    from controlplane.settings import Settings
+    from placement.solver import scenario_file, schema
 
     try:
-        cluster, requests = schema.read_scenario(scenario_file.read(file), file.parent)
+        form = schema.read_form(scenario_file.read(file))
+        return what_if(form, file.parent, Settings(), registry.policy(policy, theta))
     except schema.ScenarioError as error:
         raise errors.InvalidRequest(f"{file}: {error}; see docs/placement.md", param="file") from error
-    return whatif.what_if(cluster, requests, registry.policy(policy, theta))
 
 
 def _placed(request: Request, placement: Placement) -> tuple[str, ...]:
@@ -152,7 +157,14 @@ def _placed_document(request: Request, placement: Placement) -> dict[str, Any]:
         },
         "ranks": [_rank_document(rank) for rank in placement.ranks],
         "reasons": choice.reasons,
+        "sizes": _sizes_document(placement) if choice.sizes else None,
     }
+
+
+def _sizes_document(placement: Placement) -> dict[str, Any]:
+    from placement.types import sizes_of
+
+    return {**asdict(sizes_of(placement.plan)), "why": placement.choice.sizes}
 
 
 def _rank_document(rank: RankPlacement) -> dict[str, Any]:

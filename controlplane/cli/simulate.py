@@ -42,7 +42,10 @@ def simulate(
         draw(document, plot)
     if cli.json:
         print_json(document)
-    elif for_slo is None:
+        return
+    for engine in document.get("engines", ()):
+        print_text(f"cluster.groups.{engine['group']}: {engine['why']}")
+    if for_slo is None:
         print_table(RESULTS, map(_result, document["results"]), "nothing was simulated")
         for told in (line for result in document["results"] for line in _refusals(result)):
             print_text(told)
@@ -58,12 +61,16 @@ RESULTS = (
 
 
 def _document(file: Path, policies: list[str], seeds: int | None, for_slo: float | None) -> dict[str, Any]:
+    from controlplane.cli.planned_groups import with_chosen_sizes
+    from controlplane.settings import Settings
     from controlplane.simulation import reading
     from controlplane.simulation.simulate import simulate as simulated
     from placement.solver.schema import ScenarioError
 
     try:
-        return simulated(reading.read(file, policies, seeds), file.parent, for_slo)
+        scenario = reading.read(file, policies, seeds)
+        scenario, chosen = with_chosen_sizes(scenario, file.parent, Settings())
+        return simulated(scenario, file.parent, for_slo) | ({"engines": chosen} if chosen else {})
     except ScenarioError as error:
         raise errors.InvalidRequest(f"{file}: {error}; see docs/simulation.md", param="file") from error
 

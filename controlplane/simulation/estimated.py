@@ -34,7 +34,7 @@ def model_of(groups: GroupsForm, folder: Path) -> Any:
             even_stages(spec.num_layers, form.pipeline_parallel),
             form.quantization,
             spec.max_position,
-            groups.kv_tokens,
+            groups.cache_tokens,
             groups.slots,
             0,
             batched_tokens=groups.batched_tokens,

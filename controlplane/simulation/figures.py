@@ -59,7 +59,7 @@ def model_of(groups: GroupsForm, folder: Path) -> Any:
     else:
         assert groups.steps is not None
         model = _explicit(groups.steps, groups.batched_tokens)
-    model.batched_tokens, model.kv_tokens = groups.batched_tokens, groups.kv_tokens
+    model.batched_tokens, model.kv_tokens = groups.batched_tokens, groups.cache_tokens
     model.max_rows, model.slots = groups.max_rows, groups.slots
     return model
 

@@ -11,7 +11,8 @@ from pydantic.alias_generators import to_camel
 
 from controlplane.baselines.routing.choose import POLICIES
 from controlplane.state.terms import LatePolicy, Priority
-from placement.solver.schema import Integer, Number
+from placement.solver.schema import Integer, Number, ScenarioError
+from placement.types import Intent
 from profiler.step_time.records import MAX_ROWS, RANK_CLASSES
 from profiler.variants.types import VariantKind
 
@@ -53,17 +54,26 @@ class StepsForm(Form):
 
 
 class EstimateForm(Form):
-    """A config.json, estimated by the roofline on GPUs of a type that `ostinato plan` knows."""
+    """A config.json, estimated by the roofline on GPUs of a type that `ostinato plan` knows.
+
+    If the group leaves out `kv_tokens`, the sizes of its engines are chosen as in `ostinato plan`: for this
+    intent and expected load, with `memory_gib` of each GPU (by default all that such a GPU has)."""
 
     config: Path
     gpu: Name
     quantization: Name = "none"
     tensor_parallel: Annotated[Integer, Field(ge=1, le=64)] = 1
     pipeline_parallel: Annotated[Integer, Field(ge=1, le=64)] = 1
+    memory_gib: Annotated[Number, Field(ge=1e-3, le=1e6)] | None = None
+    intent: Intent = Intent.MIN_COST
+    rate_per_s: Annotated[Number, Field(ge=0, le=1e9)] = 0.0
+    input_tokens: Tokens | None = None
+    output_tokens: Tokens | None = None
 
 
 class GroupsForm(Form):
-    """`count` equal worker groups."""
+    """`count` equal worker groups. `kv_tokens` may be left out with an `estimate`: then they, `max_rows` and
+    `slots` are chosen, as far as they are left out (`controlplane.cli.planned_groups`)."""
 
     count: Annotated[Integer, Field(ge=1, le=MAX_GROUPS)]
     gpus: Annotated[Integer, Field(ge=1, le=10_000)] = 1
@@ -71,7 +81,7 @@ class GroupsForm(Form):
     estimate: EstimateForm | None = None
     max_rows: Rows = 256
     batched_tokens: Tokens = 2048
-    kv_tokens: Tokens
+    kv_tokens: Tokens | None = None
     slots: Annotated[Integer, Field(ge=1, le=10_000)] = 8
     load_gb_per_s: Positive = 20.0
     fetch_gb_per_s: Positive = 2.0
@@ -80,7 +90,16 @@ class GroupsForm(Form):
     def _one_of_two(self) -> Self:
         if (self.steps is None) == (self.estimate is None):
             raise ValueError("expected either steps or estimate")
+        if self.steps is not None and self.kv_tokens is None:
+            raise ValueError("expected kvTokens, which steps need")
         return self
+
+    @property
+    def cache_tokens(self) -> int:
+        """`kv_tokens`, given or chosen. Raises ScenarioError."""
+        if self.kv_tokens is None:
+            raise ScenarioError("cluster.groups.kvTokens: expected a number, or sizes that were chosen")
+        return self.kv_tokens
 
 
 class ClusterForm(Form):

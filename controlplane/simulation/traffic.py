@@ -207,6 +207,6 @@ def _or_inf(seconds: float | None) -> float:
 
 def _check_lengths(form: ScenarioForm, asked: Any) -> None:
     longest = int((asked.prompt.astype(np.int64) + asked.output).max(initial=0))
-    least = min(groups.kv_tokens for groups in form.cluster.groups)
+    least = min(groups.cache_tokens for groups in form.cluster.groups)
     if longest > least:
         raise ScenarioError(f"cluster.groups.kvTokens: expected {longest}, the longest request; got {least}")

@@ -43,15 +43,70 @@ def _cluster(devices: Sequence[Device], residents: Mapping[DeviceKey, Sequence[R
         kind = type_name(device)
         types[kind] = _slower(types.get(kind), device)
         nodes[device.node].append(_gpu(device, kind, tuple(residents.get(key_of(device), ()))))
-    fast = min(kind.memory_bytes_per_s for kind in types.values()) * LINK_TO_MEMORY
-    node = min(fast, NODE_BYTES_PER_S)
-    links = (fast, node, min(node, NETWORK_BYTES_PER_S))
+    links = assumed_links(types.values())
     own = {key_of(device) for device in devices}
     others: dict[str, list[Resident]] = defaultdict(list)
     for key in sorted(residents.keys() - own):
         others[key.node] += residents[key]
     made = tuple(Node(name, tuple(gpus), tuple(others[name])) for name, gpus in sorted(nodes.items()))
     return Cluster(made, tuple(types[name] for name in sorted(types)), links)
+
+
+def assumed_links(types: Iterable[GpuType]) -> tuple[float, float, float]:
+    """Bandwidths of links that were not measured (`Cluster`)."""
+    fast = min(kind.memory_bytes_per_s for kind in types) * LINK_TO_MEMORY
+    node = min(fast, NODE_BYTES_PER_S)
+    return fast, node, min(node, NETWORK_BYTES_PER_S)
+
+
+def by_type(cluster: Cluster, headroom: float, links_given: bool) -> tuple[Cluster, ...]:
+    """As `clusters_of`, from a cluster of several types. `headroom`: the share of each device to leave free.
+    Without `links_given` the links are the assumed ones."""
+    every = [_named(kind) for kind in sorted(cluster.types, key=lambda kind: kind.name)]
+    groups = [every] if any(kind.shared for kind in every) else [[kind] for kind in every]
+    return tuple(_of_types(cluster, kinds, headroom, links_given) for kinds in groups)
+
+
+def _named(kind: GpuType) -> GpuType:
+    return replace(kind, kind=CPU if kind.shared else kind.kind or kind.name)
+
+
+def _of_types(cluster: Cluster, kinds: Sequence[GpuType], headroom: float, links_given: bool) -> Cluster:
+    names, nodes = {kind.name for kind in kinds}, list[Node]()
+    for node in cluster.nodes:
+        gpus = tuple(_usable(gpu, headroom) for gpu in node.gpus if gpu.type in names)
+        others = [resident for gpu in node.gpus if gpu.type not in names for resident in gpu.residents]
+        if gpus:
+            nodes.append(Node(node.name, gpus, (*node.residents, *others)))
+    links = cluster.link_bytes_per_s if links_given else assumed_links(kinds)
+    return Cluster(tuple(nodes), tuple(kinds), links)
+
+
+def _usable(gpu: Gpu, headroom: float) -> Gpu:
+    return replace(gpu, free_bytes=max(0, gpu.free_bytes - int(headroom * gpu.total_bytes)))
+
+
+def inventory_of(clusters: Iterable[Cluster]) -> Inventory:
+    """The devices of clusters from `by_type`."""
+    devices = []
+    for cluster in clusters:
+        types = {kind.name: kind for kind in cluster.types}
+        devices += [_device(node.name, gpu, types[gpu.type]) for node in cluster.nodes for gpu in node.gpus]
+    return Inventory(tuple(devices))
+
+
+def _device(node: str, gpu: Gpu, kind: GpuType) -> Device:
+    return Device(
+        node,
+        gpu.index,
+        kind.kind,
+        gpu.total_bytes,
+        gpu.free_bytes,
+        kind.rates(1),
+        kind.name,
+        load=gpu.load,
+        nvlink_domain=gpu.nvlink_domain,
+    )
 
 
 def _slower(known: GpuType | None, device: Device) -> GpuType:

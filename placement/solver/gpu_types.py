@@ -21,3 +21,15 @@ _DATA_SHEETS = {  # name: (GB/s of memory, dense bf16 TFLOP/s)
 KNOWN = {
     name: GpuType(name, bandwidth * 1e9, tflops * 1e12) for name, (bandwidth, tflops) in _DATA_SHEETS.items()
 }
+
+# Memory of each, in GiB, as drivers report it.
+MEMORY_GIB = {
+    "L4": 22.5,
+    "L40S": 45.0,
+    "A10": 22.5,
+    "A6000": 48.0,
+    "A100-40GB": 40.0,
+    "A100-80GB": 80.0,
+    "H100": 79.6,
+    "H200": 140.4,
+}

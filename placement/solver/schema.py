@@ -25,6 +25,7 @@ from profiler.plans import quantization_names
 from profiler.quantization import canonical
 from profiler.shards import layer_share
 from profiler.types import ModelSpec
+from profiler.variants.types import VariantKind
 
 GIB, MIB = 2**30, 2**20
 BF16_BYTES = 2
@@ -33,6 +34,8 @@ MAX_GPUS = 100_000
 MAX_REQUESTS = 10_000
 MAX_LISTED = 8  # problems or names in one message
 MAX_KV_BYTES = 2**60  # of a whole deployment
+MAX_VARIANTS, MAX_RANK = 100_000, 512
+SIZES = ("context", "slots", "lora_rank", "host_gib", "merged_slot", "variants")
 
 
 def _a_number(value: Any) -> Any:
@@ -174,8 +177,30 @@ class LimitsForm(_Form):
     accuracy: Share | None = None
 
 
+class VariantsForm(_Form):
+    """`count` equal registered variants: LoRA adapters of a `rank` on all linear layers, or variants of
+    another kind with `mib` of weights."""
+
+    count: Annotated[Integer, Field(ge=1, le=MAX_VARIANTS)] = 1
+    kind: VariantKind = VariantKind.LORA
+    rank: Annotated[Integer, Field(ge=1, le=MAX_RANK)] | None = None
+    mib: Annotated[Number, Field(gt=0, le=1e6)] | None = None
+
+    @model_validator(mode="after")
+    def _one_size(self) -> Self:
+        wanted, other = ("rank", "mib") if self.kind is VariantKind.LORA else ("mib", "rank")
+        if getattr(self, wanted) is None or getattr(self, other) is not None:
+            raise ValueError(f"expected {wanted}, and no {other}, of variants of kind {self.kind}")
+        return self
+
+
 class DeploymentForm(_Form):
-    """`copies` > 1 deploys NAME-1, NAME-2, ..., in one anti-affinity group unless `group` names another."""
+    """`copies` > 1 deploys NAME-1, NAME-2, ..., in one anti-affinity group unless `group` names another.
+
+    `tp` and `pp` are the allowed degrees; empty: any up to `max_tp` and `max_pp`. The sizes of its engines
+    (`SIZES`) that are left out are chosen, as when a model of that `config` is deployed. A model by figures
+    has no sizes but `concurrency`.
+    """
 
     name: str
     model: ModelForm
@@ -187,11 +212,26 @@ class DeploymentForm(_Form):
     input_tokens: Count = 512
     output_tokens: Count = 128
     concurrency: Annotated[Integer, Field(ge=1, le=1_000_000)] = 8
+    context: Annotated[Integer, Field(ge=16, le=100_000_000)] | None = None
+    slots: Annotated[Integer, Field(ge=1, le=1024)] | None = None
+    lora_rank: Annotated[Integer, Field(ge=1, le=MAX_RANK)] | None = None
+    host_gib: Annotated[Number, Field(ge=1e-3, le=1e6)] | None = None
+    merged_slot: bool | None = None
+    variants: Annotated[tuple[VariantsForm, ...], Field(max_length=1_000)] = ()
+    tp: Annotated[tuple[Degree, ...], Field(max_length=64)] = ()
+    pp: Annotated[tuple[Degree, ...], Field(max_length=64)] = ()
     max_tp: Degree = 8
     max_pp: Degree = 8
     headroom: Annotated[Number, Field(ge=0, lt=1)] = 0.0
     anti_affinity: Scope = Scope.NONE
     group: str = ""
+
+    @model_validator(mode="after")
+    def _sizes_of_a_config(self) -> Self:
+        given = [name for name in SIZES if name in self.model_fields_set]
+        if given and self.model.config is None:
+            raise ValueError(f"expected model.config, which {', '.join(given)} needs")
+        return self
 
 
 class ScenarioForm(_Form):
@@ -206,24 +246,40 @@ class ScenarioForm(_Form):
         return self
 
 
-def read_scenario(document: Any, folder: Path) -> tuple[Cluster, tuple[Request, ...]]:
-    """The cluster and requests of a parsed file; its paths are relative to `folder`. Raises ScenarioError."""
+def read_form(document: Any) -> ScenarioForm:
+    """A parsed file, checked. Raises ScenarioError."""
     try:
         form = ScenarioForm.model_validate(document)
-        requests = [request for deployment in form.deployments for request in _requests(deployment, folder)]
-        names = [request.name for request in requests]
-        twice = sorted(name for name, count in Counter(names).items() if count > 1)
-        if twice:
-            raise ScenarioError(f"deployments: {_listed(twice)} is named twice; give each its own name")
-        return _cluster(form.cluster), tuple(requests)
     except ValidationError as error:
         raise ScenarioError(problems(error)) from error
+    names = [name for deployment in form.deployments for name in names_of(deployment)]
+    twice = sorted(name for name, count in Counter(names).items() if count > 1)
+    if twice:
+        raise ScenarioError(f"deployments: {_listed(twice)} is named twice; give each its own name")
+    return form
+
+
+def read_scenario(document: Any, folder: Path) -> tuple[Cluster, tuple[Request, ...]]:
+    """The cluster and requests of a parsed file; its paths are relative to `folder`. Raises ScenarioError."""
+    return scenario_of(read_form(document), folder)
+
+
+def scenario_of(form: ScenarioForm, folder: Path) -> tuple[Cluster, tuple[Request, ...]]:
+    """The cluster and requests of a file; its paths are relative to `folder`. Raises ScenarioError."""
+    try:
+        requests = [request for deployment in form.deployments for request in _requests(deployment, folder)]
+        return _cluster(form.cluster), tuple(requests)
     except CheckpointError as error:
         raise ScenarioError(f"model config: {error}") from error
     except ScenarioError:
         raise
     except ValueError as error:  # raised by the plain types
         raise ScenarioError(str(error)) from error
+
+
+def names_of(form: DeploymentForm) -> list[str]:
+    """The name of each copy."""
+    return [form.name] if form.copies == 1 else [f"{form.name}-{n}" for n in range(1, form.copies + 1)]
 
 
 def _cluster(form: ClusterForm) -> Cluster:
@@ -284,7 +340,6 @@ def _requests(form: DeploymentForm, folder: Path) -> list[Request]:
             f"{form.name}: concurrency x (input_tokens + output_tokens) x layers need {figure(kv_bytes)} "
             f"bytes of KV cache, expected at most {figure(MAX_KV_BYTES)}"
         )
-    names = [form.name] if form.copies == 1 else [f"{form.name}-{n}" for n in range(1, form.copies + 1)]
     return [
         Request(
             name=name,
@@ -296,14 +351,21 @@ def _requests(form: DeploymentForm, folder: Path) -> list[Request]:
             input_tokens=form.input_tokens,
             output_tokens=form.output_tokens,
             concurrency=form.concurrency,
-            max_tp=form.max_tp,
-            max_pp=form.max_pp,
+            max_tp=max(form.max_tp, *form.tp, 1),
+            max_pp=max(form.max_pp, *form.pp, 1),
+            only_tp=form.tp,
+            only_pp=form.pp,
             headroom=form.headroom,
-            group=form.group or (form.name if form.anti_affinity is not Scope.NONE else ""),
+            group=group_of(form),
             scope=form.anti_affinity,
         )
-        for name in names
+        for name in names_of(form)
     ]
+
+
+def group_of(form: DeploymentForm) -> str:
+    """The anti-affinity group; copies have their own."""
+    return form.group or (form.name if form.anti_affinity is not Scope.NONE else "")
 
 
 def _from_config(form: DeploymentForm, folder: Path) -> ModelFigures:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from placement.solver.cluster import Cluster
@@ -13,6 +13,8 @@ from placement.solver.outcome import NotPlaced, Outcome
 from placement.solver.policies.base import EstimatorFor, Policy
 from placement.solver.request import Request
 from placement.types import Placement
+
+DecideOne = Callable[[Cluster, Request], Outcome]
 
 
 @dataclass(frozen=True)
@@ -35,11 +37,18 @@ class WhatIf:
 def what_if(
     cluster: Cluster, requests: Sequence[Request], policy: Policy, estimator_for: EstimatorFor = estimator_of
 ) -> WhatIf:
+    """As `in_order`, by a search with this policy."""
+    return in_order(
+        cluster, requests, policy.name, lambda now, request: decide(now, request, policy, estimator_for)
+    )
+
+
+def in_order(cluster: Cluster, requests: Sequence[Request], policy: str, decide_one: DecideOne) -> WhatIf:
     """Each request sees what earlier requests took; a request that does not fit takes nothing."""
     outcomes = []
     for request in requests:
-        outcome = decide(cluster, request, policy, estimator_for)
+        outcome = decide_one(cluster, request)
         if isinstance(outcome, Placement):
             cluster = after(cluster, request, outcome)
         outcomes.append((request, outcome))
-    return WhatIf(policy.name, tuple(outcomes), cluster)
+    return WhatIf(policy, tuple(outcomes), cluster)

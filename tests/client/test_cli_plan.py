@@ -74,3 +74,50 @@ def test_an_invalid_scenario_is_refused(tmp_path: Path, capfd: pytest.CaptureFix
         assert cli_main.run(["plan", str(path)]) != 0
         assert said in capfd.readouterr().err
     assert cli_main.run(["plan", str(tmp_path / "none.yaml")]) != 0
+
+
+def test_the_sizes_of_a_model_with_a_config_are_chosen_and_told(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """16 requests of 2,048 tokens are usual; what was asked for is kept."""
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 1024,
+        "intermediate_size": 2816,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "num_hidden_layers": 12,
+        "vocab_size": 32000,
+        "max_position_embeddings": 8192,
+        "torch_dtype": "bfloat16",
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    path = tmp_path / "scenario.yaml"
+    path.write_text(
+        """
+        cluster: {nodes: [{name: a, gpus: [{type: H200, total_gib: 140}]}]}
+        deployments:
+          - {name: chosen, model: {config: .}, intent: minMem}
+          - {name: asked, model: {config: .}, context: 1000, concurrency: 3, lora_rank: 8, slots: 2}
+          - {name: long, model: {config: .}, context: 8192, concurrency: 100000}
+        """
+    )
+    assert cli_main.run(["plan", str(path), "--json"]) == 0
+    document = json.loads(capfd.readouterr().out)
+    chosen, asked = (placed["sizes"] for placed in document["placed"])
+    assert (chosen["contextTokens"], chosen["requestsAtOnce"], chosen["cachedTokens"]) == (8192, 16, 32768)
+    assert (chosen["variantSlots"], chosen["loraRank"]) == (8, 64)
+    assert (asked["contextTokens"], asked["requestsAtOnce"]) == (1000, 3)
+    assert (asked["variantSlots"], asked["loraRank"]) == (2, 8)
+    assert [missed["deployment"] for missed in document["notPlaced"]] == ["long"]
+    assert cli_main.run(["plan", str(path)]) == 0
+    assert f"chosen: {chosen['why']}" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("sizes", ["context: 100", "variants: [{rank: 8}]", "slots: 3"])
+def test_sizes_belong_to_a_model_with_a_config(
+    scenario: Path, capfd: pytest.CaptureFixture[str], sizes: str
+) -> None:
+    scenario.write_text(SCENARIO.replace("max_tp: 1", sizes))
+    assert cli_main.run(["plan", str(scenario)]) != 0
+    assert f"expected model.config, which {sizes.partition(':')[0]} needs" in capfd.readouterr().err
