@@ -52,7 +52,7 @@ async def deploy(
     """
     requested.require_ceilings(request.engine, services.settings)
     widens = lora_ranks.widens(await services.read_for(caller), request.model)
-    inventory = await services.engines.inventory() if widens else None
+    inventory = await services.cluster.inventory() if widens else None
 
     def decide(seen: State, ctx: Context) -> Outcome:
         outcome = commands.deploy_model(seen, request, ctx)
