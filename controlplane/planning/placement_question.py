@@ -105,7 +105,7 @@ class Question:
         return self.request.rate_per_s > 0 and least.sized() is not None
 
     def within(self, tokens: int) -> Question:
-        """The question with a context, and expected lengths, of at most so many tokens (2 or more)."""
+        """The question with a context, and expected lengths, of at most `tokens` (2 or more)."""
         request, total = self.request, self.request.input_tokens + self.request.output_tokens
         sizes = self.sizes.within(tokens, lengths_cut=total > tokens)
         if total > tokens:

@@ -56,7 +56,7 @@ def _offering(outcome: NotPlaced, relaxation: Relaxation) -> NotPlaced:
 
 
 def _relaxation(question: Question, tokens: int) -> Relaxation:
-    """The changes of a deployment that make room in a context of so many tokens. The first one names the
+    """The changes of a deployment that make it fit into a context of `tokens`. The first change names the
     constraint."""
     deployment, shorter = question.deployment, question.within(tokens).request
     request, changes = question.request, list[tuple[Constraint, int, int, str]]()

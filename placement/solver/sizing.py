@@ -65,7 +65,7 @@ class SizeRange:
         return self.context.most if self.context.fixed else self.min_context
 
     def within(self, tokens: int, lengths_cut: bool) -> SizeRange:
-        """The sizes for a context of at most so many tokens. `lengths_cut`: so are the expected requests."""
+        """The sizes for a context of at most `tokens`. `lengths_cut`: expected requests are shorter, too."""
         most = min(self.context.most, tokens) if self.context.fixed else self.context.most
         shorter = self.context.fixed or lengths_cut
         return replace(
