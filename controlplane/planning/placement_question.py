@@ -63,6 +63,7 @@ class Question:
 
     cluster: Cluster
     deployment: Deployment
+    settings: Settings
     request: Request
     sizes: SizeRange
     known: Knowledge
@@ -104,14 +105,18 @@ class Question:
             return True
         return self.request.rate_per_s > 0 and least.sized() is not None
 
-    def within(self, tokens: int) -> Question:
-        """The question with a context, and expected lengths, of at most `tokens` (2 or more)."""
-        request, total = self.request, self.request.input_tokens + self.request.output_tokens
-        sizes = self.sizes.within(tokens, lengths_cut=total > tokens)
-        if total > tokens:
-            inputs = max(1, request.input_tokens * tokens // total)
-            request = dataclasses.replace(request, input_tokens=inputs, output_tokens=tokens - inputs)
-        return dataclasses.replace(self, sizes=sizes, request=usual_request(request, sizes))
+    def of(self, deployment: Deployment) -> Question:
+        """The question for a deployment that differs in its context and the lengths of its requests.
+
+        Errors: as `question_on`.
+        """
+        lengths, sizes = _lengths_and_sizes(
+            deployment, self.known.spec, self.cluster.types[0].kind, self.settings
+        )
+        request = dataclasses.replace(self.request, input_tokens=lengths[0], output_tokens=lengths[1])
+        return dataclasses.replace(
+            self, deployment=deployment, sizes=sizes, request=usual_request(request, sizes)
+        )
 
     def _with(self, merged: bool) -> Question:
         plan = dataclasses.replace(self.known.plan, merged_slot=merged)
@@ -197,8 +202,7 @@ def question_on(wanted: Wanted, cluster: Cluster) -> Question | None:
     kind = cluster.types[0].kind
     measured = _measured(wanted, cluster)
     quantizations = _tried(every, cluster, measured)
-    lengths = _lengths(deployment, engine_sizes.max_context(deployment, spec, settings))
-    sizes = engine_sizes.size_range(deployment, spec, kind, settings, _min_context(deployment, lengths))
+    lengths, sizes = _lengths_and_sizes(deployment, spec, kind, settings)
     request = _request(model, deployment, spec, quantizations, lengths, settings)
     request = usual_request(request, sizes)
     plan = Plan(1, (spec.num_layers,), UNCOMPRESSED, request.context, request.kv_tokens, 0, 0)
@@ -211,6 +215,7 @@ def question_on(wanted: Wanted, cluster: Cluster) -> Question | None:
     return Question(
         cluster,
         deployment,
+        settings,
         request,
         sizes,
         Knowledge(spec, with_room, measured, overheads(settings, kind), wanted.known.path),
@@ -237,9 +242,14 @@ def _host_free(inventory: Inventory) -> int | None:
     return min((device.free_bytes for device in inventory.devices if device.kind == CPU), default=None)
 
 
-def _min_context(deployment: Deployment, lengths: tuple[int, int]) -> int:
-    """The least context of an engine: for the expected lengths, and for the longest answer."""
-    return max(sum(lengths), (deployment.max_output_tokens or 0) + 1)
+def _lengths_and_sizes(
+    deployment: Deployment, spec: ModelSpec, kind: str, settings: Settings
+) -> tuple[tuple[int, int], SizeRange]:
+    """The expected lengths, and the possible sizes of an engine. Its context holds the expected lengths, and
+    the longest answer. Errors: NoFeasiblePlan."""
+    lengths = _lengths(deployment, engine_sizes.max_context(deployment, spec, settings))
+    min_context = max(sum(lengths), (deployment.max_output_tokens or 0) + 1)
+    return lengths, engine_sizes.size_range(deployment, spec, kind, settings, min_context)
 
 
 def _tried(

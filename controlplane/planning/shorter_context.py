@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable
 
 from controlplane.planning.placement_question import Question
+from controlplane.state.records import Deployment
 from placement.solver.outcome import NotPlaced, Outcome
 from placement.solver.relaxing import nearest_first
 from placement.types import Constraint, Placement, Relaxation
@@ -21,11 +22,47 @@ def with_offer(question: Question, outcome: Outcome) -> Outcome:
 
     Engines that are placed later have the sizes of the first, so nothing is offered for them.
     """
-    if isinstance(outcome, Placement) or question.deployment.chosen is not None or question.fits():
+    if isinstance(outcome, Placement) or question.deployment.chosen is not None:
+        return outcome
+    refused = requested_tokens(question)
+    if not refused or question.fits():
         return outcome
     least = MIN_CONTEXT if question.deployment.engine.context_tokens else MIN_REQUEST_TOKENS
-    tokens = longest(least, question.sizes.needed_context, lambda count: question.within(count).fits())
+    tokens = longest(least, refused, lambda count: question.of(shortened(question, count)).fits())
     return outcome if tokens is None else _offering(outcome, _relaxation(question, tokens))
+
+
+def requested_tokens(question: Question) -> int:
+    """The tokens of the longest request that the user wants answered; 0: the user named none."""
+    deployment = question.deployment
+    lengths = _lengths(question) if _lengths_given(deployment) else (0, 0)
+    answer = deployment.max_output_tokens
+    return max(deployment.engine.context_tokens or 0, sum(lengths), 0 if answer is None else answer + 1)
+
+
+def shortened(question: Question, tokens: int) -> Deployment:
+    """The deployment with a context, expected requests and a longest answer of at most `tokens` (2 or
+    more)."""
+    deployment, (inputs, outputs) = question.deployment, _lengths(question)
+    context, answer = deployment.engine.context_tokens, deployment.max_output_tokens
+    load = deployment.load
+    if _lengths_given(deployment) and inputs + outputs > tokens:
+        fewer = max(1, inputs * tokens // (inputs + outputs))
+        load = dataclasses.replace(load, input_tokens=fewer, output_tokens=tokens - fewer)
+    return dataclasses.replace(
+        deployment,
+        engine=dataclasses.replace(deployment.engine, context_tokens=context and min(context, tokens)),
+        load=load,
+        max_output_tokens=answer and min(answer, tokens - 1),
+    )
+
+
+def _lengths(question: Question) -> tuple[int, int]:
+    return question.request.input_tokens, question.request.output_tokens
+
+
+def _lengths_given(deployment: Deployment) -> bool:
+    return bool(deployment.load.input_tokens or deployment.load.output_tokens)
 
 
 def longest(least: int, refused: int, fits: Callable[[int], bool]) -> int | None:
@@ -58,18 +95,19 @@ def _offering(outcome: NotPlaced, relaxation: Relaxation) -> NotPlaced:
 def _relaxation(question: Question, tokens: int) -> Relaxation:
     """The changes of a deployment that make it fit into a context of `tokens`. The first change names the
     constraint."""
-    deployment, shorter = question.deployment, question.within(tokens).request
-    request, changes = question.request, list[tuple[Constraint, int, int, str]]()
-    if (context := deployment.engine.context_tokens or 0) > tokens:
+    before, after = question.deployment, shortened(question, tokens)
+    changes = list[tuple[Constraint, int, int, str]]()
+    if (context := before.engine.context_tokens) and context > tokens:
         text = f"ask for a context of {tokens:,} tokens instead of {context:,}"
         changes.append((Constraint.ENGINE_CONTEXT, context, tokens, text))
-    if (total := request.input_tokens + request.output_tokens) > tokens:
+    if before.load != after.load:
+        inputs, outputs = _lengths(question)
         text = (
-            f"expect prompts of {shorter.input_tokens:,} tokens and answers of {shorter.output_tokens:,} "
-            f"instead of {request.input_tokens:,} and {request.output_tokens:,}"
+            f"expect prompts of {after.load.input_tokens:,} tokens and answers of "
+            f"{after.load.output_tokens:,} instead of {inputs:,} and {outputs:,}"
         )
-        changes.append((Constraint.CONTEXT, total, tokens, text))
-    if (answer := deployment.max_output_tokens or 0) >= tokens:
+        changes.append((Constraint.CONTEXT, inputs + outputs, tokens, text))
+    if (answer := before.max_output_tokens) and answer >= tokens:
         text = f"end answers at {tokens - 1:,} tokens instead of {answer:,} (maxOutputLength)"
         changes.append((Constraint.MAX_OUTPUT, answer, tokens - 1, text))
     constraint, asked, offered, _ = changes[0]
@@ -87,7 +125,7 @@ def eased(question: Question, relaxation: Relaxation, max_factor: float | None) 
     if max_factor is not None and relaxation.factor > max_factor:
         return None
     tokens = int(relaxation.offered) + (relaxation.constraint is Constraint.MAX_OUTPUT)
-    placement = question.within(tokens).placement()
+    placement = question.of(shortened(question, tokens)).placement()
     if placement is None:
         return None
     choice = dataclasses.replace(placement.choice, relaxed=(relaxation,))

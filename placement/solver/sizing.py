@@ -60,24 +60,8 @@ class SizeRange:
         return self.requests.most if self.requests.fixed else min(self.requests.most, fit)
 
     @property
-    def needed_context(self) -> int:
-        """The least context of an engine."""
-        return self.context.most if self.context.fixed else self.min_context
-
-    def within(self, tokens: int, lengths_cut: bool) -> SizeRange:
-        """The sizes for a context of at most `tokens`. `lengths_cut`: expected requests are shorter, too."""
-        most = min(self.context.most, tokens) if self.context.fixed else self.context.most
-        shorter = self.context.fixed or lengths_cut
-        return replace(
-            self,
-            context=replace(self.context, most=most),
-            request_tokens=min(self.request_tokens, tokens) if shorter else self.request_tokens,
-            min_context=min(self.min_context, tokens),
-        )
-
-    @property
     def min_tokens(self) -> int:
-        context = min(self.needed_context, self.context.most)
+        context = self.context.most if self.context.fixed else min(self.min_context, self.context.most)
         return max(context, (self.requests.most if self.requests.fixed else 1) * self.request_tokens)
 
     @property
