@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -92,72 +91,25 @@ def test_a_plot_needs_rates(scenario: Path, tmp_path: Path, capfd: pytest.Captur
     assert "rates" in capfd.readouterr().err
 
 
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 1024,
-    "intermediate_size": 2816,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-    "num_hidden_layers": 12,
-    "vocab_size": 32000,
-    "max_position_embeddings": 8192,
-    "torch_dtype": "bfloat16",
-}
-
-
-def answer(command: str, path: Path, file: dict[str, Any], capfd: pytest.CaptureFixture[str]) -> Any:
-    path.write_text(json.dumps(file))
-    assert cli_main.run([command, str(path), "--json"]) == 0, capfd.readouterr().err
-    return json.loads(capfd.readouterr().out)
-
-
-@pytest.mark.parametrize(
-    ("groups", "asked"), [({}, {}), ({"maxRows": 12}, {"concurrency": 12}), ({"slots": 9}, {"slots": 9})]
-)
-def test_sizes_that_are_left_out_are_those_of_a_plan(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], groups: dict[str, Any], asked: dict[str, Any]
+def test_the_sizes_of_an_estimated_engine_are_chosen_and_told(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    estimate = {"config": ".", "gpu": "L4", "memoryGib": 10, "intent": "minLat", "inputTokens": 64}
-    scenario = {
-        "cluster": {"groups": [{"count": 1, "estimate": estimate, **groups}]},
-        "variants": [{"kind": "lora", "count": 20, "ranks": [8, 128], "mibPerRank": 1}],
-        "traffic": {"ratePerS": 1, "promptTokens": {"mean": 64}, "outputTokens": {"mean": 8}},
-        "horizonS": 2,
-        "seeds": 1,
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "num_hidden_layers": 2,
+        "vocab_size": 1000,
+        "max_position_embeddings": 4096,
     }
-    plan = {
-        "cluster": {"nodes": [{"name": "n", "gpus": [{"type": "L4", "total_gib": 10}]}]},
-        "deployments": [
-            {
-                "name": "m",
-                "model": {"config": "."},
-                "intent": "minLat",
-                "input_tokens": 64,
-                "variants": [{"rank": 8, "count": 10}, {"rank": 128, "count": 10}],
-                **asked,
-            }
-        ],
-    }
-    (engine,) = answer("simulate", tmp_path / "scenario.json", scenario, capfd)["engines"]
-    ((sizes),) = [placed["sizes"] for placed in answer("plan", tmp_path / "p.json", plan, capfd)["placed"]]
-    assert engine["why"] == sizes["why"]
-    found = {"kvTokens": "cachedTokens", "maxRows": "requestsAtOnce", "slots": "variantSlots"}
-    assert [engine[name] for name in found] == [sizes[name] for name in found.values()]
-    assert "rank 128 for registered adapters" in engine["why"]
-    assert cli_main.run(["simulate", str(tmp_path / "scenario.json")]) == 0
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    path = tmp_path / "scenario.yaml"
+    steps = "kvTokens: 2000, maxRows: 4, steps: {baseMs: 20, promptTokenMs: 0.1}"
+    path.write_text(SCENARIO.replace(steps, "estimate: {config: ., gpu: L4, intent: minMem}"))
+    assert cli_main.run(["simulate", str(path), "--json"]) == 0
+    (engine,) = json.loads(capfd.readouterr().out)["engines"]
+    assert (engine["kvTokens"], engine["maxRows"]) == (16 * 2048, 16)
+    assert cli_main.run(["simulate", str(path)]) == 0
     assert capfd.readouterr().out.startswith(f"cluster.groups.0: {engine['why']}\n")
-
-
-def test_an_engine_that_does_not_fit_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    estimate = {"config": ".", "gpu": "L4", "memoryGib": 0.5}
-    scenario = {
-        "cluster": {"groups": [{"count": 1, "estimate": estimate}]},
-        "traffic": {"ratePerS": 1, "promptTokens": {"mean": 64}, "outputTokens": {"mean": 8}},
-    }
-    (tmp_path / "scenario.json").write_text(json.dumps(scenario))
-    assert cli_main.run(["simulate", str(tmp_path / "scenario.json")]) != 0
-    said = capfd.readouterr().err
-    assert "cluster.groups.0.estimate: memory: the smallest plan needs " in said
-    assert "give it more memoryGib, or give kvTokens" in said
