@@ -112,8 +112,7 @@ def test_a_gpu_has_its_own_memory_by_default(folder: Path) -> None:
 
 
 def test_an_engine_that_does_not_fit_is_refused(folder: Path) -> None:
-    with pytest.raises(
-        ScenarioError, match="cluster.groups.0.estimate: memory: the smallest plan"
-    ) as refused:
+    with pytest.raises(ScenarioError, match="memory: the smallest plan needs") as refused:
         with_chosen_sizes(scenario({"memoryGib": 0.5}), folder, SETTINGS)
+    assert str(refused.value).startswith("cluster.groups.0.estimate: ")
     assert "give it more memoryGib, or give kvTokens" in str(refused.value)
