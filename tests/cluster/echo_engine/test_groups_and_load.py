@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
-from testkit import random_adapters
 from testkit.cluster.clusters import GIVE_UP_S, Cluster, until
 from testkit.cluster.load import Load
-from testkit.random_adapters import ATTENTION, RandomLora
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
@@ -85,31 +83,3 @@ def test_a_base_sleeps_and_wakes(many: Cluster) -> None:
 def test_one_host_leaves_nothing_to_move(many: Cluster) -> None:
     found = many.http.post("/rebalance", json={"dryRun": True}).json()
     assert (found["possible"], found["moves"], found["began"]) == (False, [], False)
-
-
-def test_a_larger_rank_gets_a_new_engine_while_the_old_one_answers(
-    many: Cluster, base_folder: Path, adapters: dict[str, Path]
-) -> None:
-    """No request is lost, and the adapter is served once the new engine has taken over."""
-    lora = RandomLora("wide", rank=64, seed=17, modules=ATTENTION)
-    folder = random_adapters.write(base_folder, adapters["spare"].parent / lora.name, lora)
-    deploy(many, min=1, max=1)
-    try:
-        assert many.get(f"/deployments/{NAME}")["plan"]["maxLoraRank"] == 16
-        many.perform("POST", "/register_model", {"model": "wide", "base": NAME, "adapter": str(folder)})
-        with Load(many.url, (NAME,), 4, pause_s=0.01) as load:
-            many.perform("POST", "/deploy_model", {"model": "wide"})
-            seen = len(load.outcomes)
-            until(lambda: groups(many) == {f"{NAME}@1": "Serving"}, "only the new group")
-            until(lambda: len(load.outcomes) > seen + 20, "answers from it")
-        assert [o.error for o in load.outcomes if o.error] == []
-        plan = many.get(f"/deployments/{NAME}")["plan"]
-        assert (plan["maxLoraRank"], plan["maxVariants"]) == (64, 4)
-        body = {"model": "wide", "inputText": "wider now", "maxOutputLength": 8}
-        assert many.http.post("/inference_model", json=body, timeout=GIVE_UP_S).status_code == 200
-    finally:
-        for name in ("wide", NAME):
-            if many.http.get(f"/deployments/{name}").status_code == 200:
-                many.perform("DELETE", f"/deployments/{name}")
-        if many.http.get("/models/wide").status_code == 200:
-            many.perform("DELETE", "/models/wide")

@@ -227,7 +227,7 @@ def test_a_second_deployment_has_what_the_first_one_left(tmp_path: Path) -> None
     assert two == decide(base, second, after, SETTINGS, others=[placed])
 
 
-def test_what_the_installation_allows_bounds_the_sizes_of_a_plan(tmp_path: Path) -> None:
+def test_the_ceilings_of_the_installation_bound_the_sizes_of_a_plan(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config_of(SHAPES[0])))
     gpu = {"type": "H200", "total_gib": 140}
     deployment = {"name": "a", "model": {"config": "."}, "intent": "minLat"}
