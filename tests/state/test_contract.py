@@ -507,7 +507,7 @@ def test_acknowledged_commits_survive_kill_9_of_redis(
     tried: list[object] = []
     connect = socket.socket.connect
 
-    def counted(self: socket.socket, address: object) -> None:
+    def counted(self: socket.socket, address: Any) -> None:
         tried.append(address)
         connect(self, address)
 
