@@ -34,15 +34,6 @@ SLOW = {
     "serving.simulated",
     "unread_streams",
 }
-# Those of SLOW and STARTING_AN_ENGINE that start a cluster, an engine or trainings of their own. In every run
-# of the tests, other tests show what they measure; the rehearsals only show that the benchmarks run.
-LONG = {
-    "compression.train",  # the rehearsal of compression.quality trains, too
-    "gateway",
-    "overload",
-    "unequal_variants",
-    "unread_streams",
-}
 
 
 def runnable() -> dict[str, ast.Module]:
@@ -80,8 +71,7 @@ WITH_ENGINE = [
 
 def with_marks(names: Iterable[str]) -> Iterator[Any]:
     for name in sorted(names):
-        marks = [pytest.mark.slow] if name in SLOW else []
-        yield pytest.param(name, marks=[*marks, pytest.mark.long] if name in LONG else marks)
+        yield pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else [])
 
 
 def rehearse(name: str, folder: Path, llm: Any = None) -> None:

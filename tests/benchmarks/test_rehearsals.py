@@ -12,7 +12,6 @@ import pytest
 
 from benchmarks import rehearsing
 from tests.benchmarks.all_rehearsals import (
-    LONG,
     REHEARSED,
     ROOT,
     RUNNABLE,
@@ -29,7 +28,6 @@ def test_all_are_found() -> None:
     known = {"gateway", "kernels", "placement", "profiling", "serving"}
     assert known <= set(RUNNABLE)
     assert set(REHEARSED) >= SLOW, "a name in SLOW is no benchmark's"
-    assert SLOW | STARTING_AN_ENGINE >= LONG, "a name in LONG is in no other list"
 
 
 @pytest.mark.parametrize("name", RUNNABLE)
