@@ -7,8 +7,9 @@ import re
 # A header's value: visible ASCII, with spaces only inside. The usual mistake is a newline at a file's end.
 SENDABLE = re.compile(r"[!-~]([ -~]*[!-~])?")
 UNSENDABLE = (
-    "the API key has a line break, a space at an end or a character outside ASCII, which no client can send"
-    " in a header; take those out (of a file: `export OSTINATO_API_KEY=$(cat FILE)`)"
+    "the API key has a line break, a space at its beginning or end, or a character outside ASCII; no client"
+    " can send such a key in a header: remove these characters (`export OSTINATO_API_KEY=$(cat FILE)` drops"
+    " a file's line break)"
 )
 
 

@@ -29,6 +29,6 @@ class Rarely(logging.Filter):
             return False
         self._said[text] = now_s, 0
         if left_out:
-            record.msg = f"{record.getMessage()} (and {left_out} times since the last line)"
+            record.msg = f"{record.getMessage()} (and {left_out} more times since the last such line)"
             record.args = None
         return True

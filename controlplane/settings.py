@@ -68,7 +68,7 @@ class Settings(BaseSettings):
     )
     tenant_folders: bool = Field(
         default=True,
-        description="A tenant's files must lie in the folder of its name in an allowed root; 0: in any "
+        description="A tenant's files must be in the folder of its name in an allowed root; 0: in any "
         "allowed root.",
     )
     audit_log: str = Field(
@@ -136,7 +136,7 @@ class Settings(BaseSettings):
     gpus: str = Field(
         default="",
         description="Indices of each node's GPUs to use: `0,1`, `none`, or by node `a=0,1;b=none;2`. Empty: "
-        "those in CUDA_VISIBLE_DEVICES, or all.",
+        "the GPUs in CUDA_VISIBLE_DEVICES, or all.",
     )
     headroom: float = Field(
         default=0.03, ge=0, lt=1, description="Share of each device's memory that placement leaves free."
@@ -147,8 +147,8 @@ class Settings(BaseSettings):
     )
     template_arguments: str = Field(
         default="",
-        description="Variables of your chat templates, separated by commas, that requests may set besides "
-        "well-known ones.",
+        description="Variables of chat templates, separated by commas, that requests may set in addition to "
+        "well-known variables.",
     )
     max_body_bytes: int = Field(default=4 << 20, ge=1024, description="Largest body of a request.")
     start_limit_s: float = Field(
@@ -195,7 +195,7 @@ class Settings(BaseSettings):
         for origin in _parts(value):
             scheme, _, host = origin.partition("://")
             if origin != "*" and (scheme not in ("http", "https") or not host or "/" in host):
-                raise ValueError(f"expected origins as https://chat.example.com, or *; got {origin!r}")
+                raise ValueError(f"expected origins such as https://chat.example.com, or *; got {origin!r}")
         return value
 
     @field_validator("metrics_ports")
@@ -285,7 +285,7 @@ def gpus_of(text: str, node: str) -> tuple[int, ...] | None:
     for part in filter(None, (part.strip() for part in text.split(";"))):
         name, equals, listed = part.rpartition("=")
         if name.strip() in lists or (equals and not name.strip()):
-            raise _unreadable(text, f"each node once, and by its name, got {part!r}")
+            raise _unreadable(text, f"each node once, by its name, got {part!r}")
         lists[name.strip()] = _indices(text, listed)
     return lists.get(node, lists.get(""))
 
@@ -295,7 +295,7 @@ def _indices(text: str, listed: str) -> tuple[int, ...]:
         return ()
     parts = [part.strip() for part in listed.split(",")]
     if not all(part.isdecimal() for part in parts):
-        raise _unreadable(text, f"indices, got {listed!r}")
+        raise _unreadable(text, f"indices of GPUs, got {listed!r}")
     return tuple(sorted({int(part) for part in parts}))
 
 

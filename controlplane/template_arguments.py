@@ -45,10 +45,12 @@ def template_arguments_of(setting: str) -> frozenset[str]:
     added = {part.strip() for part in setting.split(",") if part.strip()}
     for name in sorted(added):
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name):
-            raise ValueError(f"expected names of variables of chat templates, by comma; got {name!r}")
+            raise ValueError(
+                f"expected names of chat templates' variables, separated by commas; got {name!r}"
+            )
         if name in RESERVED_ARGUMENTS:
             raise ValueError(
-                f"{name!r} is an argument of the tokenizer or a field of requests: a template's variable of"
-                " this name cannot be set"
+                f"{name!r} is an argument of the tokenizer or a field of requests, so requests cannot set it "
+                "as a template's variable; rename the variable in the template"
             )
     return TEMPLATE_ARGUMENTS | added

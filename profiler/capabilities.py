@@ -59,4 +59,4 @@ def gpu_problem(quantization: str, gpu: str) -> str | None:
     if known is None or found is None or found >= known.min_capability:
         return None
     needed, has = (".".join(map(str, capability)) for capability in (known.min_capability, found))
-    return f"{quantization} needs GPUs of compute capability {needed} or more, and {gpu} has {has}"
+    return f"{quantization} needs GPUs of compute capability {needed} or higher, but {gpu} has {has}"

@@ -55,9 +55,7 @@ def read_chat_format(folder: Path) -> ChatFormat:
     family = family_of(folder)
     template = "\n".join(named_templates(folder).values())
     if not template and is_file(folder / "tekken.json"):
-        return ChatFormat(
-            "mistral", "it has Mistral's own tokenizer", "", "no chat template says that it reasons"
-        )
+        return ChatFormat("mistral", "it has Mistral's own tokenizer", "", "no chat template shows reasoning")
     return chat_format(template, family)
 
 
@@ -81,7 +79,7 @@ def variant_format(own: str, family: str, base: ChatFormat) -> ChatFormat:
     mine = chat_format(own, family)
     why = "its own chat template has no known format" if own else "it has no chat template of its own"
     tools, reasoning = (
-        (parser, reason) if parser else (theirs, f"as its base, for {why} ({because})")
+        (parser, reason) if parser else (theirs, f"as its base, because {why} ({because})")
         for parser, reason, theirs, because in (
             (mine.tool_parser, mine.tool_reason, base.tool_parser, base.tool_reason),
             (mine.reasoning_parser, mine.reasoning_reason, base.reasoning_parser, base.reasoning_reason),
@@ -109,7 +107,7 @@ def _reasoning_parser(template: str, family: str) -> tuple[str, str]:
     prompt = template.rpartition("add_generation_prompt")[2]
     if "<think>" in prompt and "</think>" not in prompt and "enable_thinking" not in prompt:
         return "deepseek_r1", "its chat template begins each answer with <think>"
-    return "", "its chat template does not say that it reasons"
+    return "", "its chat template shows no reasoning"
 
 
 def named_templates(folder: Path) -> dict[str, str]:

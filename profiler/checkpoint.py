@@ -79,8 +79,8 @@ def as_stored(description: Description, tensors: dict[str, TensorRef], folder: P
         return description
     if description.architecture in ALWAYS_TIED:
         raise CheckpointError(
-            f"{folder} holds {description.head}, which differs from {description.embedding}, but engines"
-            f" take the embedding for the head of every {description.architecture}; write it without"
+            f"{folder} holds {description.head}, which differs from {description.embedding}, but vLLM uses"
+            f" the embedding as the head of every {description.architecture}; save the model without"
             f" {description.head}, or merge the fine-tune again without training the head"
         )
     return replace(description, tied=False)
@@ -173,9 +173,9 @@ def _check_named_weights(raw: dict[str, Any], folder: Path) -> None:
     named, read = raw.get("transformers_weights"), weight_files(folder)
     if named is not None and named != read[0]:
         raise CheckpointError(
-            f"{folder / 'config.json'}: transformers_weights names {shown(named)}, which is not read here; "
-            f"delete transformers_weights from that file{_renaming(folder, named, read[0])}, and register "
-            "the model again"
+            f"{folder / 'config.json'}: transformers_weights names {shown(named)}, which Ostinato does not "
+            f"read; delete transformers_weights from that file{_renaming(folder, named, read[0])}, and "
+            "register the model again"
         )
 
 
@@ -183,9 +183,9 @@ def _renaming(folder: Path, named: Any, read: str) -> str:
     """How to serve the file that transformers would read, if it is in `folder`."""
     plain = isinstance(named, str) and named.endswith(".safetensors") and "/" not in named
     if not plain or not is_file(folder / named):
-        return f" ({read} is served then)"
+        return f" (Ostinato then serves {read})"
     return (
-        f", and give transformers' choice the usual name, unless you know that {read} is the right one: "
+        f", and give the file that transformers reads the usual name, unless you know that {read} is right: "
         f"{advice.set_aside(folder / read)} and {advice.rename_file(folder, named, SINGLE)}"
     )
 
@@ -196,9 +196,10 @@ def _check_tokenizer(folder: Path) -> None:
     if not any(all(is_file(folder / name) for name in names) for names in TOKENIZERS):
         wanted = " or ".join(" with ".join(names) for names in TOKENIZERS)
         raise CheckpointError(
-            f"expected a tokenizer ({wanted}) in {folder}, found none; fetch it with "
+            f"expected a tokenizer ({wanted}) in {folder}, found none; download it with "
             f"{advice.download(folder)}, "
-            'or, for a model that you trained, write that of its base: `python -c "from transformers import '
+            'or, for a model that you trained, save the tokenizer of its base: `python -c "from transformers '
+            "import "
             f"AutoTokenizer as T; T.from_pretrained('BASE').save_pretrained({str(folder)!r})\"`"
         )
 
@@ -233,14 +234,14 @@ def _check_tensors(
 def _check_tensor(name: str, info: TensorRef, shape: tuple[int, ...], folder: Path) -> None:
     if info.shape != shape:
         raise CheckpointError(
-            f"{name} in {folder} has shape {info.shape}, but config.json implies {shape}; correct "
-            "config.json, or copy the config that was saved with these weights"
+            f"{name} in {folder} has shape {info.shape}, but by config.json it should have {shape}; correct "
+            "config.json, or copy the config.json that was saved with these weights"
         )
     if info.dtype not in FLOAT_DTYPES:
         castable = f"write a copy in bfloat16: {advice.save_again(folder, BFLOAT16)}"
         raise CheckpointError(
-            f"{name} in {folder / info.file} is of type {info.dtype}, which is not served (served are "
-            f"{', '.join(STORED_DTYPES)}); {castable if info.dtype.startswith('F') else UNQUANTIZED}"
+            f"{name} in {folder / info.file} has the type {info.dtype}, but only {', '.join(STORED_DTYPES)} "
+            f"are served; {castable if info.dtype.startswith('F') else UNQUANTIZED}"
         )
 
 

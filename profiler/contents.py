@@ -84,16 +84,16 @@ def _checked_size(file: FileIO, path: Path, expected: int | None) -> int:
     try:
         frame = zstandard.get_frame_parameters(file.read(FRAME_HEADER_BYTES) or b"")
     except zstandard.ZstdError as error:
-        raise CheckpointError(f"{path} is no zstd file ({error}); copy it again") from error
+        raise CheckpointError(f"{path} is not a valid zstd file ({error}); copy it again") from error
     file.seek(0)
     if frame.content_size != expected:
         raise CheckpointError(
-            f"{path}: expected contents of {expected} bytes, its header says {frame.content_size}; "
+            f"{path}: expected contents of {expected} bytes, but the header says {frame.content_size}; "
             "copy the whole folder again"
         )
     if frame.window_size > MAX_WINDOW_BYTES:
         raise CheckpointError(
-            f"{path} needs {frame.window_size} bytes of memory to decompress, more than the "
-            f"{MAX_WINDOW_BYTES} allowed; compress it with a level of at most 19"
+            f"{path} needs {frame.window_size} bytes of memory to decompress, more than the allowed "
+            f"{MAX_WINDOW_BYTES}; compress it with zstd's level 19 or lower"
         )
     return frame.content_size

@@ -82,8 +82,8 @@ def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
     raw = _read(path, max_bytes)
     if raw.startswith(codecs.BOM_UTF8):
         raise CheckpointError(
-            f"{path} begins with a byte-order mark, with which transformers cannot read it; take the mark "
-            f"away: `sed -i '1s/^\\xEF\\xBB\\xBF//' {advice.quoted(path)}`"
+            f"{path} begins with a byte-order mark, so transformers cannot read it; remove the mark: "
+            f"`sed -i '1s/^\\xEF\\xBB\\xBF//' {advice.quoted(path)}`"
         )
     mend = f"correct it in an editor, or download it again: {advice.download(path.parent, path.name)}"
     return parse_json(raw, str(path), mend)
@@ -105,7 +105,7 @@ def _read(path: Path, max_bytes: int) -> bytes:
             size = os.fstat(file.fileno()).st_size
             if size > max_bytes:
                 raise CheckpointError(
-                    f"{path} has {size} bytes; at most {max_bytes} are allowed: is it the right file?"
+                    f"{path} has {size} bytes, but at most {max_bytes} are allowed; copy the right file there"
                 )
             raw = b"".join(iter(lambda: file.read(max_bytes), b""))
     except OSError as error:
@@ -135,8 +135,8 @@ def parse_json(raw: bytes, where: str, mend: str) -> dict[str, Any]:
     tokens = sum(map(raw.count, (b"{", b"[", b":", b",")))
     if tokens > MAX_TOKENS:
         raise CheckpointError(
-            f"{where} has {tokens} brackets, colons and commas; at most {MAX_TOKENS} are allowed: is it the"
-            " right file?"
+            f"{where} has {tokens} brackets, colons and commas, but at most {MAX_TOKENS} are allowed; copy "
+            "the right file there"
         )
     try:
         value = json.loads(
@@ -163,7 +163,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError(f"{text[:20]} is beyond all numbers")
+        raise ValueError(f"the number {text[:20]} is too large")
     return value
 
 
@@ -199,9 +199,10 @@ def _check_metadata(metadata: Any, path: Path) -> None:
     """Check that metadata values are texts, as the safetensors library requires. Raises CheckpointError."""
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise CheckpointError(
-            f"{path}: expected every value of its __metadata__ to be a text, got {shown(metadata)}; take the "
-            f"metadata out, which models do not need: {advice.without_metadata(path)}; a script that writes "
-            'such files should call `save_file(tensors, file, metadata={"format": "pt"})`'
+            f"{path}: expected every value of its __metadata__ to be a text, got {shown(metadata)}; remove "
+            f"the metadata, which models do not need: {advice.without_metadata(path)} (a script that writes "
+            "such "
+            'files should call `save_file(tensors, file, metadata={"format": "pt"})`)'
         )
 
 
@@ -211,8 +212,8 @@ def _header_length(prefix: bytes, size: int, path: Path) -> int:
     length: int = struct.unpack("<Q", prefix)[0]
     if length > MAX_HEADER_BYTES:
         raise CheckpointError(
-            f"{path} claims a header of {length} bytes; at most {MAX_HEADER_BYTES} are allowed: it"
-            " is no safetensors file, or damaged; download or copy it again"
+            f"{path} claims a header of {length} bytes, but at most {MAX_HEADER_BYTES} are allowed: this is "
+            "not a safetensors file, or it is damaged; download or copy it again"
         )
     if length > size - 8:
         raise CheckpointError(f"{path} is truncated: header of {length} bytes, file of {size}; copy it again")
@@ -222,19 +223,21 @@ def _header_length(prefix: bytes, size: int, path: Path) -> int:
 def _tensor(name: str, entry: Any, path: Path) -> TensorInfo:
     where = f"tensor {name[:200]!r} in {path}"
     if not isinstance(entry, dict):
-        raise CheckpointError(f"{where} should be described by an object, got {type(entry).__name__}")
+        raise CheckpointError(
+            f"expected {where} to be described by an object, got {type(entry).__name__}; copy the file again"
+        )
     dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
         raise CheckpointError(f"{where} has dtype {shown(dtype)!r}; expected one of {', '.join(DTYPE_BYTES)}")
     if not _naturals(shape) or len(shape) > MAX_DIMENSIONS:
-        raise CheckpointError(f"{where} has an impossible shape {shown(shape)}")
+        raise CheckpointError(f"{where} has an impossible shape {shown(shape)}; copy the file again")
     if not _naturals(offsets) or len(offsets) != 2:
-        raise CheckpointError(f"{where} has impossible data_offsets {shown(offsets)}")
+        raise CheckpointError(f"{where} has impossible data_offsets {shown(offsets)}; copy the file again")
     info = TensorInfo(dtype, tuple(shape), offsets[0], offsets[1])
     if info.size_bytes != info.elements * DTYPE_BYTES[dtype]:
         raise CheckpointError(
             f"{where} needs {info.elements * DTYPE_BYTES[dtype]} bytes for shape {info.shape} of {dtype}, "
-            f"but its offsets span {info.size_bytes}"
+            f"but its offsets span {info.size_bytes}; copy the file again"
         )
     return info
 
@@ -247,11 +250,13 @@ def _check_layout(tensors: dict[str, TensorInfo], data_bytes: int, path: Path) -
     at = 0
     for name, info in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end)):
         if info.start != at:
-            fault = "overlaps the one before it" if info.start < at else "leaves a hole before it"
-            raise CheckpointError(f"{path} is corrupt: tensor {name[:200]!r} at byte {info.start} {fault}")
+            fault = "overlaps the tensor before it" if info.start < at else "leaves a hole before it"
+            raise CheckpointError(
+                f"{path} is corrupt: tensor {name[:200]!r} at byte {info.start} {fault}; copy it again"
+            )
         at = info.end
     if at != data_bytes:
         fault = "truncated" if at > data_bytes else "corrupt"
         raise CheckpointError(
-            f"{path} is {fault}: tensors end at byte {at}, the data at {data_bytes}; copy it again"
+            f"{path} is {fault}: its tensors end at byte {at}, but its data at {data_bytes}; copy it again"
         )

@@ -39,11 +39,14 @@ def open_file(path: Path, roots: tuple[Path, ...] = ()) -> FileIO:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise CheckpointError(f"{path} is no plain file; copy the file itself there")
+            raise CheckpointError(
+                f"expected {path} to be a regular file, got something else; copy the file itself there"
+            )
         allowed = roots or _roots
         if allowed and not is_inside(Path(os.readlink(f"/proc/self/fd/{descriptor}")), allowed):
             raise CheckpointError(
-                f"{path} lies outside the folders this installation reads from; put the file itself there"
+                f"{path} links to a file outside the folders that this installation reads from; replace the "
+                "link by the file"
             )
     except BaseException:
         os.close(descriptor)
@@ -72,7 +75,8 @@ def link_outside(folder: Path, roots: Iterable[Path], max_entries: int) -> Path 
             entries += 1
             if entries > max_entries:
                 raise CheckpointError(
-                    f"{folder} holds more than {max_entries} files; give the folder of one model or adapter"
+                    f"{folder} has more than {max_entries} files; give a folder with only one model or "
+                    "adapter"
                 )
             if entry.is_symlink() and not _leads_inside(entry, roots):
                 return entry

@@ -93,11 +93,11 @@ class Linear:
     def problem(self, name: str, tp: int) -> str | None:
         """Why `tp` ranks cannot share the layer; None if they can. The caller checks heads."""
         if self.sharding is Sharding.COLUMN and self.out // self.fused % tp:
-            return f"the {self.out // self.fused} outputs of {name} do not divide by {tp}"
+            return f"the {self.out // self.fused} outputs of {name} are not divisible by {tp}"
         if self.sharding is Sharding.ROW and self.into % tp:
-            return f"the {self.into} inputs of {name} do not divide by {tp}"
+            return f"the {self.into} inputs of {name} are not divisible by {tp}"
         if self.experts > 1 and tp > self.experts:
-            return f"{tp} ranks are more than the {self.experts} experts of {name}"
+            return f"{name} has only {self.experts} experts for {tp} ranks"
         return None
 
 

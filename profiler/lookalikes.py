@@ -23,9 +23,9 @@ def _pull(path: Path) -> str:
 
 def _download(path: Path) -> str:
     return (
-        "download the file itself with "
+        "download the real file with "
         f"{advice.download(path.parent, path.name, of_adapter=_of_adapter(path))}, or from the link with "
-        "/resolve/ in the place of /blob/"
+        "/resolve/ instead of /blob/"
     )
 
 
@@ -40,10 +40,10 @@ def _original(path: Path) -> str:
 _KINDS: tuple[tuple[bytes, str, Callable[[Path], str]], ...] = (
     (
         b"version https://git-lfs.github.com/spec/",
-        "a git-lfs pointer (a few lines that stand for it), so it was cloned without git-lfs",
+        "a git-lfs pointer (a few lines of text in place of the data), because it was cloned without git-lfs",
         _pull,
     ),
-    (b"# xet version", "a git-xet pointer (a few lines that stand for it)", _download),
+    (b"# xet version", "a git-xet pointer (a few lines of text in place of the data)", _download),
     (b"<!doctype html", "a web page about it", _download),
     (b"<html", "a web page about it", _download),
     (b"pk\x03\x04", "a zip archive, as torch.save writes it", _safetensors),
@@ -56,5 +56,5 @@ def lookalike(start: bytes, path: Path) -> str | None:
     lower = start[:FIRST_BYTES].lstrip().lower()
     for mark, kind, what_to_do in _KINDS:
         if lower.startswith(mark):
-            return f"{path} is not the file itself but {kind}; {what_to_do(path)}"
+            return f"{path} is not the real file but {kind}; {what_to_do(path)}"
     return None

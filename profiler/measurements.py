@@ -38,7 +38,7 @@ class Setting:
 
     def __post_init__(self) -> None:
         if not self.layers_per_stage or min(self.layers_per_stage) < 1 or self.tensor_parallel < 1:
-            raise ValueError(f"expected stages of at least one layer and TP of at least 1, got {self}")
+            raise ValueError(f"expected stages of at least one layer, and a TP of at least 1, got {self}")
 
     @property
     def layers(self) -> int:

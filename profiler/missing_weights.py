@@ -28,11 +28,11 @@ def no_config(folder: Path) -> str:
     variant = next((name for name in ("adapter_config.json", "delta.json") if name in names), None)
     if variant is not None:
         return (
-            f"{expected}, but {variant}: this is a variant; register its base first, then "
+            f"{expected}, but {variant}, so this is a variant; register its base first, then "
             f"{advice.register_variant(folder)}"
         )
     if inner := _inner(folder, names):
-        return f"{expected}, but a model in {inner}; register that: {advice.register(inner)}"
+        return f"{expected}, but a model in {inner}; register that folder: {advice.register(inner)}"
     if found := _first(names, suffix=".gguf"):
         return f"{expected}, but {found}, {_gguf(folder, found)}"
     return f"{expected}; copy all of the model's files into this folder, or run {advice.download(folder)}"
@@ -42,26 +42,26 @@ def _advice(folder: Path, names: list[str]) -> str:
     """What was found, and what to do: the finding nearest to a checkpoint first."""
     if shards := [name for name in names if SHARD.fullmatch(name)]:
         return (
-            f"found {shards[0]} but no index, which says which files belong to the model; copy {INDEX} from "
-            f"where the model was saved, or fetch it with {advice.download(folder, INDEX)}; if it is lost, "
-            "save the model again with save_pretrained"
+            f"found {shards[0]} but no index, which lists the model's files; copy {INDEX} from the folder "
+            f"where the model was saved, or download it with {advice.download(folder, INDEX)}; if the index "
+            "is lost, save the model again with save_pretrained"
         )
     if found := next((name for name in names if VARIANT.fullmatch(name)), None):
         wanted = VARIANT.sub(r"model.safetensors", found)
         return (
-            f"found {found}, which transformers reads only when it is asked for that variant; rename it: "
+            f"found {found}, which transformers reads only with `variant=`; rename the file: "
             f"{advice.rename_file(folder, found, wanted)}"
         )
     if found := _first(names, prefix="consolidated", suffix=".safetensors"):
         return (
-            f"found {found}, weights in Mistral's own layout, which is not read; fetch the files for "
-            f"transformers, which the same repository has: {advice.download(folder)}"
+            f"found {found}, weights in Mistral's own layout, which Ostinato does not read; download the "
+            f"same repository's files for transformers: {advice.download(folder)}"
         )
     for suffix, meaning in _FORMATS.items():
         if found := _first(names, suffix=suffix):
             return f"found {found}, {meaning(folder, found)}"
     if inner := _inner(folder, names):
-        return f"found none here, but a model in {inner}; register that: {advice.register(inner)}"
+        return f"found none here, but a model in {inner}; register that folder: {advice.register(inner)}"
     return (
         f"found no weights; copy all of the model's files into this folder, or run {advice.download(folder)}"
     )
@@ -77,29 +77,29 @@ def _adapter(folder: Path, found: str) -> str:
 def _gguf(folder: Path, found: str) -> str:
     original = advice.download(folder.with_name(f"{folder.name}-original"))
     return (
-        "a file for llama.cpp, which is not read; the page of the GGUF names the model that it was made from "
-        f'("Base model"): download that with {original}'
+        "a file for llama.cpp, which Ostinato does not read; the page of the GGUF on Hugging Face names the "
+        f'original model ("Base model"): download the original with {original}'
     )
 
 
 def _pickle(folder: Path, found: str) -> str:
     return (
-        "a pickle, which is not read because it can run code; if you trust it, write a copy in safetensors "
-        f"format: {advice.save_again(folder)}"
+        "a pickle, which Ostinato does not read because it can run code; if you trust it, write a copy in "
+        f"safetensors format: {advice.save_again(folder)}"
     )
 
 
 def _raw_pickle(folder: Path, found: str) -> str:
     return (
-        "a pickle, which is not read because it can run code; fetch the model's files for transformers: "
-        f"{advice.download(folder.with_name(f'{folder.name}-original'))}, or save it with save_pretrained "
-        "where it was trained"
+        "a pickle, which Ostinato does not read because it can run code; download the model's files for "
+        f"transformers: {advice.download(folder.with_name(f'{folder.name}-original'))}, or save the model "
+        "with save_pretrained where it was trained"
     )
 
 
 def _odd_name(folder: Path, found: str) -> str:
     return (
-        "a name that transformers does not look for; rename it: "
+        "a name that transformers does not look for; rename the file: "
         f"{advice.rename_file(folder, found, 'model.safetensors')}, and register the model again, which "
         "checks that the file holds the whole model; if it does not, download the missing files: "
         f"{advice.download(folder)}"
@@ -108,13 +108,13 @@ def _odd_name(folder: Path, found: str) -> str:
 
 def _other_library(folder: Path, found: str) -> str:
     return (
-        "weights of another library, which are not read; fetch the model's files for transformers: "
-        f"{advice.download(folder.with_name(f'{folder.name}-original'))}"
+        "weights of another library, which Ostinato does not read; download the model's files for "
+        f"transformers: {advice.download(folder.with_name(f'{folder.name}-original'))}"
     )
 
 
 def _broken_off(folder: Path, found: str) -> str:
-    return f"a download that did not end; run it again: {advice.download(folder)}"
+    return f"an unfinished download; run the download again: {advice.download(folder)}"
 
 
 _FORMATS: dict[str, Callable[[Path, str], str]] = {

@@ -20,14 +20,14 @@ def check_purpose(folder: Path, raw: Mapping[str, Any]) -> None:
     embeds = next((name for name in SENTENCE_TRANSFORMERS if is_file(folder / name)), None)
     if embeds is not None:
         raise CheckpointError(
-            f"{folder / embeds} says that this is a model of sentence-transformers, which makes embeddings, "
-            "and only models that generate text are served; choose such a model, or, if this one does "
-            f"generate text, run {advice.set_aside(folder / embeds)} and register it again"
+            f"by {folder / embeds} this is a model of sentence-transformers for embeddings, but only models "
+            "that generate text are served; choose such a model, or, if this model generates text, run "
+            f"{advice.set_aside(folder / embeds)} and register it again"
         )
     if is_file(folder / ADAPTER):
         own = advice.quoted(folder, "-adapter")
         raise CheckpointError(
-            f"{folder} holds a whole model and an adapter ({ADAPTER}); move the adapter away: `mkdir {own} "
+            f"{folder} has a whole model and an adapter ({ADAPTER}); move the adapter away: `mkdir {own} "
             f"&& mv {advice.quoted(folder)}/adapter_* {own}`, and register the model again, if the adapter "
             "was merged into it (merge_and_unload). If it was not, or if you do not know, register the model "
             f'that "base_model_name_or_path" in {ADAPTER} names, and the adapter as its variant: `ostinato '

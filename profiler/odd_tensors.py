@@ -33,9 +33,9 @@ QUANTIZED_ENDINGS = {
 }
 QUANTIZED_DTYPES = frozenset({"F8_E4M3", "F8_E5M2", "F8_E8M0", "I8", "U8", "I32"})
 UNQUANTIZED = (
-    "quantized checkpoints are not served: register the unquantized one (16 bits) that it was made from, "
-    'which its page on Hugging Face names ("Base model"): `hf download REPO --local-dir FOLDER`, then '
-    "`ostinato register NAME FOLDER`; with `--compression fp8=100` Ostinato serves that one quantized to fp8"
+    "quantized checkpoints are not served: register the original model in 16 bits, which the checkpoint's "
+    'page on Hugging Face names ("Base model"): `hf download REPO --local-dir FOLDER`, then '
+    "`ostinato register NAME FOLDER` (with `--compression fp8=100` Ostinato serves it quantized to fp8)"
 )
 SETTINGS = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")  # in older checkpoints
 
@@ -63,8 +63,8 @@ def quantization_problem(folder: Path, key: str, settings: Any, tensors: Tensors
     by = f"quantized by {shown(method)}" if method else "quantized by an unnamed method"
     if quantized_by(tensors) is None:
         return (
-            f"{where}: {key} says that the weights are {by}, but they are stored unquantized, so it was left "
-            f"in by mistake (merging an adapter does that); delete {key} and its value {{...}} from that "
+            f"{where}: {key} says that the weights are {by}, but they are unquantized, so {key} was left in "
+            f"by mistake (merging an adapter does that); delete {key} and its value {{...}} from that "
             "file, and register the model again"
         )
     return f"{where} describes a checkpoint {by} ({key}); {UNQUANTIZED}"
@@ -82,10 +82,10 @@ def problem(description: Description, expected: Shapes, tensors: Tensors, folder
             return found
     if missing:
         return (
-            f"{len(missing)} of the {len(expected)} tensors that config.json implies are missing in "
-            f"{folder}, such as {_some(missing)}: the weights are incomplete, or config.json is another "
-            f"model's; download both again: {advice.download(folder)}; or, for a model that you trained, "
-            "save it again with save_pretrained, which writes both"
+            f"{len(missing)} of the {len(expected)} tensors of the model in config.json are missing in "
+            f"{folder}, such as {_some(missing)}: the weights are incomplete, or config.json belongs to "
+            f"another model; download both again: {advice.download(folder)}; or, for a model that you "
+            "trained, save it again with save_pretrained, which writes both"
         )
     return _unknown(odd, description, folder) if odd else None
 
@@ -152,13 +152,13 @@ def _fixed(text: str) -> Meaning:
 
 def _prefixed(old: str, origin: str, lost: str, saving: str) -> Meaning:
     return lambda found: (
-        f"{origin}; take {old} out of the names{lost}: {found.renaming(old, '')}; or, where it was trained, "
-        f"save it again with `{saving}`"
+        f"{origin}; remove {old} from the names{lost}: {found.renaming(old, '')}; or, where the model was "
+        f"trained, save it again with `{saving}`"
     )
 
 
 _IMAGES = (
-    "they are of a model for text and images, which is not served; register a text-only model, such as "
+    "they belong to a model for text and images, which is not served; register a text-only model, such as "
     f"{TEXT_ONLY}"
 )
 
@@ -166,9 +166,9 @@ _IMAGES = (
 def _of_images(old: str, new: str) -> Meaning:
     def meaning(found: _Found) -> str:
         if others := found.others(old, new):
-            return f"{_IMAGES} (these files hold more than a language model: {others[0]})"
+            return f"{_IMAGES} (these files have more than a language model: {others[0]})"
         return (
-            "they are of the language model in a model for text and images, and these files hold nothing "
+            "they belong to the language model of a model for text and images, and these files have nothing "
             f"else; rename the tensors: {found.renaming(old, new)}"
         )
 
@@ -178,9 +178,10 @@ def _of_images(old: str, new: str) -> Meaning:
 def _with_adapter(found: _Found) -> str:
     folder = found.folder
     return (
-        "they were saved from a model with a PEFT adapter in it; where it was trained, save the merged model "
-        f"with `model.merge_and_unload().save_pretrained('{folder}-merged')`, or the adapter alone with "
-        f"`model.save_pretrained('{folder}-adapter')`, and register that as a variant of its base"
+        "they were saved from a model with a PEFT adapter in it; where the model was trained, save the "
+        f"merged model with `model.merge_and_unload().save_pretrained('{folder}-merged')`, or the adapter "
+        f"alone with `model.save_pretrained('{folder}-adapter')`, and register the adapter as a variant of "
+        "its base"
     )
 
 
@@ -188,31 +189,31 @@ def _without_head(found: _Found) -> str:
     saved = "AutoModel saved them, which leaves out the head for generating text. "
     if found.description.tied:
         return (
-            f"{saved}This model's head is its embedding (tie_word_embeddings), so nothing is lost; write it "
-            f"again with AutoModelForCausalLM: {advice.save_again(found.folder)}. Models for embeddings are "
-            "not served"
+            f"{saved}This model's head is its embedding (tie_word_embeddings), so nothing is lost; save the "
+            f"model again with AutoModelForCausalLM: {advice.save_again(found.folder)}. Models for "
+            "embeddings are not served"
         )
     return (
         f"{saved}The head is not in these files, and downloading them again brings none; if the model was "
         f"trained to generate text, add the head of its base: {advice.with_head(found.folder)} (BASE is the "
-        "model that its training began with, by its page or its author). A model for embeddings is not "
-        "served: choose another"
+        "model that the training began with; the model's page or author names it). A model for embeddings is "
+        "not served: choose another model"
     )
 
 
 def _own_names(found: _Found) -> str:
     folder = found.folder.with_name(f"{found.folder.name}-hf")
     return (
-        "they are Meta's or Mistral's own names, which are not read; download the repository in the format "
-        f"of transformers, whose name often ends in -hf: {advice.download(folder)}, or convert these files "
-        "with the script convert_*_weights_to_hf.py of transformers' repository on GitHub"
+        "they are Meta's or Mistral's own names, which Ostinato does not read; download the repository in "
+        f"the format of transformers, whose name often ends in -hf: {advice.download(folder)}, or convert "
+        "these files with the script convert_*_weights_to_hf.py of transformers' repository on GitHub"
     )
 
 
 def _fused_experts(found: _Found) -> str:
     return (
-        "all experts of a layer are fused in one tensor, as transformers 5 holds them in memory; write them "
-        f"one by one: {advice.split_experts(found.folder)}"
+        "each tensor has all experts of a layer, as transformers 5 keeps them in memory; write a copy with "
+        f"a tensor per expert: {advice.split_experts(found.folder)}"
     )
 
 
@@ -259,8 +260,8 @@ def _quantized(description: Description, expected: Shapes, tensors: Tensors, fol
     if by is None:
         return None
     beside = next((name for name in SETTINGS if (folder / name).is_file()), None)
-    told = f" ({beside} says how)" if beside else ""
-    return f"{folder} holds a quantized checkpoint{told}, as its tensor {by} shows; {UNQUANTIZED}"
+    told = f" (see {beside})" if beside else ""
+    return f"{folder} has a quantized checkpoint{told}, as its tensor {by} shows; {UNQUANTIZED}"
 
 
 KV_SCALE = re.compile(r".*\.(k_scale|v_scale|k_proj\.output_scale|v_proj\.output_scale)")
@@ -276,7 +277,7 @@ def _known_extras(description: Description, expected: Shapes, tensors: Tensors, 
 
 def _left_out(what: str) -> Meaning:
     """Tensors that transformers does not load; a saved copy does not have them."""
-    return lambda found: f"{what}; write a copy without them: {advice.save_again(found.folder)}"
+    return lambda found: f"{what}; write a copy without these tensors: {advice.save_again(found.folder)}"
 
 
 _EXTRAS: tuple[tuple[Callable[[str], bool], Meaning], ...] = (
@@ -286,10 +287,7 @@ _EXTRAS: tuple[tuple[Callable[[str], bool], Meaning], ...] = (
     ),
     (
         _starts("v_head.", "value_head."),
-        _left_out(
-            "the value head of TRL, with which a model is trained by PPO and which does not help to "
-            "generate text"
-        ),
+        _left_out("a value head of TRL, which trains a model by PPO and is not needed to generate text"),
     ),
     (
         _starts("score.", "classifier.", "summary."),
@@ -320,16 +318,17 @@ def _resized(description: Description, expected: Shapes, tensors: Tensors, folde
     if head is not None and head.shape != ref.shape:
         return (
             f"{description.embedding} in {folder} has {ref.shape[0]} rows, {description.head} has "
-            f"{head.shape[0]} and config.json says vocab_size {description.vocab}: tokens were added to one "
-            "of the two only, and no engine loads that; where it was trained, call "
+            f"{head.shape[0]}, and config.json says vocab_size {description.vocab}: tokens were added to "
+            "only one of these, and engines cannot load this; where the model was trained, call "
             f"`model.resize_token_embeddings({max(ref.shape[0], head.shape[0])})`, which resizes both, and "
-            "save it with save_pretrained; if you downloaded it, ask its author for such files, or register "
-            "the model that it was made from, which its page names"
+            "save it with save_pretrained; if you downloaded it, ask the model's author for such files, or "
+            "register its base model, which its page names"
         )
     return (
         f"{description.embedding} in {folder} has {ref.shape[0]} rows, but config.json says vocab_size "
-        f"{description.vocab}: the vocabulary was resized (resize_token_embeddings), and the config is from "
-        f'before; write "vocab_size": {ref.shape[0]} in {folder / "config.json"}, and register the model '
+        f"{description.vocab}: the vocabulary was resized (resize_token_embeddings), but the config is "
+        "older; "
+        f'write "vocab_size": {ref.shape[0]} in {folder / "config.json"}, and register the model '
         f"again{_added_tokens(folder, description.vocab, ref.shape[0])}"
     )
 
@@ -339,15 +338,15 @@ def _added_tokens(folder: Path, before: int, rows: int) -> str:
     if rows <= before:
         return ""
     return (
-        f". Its tokenizer should have more than {before} tokens: {advice.count_tokens(folder)} prints how "
-        "many; if it has no more, copy the tokenizer's files from the output folder of the training, or ask "
-        "the model's author for them"
+        f". Its tokenizer should have more than {before} tokens: {advice.count_tokens(folder)} prints the "
+        "number; if the number is not larger, copy the tokenizer's files from the output folder of the "
+        "training, or ask the model's author for them"
     )
 
 
 def _unknown(odd: Collection[str], description: Description, folder: Path) -> str:
     return (
         f"{folder} holds {len(odd)} tensors that a {description.layers}-layer {description.architecture} "
-        f"does not have, such as {_some(odd)}; if config.json is another model's, copy the right one; else "
-        f"write a copy without them: {advice.save_again(folder)}"
+        f"does not have, such as {_some(odd)}; if config.json belongs to another model, copy the right "
+        f"config.json; otherwise write a copy without these tensors: {advice.save_again(folder)}"
     )

@@ -63,7 +63,7 @@ def quantization_problem(served: ModelSpec, quantization: str, gpu: str = "") ->
         return problem
     if QUANTIZATIONS[quantization].dtype_bytes != served.dtype_bytes:
         return (
-            f"engines have {quantization} for bfloat16 and float16, and here they are of another dtype "
+            f"{quantization} needs engines with bfloat16 or float16, but these have another dtype "
             "(OSTINATO_ENGINE_DTYPE)"
         )
     return cut_problem(served, 1, quantization)
@@ -72,12 +72,12 @@ def quantization_problem(served: ModelSpec, quantization: str, gpu: str = "") ->
 def no_quantization_reason(compression: Mapping[str, float], served: ModelSpec, gpu: str = "") -> str:
     """Why `quantization_names` found none, as text for the user."""
     known = sorted(QUANTIZATIONS.keys() & compression.keys())
-    why = "; ".join(problem for name in known if (problem := quantization_problem(served, name, gpu)))
+    why = ", ".join(problem for name in known if (problem := quantization_problem(served, name, gpu)))
     servable = ", ".join(sorted(SERVABLE))
     return (
-        f"the model is registered for {', '.join(sorted(compression))} only, which cannot be served"
+        f"the model is registered only for {', '.join(sorted(compression))}, which cannot be served"
         + (f" ({why})" if why else "")
-        + f"; register it with one of {servable} that can as well"
+        + f"; register the model with one of {servable}, too"
     )
 
 
@@ -94,4 +94,7 @@ def _check(spec: ModelSpec, *settings: int) -> None:
     if min(devices, max_model_len, concurrency) < 1 or min(max_variants, max_lora_rank) < 0:
         raise ValueError(f"impossible (devices, length, concurrency, variants, rank): {settings}")
     if max_model_len > spec.max_position:
-        raise ValueError(f"max_model_len {max_model_len} exceeds the model's {spec.max_position} positions")
+        raise ValueError(
+            f"expected max_model_len of at most the model's {spec.max_position} positions, got "
+            f"{max_model_len}"
+        )

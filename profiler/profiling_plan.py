@@ -92,8 +92,8 @@ def profiling_plan(spec: ModelSpec, reach: Reach) -> tuple[EngineRun, ...]:
     first = needed_bytes(spec, engine_runs[0], reach)
     if first > reach.device_bytes:
         raise ValueError(
-            f"measuring needs {first / MIB:.0f} MiB on one device, and {reach.device_bytes / MIB:.0f} MiB "
-            "may be used; free memory there, or raise OSTINATO_PROFILE_BYTES"
+            f"measuring needs {first / MIB:.0f} MiB on one device, but may use only "
+            f"{reach.device_bytes / MIB:.0f} MiB; free device memory, or raise OSTINATO_PROFILE_BYTES"
         )
     fitted = (_fitted(spec, run, reach) if run.variants else run for run in engine_runs)
     return tuple(run for run in fitted if needed_bytes(spec, run, reach) <= reach.device_bytes)

@@ -18,11 +18,11 @@ def tp_problem(spec: ModelSpec, tensor_parallel: int) -> str | None:
     """Why vLLM cannot shard this model: heads, KV heads (or copies), linears, experts, vocabulary."""
     tp, kv = tensor_parallel, spec.num_kv_heads
     if tp < 1:
-        return f"tensor parallelism of {tp} is not positive"
+        return f"expected a positive tensor parallelism, got {tp}"
     if spec.num_heads % tp:
         return f"{spec.num_heads} heads cannot be split {tp} ways"
     if kv % tp and tp % kv:
-        return f"{kv} KV heads can be neither split nor copied {tp} ways"
+        return f"{kv} KV heads cannot be split or copied {tp} ways"
     if padded_vocab(spec) % tp:
         return f"a padded vocabulary of {padded_vocab(spec)} cannot be split {tp} ways"
     problems = (linear.problem(name, tp) for name, linear in linears_of(spec).items())
@@ -38,7 +38,7 @@ def cut_problem(spec: ModelSpec, tensor_parallel: int, quantization: str) -> str
         out, into = linear.shard(tensor_parallel, spec.heads)
         if known and linear.quantizable and (out % known.multiple or into % known.multiple):
             return (
-                f"{quantization} takes multiples of {known.multiple}, and {name} is {out} x {into} on each "
+                f"{quantization} needs multiples of {known.multiple}, but {name} is {out} x {into} on each "
                 f"of {tensor_parallel} ranks"
             )
     return None

@@ -41,13 +41,15 @@ def read_tokenizer(folder: Path) -> TokenizerFile | None:
     except OSError as error:
         raise CheckpointError(f"cannot read {where}: {error.strerror}; check its permissions") from error
     if len(raw) > MAX_BYTES:
-        raise CheckpointError(f"{where} has more than {MAX_BYTES} bytes: is it the right file?")
+        raise CheckpointError(
+            f"{where} has more than the allowed {MAX_BYTES} bytes; copy the model's own file there"
+        )
     try:
         read = library.Tokenizer.from_buffer(raw)
     except Exception as error:  # the library raises no narrower one
         raise CheckpointError(
-            f"{where} is no tokenizer ({str(error)[:200]}); copy it again from where the model comes from, or"
-            " save the tokenizer with save_pretrained(folder)"
+            f"{where} is not a valid tokenizer ({str(error)[:200]}); copy the model's original file, or save "
+            "the tokenizer with save_pretrained(folder)"
         ) from error
     added = {token.content: number for number, token in read.get_added_tokens_decoder().items()}
     return TokenizerFile(read.get_vocab(with_added_tokens=True), added)

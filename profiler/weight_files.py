@@ -26,9 +26,9 @@ def locate(folder: Path) -> dict[str, TensorRef]:
         for name, ref in locate_in(folder, file).items() if file != INDEX else ():
             if name in tensors:
                 raise CheckpointError(
-                    f"{folder}: {tensors[name].file} and {file} both hold {name[:200]}: files of two models "
-                    "are mixed; into an empty folder, save the model again with save_pretrained, or download "
-                    f"it: {advice.download(folder.with_name(f'{folder.name}-new'))}"
+                    f"{folder}: {tensors[name].file} and {file} both have {name[:200]}: files of two models "
+                    "are mixed; save the model again with save_pretrained into an empty folder, or download "
+                    f"it into such a folder: {advice.download(folder.with_name(f'{folder.name}-new'))}"
                 )
             tensors[name] = ref
     return tensors
@@ -44,10 +44,10 @@ def weight_files(folder: Path) -> tuple[str, ...]:
     missing = [name for name in shards if not is_file(folder / name)]
     if single and shards and shards != (SINGLE,) and len(missing) < len(shards):
         raise CheckpointError(
-            f"{folder} holds weights twice: in {SINGLE}, and in the files that {INDEX} names, such as "
-            f"{shards[0]}; serve {SINGLE}, which transformers reads: {advice.set_aside(folder / INDEX)}; "
-            "only if you saved the model again as shards (they are newer by `ls -l "
-            f"{advice.quoted(folder)}`), serve those: {advice.set_aside(folder / SINGLE)}"
+            f"{folder} has weights twice: in {SINGLE}, and in the files that {INDEX} names, such as "
+            f"{shards[0]}; keep {SINGLE}, which transformers reads: {advice.set_aside(folder / INDEX)}; "
+            "only if you saved the model again as shards (newer in `ls -l "
+            f"{advice.quoted(folder)}`), keep the shards: {advice.set_aside(folder / SINGLE)}"
         )
     if single:
         return (SINGLE,)
@@ -56,8 +56,8 @@ def weight_files(folder: Path) -> tuple[str, ...]:
     if missing:
         raise CheckpointError(
             f"{folder}: {len(missing)} of the {len(shards)} files that {INDEX} names are missing, such as "
-            f"{missing[0]}; copy them from where the model was saved, or fetch them with "
-            f"{advice.download(folder)}"
+            f"{missing[0]}; copy the missing files from the folder where the model was saved, or download "
+            f"them with {advice.download(folder)}"
         )
     return (INDEX, *shards)
 
@@ -94,6 +94,6 @@ def shard_name(name: Any, where: Path) -> str:
     """Check that the name is a plain file name: an index must not lead out of its folder."""
     if not isinstance(name, str) or not name.endswith(".safetensors") or "/" in name or "\\" in name:
         raise CheckpointError(
-            f"{where}: {shown(name)!r} is not the name of a safetensors file; download the index again"
+            f"{where}: expected names of safetensors files, got {shown(name)!r}; download the index again"
         )
     return name

@@ -183,7 +183,7 @@ MERGED = "merge the adapter into its base"
 REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "a resized vocabulary": (
         lambda f: write(f, tensors=also(model__embed_tokens__weight=(100, 128), lm_head__weight=(100, 128))),
-        f"lm_head.weight is the base's head with 100 rows, where this base has 96: tokens were.*{MERGED}",
+        f"lm_head.weight is the base's head with 100 rows, but this base has 96: tokens were.*{MERGED}",
     ),
     "the embedding saved as a whole": (
         lambda f: write(f, tensors=also(model__embed_tokens__weight=(96, 128))),
@@ -208,12 +208,12 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "a trained bias": (lambda f: write(f, bias="all"), f"bias.*{MERGED}"),
     "a stored bias": (
         lambda f: write(f, tensors=also(model__layers__0__self_attn__q_proj__bias=(128,))),
-        "trained bias, but this base has none there; .*trained on .adapter_config.json names some/base",
+        "trained bias, but this base has no bias there; .*trained on .adapter_config.json names some/base",
     ),
     "DoRA by its config": (lambda f: write(f, use_dora=True), f"use_dora is set: DoRA.*{MERGED}"),
     "DoRA by its tensors": (
         lambda f: write(f, tensors=also(model__layers__0__self_attn__q_proj__lora_magnitude_vector=(128,))),
-        f"lora_magnitude_vector is of DoRA.*{MERGED}",
+        f"lora_magnitude_vector belongs to DoRA.*{MERGED}",
     ),
     "KaSA by its config": (
         lambda f: write(f, kasa_config={"beta": 1}),
@@ -226,7 +226,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "VeLoRA": (lambda f: write(f, velora_config={"scale": 1}), f"velora_config is set: VeLoRA.*{MERGED}"),
     "VeLoRA by its tensors": (
         lambda f: write(f, tensors=also(model__layers__0__self_attn__q_proj__lora_velora_embed=(4,))),
-        f"lora_velora_embed is of VeLoRA.*{MERGED}",
+        f"lora_velora_embed belongs to VeLoRA.*{MERGED}",
     ),
     "activated LoRA": (
         lambda f: write(f, alora_invocation_tokens=[1, 2]),
@@ -243,7 +243,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "PiSSA": (
         lambda f: write(f, init_lora_weights="pissa"),
-        f"is 'pissa'.*in the same way when it loads the adapter to merge it; {MERGED}",
+        f"is 'pissa'.*when it loads the adapter to merge it; {MERGED}",
     ),
     "PiSSA by a random method": (
         lambda f: write(f, init_lora_weights="pissa_niter_4"),
@@ -284,7 +284,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "AutoModel's names": (
         lambda f: write(f, tensors=weights(prefix="base_model.model.")),
-        "lacks a model. in its name.*put it into the names: `python -c",
+        "lacks model. in its name.*put model. into the names: `python -c",
     ),
     "fused projections": (
         lambda f: write(f, tensors=also(model__layers__0__self_attn__qkv_proj__lora_A__weight=(4, 128))),
@@ -308,7 +308,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "tensors that are excluded": (
         lambda f: write(f, exclude_modules=["v_proj"]),
-        'v_proj has weights.*exclude_modules names it; take "v_proj" out',
+        'v_proj has weights.*exclude_modules names it; remove "v_proj"',
     ),
     "tensors of layers that are left out": (
         lambda f: write(f, layers_to_transform=[0]),

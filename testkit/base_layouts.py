@@ -354,7 +354,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "quantization_config left in": (
         lambda f: configured(plain(f), quantization_config={"quant_method": "bitsandbytes"}),
-        "quantized by bitsandbytes, but they are stored unquantized.*delete quantization_config",
+        "quantized by bitsandbytes, but they are unquantized.*delete quantization_config",
     ),
     "GPTQ": (
         lambda f: configured(gptq(f), quantization_config={"quant_method": "gptq"}),
@@ -389,11 +389,11 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "float64": (lambda f: cast(plain(f), torch.float64), "F64, which is not served.*bfloat16"),
     "scales of an fp8 KV cache": (
         lambda f: added(plain(f), model__layers__0__self_attn__k_proj__k_scale=(1,)),
-        "k_scale.*write a copy without them",
+        "k_scale.*write a copy without these tensors",
     ),
     "a value head": (
         lambda f: added(plain(f), v_head__summary__weight=(1, 16)),
-        "value head of TRL.*write a copy without them",
+        "value head of TRL.*write a copy without these tensors",
     ),
     "torch.compile's names": (
         lambda f: renamed(plain(f), "_orig_mod.{}".format),
@@ -410,7 +410,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "a language model's names within another": (
         lambda f: renamed(plain(f), lambda n: n.replace("model.", "model.language_model.", 1)),
-        "text and images, and these files hold nothing else; rename",
+        "text and images, and these files have nothing else; rename",
     ),
     "a language model's names beside a part for images": (
         lambda f: added(
@@ -425,7 +425,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "fused experts": (
         lambda f: plain(f, MOE, save_original_format=False),
-        "fused.*one by one",
+        "all experts of a layer.*a tensor per expert",
     ),
     "a resized embedding": (
         lambda f: changed(
@@ -459,7 +459,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "transformers_weights names another file": (
         lambda f: configured(plain(f), transformers_weights="old.safetensors"),
-        "names old.safetensors.*delete transformers_weights.*.model.safetensors is served then",
+        "names old.safetensors.*delete transformers_weights.*Ostinato then serves .model.safetensors",
     ),
     "transformers_weights names another file of the folder": (
         lambda f: configured(stray(plain(f), "old.safetensors"), transformers_weights="old.safetensors"),
@@ -475,7 +475,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "a model for images and text": (
         lambda f: configured(plain(f), architectures=["Gemma3ForConditionalGeneration"]),
-        "images.*text-only model in their family.*choose",
+        "images.*text-only model, such as.*choose",
     ),
     "an unknown architecture": (
         lambda f: configured(plain(f), architectures=["Olmo2ForCausalLM"]),

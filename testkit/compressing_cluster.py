@@ -66,4 +66,4 @@ class ScriptedCompressor(InMemoryCluster):
 
     def _cut(self) -> None:
         self.cuts -= 1
-        raise errors.Unavailable("its process ended with signal SIGKILL")
+        raise errors.Unavailable("the compression's process ended with signal SIGKILL")

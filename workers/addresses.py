@@ -28,8 +28,8 @@ class Ports:
         parts = (first, last if dash else first)
         if not all(part.isdecimal() for part in parts) or not 1 <= int(first) <= int(parts[1]) <= LARGEST:
             raise ValueError(
-                f"cannot read the ports {text!r}: expected the first and the last, from 1 to {LARGEST}; "
-                "write them like 9464-9527, or nothing for any free port"
+                f"expected the first and the last port, from 1 to {LARGEST}, got {text!r}; "
+                "write them like 9464-9527, or leave the setting empty for any free port"
             )
         return cls(int(parts[0]), int(parts[1]))
 

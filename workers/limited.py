@@ -42,11 +42,11 @@ def limited(what: str, cpu_s: float | None = None, memory_bytes: int | None = No
         yield
     except _TooLong:
         raise CheckpointError(
-            f"{what} took more than {cpu_s:g} s of CPU time, and was ended; look at it"
+            f"{what} took more than {cpu_s:g} s of CPU time and was stopped; check that file"
         ) from None
     except MemoryError:
         raise CheckpointError(
-            f"{what} took more than {memory_bytes >> 20} MiB of memory, and was ended; look at it"
+            f"{what} took more than {memory_bytes >> 20} MiB of memory and was stopped; check that file"
         ) from None
     finally:
         if in_main:

@@ -72,4 +72,4 @@ def _number(name: str, value: Any, most: float) -> float:
 
 
 def _unexpected(expected: str, value: Any) -> ValueError:
-    return ValueError(f"no line of a worker's load: expected {expected}, got {str(value)[:80]!r}")
+    return ValueError(f"invalid line of a worker's load: expected {expected}, got {str(value)[:80]!r}")

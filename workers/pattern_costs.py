@@ -36,8 +36,8 @@ def check_patterns(document: Any) -> None:
     patterns = tuple(dict.fromkeys(_patterns(document)))
     if len(patterns) > MAX_PATTERNS:
         raise CheckpointError(
-            f"tokenizer.json has {len(patterns)} regular expressions, and at most {MAX_PATTERNS} are run;"
-            " save the tokenizer with fewer of them"
+            f"tokenizer.json has {len(patterns)} regular expressions, but at most {MAX_PATTERNS} are allowed;"
+            " save the tokenizer with fewer"
         )
     for pattern in patterns:
         check_pattern(pattern)
@@ -49,7 +49,7 @@ def check_pattern(pattern: str) -> None:
     An expression may take all the CPU time of this process, so the process needs a limit.
     """
     if len(pattern) > MAX_PATTERN_CHARACTERS:
-        raise _refused(pattern, f"it has more than {MAX_PATTERN_CHARACTERS} characters")
+        raise _refused(pattern, f"the expression has more than {MAX_PATTERN_CHARACTERS} characters")
     run = _splitter(pattern)
     units = list(dict.fromkeys((*EVERY, *_own_characters(pattern), *_own_words(pattern))))
     pairs = ("".join(pair) for pair in itertools.permutations((*EVERY[:6], *_own_characters(pattern)), 2))
@@ -68,7 +68,8 @@ def _check_text(pattern: str, run: Any, unit: str, tail: str) -> None:
     if again >= FREE_S and again > GROWTH * short:
         raise _refused(
             pattern,
-            f"{LONG // SHORT} times as much of {unit!r} takes {again / max(short, 1e-6):.0f} times as long",
+            f"{LONG // SHORT} times as much of the text {unit!r} takes {again / max(short, 1e-6):.0f} times "
+            "as long",
         )
 
 
@@ -83,7 +84,7 @@ def _seconds(pattern: str, run: Any, unit: str, tail: str, characters: int) -> f
     except BaseException as error:  # the library panics, which is no Exception
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
-        raise _refused(pattern, f"it fails on {unit!r}, repeated: {str(error)[:100]}") from None
+        raise _refused(pattern, f"the expression fails on a repeated {unit!r}: {str(error)[:100]}") from None
     return time.thread_time() - begun
 
 
@@ -93,7 +94,7 @@ def _splitter(pattern: str) -> Any:
     try:
         return pre_tokenizers.Split(Regex(pattern), "isolated")
     except Exception as error:
-        raise _refused(pattern, f"it cannot be read: {str(error)[:100]}") from error
+        raise _refused(pattern, f"the expression is invalid: {str(error)[:100]}") from error
 
 
 def _patterns(document: Any) -> Iterator[str]:
@@ -130,7 +131,7 @@ def _own_words(pattern: str) -> list[str]:
 
 def _refused(pattern: str, why: str) -> CheckpointError:
     return CheckpointError(
-        f"the regular expression {json.dumps(pattern[:120], ensure_ascii=False)} of tokenizer.json holds up"
-        f" every request that is tokenized: {why}; write it without repetitions within repetitions, or take"
-        " the tokenizer of the model that this was made from"
+        f"the regular expression {json.dumps(pattern[:120], ensure_ascii=False)} in tokenizer.json is too "
+        f"slow or invalid: {why}; write it without repetitions within repetitions, or copy tokenizer.json of "
+        "the model that this model was made from"
     )

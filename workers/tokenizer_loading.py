@@ -142,15 +142,19 @@ def _load(folder: Path) -> _Loaded:
     except Exception as error:
         raise _unreadable(folder, failure or error) from error
     if text is None:
-        log.warning("%s: the class that is named changes ids: the tokenizer's file is taken as it is", folder)
+        log.warning(
+            "%s: the named tokenizer class changes ids, so Ostinato uses the tokenizer's file unchanged",
+            folder,
+        )
         return _Loaded(other, True)
     if chosen is None or not is_file(folder / FILE):
         raise CheckpointError(
-            f"{folder}: no class of transformers makes the ids of {FILE} or {SENTENCEPIECE} of {text!r:.60};"
-            f" where its ids are right, save the tokenizer with save_pretrained(folder): it writes {FILE}"
+            f"{folder}: no tokenizer class of transformers gives the ids of {FILE} or {SENTENCEPIECE} for "
+            f"{text!r:.60}; load the tokenizer where its ids are right, and save it with "
+            f"save_pretrained(folder), which writes {FILE}"
         )
     # Its settings change ids, whatever the class: transformers has always used them.
-    log.warning("%s: its settings change what %s makes of %r", folder, FILE, text)
+    log.warning("%s: its settings change the ids that %s gives for %r", folder, FILE, text)
     return _Loaded(chosen, False)
 
 
@@ -169,6 +173,6 @@ def _without_a_type(folder: Path, target: Path) -> Path:
 
 def _unreadable(folder: Path, error: Exception) -> CheckpointError:
     return CheckpointError(
-        f"expected a tokenizer in {folder}, got: {str(error)[:300]}; copy the tokenizer's files "
+        f"the tokenizer in {folder} cannot be loaded: {str(error)[:300]}; copy the tokenizer's files "
         f"({FILE}, {CONFIG}) of the model there"
     )

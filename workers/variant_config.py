@@ -16,8 +16,8 @@ KEY = "ostinato"
 ADDRESS_VARIABLE = "OSTINATO_VARIANT_BUS"
 # The remedy if an engine was started for other variants.
 REMEDY = (
-    "have its base placed anew with `ostinato tune BASE --place-anew` and deploy it then, or undeploy its "
-    "base and deploy it again: an engine is made for the variants that are registered when it is placed"
+    "run `ostinato tune BASE --place-anew`, which starts engines for all registered variants, then deploy "
+    "the variant again (or undeploy its base and deploy it again)"
 )
 
 

@@ -115,7 +115,7 @@ def rehearse(folder: Path) -> None:
     paths = ["--work", str(folder / "work"), "--out", str(out)]
     main([*paths, *shlex.split("--shape tiny --settle-s 0 --batches ''")])
     found = rehearsing.check(out, "plan", "devices", "later")
-    assert "context 8,192 as the model's" in found["plan"]["reason"]
+    assert "context 8,192 (the model's limit)" in found["plan"]["reason"]
     assert "for LoRA adapters up to rank 64" in found["later"]["new_engines"][0]
 
 

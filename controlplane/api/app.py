@@ -29,7 +29,9 @@ from controlplane.repeated_lines import REPEATED, Rarely
 log = logging.getLogger(__name__)
 log.addFilter(Rarely())
 
-_DESCRIPTION = "Register models, deploy them by intent, ask them; many variants of one base in one batch."
+_DESCRIPTION = (
+    "Register models, deploy them by intent, and send them requests. Many variants of a base share its batch."
+)
 
 
 def create_app(make_services: Callable[[], Services]) -> FastAPI:
@@ -104,7 +106,9 @@ def _lifespan(services: Services) -> Callable[[FastAPI], Any]:
 
 
 def _report(error: Exception) -> None:
-    log.warning("routes could not be refreshed, the last ones stay in force: %s", error, extra=REPEATED)
+    log.warning(
+        "the gateway could not refresh its routes, and keeps the last routes: %s", error, extra=REPEATED
+    )
 
 
 def _add_probes(app: FastAPI, services: Services) -> None:

@@ -53,7 +53,7 @@ def _watched(receive: Receive, leave: Callable[[], None]) -> Callable[[], object
             while (await receive())["type"] != "http.disconnect":
                 pass
         except Exception as e:  # the server's own error; the client may still want the answer
-            log.info("it cannot be seen whether a client leaves: %r", e)
+            log.info("the gateway cannot see whether a client has left: %r", e)
             return
         leave()
 

@@ -33,8 +33,8 @@ def page_of(document: Mapping[str, Any]) -> str:
     parts = [f"<h2>{escape(tag)}</h2>{''.join(calls)}" for tag, calls in by_tag.items()]
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style>'
-        f"<h1>{title}</h1><p>{escape(info.get('description', ''))} With an API key, send it as"
-        " <code>Authorization: Bearer KEY</code>; <code>GET /openapi.json</code> is for programs.</p>"
+        f"<h1>{title}</h1><p>{escape(info.get('description', ''))} Send the API key, if the installation has "
+        "one, as <code>Authorization: Bearer KEY</code>. Programs read <code>GET /openapi.json</code>.</p>"
         f"{''.join(parts)}</html>"
     )
 

@@ -34,8 +34,8 @@ LOOK_S = 0.1
 TURNS = 4  # read, begun, answered by the engine, written
 UNKNOWN_TENANT = Tenant(name=UNKNOWN, weight=0.1)
 BUSY = errors.Overloaded(
-    "more requests come than can be passed on, and yours more than its share of them; send fewer at once or"
-    " try again",
+    "the gateway gets more requests than it can handle, and this tenant sends more than its share; send"
+    " fewer requests at once, or try again",
     details={"reason": "busy"},
 )
 _BODY = json.dumps(BUSY.body()).encode()
@@ -133,12 +133,12 @@ class EarlyRefusal:
     def _tell(self, before: float, after: float) -> None:
         if before == math.inf and after < math.inf:
             log.warning(
-                "the gateway has more requests than it can pass on: it takes %.0f a second and refuses the"
-                " tenants that ask for more than their share (429, details.reason busy)",
+                "the gateway gets more requests than it can handle: it accepts %.0f requests a second and "
+                "refuses requests of tenants above their share (429, details.reason busy)",
                 after,
             )
         elif before < math.inf and after == math.inf:
-            log.warning("the gateway passes on all requests again; it refused %d", self._refused)
+            log.warning("the gateway accepts all requests again; it refused %d requests", self._refused)
             self._refused = 0
         untold, self._untold = self._untold, Counter()
         for name, number in untold.items():

@@ -80,7 +80,7 @@ async def _http(request: Request, exc: Exception) -> JSONResponse:
     if isinstance(exc.__cause__, errors.OstinatoError):  # FastAPI wraps errors of reading the body
         return respond(exc.__cause__)
     kind = {404: "path_not_found", 405: "method_not_allowed"}.get(exc.status_code, "invalid_request")
-    message = f"{request.method} {request.url.path}: {exc.detail}; GET /docs lists what there is"
+    message = f"{request.method} {request.url.path}: {exc.detail}; GET /docs lists the calls"
     body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": kind}}
     return JSONResponse(body, status_code=exc.status_code, headers=exc.headers)
 
@@ -92,4 +92,6 @@ async def _unexpected(request: Request, exc: Exception) -> JSONResponse:
 def unexpected(scope: Scope, exc: Exception) -> JSONResponse:
     """An internal error: the log has the details, the answer only reports that there is one."""
     log.error("unexpected error on %s %s", scope["method"], scope["path"], exc_info=exc)
-    return respond(errors.OstinatoError("an unexpected error; the gateway's log has its details"))
+    return respond(
+        errors.OstinatoError("an unexpected error in the gateway; the gateway's log has its details")
+    )

@@ -84,7 +84,8 @@ class Front:
         if not self._allows(origin):
             return respond(
                 errors.HostNotAllowed(
-                    f"pages of {origin[:200]!r} may not ask here; OSTINATO_CORS_ORIGINS names those that may"
+                    f"web pages of {origin[:200]!r} may not call this API; add this origin to "
+                    "OSTINATO_CORS_ORIGINS"
                 )
             )
         answer = Response(status_code=204)
@@ -149,16 +150,18 @@ def unpacked(receive: Receive, encoding: str, limit: int) -> Receive:
         try:
             body = unpacking.decompress(message.get("body", b""), limit - size + 1)
         except zlib.error as e:
-            raise errors.InvalidRequest(f"the body is not {name}, as its Content-Encoding says: {e}") from e
+            raise errors.InvalidRequest(
+                f"Content-Encoding is {name}, but the body cannot be unpacked as {name}: {e}"
+            ) from e
         size += len(body)
         if size > limit:
             raise errors.BodyTooLarge(
-                f"unpacked, the body has more than the {limit} bytes that are accepted"
-                " (OSTINATO_MAX_BODY_BYTES)"
+                f"the unpacked body has more than the allowed {limit} bytes (OSTINATO_MAX_BODY_BYTES)"
             )
         if not message.get("more_body", False) and (not unpacking.eof or unpacking.unused_data):
             raise errors.InvalidRequest(
-                f"the body is not one whole {name}: expected nothing before or behind it"
+                f"expected a body that is exactly one complete {name} stream; the body is cut, or has more "
+                "bytes after it"
             )
         return {**message, "body": body}
 

@@ -112,7 +112,7 @@ class Guard:
             self._check_host(headers)
         length = headers.get(b"content-length", b"0")
         if not length.isdigit():
-            raise errors.InvalidRequest("Content-Length is not a number")
+            raise errors.InvalidRequest("expected Content-Length to be a number")
         if int(length) > self._limit:
             raise self._too_large(int(length))
 
@@ -125,9 +125,9 @@ class Guard:
         for name in named:
             if _without_port(name).lower() not in self._hosts:
                 raise errors.HostNotAllowed(
-                    f"this installation is asked as {', '.join(sorted(self._hosts))}, got {name[:200]!r};"
-                    " OSTINATO_ALLOWED_HOSTS adds names, OSTINATO_CORS_ORIGINS adds pages of others, and with"
-                    " an API key any name will do"
+                    f"this installation answers to the host names {', '.join(sorted(self._hosts))}, got "
+                    f"{name[:200]!r}; add the name to OSTINATO_ALLOWED_HOSTS, or the page's origin to "
+                    "OSTINATO_CORS_ORIGINS, or set OSTINATO_API_KEY, with which every name is allowed"
                 )
 
     def _caller(self, given: bytes) -> Caller:
@@ -140,12 +140,15 @@ class Guard:
             return Caller(tenants.installation, self._own_digits)
         tenant = tenants.of_key(key) if key else None
         if tenant is None:
-            raise errors.Unauthorized("send an API key of this installation as `Authorization: Bearer KEY`")
+            raise errors.Unauthorized(
+                "expected a valid API key of this installation; send it as `Authorization: Bearer KEY`"
+            )
         return Caller(tenant, shown(key))
 
     def _too_large(self, size: int) -> errors.BodyTooLarge:
         return errors.BodyTooLarge(
-            f"the body has {size} bytes or more; at most {self._limit} are accepted (OSTINATO_MAX_BODY_BYTES)"
+            f"the body has {size} bytes or more, but at most {self._limit} are allowed "
+            "(OSTINATO_MAX_BODY_BYTES)"
         )
 
     def _counted(self, receive: Receive) -> Receive:

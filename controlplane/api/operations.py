@@ -80,8 +80,8 @@ async def profile(services: Services, name: str, again: bool, key: str | None, c
     measure it again."""
     if again and not caller.tenant.is_admin:
         raise errors.Forbidden(
-            f"tenant '{caller.tenant.name}' may have measured what is lacking; what is measured already, "
-            "others use, too, and only an admin's key has it measured again",
+            f"tenant '{caller.tenant.name}' may not repeat measurements that other tenants share; leave "
+            "`again` out to measure only what is missing, or use an admin's key",
             param="again",
         )
 
@@ -159,7 +159,9 @@ def quota_turn(repository: Repository, tenant: Tenant, state: State) -> list[Put
     if last is None:
         return [Put(TenantChanges(tenant.name, 1), 0)]
     if last.version > state.revision:
-        raise errors.StaleWrite("this tenant changed something just now; try again")
+        raise errors.StaleWrite(
+            "another request of this tenant changed the state at the same time; try again"
+        )
     return [Put(TenantChanges(tenant.name, last.record.number + 1), last.version)]
 
 
@@ -177,11 +179,11 @@ def _answered(repository: Repository, state: State, key: str, digest: str) -> Op
         return None
     if known.record.request_sha256 != digest:
         raise errors.IdempotencyConflict(
-            f"Idempotency-Key '{key.rpartition(' ')[2]}' was used for another request; use a new key for a "
-            "new request"
+            f"Idempotency-Key '{key.rpartition(' ')[2]}' was already used for a different request; use a new "
+            "key for a new request"
         )
     if known.version > state.revision:
-        raise errors.StaleWrite("the key was used just now; try again")
+        raise errors.StaleWrite("another request with this Idempotency-Key is being handled; try again")
     if known.record.operation_id not in state.operations:
         past = repository.get(PastOperation, known.record.operation_id)
         if past is not None:
@@ -206,7 +208,9 @@ async def _ended(services: Services, operation: Operation, limit_s: float) -> Op
     while known is not None and not known.record.done and (left_s := ends_s - loop.time()) > 0:
         known = await services.routes.operations.changed(operation.id, known, left_s)
     if known is None or not known.record.done:
-        raise errors.TimedOut(f"nothing came of it within {limit_s:.0f} s; it goes on in the background")
+        raise errors.TimedOut(
+            f"the operation did not end within {limit_s:.0f} s; it continues in the background"
+        )
     return known.record
 
 
@@ -222,7 +226,8 @@ def watch(services: Services, found: Versioned[Operation]) -> AsyncGenerator[byt
     """
     if services.routes.operations.waiting >= MAX_WATCHERS:
         raise errors.Overloaded(
-            f"{MAX_WATCHERS} clients watch operations at this gateway; ask for the operation now and then",
+            f"{MAX_WATCHERS} clients already watch operations at this gateway; poll GET /operations/ID "
+            "instead",
             details={"reason": "watchers"},
             retry_after_s=5.0,
         )
@@ -234,7 +239,7 @@ async def _events(services: Services, found: Versioned[Operation]) -> AsyncGener
     told: Versioned[Operation] | None = None
     while known is not None:
         if known is told:
-            yield b": still at it\n\n"
+            yield b": still running\n\n"
         else:
             told = known
             yield b"data: " + OperationView.of(known.record).model_dump_json().encode() + b"\n\n"

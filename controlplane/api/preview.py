@@ -114,8 +114,8 @@ def require_room_anew(state: State, inventory: Inventory, settings: Settings, re
         variants = sorted(d.model for d in others if d.host == name)
         every = ", ".join(f"'{model}'" for model in (*variants, name))
         raise errors.NoFeasiblePlan(
-            f"there is no room for new engines of '{name}' beside those that serve ({reason}); undeploy "
-            f"{every} and deploy {'them' if variants else 'it'} again: that interrupts "
+            f"there is no room for new engines of '{name}' while the present engines serve ({reason}); "
+            f"undeploy {every} and deploy {'them' if variants else 'it'} again: that interrupts "
             f"{'them' if variants else 'it'}, but takes the memory once{''.join(possible)}",
             details=e.details,
         ) from e
@@ -167,5 +167,5 @@ def _named(error: errors.NoFeasiblePlan, group_id: str, placed: int) -> errors.N
     """The error with the id of the group, if earlier groups have places."""
     if not placed:
         return error
-    message = f"'{group_id}' finds no place beside the {placed} before it: {error.message}"
+    message = f"'{group_id}' finds no place next to the {placed} placed before it: {error.message}"
     return errors.NoFeasiblePlan(message, details=error.details)

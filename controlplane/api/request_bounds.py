@@ -65,9 +65,8 @@ def _check_sequences(body: Mapping[str, Any], bound: int, at_once: int | None) -
     most = bound if at_once is None else min(bound, max(1, at_once // 2))
     if (asked := sequences_of(body)) > most:
         raise errors.InvalidRequest(
-            f"{asked} answers were asked for (`n` of each prompt); one request may ask for at most {most}"
-            f", and for half of what its"
-            " engine runs at once: send several requests",
+            f"the request asks for {asked} answers (`n` for each prompt), but at most {most} are allowed "
+            "(never more than half of what its engine runs at once); send several requests",
             param="n" if body.get("n") not in (None, 1) else "prompt",
         )
 
@@ -77,7 +76,7 @@ def _check_lists(body: Mapping[str, Any], most: int) -> None:
         value = body.get(name)
         if isinstance(value, list | dict) and len(value) > most:
             raise errors.InvalidRequest(
-                f"{name} has {len(value)} entries; one request may have at most {most}",
+                f"{name} has {len(value)} entries, but at most {most} are allowed; send fewer",
                 param=name,
             )
 
@@ -94,19 +93,18 @@ def _check_grammars(body: Mapping[str, Any], most: int) -> None:
     for name in grammars_of(body):
         if _depth(body[name]) > DEEPEST:
             raise errors.InvalidRequest(
-                f"{name} is nested more than {DEEPEST} levels deep: expected a flatter one", param=name
+                f"{name} is nested more than {DEEPEST} levels deep; make it flatter", param=name
             )
         if (size := len(json.dumps(body[name]))) > most:
             raise errors.InvalidRequest(
-                f"{name} has {size} bytes; one request may have at most {most} compiled: "
-                "expected a smaller one",
+                f"{name} has {size} bytes, but at most {most} bytes may be compiled; make it smaller",
                 param=name,
             )
         try:
             check_grammar(body[name])
         except ValueError as e:
             raise errors.InvalidRequest(
-                f"{name} takes too long to follow: {e}; expected a simpler one", param=name
+                f"{name} would take too long to compile: {e}; make it simpler", param=name
             ) from e
 
 
@@ -119,9 +117,8 @@ def _check_prompt_logprobs(body: Mapping[str, Any], body_bytes: int, most: int) 
     tokens = _prompt_tokens(body, body_bytes) * choices_of(body)
     if (asked := (each + 1) * tokens) > most:
         raise errors.InvalidRequest(
-            f"{name} of {each} for about {tokens} tokens of prompts makes {asked} log-probabilities, with"
-            f" each token's own; one request may ask for at most {most}:"
-            " expected a shorter prompt, or fewer of each token",
+            f"{name} of {each} for about {tokens} prompt tokens asks for {asked} log-probabilities, "
+            f"including each token's own, but at most {most} are allowed; shorten the prompt or lower {name}",
             param=name,
         )
 

@@ -85,5 +85,5 @@ class WriteLimit(TimeLimit):
 
 def timed_out(limit_s: float) -> errors.TimedOut:
     return errors.TimedOut(
-        f"the request took longer than the {limit_s:g} s allowed here (OSTINATO_REQUEST_TIMEOUT_S)"
+        f"the request took longer than the allowed {limit_s:g} s (OSTINATO_REQUEST_TIMEOUT_S)"
     )

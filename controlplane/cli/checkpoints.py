@@ -27,8 +27,8 @@ def merge(
     name: Annotated[str | None, typer.Argument(metavar="[VARIANT]", help="A registered variant.")] = None,
     *,
     to: Annotated[Path, typer.Option(help="The folder to write the checkpoint to.")],
-    base: Annotated[Path | None, typer.Option(help="Instead of a name: the base's folder ...")] = None,
-    variant: Annotated[Path | None, typer.Option(help="... and the variant's.")] = None,
+    base: Annotated[Path | None, typer.Option(help="The base's folder, in place of a VARIANT.")] = None,
+    variant: Annotated[Path | None, typer.Option(help="The variant's folder, together with --base.")] = None,
     json: Json = False,
 ) -> None:
     """Write a plain checkpoint with a variant merged into its base."""
@@ -62,8 +62,9 @@ def _readable(model: ModelView) -> Path:
     folder = Path(model.path)
     if not folder.is_dir():
         raise errors.SourceUnreadable(
-            f"the server read '{model.model}' from {folder}, which is no folder here; run this on a machine "
-            "that sees it, or copy the folders and give --base and --variant"
+            f"the server read '{model.model}' from {folder}, which does not exist on this machine; run the "
+            "command on a machine that has this folder, or copy the folders here and give --base and "
+            "--variant"
         )
     return folder
 
@@ -78,7 +79,9 @@ def folder_errors() -> Iterator[None]:
     except AdapterError as error:
         raise errors.AdapterMismatch(str(error)) from error
     except ModuleNotFoundError as error:
-        raise errors.Unavailable(f"{error.name} is not installed here; run this where engines run") from error
+        raise errors.Unavailable(
+            f"{error.name} is not installed on this machine; run the command on a machine that runs engines"
+        ) from error
 
 
 @contextmanager

@@ -14,7 +14,7 @@ COLUMNS = ("NODE", "DEVICE", "TOTAL", "USED", "RESERVED", "FREE", "LOAD", "ISLAN
 
 
 def cluster(ctx: typer.Context, json: Json = False) -> None:
-    """Show nodes and devices: memory used, reserved and free, load, and who holds what."""
+    """Show nodes and devices: used, reserved and free memory, load, and holders of the memory."""
     cli = session(ctx)
     with cli.client() as client:
         seen = client.cluster()
@@ -27,10 +27,10 @@ def cluster(ctx: typer.Context, json: Json = False) -> None:
     )
     for node in seen.nodes:
         if not node.usable:
-            print_text(f"nothing new is placed on {node.name}: {node.reason}")
+            print_text(f"Ostinato places no new engines on {node.name}: {node.reason}")
         for r in node.otherReservations:
             print_text(
-                f"{node.name} does not report {r.device}, of which {r.deployment} holds {size(r.bytes)}"
+                f"{node.name} no longer reports {r.device}, where {r.deployment} has reserved {size(r.bytes)}"
             )
 
 

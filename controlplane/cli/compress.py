@@ -35,31 +35,38 @@ Bits = Annotated[int | None, typer.Option(help="Bits per kept value, 4 or 2.")]
 Ratio = Annotated[
     str | None, typer.Option("--ratio", "--budget", help="Share of the 16-bit size, such as 1/16 or 0.0625.")
 ]
-GroupSize = Annotated[int | None, typer.Option(help="Columns that share a scale, as 64; default: a row.")]
-MaxWidths = Annotated[int | None, typer.Option(help="deltamix: how many bit widths a layer may mix.")]
-Calibration = Annotated[
-    Path | None, typer.Option(help="Texts like those it is to serve: .txt or .jsonl; default: a bundled one.")
+GroupSize = Annotated[
+    int | None, typer.Option(help="Columns that share a scale, such as 64; default: a row.")
 ]
-Rows = Annotated[int, typer.Option(min=1, help="At most so many rows of the texts.")]
-Tokens = Annotated[int, typer.Option(min=1, help="At most so many tokens a row.")]
+MaxWidths = Annotated[int | None, typer.Option(help="For deltamix: how many bit widths a layer may mix.")]
+Calibration = Annotated[
+    Path | None, typer.Option(help="A .txt or .jsonl file of typical texts; default: the bundled file.")
+]
+Rows = Annotated[int, typer.Option(min=1, help="Rows of text to use, at most.")]
+Tokens = Annotated[int, typer.Option(min=1, help="Tokens of each row, at most.")]
 Device = Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, ...")]
 Evaluation = Annotated[
-    Path | None, typer.Option(help="Tasks (.jsonl, or a folder of them): what is lost on them is measured.")
+    Path | None,
+    typer.Option(help="A .jsonl file of tasks, or a folder of such files, to measure the loss on."),
 ]
 MaxLoss = Annotated[
-    float | None, typer.Option(help="auto: the most to lose on any task, in points of 100 or percent.")
+    float | None, typer.Option(help="For auto: largest loss on any task, in points of 100 or percent.")
 ]
-Lossless = Annotated[bool, typer.Option("--lossless", help="Pack files with zstd where loading gets faster.")]
+Lossless = Annotated[
+    bool, typer.Option("--lossless", help="Pack files with zstd if that makes loading faster.")
+]
 Storage = Annotated[
-    float | None, typer.Option(help="lossless: rate of the storage engines read from; default: measured.")
+    float | None, typer.Option(help="For --lossless: read rate of the engines' storage; default: measured.")
 ]
-Force = Annotated[bool, typer.Option("--force", help="Go on though the base seems to be another model.")]
+Force = Annotated[bool, typer.Option("--force", help="Continue although the base seems to be another model.")]
 
 
 def compress(  # noqa: PLR0913 - typer reads a command's options from its parameters
     ctx: typer.Context,
     base: Annotated[Path, typer.Argument(help="The folder of the base model.")],
-    finetuned: Annotated[Path, typer.Argument(help="The folder of a fine-tune of it, or of an adapter.")],
+    finetuned: Annotated[
+        Path, typer.Argument(help="The folder of a fine-tune of the base, or of an adapter for it.")
+    ],
     folder: Annotated[Path | None, typer.Argument(metavar="[OUT]", help="The same as --out.")] = None,
     *,
     out: Out = None,
@@ -79,9 +86,9 @@ def compress(  # noqa: PLR0913 - typer reads a command's options from its parame
     force: Force = False,
     json: Json = False,
 ) -> None:
-    """Compress a fine-tune to a delta that can be registered as a variant, and say what it cost.
+    """Compress a fine-tune to a delta that can be registered as a variant, and print size and errors.
 
-    Stopped at any moment, the same command goes on where it was.
+    If the command is interrupted, run it again: it continues.
     """
     cli = session(ctx)
     options = _options(method, bits, ratio, group_size, max_widths)
@@ -147,7 +154,7 @@ def _calibrated(options: Options) -> bool:
 
 def _target(folder: Path | None, out: Path | None) -> Path:
     if (folder is None) == (out is None):
-        raise typer.BadParameter("expected the folder to write to, once", param_hint="--out")
+        raise typer.BadParameter("expected one folder to write to", param_hint="--out")
     target = out or folder
     assert target is not None
     return target
@@ -196,9 +203,12 @@ def _print(request: Request, report: Report) -> None:
         (
             ("Folder", str(request.out)),
             ("Method", _name(report)),
-            ("Size", f"{size(result.size_bytes)}, {size(result.table_bytes)} of it embedding and head"),
+            (
+                "Size",
+                f"{size(result.size_bytes)}, of which embedding and head take {size(result.table_bytes)}",
+            ),
             ("Smaller", f"{result.ratio:.2f} times; {result.ratio_without_tables:.2f} without embeddings"),
-            ("Layer error", f"{errors} (0: the fine-tune, 1: the base)" if errors else ""),
+            ("Layer error", f"{errors} (0: equals the fine-tune, 1: equals the base)" if errors else ""),
             ("Took", f"{result.seconds:.0f} s, memory {size(result.peak_memory_bytes)}{device}"),
             *report_facts(report),
         )
@@ -208,4 +218,4 @@ def _print(request: Request, report: Report) -> None:
     if result.spec is not None:
         print_text(f"Register it with `ostinato register NAME --base BASE --adapter {request.out}`")
         return
-    print_text("It is a plain checkpoint, for judging the method: no engine serves this form as a variant")
+    print_text("The result is a plain checkpoint, to judge the method: engines do not serve it as a variant")

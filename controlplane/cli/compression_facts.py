@@ -39,7 +39,7 @@ def _tried(tried: Mapping[str, Any]) -> str:
         return str(tried["refused"])
     held = size(tried["size_bytes"])
     if not tried["losses"]:
-        return f"{held}; not measured, for it is no smaller"
+        return f"{held}; its loss was not measured, because it is not smaller"
     return f"{held}; " + "; ".join(f"{entry['task']} lost {_loss(entry)}" for entry in tried["losses"])
 
 

@@ -21,13 +21,16 @@ def deployment_facts(d: DeploymentView) -> list[tuple[str, str]]:
         ("Served by", "" if d.host == d.model else f"the engine of '{d.host}'"),
         ("Intent", _intent(d)),
         ("Targets", target_facts(d)),
-        ("Tool calls", f"{d.toolCallParser}, as it was deployed" if d.toolCallParser else ""),
-        ("Reasoning", f"{d.reasoningParser}, as it was deployed" if d.reasoningParser else ""),
+        ("Tool calls", f"{d.toolCallParser}, as set at deployment" if d.toolCallParser else ""),
+        ("Reasoning", f"{d.reasoningParser}, as set at deployment" if d.reasoningParser else ""),
         *([] if plan is None else plan_facts(plan)),
         ("Variants at once", variants_at_once(d.variantsAtOnce) + _remedy(d)),
         ("Replicas", _replicas(d)),
         *[(group.name, _group(group)) for group in d.groups if len(d.groups) > 1 or group.reason],
-        ("At once", f"{d.maxActiveVariants} variants, by `ostinato tune`" if d.maxActiveVariants else ""),
+        (
+            "Limit",
+            f"{d.maxActiveVariants} variants at once, set by `ostinato tune`" if d.maxActiveVariants else "",
+        ),
         ("State", d.reason),
     ]
 
@@ -38,7 +41,7 @@ def _replicas(d: DeploymentView) -> str:
     if replicas is None or (replicas.min, replicas.max) == (1, 1):
         return ""
     serving = sum(group.phase == "Serving" for group in d.groups)
-    return f"{serving} of {len(d.groups)} serving, {replicas.min} to {replicas.max} by load"
+    return f"{serving} of {len(d.groups)} serving; {replicas.min} to {replicas.max}, depending on load"
 
 
 def _group(group: GroupView) -> str:
@@ -67,10 +70,8 @@ def variants_at_once(seen: VariantsAtOnceView | None) -> str:
     if seen is None or not seen.registered:
         return ""
     if seen.atOnce == seen.registered:
-        return f"all {seen.registered} registered" if seen.registered > 1 else "the one registered"
-    without = (
-        f", and {', '.join(seen.tooLarge)} not at all: too large for its memory" if seen.tooLarge else ""
-    )
+        return f"all {seen.registered} registered" if seen.registered > 1 else "the only registered variant"
+    without = f"; {', '.join(seen.tooLarge)} cannot run: too large for this engine" if seen.tooLarge else ""
     return f"any {seen.atOnce} of {seen.registered} registered{without}"
 
 
@@ -79,7 +80,7 @@ def _remedy(d: DeploymentView) -> str:
     seen, plan = d.variantsAtOnce, d.plan
     if seen is None or plan is None or seen.atOnce >= min(plan.maxVariants, seen.registered):
         return ""
-    return f"; `ostinato tune {d.host} --place-anew` makes room for more, where there is memory"
+    return f"; `ostinato tune {d.host} --place-anew` makes room for more, if devices have free memory"
 
 
 def plan_facts(plan: PlanView) -> list[tuple[str, str]]:
@@ -103,7 +104,7 @@ def _slots(plan: PlanView) -> str:
     if not plan.maxVariants:
         return ""
     host = f", {size(plan.variantHostBytes)} of host memory" if plan.variantHostBytes else ""
-    merged = ", a copy of the weights to merge into" if plan.mergedSlot else ""
+    merged = ", a second copy of the weights to merge a delta into" if plan.mergedSlot else ""
     return f"{plan.maxVariants} slots, LoRA up to rank {plan.maxLoraRank}{host}{merged}"
 
 

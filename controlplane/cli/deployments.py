@@ -22,24 +22,31 @@ from controlplane.state.terms import LatePolicy, Priority
 
 GIB = 2**30
 
-Name = Annotated[str, typer.Argument(help="A model.")]
-TargetTtft = Annotated[float | None, typer.Option(min=0, help="Requests: to the first token.")]
-TargetTpot = Annotated[float | None, typer.Option(min=0, help="Requests: per further token.")]
-Deadline = Annotated[float | None, typer.Option(min=0, help="Requests: for the whole answer.")]
-PriorityOf = Annotated[Priority | None, typer.Option(help="Of requests that name none.")]
+Name = Annotated[str, typer.Argument(help="A registered model.")]
+TargetTtft = Annotated[float | None, typer.Option(min=0, help="Requests' target: ms to the first token.")]
+TargetTpot = Annotated[float | None, typer.Option(min=0, help="Requests' target: ms per further token.")]
+Deadline = Annotated[float | None, typer.Option(min=0, help="Requests' target: ms to the whole answer.")]
+PriorityOf = Annotated[Priority | None, typer.Option(help="Priority of requests that name no priority.")]
 ToolCallParser = Annotated[
-    str | None, typer.Option(help="What reads tool calls; by the chat template if left out; or none.")
+    str | None, typer.Option(help="vLLM's parser of tool calls, or none. Default: as the chat template says.")
 ]
-ReasoningParser = Annotated[str | None, typer.Option(help="The same for reasoning.")]
-Context = Annotated[int | None, typer.Option(min=16, help="Tokens of prompt and answer; or chosen.")]
-Requests = Annotated[int | None, typer.Option(min=1, help="Requests an engine runs at once; or chosen.")]
-Slots = Annotated[int | None, typer.Option(min=1, help="Variants in one batch; or chosen.")]
-LoraRank = Annotated[int | None, typer.Option(min=1, help="Largest rank of adapters; or chosen.")]
-HostGib = Annotated[float | None, typer.Option(min=0.001, help="Host memory for variants; or chosen.")]
+ReasoningParser = Annotated[str | None, typer.Option(help="vLLM's parser of reasoning, or none.")]
+Context = Annotated[
+    int | None, typer.Option(min=16, help="Tokens of prompt and answer together. Default: chosen.")
+]
+Requests = Annotated[
+    int | None, typer.Option(min=1, help="Requests that an engine runs at once. Default: chosen.")
+]
+Slots = Annotated[int | None, typer.Option(min=1, help="Variants in one batch. Default: chosen.")]
+LoraRank = Annotated[int | None, typer.Option(min=1, help="Largest rank of LoRA adapters. Default: chosen.")]
+HostGib = Annotated[
+    float | None, typer.Option(min=0.001, help="Host memory for variants, in GiB. Default: chosen.")
+]
 MergedSlot = Annotated[
-    bool | None, typer.Option(help="Keep a copy of the weights for a sparse delta alone; or chosen.")
+    bool | None,
+    typer.Option(help="Keep a copy of the weights to merge a sparse delta into. Default: chosen."),
 ]
-Late = Annotated[LatePolicy | None, typer.Option(help="What becomes of a late request.")]
+Late = Annotated[LatePolicy | None, typer.Option(help="Whether late requests are finished or dropped.")]
 
 
 class IntentOption(StrEnum):
@@ -61,31 +68,49 @@ def deploy(  # noqa: PLR0913 - typer reads a command's options from its paramete
     ctx: typer.Context,
     model: Name,
     *,
-    intent: Annotated[IntentOption, typer.Option(help="What to minimise; limits hold with any.")] = (
+    intent: Annotated[IntentOption, typer.Option(help="What to minimise. Limits hold with every intent.")] = (
         IntentOption.MIN_COST
     ),
-    max_output: Annotated[int | None, typer.Option(min=1, help="Tokens at which answers are cut.")] = None,
-    e2e_ms: Annotated[float | None, typer.Option(help="Limit for a whole answer.")] = None,
-    ttft_ms: Annotated[float | None, typer.Option(help="Limit to the first token.")] = None,
-    tpot_ms: Annotated[float | None, typer.Option(help="Limit per further token.")] = None,
-    cost: Annotated[float | None, typer.Option(help="Limit of a request, in GiB-seconds by default.")] = None,
-    accuracy: Annotated[float | None, typer.Option(help="Least accuracy in percent.")] = None,
-    rate: Annotated[float, typer.Option(min=0, help="Requests expected each second.")] = 0.0,
+    max_output: Annotated[int | None, typer.Option(min=1, help="Longest answer, in tokens.")] = None,
+    e2e_ms: Annotated[float | None, typer.Option(help="Limit of a whole answer's time.")] = None,
+    ttft_ms: Annotated[float | None, typer.Option(help="Limit of the time to the first token.")] = None,
+    tpot_ms: Annotated[float | None, typer.Option(help="Limit of the time per further token.")] = None,
+    cost: Annotated[
+        float | None, typer.Option(help="Limit of a request's cost, in GiB-seconds by default.")
+    ] = None,
+    accuracy: Annotated[float | None, typer.Option(help="Lowest accuracy, in percent.")] = None,
+    rate: Annotated[float, typer.Option(min=0, help="Expected requests per second.")] = 0.0,
     input_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Tokens expected of a prompt (128).")
+        int | None, typer.Option(min=1, help="Expected tokens of a prompt (128).")
     ] = None,
     output_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Tokens expected of an answer (256, or --max-output).")
+        int | None, typer.Option(min=1, help="Expected tokens of an answer (256, or --max-output).")
     ] = None,
-    tp: Annotated[list[int] | None, typer.Option(min=1, help="Allow this degree; repeatable.")] = None,
-    pp: Annotated[list[int] | None, typer.Option(min=1, help="Allow so many stages; repeatable.")] = None,
-    layers: Annotated[str, typer.Option(help="Layers of each stage, as 10,20.")] = "",
-    apart_from: Annotated[str, typer.Option(help="Group of deployments to keep apart from.")] = "",
-    apart_by: Annotated[ScopeOption, typer.Option(help="What they may not share.")] = ScopeOption.NODE,
-    min_replicas: Annotated[int | None, typer.Option(min=0, help="Fewest engines; 0: none if idle.")] = None,
-    max_replicas: Annotated[int | None, typer.Option(min=1, help="Most engines (the least).")] = None,
-    target: Annotated[float | None, typer.Option(help="Requests under way per engine to aim at.")] = None,
-    idle_s: Annotated[float | None, typer.Option(help="Until the last engine stops if idle.")] = None,
+    tp: Annotated[
+        list[int] | None, typer.Option(min=1, help="Allow this tensor parallelism; repeatable.")
+    ] = None,
+    pp: Annotated[
+        list[int] | None, typer.Option(min=1, help="Allow this number of pipeline stages; repeatable.")
+    ] = None,
+    layers: Annotated[str, typer.Option(help="Layers of each pipeline stage, such as 10,20.")] = "",
+    apart_from: Annotated[
+        str, typer.Option(help="An anti-affinity group: its deployments are kept apart.")
+    ] = "",
+    apart_by: Annotated[
+        ScopeOption, typer.Option(help="What deployments of the group may not share.")
+    ] = ScopeOption.NODE,
+    min_replicas: Annotated[
+        int | None, typer.Option(min=0, help="Fewest engines; 0: no engine while idle.")
+    ] = None,
+    max_replicas: Annotated[
+        int | None, typer.Option(min=1, help="Most engines. Default: as --min-replicas.")
+    ] = None,
+    target: Annotated[
+        float | None, typer.Option(help="Target number of running requests per engine.")
+    ] = None,
+    idle_s: Annotated[
+        float | None, typer.Option(help="Idle seconds after which the last engine stops.")
+    ] = None,
     target_ttft_ms: TargetTtft = None,
     target_tpot_ms: TargetTpot = None,
     deadline_ms: Deadline = None,
@@ -99,13 +124,18 @@ def deploy(  # noqa: PLR0913 - typer reads a command's options from its paramete
     merged_slot: MergedSlot = None,
     tool_call_parser: ToolCallParser = None,
     reasoning_parser: ReasoningParser = None,
-    auto_relax: Annotated[bool, typer.Option(help="If nothing fits, take what comes nearest.")] = False,
-    max_relax: Annotated[float | None, typer.Option(min=1, help="By no more than this factor.")] = None,
-    dry_run: Annotated[bool, typer.Option(help="Say what would be done now; do nothing.")] = False,
+    auto_relax: Annotated[
+        bool, typer.Option(help="If no plan meets the limits, take the nearest plan.")
+    ] = False,
+    max_relax: Annotated[
+        float | None,
+        typer.Option(min=1, help="For --auto-relax: largest factor by which a limit may be exceeded."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option(help="Show what would be done, and do nothing.")] = False,
     no_wait: NoWait = False,
     json: Json = False,
 ) -> None:
-    """Deploy a registered model; Ostinato chooses how and where by the intent."""
+    """Deploy a registered model. Ostinato chooses plan and devices by the intent."""
     cli = session(ctx)
     limits = {"e2e_ms": e2e_ms, "ttft_ms": ttft_ms, "tpot_ms": tpot_ms, "cost": cost, "accuracy": accuracy}
     load = {"ratePerS": rate, "inputTokens": input_tokens, "outputTokens": output_tokens}
@@ -198,7 +228,7 @@ def _split(layers: str) -> list[int]:
         return [int(part) for part in layers.split(",")] if layers else []
     except ValueError as error:
         raise typer.BadParameter(
-            f"expected numbers of layers as 10,20, got {layers!r}", param_hint="--layers"
+            f"expected numbers of layers such as 10,20, got {layers!r}", param_hint="--layers"
         ) from error
 
 
@@ -207,17 +237,17 @@ def _show_preview(preview: PreviewView, as_json: bool) -> None:
         print_json({"preview": preview})
         return
     if preview.running:
-        print_text(f"the engine of '{preview.host}' would serve it, where it runs now; nothing was done")
+        print_text(f"the running engine of '{preview.host}' would serve the variant; nothing was done")
     else:
-        print_text(f"'{preview.host}' would be deployed so; nothing was done")
+        print_text(f"'{preview.host}' would be deployed as follows; nothing was done")
     if preview.waits:
-        print_text(f"first, it {preview.waits}")
+        print_text(f"before that, the deployment {preview.waits}")
     at_once = [("Variants at once", variants_at_once(preview.variantsAtOnce))]
     print_facts([*([] if preview.plan is None else plan_facts(preview.plan)), *at_once])
 
 
 def undeploy(ctx: typer.Context, model: Name, no_wait: NoWait = False, json: Json = False) -> None:
-    """Stop serving a model; it stays registered."""
+    """Stop serving a model. The model stays registered."""
     cli = session(ctx)
     with cli.client() as client:
         operation = client.undeploy(model)
@@ -233,7 +263,7 @@ def undeploy(ctx: typer.Context, model: Name, no_wait: NoWait = False, json: Jso
 def logs(
     ctx: typer.Context,
     model: Name,
-    lines: Annotated[int, typer.Option(min=1, help="How many of the last lines.")] = 200,
+    lines: Annotated[int, typer.Option(min=1, help="Number of lines to print, from the end.")] = 200,
     json: Json = False,
 ) -> None:
     """Print the last lines of a deployment's engine."""

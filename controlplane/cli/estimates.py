@@ -38,14 +38,16 @@ def profile(
     ctx: typer.Context,
     model: Name,
     *,
-    show: Annotated[bool, typer.Option("--show", help="Only show what is there; measure nothing.")] = False,
+    show: Annotated[
+        bool, typer.Option("--show", help="Only show the present profile; measure nothing.")
+    ] = False,
     again: Annotated[
-        bool, typer.Option("--again", help="Measure everything once more, the request path too.")
+        bool, typer.Option("--again", help="Measure everything again, including the request path.")
     ] = False,
     no_wait: NoWait = False,
     json: Json = False,
 ) -> None:
-    """Measure a model's architecture on the cluster's devices, as far as it is not yet, and show it."""
+    """Measure what a model's profile lacks on the cluster's devices, and show the profile."""
     cli = session(ctx)
     if show and (again or no_wait):
         raise typer.BadParameter("--show measures nothing: leave out --again and --no-wait")
@@ -103,24 +105,29 @@ def estimate(  # noqa: PLR0913 - typer reads a command's options from its parame
     layers: Annotated[
         str | None, typer.Option(metavar="N,N,...", help="Layers of each stage, instead of --pp: 10,22.")
     ] = None,
-    quantization: Annotated[str, typer.Option(help="Of the weights.")] = "none",
+    quantization: Annotated[str, typer.Option(help="Quantization of the weights.")] = "none",
     batch: Annotated[int, typer.Option(help="Requests at once.")] = 1,
     input_tokens: Annotated[int, typer.Option("--input", help="Tokens of each prompt.")] = INPUT_TOKENS,
     output_tokens: Annotated[int, typer.Option("--output", help="Tokens of each answer.")] = OUTPUT_TOKENS,
     variants: Annotated[
         str | None,
-        typer.Option(metavar="NAME,...", help="Asked in turn by the batch; the base is one if named."),
+        typer.Option(
+            metavar="NAME,...",
+            help="Variants that the batch's requests ask in turn; name the base to include it.",
+        ),
     ] = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE.png", help="Draw every plan's latency, cost and memory.")
     ] = None,
     devices: Annotated[
         int | None,
-        typer.Option(help="As if there were so many like the cluster's, one for each rank; else as it is."),
+        typer.Option(
+            help="Assume this number of devices like the cluster's, one per rank. Default: the real devices."
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Say what a plan of a model would cost under a load: latency, throughput, memory, with intervals."""
+    """Estimate a plan of a model under a load: latency, throughput, cost and memory, with intervals."""
     cli = session(ctx)
     load = {
         "batch": batch,
@@ -190,7 +197,7 @@ def _facts(e: EstimateView) -> Iterator[tuple[str, str]]:
     yield "Cost", f"{_number(e.costGibS)} GiB-seconds"
     if e.variantLoad is not None:
         v = e.variantLoad
-        ranks = f"ranks add up to {v.rankSum}, at most {v.rankMax}" if v.rankMax else "no low ranks"
+        ranks = f"ranks add up to {v.rankSum}, the largest is {v.rankMax}" if v.rankMax else "no LoRA ranks"
         yield "Variants", f"in {v.requests} of {e.batch} requests; {ranks}"
     if at_once := variants_at_once(e.variantsAtOnce):
         yield "Variants at once", at_once

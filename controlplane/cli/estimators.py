@@ -25,14 +25,14 @@ def evaluate_estimator(
     ctx: typer.Context,
     *,
     fingerprints: Annotated[Path, typer.Option(help="The table of fingerprints (docs/profiler.md).")],
-    truth: Annotated[Path, typer.Option(help="The table of full models, in the same form.")],
+    truth: Annotated[Path, typer.Option(help="The table of full models, with the same columns.")],
     estimator: Annotated[EstimatorName, typer.Option(help="Ours, or MaverIQ's.")] = EstimatorName.OSTINATO,
     calibrate: Annotated[
         Calibration, typer.Option(help="Whether to fit hardware constants on the truth of the other models.")
     ] = Calibration.NONE,
     json: Json = False,
 ) -> None:
-    """Predict measured plans from fingerprints, and say how far off the predictions are."""
+    """Predict measured plans from fingerprints, and print the errors of the predictions."""
     cli = session(ctx)
     from controlplane.baselines.estimators.evaluating import evaluate
     from controlplane.baselines.estimators.tables import read_table
@@ -40,7 +40,7 @@ def evaluate_estimator(
     try:
         report = evaluate(read_table(fingerprints), read_table(truth), estimator, calibrate)
     except CheckpointError as error:
-        raise errors.SourceUnreadable(f"{error}; see the form of the tables in docs/profiler.md") from error
+        raise errors.SourceUnreadable(f"{error}; docs/profiler.md describes the tables") from error
     if cli.json:
         print_json(_document(report))
         return

@@ -29,16 +29,20 @@ Answering = Callable[[str, str], "Answerer"]
 def evaluate(
     ctx: typer.Context,
     model: Annotated[str, typer.Argument(help="A deployed model.")],
-    tasks: Annotated[Path, typer.Argument(help="A .jsonl file, or a folder with some (docs/evaluation.md).")],
+    tasks: Annotated[
+        Path, typer.Argument(help="A .jsonl file of tasks, or a folder of such files (docs/evaluation.md).")
+    ],
     *,
     reference: Annotated[
-        str | None, typer.Option(help="A deployed model, such as the uncompressed one, to measure KL from.")
+        str | None, typer.Option(help="A deployed model to measure KL from, such as the uncompressed model.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only so many items of each task.")] = None,
-    concurrency: Annotated[int, typer.Option(min=1, max=256, help="Requests under way at once.")] = 16,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Use at most this number of items of each task.")
+    ] = None,
+    concurrency: Annotated[int, typer.Option(min=1, max=256, help="Requests to run at once.")] = 16,
     json: Json = False,
 ) -> None:
-    """Measure a deployed model on tasks, keep the figures with it, and show them."""
+    """Measure a deployed model on tasks, store the results with the model, and show them."""
     cli = session(ctx)
     read = [task.first(limit) for task in _tasks(tasks)]
     kept: list[EvaluationView] = []
@@ -82,7 +86,7 @@ def interval(view: EvaluationView) -> str:
 
 def counted(view: EvaluationView) -> str:
     tokens = f", {view.tokens} tokens" if view.tokens else ""
-    told = f", {view.coverage:.1%} of the probability told" if view.metric == "kl" else ""
+    told = f", {view.coverage:.1%} of the probability known" if view.metric == "kl" else ""
     return f"{view.items} items{tokens}{told}"
 
 

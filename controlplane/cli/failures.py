@@ -29,36 +29,36 @@ USAGE = "usage"
 REST_CALL = re.compile(r"\b(GET|POST|PUT|PATCH|DELETE) /")
 
 HINTS: dict[str, str] = {
-    "internal_error": "this is a defect; run again with --debug and report what it prints",
-    "invalid_request": "correct the request; `ostinato COMMAND --help` shows what it takes",
+    "internal_error": "this is a defect: run the command again with --debug and report its output",
+    "invalid_request": "correct the request; `ostinato COMMAND --help` shows arguments and options",
     "context_length_exceeded": "shorten the text, or `ostinato tune MODEL --context N`",
-    "no_chat_template": "`ostinato infer MODEL TEXT` completes a text",
+    "no_chat_template": "`ostinato infer MODEL TEXT` completes a text without a chat template",
     "source_unreadable": "check that the folder holds a complete checkpoint or adapter",
-    "unauthorized": "set OSTINATO_API_KEY to the key this installation was started with",
-    "forbidden": "ask with a key that may do this: an admin's, or one of the tenant whose model it is",
-    "quota_exceeded": "delete variants that are not needed, or have the tenant's quota raised",
-    "path_not_allowed": "start Ostinato with the folder in OSTINATO_ALLOWED_ROOTS",
+    "unauthorized": "set OSTINATO_API_KEY to the key that this installation was started with",
+    "forbidden": "use a key with more rights: an admin's key, or a key of the tenant that owns the model",
+    "quota_exceeded": "delete variants that are not needed, or ask an administrator to raise the quota",
+    "path_not_allowed": "add the folder to OSTINATO_ALLOWED_ROOTS and start Ostinato again",
     "model_not_found": "`ostinato models` lists the names",
-    "not_deployed": "deploy it with `ostinato deploy MODEL`",
+    "not_deployed": "deploy the model with `ostinato deploy MODEL`",
     "operation_not_found": "`ostinato operations` lists the ids",
-    "already_exists": "choose another name, or delete the present one first",
-    "in_use": "undeploy or delete what uses it first; `ostinato status` shows it",
-    "not_ready": "wait until it is Ready; `ostinato operations` shows its progress",
-    "idempotency_conflict": "send a different request under a fresh Idempotency-Key",
-    "stale_write": "look at the present state and try again",
-    "host_not_allowed": "ask by the machine's own name, or add this one to OSTINATO_ALLOWED_HOSTS",
-    "body_too_slow": "send it faster, or in smaller requests",
+    "already_exists": "choose another name, or delete the model of this name first",
+    "in_use": "undeploy or delete first what uses the model; `ostinato status` shows what does",
+    "not_ready": "wait until the model is Ready; `ostinato operations` shows the progress",
+    "idempotency_conflict": "send a different request with a new Idempotency-Key",
+    "stale_write": "look at the present state with `ostinato status`, then try again",
+    "host_not_allowed": "use the machine's own name in the URL, or add this name to OSTINATO_ALLOWED_HOSTS",
+    "body_too_slow": "send the body faster, or split it into smaller requests",
     "body_too_large": "send a shorter request, or raise OSTINATO_MAX_BODY_BYTES",
-    "adapter_mismatch": "register the adapter with the base it was trained on",
+    "adapter_mismatch": "register the adapter with the base that it was trained on",
     "loss_too_large": "allow more with --max-loss, or serve the fine-tune as a model of its own",
     "no_feasible_plan": "loosen the limits, free a device, or allow more compression",
     "overloaded": "try again in a moment, with fewer requests at once",
-    "rate_limit_exceeded": "wait as long as it says, or have the tenant's quota raised",
+    "rate_limit_exceeded": "wait for the time in Retry-After, or ask an administrator to raise the quota",
     "engine_failed": "`ostinato logs MODEL` shows why; the engine is being restarted",
     "profiling_failed": "`ostinato profile MODEL` tries again; until then estimates are rough",
-    "compression_failed": "`ostinato describe MODEL` shows it; delete the model and register it again",
+    "compression_failed": "see `ostinato describe MODEL`, then delete the model and register it again",
     "unavailable": "try again in a moment; `ostinato status` shows what is starting",
-    "late": "raise its target, or have late requests finished (`ostinato tune MODEL --late finish`)",
+    "late": "raise the request's target, or let late requests finish (`ostinato tune MODEL --late finish`)",
     "cut": "try again; `ostinato logs MODEL` shows what the engine does",
     "timed_out": "ask for a shorter answer, or raise OSTINATO_REQUEST_TIMEOUT_S",
 }
@@ -67,7 +67,8 @@ HINTS: dict[str, str] = {
 # Hints for codes without a class, which concern the call itself.
 CALL_HINTS = {
     "path_not_found": (
-        "give --url without a path, such as http://127.0.0.1:8000; a server of another version may lack this"
+        "give --url without a path, such as http://127.0.0.1:8000; a server of another version may lack this "
+        "call"
     ),
 }
 
@@ -101,16 +102,14 @@ def report_error(error: OstinatoError, as_json: bool) -> ExitCode:
 
 def report_operation(operation: OperationView, as_json: bool) -> ExitCode:
     if operation.phase == Phase.CANCELLED:
-        message = (
-            f"operation {operation.id} on '{operation.target}' was cancelled; ask again when you want it"
-        )
+        message = f"operation {operation.id} on '{operation.target}' was cancelled; run the command again"
         return report(message, "cancelled", ExitCode.FAILED, as_json)
     return _report(error_of(operation).body(), ExitCode.FAILED, as_json)
 
 
 def report_interrupt(operation: OperationView, as_json: bool) -> ExitCode:
     ways = f"`ostinato watch {operation.id}` follows it, `ostinato cancel {operation.id}` stops it"
-    message = f"stopped waiting, but operation {operation.id} continues; {ways}"
+    message = f"this command stopped waiting, but operation {operation.id} continues; {ways}"
     return report(message, "interrupted", ExitCode.INTERRUPTED, as_json)
 
 
@@ -131,10 +130,10 @@ def _help(message: str, command: str | None) -> str:
         (flag for flag in ("--url", "--debug") if message.startswith(f"No such option: {flag}")), None
     )
     if early and command:
-        return f"{early} stands before the command: `ostinato {early} ... {command}`"
+        return f"write {early} before the command: `ostinato {early} ... {command}`"
     if command is None:
         return "`ostinato --help` lists the commands"
-    return f"`ostinato {command} --help` shows what it takes"
+    return f"`ostinato {command} --help` shows its arguments and options"
 
 
 def _report(body: dict[str, Any], code: ExitCode, as_json: bool, usage: str = "") -> ExitCode:
@@ -165,7 +164,7 @@ def _ways(details: dict[str, Any]) -> str:
     ]
     if len(texts) < 2:
         return "".join(texts)
-    which = "all of these together would do:" if details.get("together") else "any of these would do:"
+    which = "do all of these together:" if details.get("together") else "do any of these:"
     return "\n  - ".join([which, *texts])
 
 

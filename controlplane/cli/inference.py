@@ -19,7 +19,7 @@ from controlplane.management.schemas.models import InferenceModelRequest
 from controlplane.printable import printable
 
 CUT = "length"  # the finish reason of an answer that reached its limit
-_LONGER = "--max-output allows more, as far as the deployment (`deploy --max-output`) and the context do"
+_LONGER = "raise --max-output, up to the limits of the deployment (`deploy --max-output`) and the context"
 
 Name = Annotated[str, typer.Argument(help="A deployed model.")]
 MaxOutput = Annotated[int | None, typer.Option(min=1, help="Longest answer, in tokens.")]
@@ -29,15 +29,15 @@ Temperature = Annotated[float | None, typer.Option(min=0, max=2, help="0 is gree
 def infer(  # noqa: PLR0913 - typer reads a command's options from its parameters
     ctx: typer.Context,
     model: Name,
-    text: Annotated[str, typer.Argument(help="The input; - reads stdin.")],
+    text: Annotated[str, typer.Argument(help="The input text; - reads it from stdin.")],
     *,
     max_output: MaxOutput = None,
     temperature: Temperature = None,
     seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="No chat template around the text.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Complete the text without the chat template.")] = False,
     json: Json = False,
 ) -> None:
-    """Ask a deployed model once and print its answer."""
+    """Send one request to a deployed model and print its answer."""
     cli = session(ctx)
     request = InferenceModelRequest(
         model=model,
@@ -56,7 +56,7 @@ def infer(  # noqa: PLR0913 - typer reads a command's options from its parameter
         print(printable(answer.note), file=sys.stderr)
     print_text(answer.outputText)
     if answer.finishReason == CUT:
-        print(f"cut after {answer.outputTokens} tokens; {_LONGER}", file=sys.stderr)
+        print(f"the answer was cut after {answer.outputTokens} tokens; {_LONGER}", file=sys.stderr)
 
 
 def chat(
@@ -66,7 +66,7 @@ def chat(
     temperature: Temperature = None,
     json: Json = False,
 ) -> None:
-    """Talk with a deployed model. /exit or Ctrl-D ends; Ctrl-C stops an answer."""
+    """Chat with a deployed model. /exit or Ctrl-D leaves; Ctrl-C stops an answer."""
     cli = session(ctx)
     given = {"max_tokens": max_output, "temperature": temperature}
     params = {name: value for name, value in given.items() if value is not None}
@@ -128,7 +128,7 @@ def _answer(
         whole = {"role": "assistant", "content": "".join(said), "finishReason": ended}
         print_json({"done": True, "stopped": stopped, **whole})
     elif ended == CUT:
-        print(f"cut at its longest; {_LONGER}", file=sys.stderr)
+        print(f"the answer was cut at its longest allowed length; {_LONGER}", file=sys.stderr)
     return "".join(said)
 
 

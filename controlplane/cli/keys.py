@@ -25,8 +25,8 @@ class Action(StrEnum):
 def _name(value: str) -> str:
     if not re.fullmatch(TENANT_NAME, value) or value == "default":
         raise typer.BadParameter(
-            "expected 1 to 63 letters, digits, '.', '_' or '-', and not 'default', the installation's own; "
-            f"got {value[:80]!r}"
+            "expected 1 to 63 letters, digits, '.', '_' or '-', other than 'default', which is the "
+            f"installation's own tenant; got {value[:80]!r}"
         )
     return value
 
@@ -35,14 +35,14 @@ def keys(
     ctx: typer.Context,
     action: Annotated[Action, typer.Argument(help="new: make a key.")],
     tenant: Annotated[
-        str, typer.Option(help="Whose key it is, as the file names it.", callback=_name)
+        str, typer.Option(help="The tenant's name in the file of tenants.", callback=_name)
     ] = "TENANT",
-    role: Annotated[Role, typer.Option(help="What it may do.")] = Role.INFERENCE,
+    role: Annotated[Role, typer.Option(help="What the key may do.")] = Role.INFERENCE,
     json: Json = False,
 ) -> None:
-    """Make a new API key for a tenant: `keys new` prints it, once.
+    """Make a new API key for a tenant. `keys new` prints it once.
 
-    Nothing is asked of an installation and nothing is kept: the entry goes into the file of OSTINATO_TENANTS,
+    The command asks no server and stores nothing. Add the printed entry to the file of OSTINATO_TENANTS,
     which gateways read again when it changes.
     """
     key = PREFIX + secrets.token_urlsafe(_BYTES)
@@ -52,7 +52,7 @@ def keys(
         return
     print_text(
         f"{key}\n\n"
-        "This key is shown once. Below is its entry in the file of tenants (OSTINATO_TENANTS); if the tenant "
-        "is there already, add the hash to its keys.\n\n"
+        "This key is shown only now. Add the entry below to the file of tenants (OSTINATO_TENANTS). If the "
+        "file has this tenant already, add only the hash to the tenant's keys.\n\n"
         f'  - name: {tenant}\n    role: {role}\n    keys: ["{digest}"]'
     )

@@ -28,18 +28,18 @@ COMMANDS = (
     LazyCommand(
         "up",
         "controlplane.cli.start_stop",
-        "Start Ostinato on this machine and return when it answers. It is started again when it dies.",
+        "Start Ostinato on this machine and return when its API answers. It is restarted after a crash.",
     ),
-    LazyCommand("down", "controlplane.cli.start_stop", "Stop what `up` started; state and caches stay."),
+    LazyCommand("down", "controlplane.cli.start_stop", "Stop what `up` started. State and caches stay."),
     LazyCommand(
         "dashboard",
         "controlplane.cli.start_stop",
-        "Say where the Ray dashboard of this machine's cluster is, and the token that it asks for.",
+        "Print the address of this machine's Ray dashboard and the token that it asks for.",
     ),
     LazyCommand(
         "demo",
         "controlplane.cli.start_stop",
-        "Register, deploy and ask a base model and its variants, on this machine.",
+        "Register and deploy a base model and its variants on this machine, and send them requests.",
     ),
     LazyCommand(
         "register",
@@ -47,74 +47,71 @@ COMMANDS = (
         "Register a base by its SOURCE, or a variant by --base and --adapter.",
     ),
     LazyCommand("models", "controlplane.cli.models", "List the registered models."),
-    LazyCommand(
-        "describe", "controlplane.cli.models", "Show all that is known of one model and its deployment."
-    ),
+    LazyCommand("describe", "controlplane.cli.models", "Show all facts about one model and its deployment."),
     LazyCommand(
         "delete",
         "controlplane.cli.models",
-        "Forget a registered model; its files stay, but for a delta that was made here.",
+        "Delete a model's registration. Its files stay, except a delta that Ostinato made.",
     ),
     LazyCommand(
         "profile",
         "controlplane.cli.estimates",
-        "Measure a model's architecture on the cluster's devices, as far as it is not yet, and show it.",
+        "Measure what a model's profile lacks on the cluster's devices, and show the profile.",
     ),
     LazyCommand(
         "estimate",
         "controlplane.cli.estimates",
-        "Say what a plan of a model would cost under a load: latency, throughput, memory, with intervals.",
+        "Estimate a plan of a model under a load: latency, throughput, cost and memory, with intervals.",
     ),
     LazyCommand(
         "deploy",
         "controlplane.cli.deployments",
-        "Deploy a registered model; Ostinato chooses how and where by the intent.",
+        "Deploy a registered model. Ostinato chooses plan and devices by the intent.",
     ),
-    LazyCommand("undeploy", "controlplane.cli.deployments", "Stop serving a model; it stays registered."),
+    LazyCommand(
+        "undeploy", "controlplane.cli.deployments", "Stop serving a model. The model stays registered."
+    ),
     LazyCommand("logs", "controlplane.cli.deployments", "Print the last lines of a deployment's engine."),
     LazyCommand(
         "tune",
         "controlplane.cli.variants",
-        "Set how many variants of a base run at once, now and after restarts, or measure what is best; "
-        "change how many engines it has, or what requests are served by; or place its engines again, with "
-        "other sizes.",
+        "Change a deployed base: how many variants run at once (set or measured), the number of engines, "
+        "the requests' targets, or the engines' sizes.",
     ),
     LazyCommand(
         "prefetch",
         "controlplane.cli.variants",
-        "Read variants into host memory, ahead of their next requests.",
+        "Read variants into host memory before their next requests.",
     ),
     LazyCommand(
         "rebalance",
         "controlplane.cli.rebalance",
-        "Move engines to make room for what waits, or else to free a device; no request is dropped.",
+        "Move engines to make room for a waiting model, or to free a device. No request is dropped.",
     ),
-    LazyCommand("infer", "controlplane.cli.inference", "Ask a deployed model once and print its answer."),
+    LazyCommand(
+        "infer", "controlplane.cli.inference", "Send one request to a deployed model and print its answer."
+    ),
     LazyCommand(
         "chat",
         "controlplane.cli.inference",
-        "Talk with a deployed model. /exit or Ctrl-D ends; Ctrl-C stops an answer.",
+        "Chat with a deployed model. /exit or Ctrl-D leaves; Ctrl-C stops an answer.",
     ),
     LazyCommand(
         "evaluate",
         "controlplane.cli.evaluation",
-        "Measure a deployed model on tasks, keep the figures with it, and show them.",
+        "Measure a deployed model on tasks, store the results with the model, and show them.",
     ),
-    LazyCommand(
-        "operations", "controlplane.cli.operations", "List the operations: what was asked and how far it is."
-    ),
+    LazyCommand("operations", "controlplane.cli.operations", "List the operations and their progress."),
     LazyCommand(
         "watch",
         "controlplane.cli.operations",
-        "Follow an operation until it is done; with --json, one line per change.",
+        "Follow an operation until it is done. With --json, print one line per change.",
     ),
-    LazyCommand(
-        "cancel", "controlplane.cli.operations", "Ask an operation to stop; what it made is taken back."
-    ),
+    LazyCommand("cancel", "controlplane.cli.operations", "Cancel an operation. What it made is removed."),
     LazyCommand(
         "compress",
         "controlplane.cli.compress",
-        "Compress a fine-tune to a delta that can be registered as a variant, and say what it cost.",
+        "Compress a fine-tune to a delta that can be registered as a variant, and print size and errors.",
     ),
     LazyCommand(
         "merge",
@@ -124,30 +121,30 @@ COMMANDS = (
     LazyCommand(
         "evaluate-estimator",
         "controlplane.cli.estimators",
-        "Predict measured plans from fingerprints, and say how far off the predictions are.",
+        "Predict measured plans from fingerprints, and print the errors of the predictions.",
     ),
     LazyCommand(
         "plan",
         "controlplane.cli.plan",
-        "Place deployments on a described cluster, in order; say what goes where and what does not fit.",
+        "Place deployments on a described cluster, in order. Show the placements and what does not fit.",
     ),
     LazyCommand(
         "simulate",
         "controlplane.cli.simulate",
-        "Simulate traffic on a described cluster: attainment, latencies, cost; or how many engines it needs.",
+        "Simulate traffic on a described cluster: attainment, latencies and cost, or the engines needed.",
     ),
     LazyCommand(
         "status",
         "controlplane.cli.overview",
-        "Show models, deployments, engines and devices; with a name, where its variants are.",
+        "Show models, deployments, engines and devices. With a MODEL, show where its variants are.",
     ),
     LazyCommand(
         "cluster",
         "controlplane.cli.cluster",
-        "Show nodes and devices: memory used, reserved and free, load, and who holds what.",
+        "Show nodes and devices: used, reserved and free memory, load, and holders of the memory.",
     ),
     LazyCommand(
-        "keys", "controlplane.cli.keys", "Make a new API key for a tenant: `keys new` prints it, once."
+        "keys", "controlplane.cli.keys", "Make a new API key for a tenant. `keys new` prints it once."
     ),
     LazyCommand("version", "controlplane.cli.overview", "Print the version of this command."),
 )
@@ -231,7 +228,7 @@ def _report_other(error: BaseException, as_json: bool, command: str | None) -> E
         return failures.report(_of_the_machine(error), "machine", failures.ExitCode.FAILED, as_json)
     what = f"{type(error).__name__}: {error}".rstrip(": ")
     return failures.report(
-        f"{what}; run `ostinato --debug ...` to see where",
+        f"{what}; this is a defect: run `ostinato --debug ...` again and report its output",
         "internal_error",
         failures.ExitCode.FAILED,
         as_json,
@@ -240,13 +237,13 @@ def _report_other(error: BaseException, as_json: bool, command: str | None) -> E
 
 def _of_the_machine(error: OSError) -> str:
     where = f"{error.filename}: " if error.filename else ""
-    return f"{where}{error.strerror}; run `ostinato --debug ...` to see what was tried"
+    return f"{where}{error.strerror}; check this file or disk (`ostinato --debug ...` shows the failed call)"
 
 
 def _not_installed(error: ModuleNotFoundError) -> str:
     return (
-        f"{error.name} is not installed, and this command needs more than the client; "
-        "install 'ostinato[cpu]' or 'ostinato[gpu]'"
+        f"the Python package {error.name} is not installed, and this command needs it; "
+        "run `pip install 'ostinato[cpu]'` or `pip install 'ostinato[gpu]'`"
     )
 
 
@@ -271,7 +268,7 @@ def _problem(found: ErrorDetails) -> str:
         case "string_unicode":
             return "expected text in UTF-8, got other bytes"
         case "string_too_short":
-            return "expected a text, got an empty one"
+            return "expected a text that is not empty, got an empty text"
         case "string_pattern_mismatch" if str(found.get("ctx", {}).get("pattern")).startswith(NAMES):
             return (
                 "expected a letter or digit, then up to 94 letters, digits, '.', '_' or '-', "

@@ -31,15 +31,17 @@ from controlplane.management.schemas.models import (
 Compression = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="NAME=ACCURACY", help="A technique allowed and its accuracy in percent; repeatable."
+        metavar="NAME=ACCURACY", help="An allowed quantization and its accuracy in percent; repeatable."
     ),
 ]
 
 
 def register(  # noqa: PLR0913 - typer reads a command's options from its parameters
     ctx: typer.Context,
-    model: Annotated[str, typer.Argument(help="The name to give it.")],
-    source: Annotated[str | None, typer.Argument(help="file://..., bundled://... or a folder.")] = None,
+    model: Annotated[str, typer.Argument(help="The name for the model.")],
+    source: Annotated[
+        str | None, typer.Argument(help="The model: file://..., bundled://... or a folder.")
+    ] = None,
     *,
     base: Annotated[str | None, typer.Option(help="The registered base of this variant.")] = None,
     adapter: Annotated[
@@ -49,7 +51,7 @@ def register(  # noqa: PLR0913 - typer reads a command's options from its parame
     method: Annotated[
         str | None,
         typer.Option(
-            help="How to make SOURCE a delta of --base; default: deltacompress, with --max-loss auto."
+            help="How to compress SOURCE to a delta of --base. Default: deltacompress; with --max-loss: auto."
         ),
     ] = None,
     bits: Annotated[int | None, typer.Option(help="Bits of each kept value, 4 or 2.")] = None,
@@ -57,16 +59,24 @@ def register(  # noqa: PLR0913 - typer reads a command's options from its parame
         str | None, typer.Option(help="Share of the 16-bit size, such as 1/16 or 0.0625.")
     ] = None,
     group_size: Annotated[
-        int | None, typer.Option(help="Columns that share a scale; default: a row.")
+        int | None, typer.Option(help="Columns that share a scale. Default: a row.")
     ] = None,
-    max_widths: Annotated[int | None, typer.Option(help="deltamix: bit widths a layer may mix.")] = None,
-    calibration: Annotated[str | None, typer.Option(help="A file of texts, read by the server.")] = None,
-    rows: Annotated[int | None, typer.Option(help="Calibration: texts that are run.")] = None,
-    tokens: Annotated[int | None, typer.Option(help="Calibration: tokens of each text.")] = None,
-    evaluation: Annotated[str | None, typer.Option(help="A file of tasks to measure the loss on.")] = None,
-    max_loss: Annotated[float | None, typer.Option(help="auto: percent of a task to lose at most.")] = None,
-    lossless: Annotated[bool, typer.Option("--lossless", help="Pack files once more.")] = False,
-    device: Annotated[str | None, typer.Option(help="auto, cpu or gpu.")] = None,
+    max_widths: Annotated[
+        int | None, typer.Option(help="For deltamix: bit widths that a layer may mix.")
+    ] = None,
+    calibration: Annotated[str | None, typer.Option(help="A file of typical texts on the server.")] = None,
+    rows: Annotated[int | None, typer.Option(help="For --calibration: number of texts to use.")] = None,
+    tokens: Annotated[int | None, typer.Option(help="For --calibration: tokens of each text.")] = None,
+    evaluation: Annotated[
+        str | None, typer.Option(help="A file of tasks on the server, to measure the loss on.")
+    ] = None,
+    max_loss: Annotated[
+        float | None, typer.Option(help="For auto: largest loss on any task, in percent.")
+    ] = None,
+    lossless: Annotated[
+        bool, typer.Option("--lossless", help="Pack files with zstd if that makes loading faster.")
+    ] = False,
+    device: Annotated[str | None, typer.Option(help="Where to compress: auto, cpu or gpu.")] = None,
     no_wait: NoWait = False,
     json: Json = False,
 ) -> None:
@@ -77,9 +87,8 @@ def register(  # noqa: PLR0913 - typer reads a command's options from its parame
     cli = session(ctx)
     if (source is not None) + (adapter is not None) != 1 or (adapter is not None and base is None):
         raise typer.BadParameter(
-            "give SOURCE for a base, --base and --adapter for a variant, or SOURCE and --base for a "
-            "fine-tune that "
-            "is made a delta of its base"
+            "give SOURCE (a base model), --base and --adapter (a variant), or SOURCE and --base (a fine-tune "
+            "to compress to a delta of its base)"
         )
     fields: dict[str, object] = {"source": _location(source), "base": base, "adapter": _location(adapter)}
     recipe = {
@@ -137,7 +146,7 @@ def models(ctx: typer.Context, json: Json = False) -> None:
 def describe(
     ctx: typer.Context, name: Annotated[str, typer.Argument(help="A model.")], json: Json = False
 ) -> None:
-    """Show all that is known of one model and its deployment."""
+    """Show all facts about one model and its deployment."""
     cli = session(ctx)
     with cli.client() as client:
         model = client.model(name)
@@ -157,7 +166,7 @@ def describe(
 def delete(
     ctx: typer.Context, model: Annotated[str, typer.Argument(help="A model.")], json: Json = False
 ) -> None:
-    """Forget a registered model; its files stay, but for a delta that was made here."""
+    """Delete a model's registration. Its files stay, except a delta that Ostinato made."""
     cli = session(ctx)
     with cli.client() as client:
         operation = client.delete_model(model)
@@ -232,7 +241,7 @@ def _chat_facts(chat: ChatView | None) -> list[tuple[str, str]]:
     if chat is None:
         return []
     return [
-        ("Tool calls", f"{chat.toolCallParser or 'only forced ones'}: {chat.toolCallReason}"),
+        ("Tool calls", f"{chat.toolCallParser or 'only forced calls'}: {chat.toolCallReason}"),
         ("Reasoning", f"{chat.reasoningParser}: {chat.reasoningReason}" if chat.reasoningParser else ""),
     ]
 

@@ -17,7 +17,7 @@ Id = Annotated[str, typer.Argument(metavar="OPERATION", help="An operation's id.
 
 
 def operations(ctx: typer.Context, json: Json = False) -> None:
-    """List the operations: what was asked and how far it is."""
+    """List the operations and their progress."""
     cli = session(ctx)
     with cli.client() as client:
         listed = client.operations()
@@ -29,7 +29,7 @@ def operations(ctx: typer.Context, json: Json = False) -> None:
 
 
 def watch(ctx: typer.Context, operation: Id, json: Json = False) -> None:
-    """Follow an operation until it is done; with --json, one line per change."""
+    """Follow an operation until it is done. With --json, print one line per change."""
     cli = session(ctx)
     with cli.client() as client:
         view = client.operation(operation)
@@ -40,7 +40,7 @@ def watch(ctx: typer.Context, operation: Id, json: Json = False) -> None:
 
 
 def cancel(ctx: typer.Context, operation: Id, json: Json = False) -> None:
-    """Ask an operation to stop; what it made is taken back."""
+    """Cancel an operation. What it made is removed."""
     cli = session(ctx)
     with cli.client() as client:
         view = client.cancel(operation)
@@ -49,7 +49,7 @@ def cancel(ctx: typer.Context, operation: Id, json: Json = False) -> None:
     elif view.done:
         print_text(f"operation {view.id} is already {view.phase}")
     else:
-        print_text(f"cancellation asked for; `ostinato watch {view.id}` follows it")
+        print_text(f"operation {view.id} will be cancelled; `ostinato watch {view.id}` follows it")
 
 
 def _print_each(client: Client, view: OperationView) -> OperationView:

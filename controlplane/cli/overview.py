@@ -22,10 +22,10 @@ COLUMNS = ("MODEL", "PHASE", "DEPLOYMENT", "ENGINE", "PLAN", "ON", "REASON")
 
 def status(
     ctx: typer.Context,
-    model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="One deployment.")] = None,
+    model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="Show only this deployment.")] = None,
     json: Json = False,
 ) -> None:
-    """Show models, deployments, engines and devices; with a name, where its variants are."""
+    """Show models, deployments, engines and devices. With a MODEL, show where its variants are."""
     cli = session(ctx)
     if model is not None:
         _status_of(cli, model)

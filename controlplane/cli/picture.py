@@ -29,7 +29,8 @@ def drawing(path: Path, size: tuple[float, float], panels: int = 1) -> Iterator[
         figure.savefig(path, dpi=120, format="png")
     except OSError as error:
         raise errors.InvalidRequest(
-            f"'{path}' cannot be written ({error.strerror}); name a file in a folder of yours", param="plot"
+            f"'{path}' cannot be written ({error.strerror}); name a file in a folder that you may write to",
+            param="plot",
         ) from error
     finally:
         plt.close(figure)

@@ -29,12 +29,16 @@ def plan(
     ctx: typer.Context,
     file: Annotated[Path, typer.Argument(help="A cluster and deployments, as YAML (docs/placement.md).")],
     *,
-    policy: Annotated[PolicyName, typer.Option(help="Ours, or one of the paper's.")] = PolicyName.OSTINATO,
-    theta: Annotated[float, typer.Option(min=0, max=1, help="The threshold of the paper's hybrid.")] = 0.7,
+    policy: Annotated[
+        PolicyName, typer.Option(help="Ostinato's policy, or a policy of MaverIQ's paper.")
+    ] = PolicyName.OSTINATO,
+    theta: Annotated[
+        float, typer.Option(min=0, max=1, help="The threshold of MaverIQ's hybrid policy.")
+    ] = 0.7,
     plot: Annotated[Path | None, typer.Option(help="Write a picture of the cluster to this PNG.")] = None,
     json: Json = False,
 ) -> None:
-    """Place deployments on a described cluster, in order; say what goes where and what does not fit."""
+    """Place deployments on a described cluster, in order. Show the placements and what does not fit."""
     cli = session(ctx)
     outcome = _solved(file, policy, theta)
     if plot is not None:

@@ -19,12 +19,12 @@ COLUMNS = ("GROUP", "FROM", "TO", "READS", "HELD TWICE", "LAST START", "TOKEN")
 def rebalance(
     ctx: typer.Context,
     model: Annotated[
-        str | None, typer.Argument(metavar="[MODEL]", help="Make room for this model, not deployed yet.")
+        str | None, typer.Argument(metavar="[MODEL]", help="Make room for this registered model.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option(help="Say what would be moved; do nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option(help="Show what would be moved, and do nothing.")] = False,
     json: Json = False,
 ) -> None:
-    """Move engines to make room for what waits, or else to free a device; no request is dropped."""
+    """Move engines to make room for a waiting model, or to free a device. No request is dropped."""
     cli = session(ctx)
     wanted = None if model is None else DeployModelRequest(model=model)
     with cli.client() as client:
@@ -36,9 +36,14 @@ def rebalance(
     if view.moves:
         print_table(COLUMNS, [_row(move) for move in view.moves], empty="")
         print_text(
-            f"{size(view.loadBytes)} to read, {size(view.doubledBytes)} of devices held twice meanwhile"
+            f"the moves read {size(view.loadBytes)}, and hold {size(view.doubledBytes)} of devices twice "
+            "meanwhile"
         )
-        print_text("begun; `ostinato status MODEL` shows how far it is" if view.began else "nothing was done")
+        print_text(
+            "the moves have begun; `ostinato status MODEL` shows the progress"
+            if view.began
+            else "nothing was done"
+        )
 
 
 def _row(move: MoveView) -> tuple[str, ...]:

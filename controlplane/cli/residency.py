@@ -14,17 +14,19 @@ def print_residency(deployment: DeploymentView) -> None:
     """Print a line and a table for each replica of the engine."""
     if deployment.residency is None:
         if deployment.residencyReason:
-            print_text(f"\nWhere its variants are is not known: {deployment.residencyReason}")
+            print_text(f"\nThe places of its variants are unknown: {deployment.residencyReason}")
         return
     for engine in deployment.residency:
         print_text(f"\n{_engine(engine)}")
-        print_table(COLUMNS, [_row(v) for v in engine.variants], empty="no variants are deployed on it")
+        print_table(
+            COLUMNS, [_row(v) for v in engine.variants], empty="no variants are deployed on this engine"
+        )
 
 
 def _engine(e: EngineResidencyView) -> str:
     return (
         f"Engine on {e.node} (process {e.pid}): {e.slots} slots, up to {e.limit} variants at once; "
-        f"{e.blockedRequests} requests blocked, {e.skips} skipped the line, {e.preemptions} preempted"
+        f"{e.blockedRequests} requests blocked, {e.skips} overtook others, {e.preemptions} preempted"
     )
 
 
@@ -54,7 +56,7 @@ def where(deployment: DeploymentView) -> str:
     """The tier that a variant reaches in every replica, in words."""
     tiers = {v.tier for engine in deployment.residency or () for v in engine.variants}
     if not tiers:
-        return f"read; where it is now is not known ({deployment.residencyReason})"
+        return f"read; its present place is unknown ({deployment.residencyReason})"
     if Tier.DISK in tiers:
-        return "read, but not in host memory any more: others took its place (--host-gib)"
+        return "read, but already evicted from host memory by other variants (raise --host-gib)"
     return "in host memory" if Tier.HOST in tiers else "on the device"

@@ -61,4 +61,4 @@ def _use_json(ctx: typer.Context, value: bool) -> bool:
 Json = Annotated[
     bool, typer.Option(JSON_FLAG, help="Print JSON and nothing else on stdout.", callback=_use_json)
 ]
-NoWait = Annotated[bool, typer.Option("--no-wait", help="Print the operation's id and return.")]
+NoWait = Annotated[bool, typer.Option("--no-wait", help="Print the operation's id and return at once.")]

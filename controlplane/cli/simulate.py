@@ -22,19 +22,23 @@ def simulate(
     ],
     *,
     policy: Annotated[
-        list[str] | None, typer.Option(help="Instead of the file's policies; may be repeated.")
+        list[str] | None, typer.Option(help="A routing policy, in place of the file's; repeatable.")
     ] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, max=1000, help="Instead of the file's number.")] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, max=1000, help="Number of seeds, in place of the file's.")
+    ] = None,
     for_slo: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Find the fewest groups with this attainment.")
+        float | None, typer.Option(min=0, max=1, help="Find the fewest groups that reach this attainment.")
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Write attainment and times by rate to this PNG.")] = None,
     json: Json = False,
 ) -> None:
-    """Simulate traffic on a described cluster: attainment, latencies, cost; or how many engines it needs."""
+    """Simulate traffic on a described cluster: attainment, latencies and cost, or the engines needed."""
     cli = session(ctx)
     if plot is not None and for_slo is not None:
-        raise errors.InvalidRequest("expected either --plot or --for-slo", param="plot")
+        raise errors.InvalidRequest(
+            "expected either --plot or --for-slo, got both; leave one of them out", param="plot"
+        )
     document = _document(file, policy or [], seeds, for_slo)
     if plot is not None:
         from controlplane.cli.simulation_picture import draw
@@ -99,15 +103,15 @@ def _refusals(result: Mapping[str, Any]) -> Iterator[str]:
     reasons = {name: entry["mean"] for name, entry in result["refused"].items() if entry["mean"] > 0}
     if reasons:
         told = ", ".join(f"{name} {count:,.4g}" for name, count in reasons.items())
-        yield f"{result['policy']} at {_rate(result)} did not answer, on average: {told}"
+        yield f"{result['policy']} at {_rate(result)} left requests unanswered, on average: {told}"
 
 
 def _size(size: Mapping[str, Any], wanted: float) -> str:
     of = f"{size['policy']} at {_rate(size)}"
     if size["groups"] is None:
-        return f"{of}: no number of groups that was tried keeps {100 * wanted:g}%"
-    fewer = "" if size["withOneLess"] is None else f"; with one less {_share(size['withOneLess'])}"
-    many = "1 group keeps" if size["groups"] == 1 else f"{size['groups']} groups keep"
+        return f"{of}: none of the tried numbers of groups reaches {100 * wanted:g}%"
+    fewer = "" if size["withOneLess"] is None else f"; one group fewer reaches {_share(size['withOneLess'])}"
+    many = "1 group reaches" if size["groups"] == 1 else f"{size['groups']} groups reach"
     return f"{of}: {many} {100 * wanted:g}% ({_share(size['attainment'])}{fewer})"
 
 

@@ -19,7 +19,10 @@ def draw(document: Mapping[str, Any], path: Path) -> None:
     written."""
     results: Sequence[Result] = document["results"]
     if any(result["ratePerS"] is None for result in results):
-        raise errors.InvalidRequest("expected rates in the file's traffic, which --plot needs", param="plot")
+        raise errors.InvalidRequest(
+            "--plot needs rates in the file's traffic, but there are none; add traffic.rates to the file",
+            param="plot",
+        )
     with drawing(path, (12, 4.5), panels=3) as (figure, panels):
         _panel(panels[0], results, "attainment (%)", lambda result: _scaled(result["attainment"]["all"], 100))
         _panel(

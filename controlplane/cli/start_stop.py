@@ -20,28 +20,35 @@ if TYPE_CHECKING:
     from controlplane.runtime.local import LocalCluster
     from controlplane.settings import Settings
 
-Home = Annotated[Path | None, typer.Option(help="Caches, logs and state; default OSTINATO_HOME.")]
-Port = Annotated[int | None, typer.Option(min=1, max=65535, help="Where the API listens.")]
+Home = Annotated[Path | None, typer.Option(help="Folder of caches, logs and state. Default: OSTINATO_HOME.")]
+Port = Annotated[int | None, typer.Option(min=1, max=65535, help="Port of the API.")]
 
 
 def up(
     ctx: typer.Context,
     port: Port = None,
     home: Home = None,
-    dashboard_port: Annotated[int, typer.Option(min=0, max=65535, help="Ray's; 0: a free one.")] = 0,
+    dashboard_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port of Ray's dashboard; 0: a free port.")
+    ] = 0,
     foreground: Annotated[
         bool,
-        typer.Option("--foreground", help="Stay, and stop it with this process: for systemd and the like."),
+        typer.Option(
+            "--foreground", help="Keep running until stopped, then stop Ostinato: for systemd and similar."
+        ),
     ] = False,
     json: Json = False,
 ) -> None:
-    """Start Ostinato on this machine and return when it answers. It is started again when it dies."""
+    """Start Ostinato on this machine and return when its API answers. It is restarted after a crash."""
     from controlplane.runtime import local, start_checks
 
     start_checks.require_known_variables(os.environ)
     cli, settings = session(ctx), _settings(port, home)
     if dashboard_port and not settings.dashboard:
-        raise typer.BadParameter("with OSTINATO_DASHBOARD=0 there is none", param_hint="--dashboard-port")
+        raise typer.BadParameter(
+            "OSTINATO_DASHBOARD=0 starts no dashboard; leave this option out, or unset that variable",
+            param_hint="--dashboard-port",
+        )
     with live_line(quiet=cli.json) as show:
         cluster = local.up(settings, show, dashboard_port=dashboard_port, supervised=not foreground)
     if cli.json:
@@ -63,26 +70,29 @@ def _where_dashboard(cluster: LocalCluster) -> str:
 def dashboard(
     ctx: typer.Context,
     home: Home = None,
-    open_: Annotated[bool, typer.Option("--open/--no-open", help="In a browser.")] = False,
+    open_: Annotated[bool, typer.Option("--open/--no-open", help="Open the dashboard in a browser.")] = False,
     json: Json = False,
 ) -> None:
-    """Say where the Ray dashboard of this machine's cluster is, and the token that it asks for."""
+    """Print the address of this machine's Ray dashboard and the token that it asks for."""
     from controlplane import errors
     from controlplane.runtime import local
 
     cli, settings = session(ctx), _settings(None, home)
     if (cluster := local.find(settings)) is None:
-        raise errors.Unavailable(f"no cluster of {settings.home} answers; start one with `ostinato up`")
+        raise errors.Unavailable(
+            f"no cluster with the home {settings.home} answers; start a cluster with `ostinato up`"
+        )
     if not cluster.dashboard_url:
         raise errors.Unavailable(
-            "this cluster was started without a dashboard; `ostinato down`, then `ostinato up` without"
+            "this cluster was started without a dashboard; run `ostinato down`, then `ostinato up` without"
             " OSTINATO_DASHBOARD=0"
         )
     try:
         token = local.ray_token(settings)
     except OSError as e:
         raise errors.Unavailable(
-            "this cluster was started by a version without Ray's token: `ostinato down`, then `ostinato up`"
+            "an older version of Ostinato started this cluster without Ray's token; run `ostinato down`, then"
+            " `ostinato up`"
         ) from e
     if cli.json:
         print_json({"url": cluster.dashboard_url, "token": token})
@@ -93,7 +103,7 @@ def dashboard(
 
 
 def down(ctx: typer.Context, home: Home = None, json: Json = False) -> None:
-    """Stop what `up` started; state and caches stay."""
+    """Stop what `up` started. State and caches stay."""
     from controlplane.runtime import local
 
     cli = session(ctx)
@@ -106,7 +116,7 @@ def down(ctx: typer.Context, home: Home = None, json: Json = False) -> None:
 
 
 def demo(ctx: typer.Context, json: Json = False) -> None:
-    """Register, deploy and ask a base model and its variants, on this machine."""
+    """Register and deploy a base model and its variants on this machine, and send them requests."""
     from controlplane.demo.run import main as run_demo  # only this command needs a cluster
 
     cli = session(ctx)

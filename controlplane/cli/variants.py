@@ -43,15 +43,21 @@ LOOK_S = 1.0
 
 def tune(  # noqa: PLR0913 - typer reads a command's options from its parameters
     ctx: typer.Context,
-    model: Annotated[str, typer.Argument(help="A deployed base; for targets also a variant.")],
+    model: Annotated[str, typer.Argument(help="A deployed base. Targets may also be set for a variant.")],
     *,
     max_active_variants: Annotated[
-        int | None, typer.Option(min=1, help="How many of its variants may run at once.")
+        int | None, typer.Option(min=1, help="Number of its variants that may run at once.")
     ] = None,
-    min_replicas: Annotated[int | None, typer.Option(min=0, help="Fewest engines; 0: none if idle.")] = None,
+    min_replicas: Annotated[
+        int | None, typer.Option(min=0, help="Fewest engines; 0: no engine while idle.")
+    ] = None,
     max_replicas: Annotated[int | None, typer.Option(min=1, help="Most engines.")] = None,
-    target: Annotated[float | None, typer.Option(help="Requests under way per engine to aim at.")] = None,
-    idle_s: Annotated[float | None, typer.Option(help="Until the last engine stops if idle.")] = None,
+    target: Annotated[
+        float | None, typer.Option(help="Target number of running requests per engine.")
+    ] = None,
+    idle_s: Annotated[
+        float | None, typer.Option(help="Idle seconds after which the last engine stops.")
+    ] = None,
     target_ttft_ms: TargetTtft = None,
     target_tpot_ms: TargetTpot = None,
     deadline_ms: Deadline = None,
@@ -67,25 +73,25 @@ def tune(  # noqa: PLR0913 - typer reads a command's options from its parameters
         bool,
         typer.Option(
             "--place-anew",
-            help="Replace its engines by new ones, with sizes that are chosen again; as those of size do.",
+            help="Replace the engines by new engines of newly chosen sizes. Options of size do so, too.",
         ),
     ] = False,
     profile: Annotated[
-        bool, typer.Option("--profile", help="Measure with its deployed variants, and take the best.")
+        bool, typer.Option("--profile", help="Measure the best number of variants at once, and set it.")
     ] = False,
     seconds: Annotated[
-        float, typer.Option(min=0.5, max=600, help="--profile: for each number measured.")
+        float, typer.Option(min=0.5, max=600, help="For --profile: seconds for each number of variants.")
     ] = Burst.seconds,
     concurrency: Annotated[
-        int, typer.Option(min=1, max=256, help="--profile: requests at once.")
+        int, typer.Option(min=1, max=256, help="For --profile: requests at once.")
     ] = Burst.concurrency,
     ttft_ms: Annotated[
-        float | None, typer.Option(min=0, help="--profile: longest median time to first token.")
+        float | None, typer.Option(min=0, help="For --profile: longest median time to the first token.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Set how many variants of a base run at once, now and after restarts, or measure what is best; change
-    how many engines it has, or what requests are served by; or place its engines again, with other sizes."""
+    """Change a deployed base: how many variants run at once (set or measured), the number of engines,
+    the requests' targets, or the engines' sizes."""
     cli = session(ctx)
     named = requested_replicas(min_replicas, max_replicas, target, idle_s)
     aimed = requested_targets(target_ttft_ms, target_tpot_ms, deadline_ms, priority, late)
@@ -93,8 +99,8 @@ def tune(  # noqa: PLR0913 - typer reads a command's options from its parameters
     place_anew = place_anew or bool(sizes)
     if profile + place_anew + (max_active_variants is not None or bool(named) or bool(aimed)) != 1:
         raise typer.BadParameter(
-            "give either --max-active-variants N or --profile, or options of replicas or targets, or "
-            "--place-anew or options of the engine's size"
+            "give exactly one of these: --max-active-variants N or options of replicas or targets, "
+            "--profile, or --place-anew or options of the engine's size"
         )
     measured: Profile | None = None
     with cli.client() as client:
@@ -120,12 +126,12 @@ def tune(  # noqa: PLR0913 - typer reads a command's options from its parameters
         _print_profile(measured)
     if place_anew:
         names = ", ".join(group.name for group in deployment.groups if group.phase == GroupPhase.SERVING)
-        served = f"is served by {names}" if names else "gets its next engine"
+        served = f"is served by {names}" if names else "will start its next engine"
         print_text(f"'{model}' {served}, with memory for the variants registered now")
     if named and (now := deployment.replicas):
-        print_text(f"'{model}' has {now.min} to {now.max} engines by load")
+        print_text(f"'{model}' has {now.min} to {now.max} engines, depending on load")
     if aimed:
-        print_text(f"'{model}' serves requests by: {target_facts(deployment) or 'no targets'}")
+        print_text(f"targets of requests to '{model}': {target_facts(deployment) or 'none'}")
     if profile or max_active_variants is not None:
         print_text(f"'{model}' runs up to {deployment.maxActiveVariants} variants at once")
         print_residency(deployment)
@@ -156,10 +162,10 @@ def _successors(deployment: DeploymentView, replaced: Sequence[str]) -> list[Gro
     coming = {g.replaces: g for g in deployment.groups if g.replaces and g.phase != GroupPhase.DRAINING}
     for group in left:
         if group.name not in coming and group.phase == GroupPhase.SERVING:
-            why = group.reason.replace("; ", ", ") or "no new engine took its place"
+            why = group.reason.replace("; ", ", ") or "no new engine replaced it"
             raise EngineFailed(
-                f"{group.name} goes on: {why}; look at `ostinato cluster` for what is free, or undeploy "
-                f"'{deployment.model}' and deploy it again"
+                f"{group.name} was not replaced and still serves: {why}; look for free memory in `ostinato "
+                f"cluster`, or undeploy '{deployment.model}' and deploy it again"
             )
     return [coming[group.name] for group in left if group.name in coming]
 
@@ -195,7 +201,7 @@ def prefetch(
     variants: Annotated[list[str], typer.Argument(metavar="VARIANT...", help="Deployed variants.")],
     json: Json = False,
 ) -> None:
-    """Read variants into host memory, ahead of their next requests."""
+    """Read variants into host memory before their next requests."""
     cli = session(ctx)
     deployments = []
     with cli.client() as client, live_line(quiet=cli.json) as show:

@@ -102,8 +102,9 @@ class ApiAnswerer:
         ids, rows = told.get("prompt_token_ids"), told.get("prompt_logprobs")
         if ids is None or (rows is None and top is not None):
             raise errors.EngineFailed(
-                f"the engine of '{self._model}' tells no log-probabilities of prompts; expected vLLM's "
-                "prompt_logprobs and prompt_token_ids"
+                f"the engine of '{self._model}' returns no log-probabilities of prompts (vLLM's "
+                "prompt_logprobs and prompt_token_ids); use an engine of vLLM, or tasks that need no "
+                "log-probabilities"
             )
         return Prompt(ids, [_by_id(row) for row in (rows or [])[1:]])
 
@@ -117,7 +118,7 @@ class ApiAnswerer:
                 pause_s = busy.retry_after_s or 0.25 * 2.0**attempt
             except errors.InvalidRequest as error:
                 asked = body.get("prompt") or body["messages"][0]["content"]
-                raise error.saying(f"{error.message}; this was answered to {asked[:60]!r}...") from error
+                raise error.saying(f"{error.message} (the request was {asked[:60]!r}...)") from error
             self._sleep(min(pause_s, LONGEST_PAUSE_S))
         return self._client.complete(path, sent)
 

@@ -259,7 +259,9 @@ class Client:
                 return view
             if self._is_past(deadline_s):
                 break
-        raise TimeoutError(f"operation {operation_id} is not done after {timeout_s} s; it goes on")
+        raise TimeoutError(
+            f"operation {operation_id} is not done after {timeout_s} s; it continues: wait for it again"
+        )
 
     # Inference
 
@@ -302,7 +304,9 @@ class Client:
                 if data == "[DONE]":
                     return
                 yield chunk_of(data)
-        raise errors.EngineFailed("the answer broke off before its end; ask again")
+        raise errors.EngineFailed(
+            "the connection broke off before the end of the answer; send the request again"
+        )
 
     # One call
 
@@ -354,7 +358,10 @@ class Client:
                 return
             breaks += 1
             if breaks > allowed:
-                raise Unavailable(f"the news of operation {operation_id} keep breaking off; watch it again")
+                raise Unavailable(
+                    f"the connection that reports operation {operation_id} keeps breaking off; watch the "
+                    "operation again"
+                )
             self._sleep(min(0.1 * 2**breaks, 2.0))
 
     def _watch_once(self, operation_id: str, deadline_s: float | None) -> Iterator[OperationView]:

@@ -26,11 +26,15 @@ def network_message(url: httpx.URL, failure: httpx.TransportError) -> str:
     """The message for a network failure of a call to `url`, printed without its password."""
     url = url.copy_with(username=None, password=None)
     if isinstance(failure, httpx.ConnectError) and "SSL" in str(failure):
-        return f"{url} does not speak TLS as it should ({failure}); name it with http:// if it has no TLS"
+        return (
+            f"the TLS connection to {url} failed ({failure}); use http:// in the URL if the server has no TLS"
+        )
     if isinstance(failure, httpx.ConnectError | httpx.ConnectTimeout):
-        return f"nothing answers at {url}; start it with `ostinato up`, or name another with --url"
+        return (
+            f"no server answers at {url}; start Ostinato with `ostinato up`, or give its address with --url"
+        )
     if isinstance(failure, httpx.TimeoutException):
-        return f"no answer from {url} in time; look at `ostinato status`, then try again"
+        return f"{url} did not answer in time; look at `ostinato status`, then try again"
     return f"the connection to {url} broke off ({failure}); try again"
 
 
@@ -38,11 +42,15 @@ def checked_url(text: str) -> httpx.URL:
     try:
         url = httpx.URL(text)
     except httpx.InvalidURL as failure:
-        raise errors.InvalidRequest(f"{text!r} is not a URL ({failure})", param="url") from failure
+        raise errors.InvalidRequest(
+            f"expected a URL such as {DEFAULT_URL}, got {text!r} ({failure})", param="url"
+        ) from failure
     if url.scheme not in {"http", "https"} or not url.host:
-        raise errors.InvalidRequest(f"the URL should look like {DEFAULT_URL}; got {text!r}", param="url")
+        raise errors.InvalidRequest(f"expected a URL such as {DEFAULT_URL}, got {text!r}", param="url")
     if url.port is not None and not 0 < url.port < 65_536:
-        raise errors.InvalidRequest(f"the URL's port should be from 1 to 65535; got {url.port}", param="url")
+        raise errors.InvalidRequest(
+            f"expected a port from 1 to 65535 in the URL, got {url.port}", param="url"
+        )
     return url
 
 
@@ -53,7 +61,9 @@ def path_part(name: str) -> str:
     try:
         return quote(name, safe="")
     except UnicodeEncodeError as failure:
-        raise errors.InvalidRequest(f"the name {name!r} is not text in UTF-8; give it as such") from failure
+        raise errors.InvalidRequest(
+            f"expected a name in UTF-8, got {name!r}; write the name in UTF-8"
+        ) from failure
 
 
 def body_of(request: BaseModel) -> dict[str, Any]:
@@ -79,7 +89,7 @@ def validated(cls: type[M], text: str) -> M:
     except ValidationError as failure:
         problem = failure.errors()[0]
         raise OstinatoError(
-            f"the server's answer is not a {cls.__name__} ({problem['loc']}: {problem['msg']}); "
+            f"the server's answer is not a valid {cls.__name__} ({problem['loc']}: {problem['msg']}); "
             "use a client and a server of the same version"
         ) from failure
 
@@ -113,9 +123,11 @@ def chunk_of(data: str) -> dict[str, Any]:
         if "error" in chunk:
             raise error_from_body(chunk)
         if not isinstance(chunk["choices"], list):
-            raise TypeError("choices are no list")
+            raise TypeError("expected choices to be a list")
     except (ValueError, KeyError, TypeError) as failure:
-        raise errors.EngineFailed(f"not a chunk of an answer: {data[:200]!r}") from failure
+        raise errors.EngineFailed(
+            f"expected a chunk of an answer from the server, got {data[:200]!r}; try again"
+        ) from failure
     return dict(chunk)
 
 
@@ -126,7 +138,9 @@ def answer_of(text: str) -> dict[str, Any]:
         if not answer["choices"]:
             raise TypeError("no choices")
     except (ValueError, KeyError, TypeError) as failure:
-        raise errors.EngineFailed(f"not an answer: {text[:200]!r}") from failure
+        raise errors.EngineFailed(
+            f"expected an answer with choices from the server, got {text[:200]!r}; try again"
+        ) from failure
     return dict(answer)
 
 
@@ -136,7 +150,9 @@ def text_of(chunk: Mapping[str, Any]) -> str:
         choices = chunk["choices"]
         return (choices[0]["delta"].get("content") or "") if choices else ""
     except (KeyError, TypeError, AttributeError, IndexError) as failure:
-        raise errors.EngineFailed(f"not a chat chunk: {str(chunk)[:200]}") from failure
+        raise errors.EngineFailed(
+            f"expected a chunk of a chat answer from the server, got {str(chunk)[:200]}; try again"
+        ) from failure
 
 
 def finish_of(chunk: Mapping[str, Any]) -> str | None:
@@ -167,7 +183,8 @@ def checked(response: httpx.Response) -> httpx.Response:
     cls = {429: errors.Overloaded, 503: Unavailable}.get(response.status_code, OstinatoError)
     where = f"{response.request.method} {response.request.url.path}"
     raise cls(
-        f"{where} answered {response.status_code} ({response.text[:200].strip()}); is this URL an Ostinato?",
+        f"{where} was answered with status {response.status_code} ({response.text[:200].strip()}); check "
+        "that this is the URL of an Ostinato server",
         details={"status": response.status_code},
         retry_after_s=retry_after_s,
     )

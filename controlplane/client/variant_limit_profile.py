@@ -53,12 +53,12 @@ def run(
     slots, variants = _subject(view)
     with _restored(client, view, slots):
         for variant in variants:
-            tell(f"reading '{variant}' into memory and asking it once")
+            tell(f"reading '{variant}' into memory and sending it one request")
             client.prefetch(variant)
             _warm_up(client, variant, burst)
         measurements = []
         for limit in candidate_limits(slots, len(variants)):
-            tell(f"{limit} at once: measuring for {burst.seconds:g} s")
+            tell(f"{limit} variants at once: measuring for {burst.seconds:g} s")
             client.tune(name, limit)
             measurements.append(measure(client, variants, limit, burst))
         chosen = choose_limit(measurements, max_ttft_s)
@@ -69,15 +69,17 @@ def run(
 def _subject(view: DeploymentView) -> tuple[int, list[str]]:
     """The engine's slots, and the variants that are deployed on the base."""
     if view.model != view.host:
-        raise errors.InvalidRequest(f"'{view.model}' is a variant; profile its base, '{view.host}'")
+        raise errors.InvalidRequest(
+            f"'{view.model}' is a variant; run the command for its base, '{view.host}'"
+        )
     if not view.residency or view.plan is None:
         why = view.residencyReason or view.reason
         raise errors.NotReady(f"the engine of '{view.model}' cannot be profiled now ({why}); try again")
     variants = [v.model for v in view.residency[0].variants]
     if len(variants) < 2:
         raise errors.InvalidRequest(
-            f"a profile needs at least two deployed variants, '{view.model}' has {len(variants)}; deploy "
-            "those you expect, or give --max-active-variants"
+            f"--profile needs at least two deployed variants, but '{view.model}' has {len(variants)}; deploy "
+            "the variants that you expect, or give --max-active-variants"
         )
     return view.plan.maxVariants, variants
 

@@ -107,11 +107,11 @@ def _state(contact: NodeContact, timeouts: Timeouts, namesakes: Sequence[NodeCon
 
 def _problem(contact: NodeContact, timeouts: Timeouts, living: int) -> str:
     if not contact.alive:
-        return f"node {contact.node} is gone; it last reported {_ago(contact)}"
+        return f"node {contact.node} is gone; its last report was {_ago(contact)}"
     if living > 1:
         return (
-            f"{living} living nodes are called {contact.node}, and a device is known by its node's name; "
-            "give each a name of its own (ray start --node-name)"
+            f"{living} nodes have the name {contact.node}, but names of nodes identify devices; "
+            "give each node its own name (ray start --node-name)"
         )
     overdue = _lateness(contact, timeouts)
     return f"{overdue}: {_cause(contact)}" if overdue and _cause(contact) else overdue
@@ -119,11 +119,11 @@ def _problem(contact: NodeContact, timeouts: Timeouts, living: int) -> str:
 
 def _lateness(contact: NodeContact, timeouts: Timeouts) -> str:
     if contact.report is None:
-        return f"node {contact.node} has not reported yet, {contact.silent_s:.1f} s after it was found"
+        return f"node {contact.node} has not reported yet, {contact.silent_s:.1f} s after it joined"
     if contact.silent_s > timeouts.lost_s:
-        return f"node {contact.node} is lost, it last reported {_ago(contact)}"
+        return f"node {contact.node} is lost: its last report was {_ago(contact)}"
     if contact.silent_s > timeouts.stale_s:
-        return f"stale report: node {contact.node} last reported {_ago(contact)}"
+        return f"stale report: the last report of node {contact.node} was {_ago(contact)}"
     if contact.report.rates:
         return ""
     if contact.unmeasured:

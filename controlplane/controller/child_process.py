@@ -68,22 +68,22 @@ class ChildProcess:
         while b"\n" not in self._kept:
             left_s = ends_s - time.monotonic()
             if left_s <= 0 or not _is_readable(out, left_s):
-                raise ReaderDied("it took longer than allowed, and was killed")
+                raise ReaderDied("its process took longer than allowed and was killed")
             part = os.read(out, READ_BYTES)
             if not part:
                 raise self._death()
             self._kept += part
             if len(self._kept) > MAX_ANSWER_BYTES:
-                raise ReaderDied(f"it answered with more than {MAX_ANSWER_BYTES} bytes, and was killed")
+                raise ReaderDied(f"its process answered with over {MAX_ANSWER_BYTES} bytes and was killed")
         line, _, self._kept = self._kept.partition(b"\n")
         return line
 
     def _death(self) -> ReaderDied:
         code = self._process.wait()
         if code == -signal.SIGXCPU:
-            return ReaderDied("it used more CPU time than allowed, and was killed", out_of_time=True)
-        how = f"it was killed by {signal.Signals(-code).name}" if code < 0 else f"it ended with code {code}"
-        return ReaderDied(how)
+            return ReaderDied("its process used more CPU time than allowed and was killed", out_of_time=True)
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        return ReaderDied(f"its process {how}")
 
 
 def _is_readable(descriptor: int, timeout_s: float) -> bool:

@@ -104,9 +104,7 @@ class CompressActions:
         await self._conclude(
             OperationKind.DELETE,
             name,
-            End(
-                Phase.DELETED, "model forgotten, and what was made of it removed; the fine-tune's files stay"
-            ),
+            End(Phase.DELETED, "registration and compressed delta deleted; the fine-tune's files stay"),
             lambda s: [
                 Delete(Model, name, require_same(s.models, name, model.uid).version),
                 *reservations.release(s, reservations.compressing(name)),
@@ -121,7 +119,7 @@ class CompressActions:
             try:
                 inventory = await self._cluster.inventory()
             except Exception as e:
-                raise errors.Unavailable(f"the devices cannot be looked at: {e!r}") from e
+                raise errors.Unavailable(f"the controller cannot read the state of the devices: {e!r}") from e
             decide = partial(self._decide, name, uid, inventory)
             decision = await asyncio.to_thread(persist, decide)
             if isinstance(decision, CompressJob):
@@ -173,7 +171,7 @@ class CompressActions:
                     case Progress() as progress if time.monotonic() - noted_s >= LOOK_S:
                         await self._progress(name, uid, progress)
                         noted_s = time.monotonic()
-        raise errors.Unavailable("it ended without a result")
+        raise errors.Unavailable("the compression ended without a result")
 
     async def _progress(self, name: str, uid: int, progress: Progress) -> None:
         delta = await self._edit(name, uid, lambda d: deltas.at(d, progress))
@@ -181,7 +179,7 @@ class CompressActions:
 
     async def _cut_off(self, name: str, uid: int, why: str) -> None:
         """Release the memory until the next start."""
-        log.warning("compressing '%s' was cut off: %s", name, why)
+        log.warning("the compression of '%s' was interrupted: %s", name, why)
         await self._edit(name, uid, lambda d: deltas.queued(d, why), release=True)
 
     async def _fail(self, name: str, uid: int, error: errors.OstinatoError) -> None:
@@ -207,14 +205,14 @@ class CompressActions:
                 adapter=str(folder),
                 compression=accuracy.registered(model.compression, artifact.quality),
                 delta=replace(done, artifact=artifact),
-                reason="compressed; to be read",
+                reason="compressed; waits to be read",
                 reads=0,
             )
             released = reservations.release(state, reservations.compressing(name))
             self._repository.commit([Put(made, present.version), *released])
 
         await asyncio.to_thread(persist, commit)
-        await self._tell(name, "compressed; to be read", MADE_SHARE)
+        await self._tell(name, "compressed; waits to be read", MADE_SHARE)
 
     # --- records -------------------------------------------------------------------------------
 
@@ -253,11 +251,13 @@ class _Pace:
         """Errors: CompressionFailed (it takes too long), Unavailable (it hangs, and is started again)."""
         if now_s - self._began_s > self._limit_s:
             raise errors.CompressionFailed(
-                f"it was ended after {duration(self._limit_s)}, the longest that it may take; "
-                "a smaller model, fewer rows, or a GPU take less"
+                f"the compression was stopped after {duration(self._limit_s)}, its time limit; "
+                "use fewer calibration rows, a smaller model, or a GPU"
             )
         if now_s - self._moved_s > STALLED_S:
-            raise errors.Unavailable(f"it got no further for {duration(STALLED_S)}, and was ended")
+            raise errors.Unavailable(
+                f"the compression made no progress for {duration(STALLED_S)} and was stopped"
+            )
 
 
 def _wanted(state: State, name: str, uid: int | None = None) -> Versioned[Model]:
@@ -292,4 +292,4 @@ def _remove(folder: Path) -> None:
         with jobs.alone(folder):
             shutil.rmtree(folder)
     except jobs.FolderBusy as e:
-        raise errors.Unavailable(f"something is still at work in {folder}") from e
+        raise errors.Unavailable(f"another process still works in {folder}") from e

@@ -179,11 +179,13 @@ class Controller:
                     await self.step()
                     observed_at = time.monotonic()
             except errors.Unavailable as e:
-                log.warning("nothing is done while the state store cannot be used: %s", e, extra=REPEATED)
+                log.warning(
+                    "the controller waits, because it cannot use the state store: %s", e, extra=REPEATED
+                )
             except Exception as e:  # each one is logged once a minute
                 where = traceback.extract_tb(e.__traceback__)[-1]
                 what = f"{type(e).__name__} in {where.name}, line {where.lineno}"
-                log.exception(f"reconciling failed ({what}); trying again", extra=REPEATED)
+                log.exception(f"reconciling failed ({what}); the controller tries again", extra=REPEATED)
                 await asyncio.sleep(OBSERVE_EVERY_S)
             await asyncio.sleep(TICK_S)
 
@@ -240,7 +242,7 @@ class Controller:
             await self._do[type(action)](action.target)
             self._failures.pop(action.key, None)
         except Superseded as e:
-            log.info("%s is moot: %s is gone", action.key, e)
+            log.info("%s is no longer needed: %s is gone", action.key, e)
             self._failures.pop(action.key, None)
         except Exception as e:
             outcome = "failed"
@@ -254,9 +256,9 @@ class Controller:
         self._failures[action.key] += 1
         limits = RetryLimits(first_pause_s=RETRY_S, max_pause_s=MAX_RETRY_S)
         pause_s = retrying.pause_s(self._failures[action.key], limits, action.key)
-        log.warning("%s failed, trying again in %.0f s: %r", action.key, pause_s, error)
+        log.warning("%s failed; the controller tries again in %.0f s: %r", action.key, pause_s, error)
         if (kind := OPERATION_OF.get(type(action))) is not None:
-            message = f"{retrying.cause(error)}; it is tried again after {pause_s:.0f} s"
+            message = f"{retrying.cause(error)}; the controller tries again after {pause_s:.0f} s"
             with suppress(Exception):  # the store may be what failed
                 await asyncio.to_thread(persist, lambda: self._tell(kind, host_of(action.target), message))
         await asyncio.sleep(pause_s)
@@ -341,7 +343,7 @@ class Controller:
         try:
             read = await self._files.read(model, None, self._limits(model), self._cluster.convert_bundled)
         except (ReaderDied, errors.OstinatoError) as e:  # the engine then fails to start and reports why
-            log.warning("the files of '%s', registered by an older version, cannot be read: %s", name, e)
+            log.warning("the files of '%s', which an older version registered, cannot be read: %s", name, e)
             return
         await self._edit_model(name, partial(_renewed, read=read))
 
@@ -357,18 +359,18 @@ class Controller:
 
     async def _read_counted(self, model: Model) -> None:
         await self._note(
-            OperationKind.REGISTER, model.name, Phase.PROFILING, "reading its files", _read_share(model)
+            OperationKind.REGISTER, model.name, Phase.PROFILING, "reading the files", _read_share(model)
         )
         limits = self._limits(model)
         versioned = (await self._repository.read_async()).models.get(model.base or "")
         base = versioned.record if versioned else None
         try:
             if model.reads > MAX_READS:
-                raise errors.SourceUnreadable(_read_in_vain("the controller ended meanwhile"))
+                raise errors.SourceUnreadable(_read_in_vain("the controller ended"))
             ready = await self._files.read(model, base, limits, self._cluster.convert_bundled)
         except ReaderDied as e:
             if model.reads < MAX_READS:
-                raise _KilledReader(f"what read its files did not answer: {e}") from e
+                raise _KilledReader(f"reading the files failed: {e}") from e
             await self._fail_registration(model, errors.SourceUnreadable(_read_in_vain(str(e))))
             return
         except Exception as e:  # reading the same files again would fail, too
@@ -422,7 +424,7 @@ class Controller:
         op = operation.record
         message = "cancelled; nothing was registered"
         if op.kind is OperationKind.PROFILE:
-            message = "cancelled; what was measured is kept"
+            message = "cancelled; finished measurements are kept"
         if op.kind is OperationKind.DEPLOY:
             message = "cancelled; nothing is deployed"
             await self._deployments.stop_cancelled(op.target)
@@ -454,8 +456,8 @@ def _not_read(model: Model, uid: int) -> Model:
 
 def _read_in_vain(last: str) -> str:
     return (
-        f"its files were begun to be read {MAX_READS} times, and each time what read them ended before it was"
-        f" done (the last time: {last}); look whether they are what they should be, and register it again"
+        f"the process that reads the files failed {MAX_READS} times (the last time: {last}); check that these"
+        " files belong to the model, and register it again"
     )
 
 

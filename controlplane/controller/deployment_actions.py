@@ -69,8 +69,7 @@ class DeploymentActions:
         if deployment.established:
             raise Superseded(name)  # its groups show why
         failed = [view for g in deployment.group_ids() if (view := self._view(g)) and view.status == "failed"]
-        detail = rescheduling.readable(failed[0].message) if failed else "no reason given"
-        await self._stop_groups(deployment)
+        detail = rescheduling.readable(failed[0].message) if failed else "no reason given"(deployment)
         await self.fail_all(name, errors.EngineFailed(f"the engine of '{name}' could not start: {detail}"))
 
     async def _stop_groups(self, deployment: Deployment) -> None:
@@ -162,10 +161,10 @@ class DeploymentActions:
         failures = list(failed.values())
         # An engine that cannot be reached now loads it with its next request.
         if len(failures) == len(answers):
-            none = errors.Unavailable(f"no engine of '{host}' serves now")
+            none = errors.Unavailable(f"no engine of '{host}' serves at the moment")
             await self._not_loaded(name, host, variant, failures[0] if failures else none)
             return
-        message = f"served by the engine of '{host}', in one batch with it"
+        message = f"served by the engine of '{host}', in one batch with the base"
         await self._conclude(
             OperationKind.DEPLOY,
             name,
@@ -202,7 +201,7 @@ class DeploymentActions:
             if not successors:
                 return True
             names, (error, *_) = ", ".join(successors), refused.values()
-            if (message := f"it waits for {names}: {retrying.cause(error)}") != told:
+            if (message := f"'{name}' waits for {names}: {retrying.cause(error)}") != told:
                 await self._note(OperationKind.DEPLOY, name, Phase.DEPLOYING, message, 0.7)
                 told = message
             await asyncio.sleep(LOOK_S)
@@ -210,11 +209,14 @@ class DeploymentActions:
     async def _loading(self, name: str, host: str) -> str:
         """The message about the current attempt, and the failure before it."""
         deployment = (await self._repository.read_async()).deployments.get(name)
-        message, loading = f"loading it into the engine of '{host}'", deployment and deployment.record.loading
+        message, loading = (
+            f"loading the variant into the engine of '{host}'",
+            deployment and deployment.record.loading,
+        )
         if not loading or not loading.failures:
             return message
         attempt = f"attempt {loading.failures + 1} of {retrying.LOADING.attempts}"
-        return f"{message}, {attempt}; the one before failed: {loading.reason}"
+        return f"{message}, {attempt}; the last attempt failed: {loading.reason}"
 
     async def _not_loaded(
         self, name: str, host: str, variant: VariantRef, error: errors.OstinatoError
@@ -251,7 +253,9 @@ class DeploymentActions:
 
     async def unload_variant(self, name: str) -> None:
         base, host, variant = await self._variant(name)
-        await self._note(OperationKind.UNDEPLOY, name, Phase.DELETING, f"unloading it from '{host}'", 0.5)
+        await self._note(
+            OperationKind.UNDEPLOY, name, Phase.DELETING, f"unloading the variant from '{host}'", 0.5
+        )
         for group_id in base.group_ids() if base else ():
             await self._cluster.unload_variant(group_id, variant)
         await self._forget_deployment(name)

@@ -76,8 +76,8 @@ def _answer(request: Request, limits: ReadLimits) -> Line:
 def _too_much_memory(request: Request, limits: ReadLimits) -> errors.OstinatoError:
     model = request.model
     return errors.SourceUnreadable(
-        f"the headers and configs of '{model.adapter or model.source}' need more than the "
-        f"{limits.memory_bytes // MIB} MiB of memory that reading a model may take; write its files again",
+        f"reading the headers and configs of '{model.adapter or model.source}' takes more than the allowed "
+        f"{limits.memory_bytes // MIB} MiB of memory; save the files again with save_pretrained",
         param="adapter" if model.is_variant else "source",
     )
 

@@ -85,7 +85,7 @@ class GroupActions:
             async with asyncio.timeout(REPORT_S):
                 reports = await self._cluster.reports(group_id)
         except (TimeoutError, errors.OstinatoError) as e:
-            log.warning("the engine of %s does not say what it takes: %r", group_id, e)
+            log.warning("the engine of %s does not report its memory: %r", group_id, e)
             return ()
         return memory_feedback.measured(reports[0].ranks if reports else ())
 
@@ -97,7 +97,7 @@ class GroupActions:
             reason = rescheduling.replacement_reason(group, view, nodes)
             if not reason:
                 raise Superseded(f"the reason to replace {group_id}")
-            log.warning("%s gives up its place: %s", group_id, reason)
+            log.warning("%s leaves its devices: %s", group_id, reason)
             if is_spare(group, deployment.groups):
                 return NoSuccessor(reason)
             return rescheduling.unplaced(group, reason, time.time())
@@ -112,7 +112,7 @@ class GroupActions:
             if deployment.phase is Phase.DELETING:
                 raise Superseded(host)
             count = self._hooks.wanted(deployment)
-            log.info("%s gets %d groups instead of %d", host, count, autoscaling.active(deployment))
+            log.info("%s gets %d worker groups in place of %d", host, count, autoscaling.active(deployment))
             return autoscaling.resized(deployment, count)
 
         await asyncio.to_thread(transactions.edit, self._repository, Deployment, host, change)

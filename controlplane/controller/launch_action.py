@@ -117,7 +117,7 @@ class LaunchAction:
             await self._cluster.launch(decision.config)
         except Exception as e:
             log.warning("%s could not be launched: %r", group_id, e)
-            await self._not_launched(group_id, f"it could not be launched: {e}")
+            await self._not_launched(group_id, f"the engine could not be launched: {e}")
 
     async def _samples(self) -> AsyncIterator[_Sample]:
         """Samples of the devices, which are taken until the caller has decided.

@@ -75,7 +75,7 @@ class LeasedStore:
 
     def _held(self) -> StateStore:
         if _now_s() > self.until_s:
-            raise Unavailable("this controller's lease ran out; another may act by now")
+            raise Unavailable("this controller's lease ran out, and another controller may act now")
         return self._store
 
 
@@ -122,12 +122,12 @@ class Leadership:
             log.warning("the state store cannot be used: %s", e, extra=REPEATED)
             return None
         except (OSError, RuntimeError) as e:  # no file descriptor, or no thread, is available now
-            log.warning("the lease cannot be asked for: %r", e, extra=REPEATED)
+            log.warning("the controller cannot ask for the lease: %r", e, extra=REPEATED)
             return None
         if lease.holder == holder:
             return lease
         if lease.holder != self._other:
-            log.info("standing by: the controller of process %s acts", lease.holder)
+            log.info("this controller stands by: the controller of process %s acts", lease.holder)
         self._other = lease.holder
         return None
 
@@ -137,7 +137,7 @@ class Leadership:
 
     async def _lead(self, lease: Lease, until_s: float) -> None:
         """Act until another process has the lease. Raises RuntimeError when the controller ends before."""
-        log.info("acting, with epoch %d of the lease", lease.epoch)
+        log.info("this controller acts, with epoch %d of the lease", lease.epoch)
         store = LeasedStore(self._store, lease, until_s)
         acting = asyncio.create_task(self._make(store).run())
         self._tell(True)
@@ -147,7 +147,7 @@ class Leadership:
                 if acting.done():
                     cause = None if acting.cancelled() else acting.exception()
                     raise RuntimeError("the controller ended") from cause
-            log.warning("another controller acts by now; standing by")
+            log.warning("another controller acts now; this controller stands by")
             store.until_s = 0.0
         finally:
             acting.cancel()

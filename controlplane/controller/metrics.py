@@ -26,7 +26,7 @@ class ControllerMetrics:
         self.engines = Gauge("ostinato_engines", "Engines by status.", ["status"], registry=registry)
         self.leads = Gauge(
             "ostinato_controller_leads",
-            "1 where this controller acts, 0 where it stands by.",
+            "1 if this controller acts, 0 if it stands by.",
             registry=registry,
         )
         self.devices = DeviceMetrics(registry)
@@ -39,24 +39,27 @@ class DeviceMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._memory = Gauge(
             "ostinato_device_memory_bytes",
-            "A device's memory: total, used by anybody, reserved, free for the next placement.",
+            "A device's memory: total, used by all processes, reserved, free for the next placement.",
             ["node", "device", "state"],
             registry=registry,
         )
         self._load = Gauge(
             "ostinato_device_load",
-            "Share of the last two minutes a GPU was busy, or a CPU's mean utilisation.",
+            "Share of the last two minutes in which a GPU was busy, or a CPU's mean utilisation.",
             ["node", "device"],
             registry=registry,
         )
         self._age = Gauge(
             "ostinato_node_report_age_seconds",
-            "Age of what a node last said of its devices.",
+            "Age of a node's last report of its devices.",
             ["node"],
             registry=registry,
         )
         self._usable = Gauge(
-            "ostinato_node_usable", "1 where something new may be placed.", ["node"], registry=registry
+            "ostinato_node_usable",
+            "1 for a node where new engines may be placed.",
+            ["node"],
+            registry=registry,
         )
         self._shown: set[tuple[Gauge, tuple[str, ...]]] = set()
 

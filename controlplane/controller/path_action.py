@@ -56,7 +56,9 @@ class PathAction:
         engines."""
         now = (await self._repository.read_async()).deployments.get(deployment.model)
         if now is None or now.record.serving_ids() != deployment.serving_ids():
-            raise errors.EngineFailed(f"engines of '{deployment.model}' came or went while it was measured")
+            raise errors.EngineFailed(
+                f"engines of '{deployment.model}' started or stopped during the measurement"
+            )
 
     async def _keep(self, record: PathProfile) -> None:
         def once() -> None:

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 READ_SHARE = 0.3  # the part of a registration's progress for reading its files
 LOOK_S = 1.0  # between two checks whether a profile may begin, or its measurement should continue
 RECLAIM_WAIT_S = 10.0  # longest wait for stopped engines to free their memory
-AWAITING_RECLAIM = "waits until devices are seen without memory of what was stopped"
+AWAITING_RECLAIM = "waits until stopped processes have freed their device memory"
 OVERTIME_S = 90.0  # beyond its limit, for starting and ending; a measurement that takes longer hangs
 
 
@@ -69,7 +69,7 @@ class ProfileActions:
         inventory = await self._cluster.inventory()
         key = keys.key_of_model(ready, inventory, self._settings)
         if key is None:
-            await self._admit(ready, f"{ready.reason}; not profiled, for there is no device")
+            await self._admit(ready, f"{ready.reason}; not profiled, because there is no device")
             return
         queued = replace(ready, phase=Phase.PROFILING, profile=key.text)
         await self._note(
@@ -109,12 +109,19 @@ class ProfileActions:
         """Determine the profile that a registered model needs, and have it measured unless it exists."""
         state = await self._repository.read_async()
         if name not in state.models:
-            await self._answer(name, End.failed(errors.ModelNotFound(f"'{name}' was deleted meanwhile")))
+            await self._answer(
+                name,
+                End.failed(
+                    errors.ModelNotFound(f"'{name}' was deleted during the operation; register it again")
+                ),
+            )
             return
         model = state.models[name].record
         key = keys.key_of_model(model, await self._cluster.inventory(), self._settings)
         if key is None:
-            lacking = errors.ProfilingFailed("there is no device to measure on; add one and profile again")
+            lacking = errors.ProfilingFailed(
+                "the cluster has no device to measure on; add a device, then profile the model again"
+            )
             await self._answer(name, End.failed(lacking))
             return
         fresh = progress.fresh_profile(key, time.time(), keys.quantizations_to_measure(model, key))
@@ -137,7 +144,7 @@ class ProfileActions:
         model = state.models.get(name)
         profile = progress.settled_profile(state, model.record) if model else None
         if profile is None:
-            gone = errors.ProfilingFailed(f"the profile of '{name}' is gone; profile it again")
+            gone = errors.ProfilingFailed(f"the profile of '{name}' was deleted; profile the model again")
             await self._answer(name, End.failed(gone))
         elif profile.phase is Phase.READY:
             await self._answer(name, End(Phase.READY, profile.reason))
@@ -197,8 +204,8 @@ class ProfileActions:
         try:
             return await self._cluster.inventory()
         except Exception as e:
-            log.exception("the devices cannot be looked at")
-            raise errors.Unavailable(f"the devices cannot be looked at: {e!r}") from e
+            log.exception("the controller cannot read the state of the devices")
+            raise errors.Unavailable(f"the controller cannot read the state of the devices: {e!r}") from e
 
     def _begin(self, key: str, inventory: Inventory, patient: bool) -> ProfilingJob | Queued:
         """Decide on the newest state. Commit the start with reservations, or the wait without reservations.
@@ -208,7 +215,7 @@ class ProfileActions:
         state, now_s = self._repository.read(), time.time()
         profile = _wanted(state, key)
         if profile.attempts >= progress.MAX_ATTEMPTS:
-            tries = f"{profile.attempts} attempts were cut off before anything was measured"
+            tries = f"{profile.attempts} attempts ended before the first measurement"
             raise errors.ProfilingFailed(f"{tries}; {profile.reason}")
         version = state.profiles[key].version
         decision = self._decide(state, key, inventory, patient)
@@ -251,7 +258,7 @@ class ProfileActions:
                 _require_measured(await self._repository.read_async(), key)
             if time.monotonic() - began_s > limit_s:
                 raise errors.ProfilingFailed(
-                    f"it had not ended {limit_s:.0f} s after it began, and was stopped"
+                    f"the measurement did not end within {limit_s:.0f} s and was stopped"
                 )
 
         try:
@@ -271,7 +278,7 @@ class ProfileActions:
         try:
             busy = reservations.busy_with_others(await self._cluster.inventory(), job.held, key)
         except Exception:  # the measurement counts nevertheless
-            log.warning("how busy the devices are while %s is measured is not known", key, exc_info=True)
+            log.warning("the load of the devices while %s is measured is unknown", key, exc_info=True)
             busy = None
         return await self._edit(
             key, lambda p: progress.with_line(p, line, job.points, took_s, time.time(), busy)
@@ -285,7 +292,7 @@ class ProfileActions:
         def change(state: State, profile: ModelProfile) -> ModelProfile:
             if _is_awaited(state, key):  # an operation waits for it again
                 return progress.resumed(profile, time.time())
-            reason = "nobody waits for it any more; what was measured is kept"
+            reason = "no operation waits for this profile any longer; finished measurements are kept"
             return replace(profile, phase=Phase.CANCELLED, reason=reason, updated_at_s=time.time())
 
         await self._end(key, change)
@@ -371,5 +378,5 @@ def _begun(state: State, fresh: ModelProfile, resume: Sequence[Phase]) -> list[C
 def _outcome(profile: ModelProfile | None, name: str) -> str:
     if profile is not None and profile.phase is Phase.READY:
         return f"profile: {profile.reason}"
-    why = profile.reason if profile else "its profile is gone"
+    why = profile.reason if profile else "its profile was deleted"
     return f"not profiled ({why}), so its estimates are rough; `ostinato profile {name}` tries again"

@@ -50,7 +50,7 @@ def _unheard(more_bytes: int) -> None:
 
 
 def unexpected(error: Exception) -> errors.OstinatoError:
-    return errors.OstinatoError(f"an unexpected error while its files were read: {error!r}")
+    return errors.OstinatoError(f"an unexpected error while the files were read: {error!r}")
 
 
 def read_model_files(
@@ -70,7 +70,7 @@ def read_model_files(
         return _base(model, limits, convert)
     except AdapterError as e:
         raise errors.AdapterMismatch(
-            f"'{model.name}' does not fit '{model.base}': {e}", param="adapter"
+            f"'{model.name}' does not fit its base '{model.base}': {e}", param="adapter"
         ) from e
     except CheckpointError as e:
         raise errors.SourceUnreadable(str(e), param="adapter" if model.is_variant else "source") from e
@@ -119,7 +119,7 @@ def _base(model: Model, limits: Limits, convert: Convert) -> Model:
     reason = f"{spec.architecture}, {spec.num_layers} layers, {spec.weight_bytes / 2**20:.0f} MiB of weights"
     tokenizer = read_tokenizer(folder)
     if tokenizer is not None and (beyond := tokenizer.beyond(spec.vocab_size)):
-        reason += f"; no row for {named(beyond)} of its tokenizer: requests with them are refused"
+        reason += f"; requests with {named(beyond)} are refused, because the vocabulary has no rows for them"
     chat = read_chat_format(folder)
     return replace(model, phase=Phase.READY, path=str(folder), spec=spec, chat=chat, reason=reason)
 
@@ -128,7 +128,7 @@ def _require_same(model: Model, spec: ModelSpec, folder: Path) -> None:
     """Check that a model that is read again has the same weights. Errors: CheckpointError."""
     assert model.spec is not None
     if model.spec.fingerprint not in (spec.fingerprint, declared_fingerprint(folder)):
-        raise CheckpointError(f"the weights in {folder} are not those that were registered as '{model.name}'")
+        raise CheckpointError(f"the weights in {folder} differ from those registered as '{model.name}'")
 
 
 def _variant(model: Model, base: Model | None, limits: Limits, growing: Growing) -> Model:
@@ -136,7 +136,9 @@ def _variant(model: Model, base: Model | None, limits: Limits, growing: Growing)
         raise errors.ModelNotFound(f"the base '{model.base}' is no longer registered", param="base")
     source = sources.parse(model.adapter or "", limits.roots, "adapter")
     if isinstance(source, sources.BundledSource):
-        raise errors.InvalidRequest("there are no bundled adapters; give a folder", param="adapter")
+        raise errors.InvalidRequest(
+            "Ostinato has no bundled adapters; give the adapter's folder", param="adapter"
+        )
     folder = sources.require_folder(source, limits.roots, "adapter")
     manifest = read_manifest(folder, base.spec, VariantLimits(limits.max_lora_rank))
     growing(sum(file.size_bytes for file in manifest.files))
@@ -149,7 +151,7 @@ def _variant(model: Model, base: Model | None, limits: Limits, growing: Growing)
     if model.delta is not None and model.delta.artifact is not None:
         reason += f"; {_made(model.delta.artifact)}"
     elif (quality := _measured(folder)) is not None:
-        reason += f"; by its {DELTA} {_keeps(quality)}"
+        reason += f"; according to {DELTA}, it {_keeps(quality)}"
         model = replace(model, compression=accuracy.registered(model.compression, quality))
     return replace(model, phase=Phase.READY, path=str(folder), variant_spec=spec, reason=reason)
 
@@ -173,8 +175,8 @@ def _measured(folder: Path) -> Quality | None:
         return quality_of(found)
     except (KeyError, TypeError, ValueError) as e:
         raise CheckpointError(
-            f'{where}: expected "quality" as docs/formats.md has it, got {shown(found)}; compress again, or '
-            "take it out"
+            f'{where}: expected "quality" as docs/formats.md describes it, got {shown(found)}; compress the '
+            'fine-tune again, or delete "quality" from the file'
         ) from e
 
 

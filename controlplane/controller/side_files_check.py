@@ -113,7 +113,9 @@ def _bytes(where: Path, asked: Asked) -> bytes:
     except OSError as e:
         raise CheckpointError(f"cannot read {where}: {e.strerror}; check its permissions") from e
     if len(raw) > MAX_FILE_BYTES:
-        raise CheckpointError(f"{where} has more than {MAX_FILE_BYTES} bytes: is it the right file?")
+        raise CheckpointError(
+            f"{where} has more than the allowed {MAX_FILE_BYTES} bytes; copy the model's own file there"
+        )
     return raw
 
 
@@ -131,7 +133,10 @@ def _ask(asked: Asked) -> Found:
     except ReaderDied as e:
         if not (e.out_of_time and doing):
             raise
-        return Found(refused=f"{doing['doing']} took more than {doing['cpu_s']} s of CPU time; mend it")
+        return Found(
+            refused=f"{doing['doing']} took more than {doing['cpu_s']} s of CPU time; make it simpler, or "
+            "copy the original file"
+        )
     finally:
         process.kill()
         shutil.rmtree(scratch, ignore_errors=True)

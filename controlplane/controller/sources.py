@@ -32,18 +32,22 @@ def parse(uri: str, roots: Sequence[Path], param: str) -> Path | BundledSource:
     try:
         parts = urlsplit(uri)
     except ValueError as e:
-        raise errors.InvalidRequest(f"'{uri}' is not a usable URI: {e}", param=param) from e
+        raise errors.InvalidRequest(
+            f"expected a URI such as file:///models/NAME, got '{uri}': {e}", param=param
+        ) from e
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
         return _allowed(Path(unquote(parts.path)), roots, param)
     if parts.scheme == "bundled":
         if parts.netloc not in MODELS or parts.path:
             raise errors.InvalidRequest(
-                f"no bundled model '{uri}'; there are {['bundled://' + n for n in MODELS]}", param=param
+                f"no bundled model '{uri}' exists; choose one of "
+                f"{', '.join('bundled://' + n for n in MODELS)}",
+                param=param,
             )
         return BundledSource(parts.netloc)
     raise errors.InvalidRequest(
         f"cannot read from '{uri}': expected an absolute path, file:///... or bundled://...; "
-        "download models from elsewhere into an allowed folder first",
+        "download the model into an allowed folder first",
         param=param,
     )
 
@@ -58,13 +62,12 @@ def _allowed(path: Path, roots: Sequence[Path], param: str) -> Path:
     try:
         real = path.resolve()
     except (OSError, RuntimeError, ValueError) as e:
-        raise errors.InvalidRequest(f"'{path}' is not a usable path: {e}", param=param) from e
+        raise errors.InvalidRequest(f"expected the path of a folder, got '{path}': {e}", param=param) from e
     if not is_inside(real, roots):
         raise errors.PathNotAllowed(
-            f"'{path}' is outside the folders this installation reads from (OSTINATO_ALLOWED_ROOTS, and of a "
-            "tenant the folder of its name in one); move it there, or add its folder to "
-            "OSTINATO_ALLOWED_ROOTS and "
-            "start Ostinato again (`ostinato down`, then `ostinato up`)",
+            f"'{path}' is outside the folders that this installation reads from (OSTINATO_ALLOWED_ROOTS; for "
+            "a tenant, the folder of its name there); move the files there, or add their folder to "
+            "OSTINATO_ALLOWED_ROOTS and start Ostinato again (`ostinato down`, then `ostinato up`)",
             param=param,
         )
     return real
@@ -81,7 +84,7 @@ def require_folder(path: Path, roots: Sequence[Path], param: str) -> Path:
     except OSError as e:
         problem = f"cannot be read: {e.strerror}"
     raise errors.SourceUnreadable(
-        f"'{path}' {problem}; expected a folder holding the model's or adapter's files", param=param
+        f"'{path}' {problem}; give the folder with the model's or adapter's files", param=param
     )
 
 
@@ -92,8 +95,8 @@ def _require_inside(folder: Path, roots: Sequence[Path], param: str) -> None:
         raise errors.SourceUnreadable(str(e), param=param) from e
     if link is not None:
         raise errors.PathNotAllowed(
-            f"'{link}' links to a place outside the folders this installation reads from; put the"
-            " file itself there, or add its folder to OSTINATO_ALLOWED_ROOTS",
+            f"'{link}' links to a file outside the folders that this installation reads from; replace the"
+            " link by the file itself, or add the file's folder to OSTINATO_ALLOWED_ROOTS",
             param=param,
         )
 
@@ -105,7 +108,7 @@ def require_file(uri: str, roots: Sequence[Path], param: str, folders: bool = Fa
     """
     path = parse(uri, roots, param)
     if isinstance(path, BundledSource):
-        raise errors.InvalidRequest(f"'{uri}' is a model; give a file", param=param)
+        raise errors.InvalidRequest(f"'{uri}' is a bundled model; give the path of a file", param=param)
     try:
         if folders and path.is_dir():
             return require_folder(path, roots, param)
@@ -113,5 +116,5 @@ def require_file(uri: str, roots: Sequence[Path], param: str, folders: bool = Fa
             return path
     except OSError as e:
         raise errors.SourceUnreadable(
-            f"'{path}' cannot be read: {e.strerror}; give a file", param=param
+            f"'{path}' cannot be read: {e.strerror}; give the path of a file", param=param
         ) from e

@@ -54,4 +54,4 @@ async def _close(items: AsyncGenerator[str, None]) -> None:
     try:
         await items.aclose()
     except Exception as e:
-        log.warning("a stream that was cut off does not stop: %r", e)
+        log.warning("a stream of events that was cut off does not end: %r", e)

@@ -41,8 +41,8 @@ def settle(console: Console, client: Client, base: str, request: EstimateRequest
             break
     if busy >= QUIET_BELOW:
         console.print(
-            f"  this machine is busy: programs take {busy:.0%} of its time while nothing is asked; "
-            "what is measured may be longer than what was estimated"
+            f"  this machine is busy: other programs take {busy:.0%} of its time; "
+            "measured times may be longer than estimated times"
         )
     return estimate
 
@@ -70,13 +70,13 @@ def compare(console: Console, client: Client, base: str, models: Sequence[str]) 
     basis = {"profile": "from the profile", "rough": "roughly, without a profile"}[estimate.basis]
     console.print(
         f"  estimated {basis} for {BATCH} at once, {request.inputTokens} tokens in, {TOKENS} out, "
-        f"asking {', '.join(models)} in turn:"
+        f"sent to {', '.join(models)} in turn:"
     )
     for name, expected, actual in (
         ("TTFT", estimate.ttftMs, statistics.mean(s.ttft_ms for s in seen)),
         ("TPOT", estimate.tpotMs, statistics.mean(s.tpot_ms for s in seen)),
     ):
-        outside = "" if expected.low <= actual <= expected.high else ", outside of that"
+        outside = "" if expected.low <= actual <= expected.high else ", outside this range"
         console.print(f"    {name}: {_span(expected)}; measured {actual:.0f} ms{outside}")
     console.print(f"    {_capacity(estimate)}")
 

@@ -49,10 +49,10 @@ def main() -> int:
     with _cluster(console) as client:
         _register(console, client)
         _deploy(console, client)
-        console.print("[bold]4. What was estimated, and what it takes[/]")
+        console.print("[bold]4. Estimated and measured times[/]")
         estimates.compare(console, client, BASE, (BASE, *TASKS))
         won = _ask(console, client)
-    console.print(f"Done in {time.perf_counter() - start_s:.0f} s; everything was stopped.")
+    console.print(f"Done in {time.perf_counter() - start_s:.0f} s. The local cluster was stopped.")
     return 0 if won else 1
 
 
@@ -112,7 +112,7 @@ def _follow(console: Console, client: Client, operation: OperationView) -> None:
 def _print_plan(console: Console, deployment: DeploymentView) -> None:
     plan = deployment.plan
     assert plan is not None
-    console.print("[bold]What was placed where, and why[/]")
+    console.print("[bold]The placement, and the reason for it[/]")
     for rank in plan.ranks:
         console.print(
             f"  rank {rank.rank}: layers {rank.layers[0]} to {rank.layers[1] - 1} on {rank.device} "
@@ -124,7 +124,7 @@ def _print_plan(console: Console, deployment: DeploymentView) -> None:
 
 def _ask(console: Console, client: Client) -> bool:
     console.print(
-        f"[bold]5. Ask base and variants, {CONCURRENT} requests at a time[/]  (one engine, one batch)"
+        f"[bold]5. Send requests to base and variants, {CONCURRENT} at a time[/]  (one engine, one batch)"
     )
     jobs = [
         (model, task, problem)
@@ -176,7 +176,9 @@ def _print_task(console: Console, task: Task, results: Sequence[tuple[Job, Answe
     for model in (BASE, task.name):
         said = next(a.text for p, a in mine if p is problem and a.model == model)
         console.print(f"    {model} says: {' '.join(said.split())!r}", markup=False)
-    console.print(f"  right on {PROBLEMS} held-out problems: base {score[BASE]}, variant {score[task.name]}")
+    console.print(
+        f"  right answers to {PROBLEMS} held-out problems: base {score[BASE]}, variant {score[task.name]}"
+    )
     return score[task.name] > score[BASE]
 
 

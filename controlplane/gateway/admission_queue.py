@@ -23,11 +23,11 @@ from controlplane.traffic.waiting_line import Backlog, LineLimits, Waiting
 MAX_RETRY_S = 60.0
 
 _SAYS = {
-    Reason.FULL_LINE: "too many requests wait for '{}'; send fewer at once or try again",
-    Reason.FULL_TENANT: "too many requests of tenant '{}' wait; send fewer at once or try again",
-    Reason.DISPLACED: "the request lost its place in the line for '{}' to one that is more urgent, or of a"
-    " tenant with less than its share of the places; try again",
-    Reason.PROMISE: "the request would wait for '{}' past its target; try again, or give it more time",
+    Reason.FULL_LINE: "too many requests wait for '{}'; send fewer at once, or try again",
+    Reason.FULL_TENANT: "too many requests of tenant '{}' wait; send fewer at once, or try again",
+    Reason.DISPLACED: "a more urgent request, or a request of a tenant below its share, took this request's"
+    " place in the queue for '{}'; try again",
+    Reason.PROMISE: "the request would wait for '{}' longer than its target; try again, or raise its target",
 }
 
 
@@ -177,8 +177,8 @@ def late(host: str, request: InferenceRequest) -> errors.Late:
     named = [("TTFT", terms.ttft_s), ("deadline", terms.deadline_s)]
     targets = " and ".join(f"{name} of {limit_s:g} s" for name, limit_s in named if limit_s is not None)
     return errors.Late(
-        f"the request to '{host}' was late for its {targets} and was dropped; give it more time, or have "
-        "late requests finished",
+        f"the request to '{host}' missed its {targets} and was dropped; raise its target, or set `late` to "
+        "finish",
         details={"reason": str(Reason.LATE)},
     )
 

@@ -58,7 +58,7 @@ class AuditLog:
             self._append(line)
         except Exception as e:
             self._lost.inc()
-            log.error("lines of the audit log are lost (%s): %r", self._path or "stdout", e, extra=REPEATED)
+            log.error("lines of the audit log (%s) are lost: %r", self._path or "stdout", e, extra=REPEATED)
 
     def ends(self, changes: Iterable[Change]) -> None:
         """Log the operations that end with these changes."""

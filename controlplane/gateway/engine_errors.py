@@ -38,8 +38,8 @@ def from_engine(status: int, body: bytes, grammar: str = "") -> errors.OstinatoE
         return errors.PromptTooLong(message, param=param or "messages")
     if 400 <= status < 500 and NO_TEMPLATE in message:
         return errors.NoChatTemplate(
-            "the model has no chat template, so it takes no messages; send its text to POST /v1/completions, "
-            "or put chat_template.jinja into its folder (a variant may have its own) and register it anew",
+            "the model has no chat template, so it takes no messages; send the text to POST /v1/completions, "
+            "or put chat_template.jinja into the model's or variant's folder and register it again",
             param="messages",
         )
     if 400 <= status < 500:
@@ -50,9 +50,9 @@ def from_engine(status: int, body: bytes, grammar: str = "") -> errors.OstinatoE
 def _not_answered(status: int, message: str, grammar: str) -> errors.OstinatoError:
     if grammar and status == 500 and message == GIVEN_UP:
         return errors.InvalidRequest(
-            f"the engine gave the request up: most likely no token follows {grammar}, it is not sound, or the"
-            " tokens that may follow take too long to find; expected a grammar of texts that the model's"
-            " vocabulary can write, without repetitions of repetitions",
+            f"the engine gave the request up, most likely because {grammar} is invalid, allows no token, or "
+            "is too slow; use a grammar that the model's vocabulary can follow, without repetitions within"
+            " repetitions",
             param=grammar,
         )
     if status == 503:
@@ -81,4 +81,4 @@ def _reported(body: bytes) -> _Reported:
         error = error.get("error", error)
         return _Reported(str(error["message"]), error.get("param"), error.get("code"))
     except (ValueError, KeyError, TypeError, AttributeError):
-        return _Reported(f"the engine answered: {body[:200].decode(errors='replace')}", None, None)
+        return _Reported(f"the engine refused the request: {body[:200].decode(errors='replace')}", None, None)

@@ -29,9 +29,9 @@ class EngineLimits:
 
 
 def no_byte(host: str, is_first: bool, limit_s: float) -> errors.Cut:
-    what = "begun to answer" if is_first else "gone on with its answer"
+    what = "begun to answer" if is_first else "continued its answer"
     return errors.Cut(f"the engine of '{host}' has not {what} within {limit_s:g} s; try again")
 
 
 def no_sign(host: str, limit_s: float) -> errors.Cut:
-    return errors.Cut(f"the engine of '{host}' has given no sign of life for {limit_s:g} s; try again")
+    return errors.Cut(f"the engine of '{host}' has not responded for {limit_s:g} s; try again")

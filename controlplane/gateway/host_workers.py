@@ -119,7 +119,7 @@ class HostWorkers:
 
     def _no_worker(self) -> errors.Unavailable:
         return errors.Unavailable(
-            f"the engine of '{self._host}' is not there (starting or stopping); try again",
+            f"the engine of '{self._host}' is not available (it starts or stops); try again",
             retry_after_s=RESTART_HINT_S,
         )
 

@@ -52,18 +52,20 @@ class LineMetrics(Collector):
             try:
                 return self._views()
             except RuntimeError as e:
-                log.debug("the lines changed while they were read: %s", e)
+                log.debug("the queues changed while they were read: %s", e)
         return {}
 
 
 def _families() -> _Families:
     return _Families(
         GaugeMetricFamily(
-            "ostinato_line_requests", "Requests that wait for their turn.", labels=["model", "priority"]
+            "ostinato_line_requests",
+            "Requests that wait in the gateway's queue.",
+            labels=["model", "priority"],
         ),
         GaugeMetricFamily(
             "ostinato_line_longest_wait_seconds",
-            "For how long the oldest of them has waited.",
+            "How long the oldest request in the queue has waited.",
             labels=["model", "priority"],
         ),
         GaugeMetricFamily(

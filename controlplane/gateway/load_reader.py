@@ -51,9 +51,11 @@ class LoadReader:
             try:
                 await self._listen()
             except (NotConnected, BrokenOff, TimeoutError, ValueError) as e:
-                log.info("the worker at %s does not tell its load: %r", self._address, e)
+                log.info("the worker at %s does not report its load: %r", self._address, e)
             except Exception:  # raised by `on_load`: the next load may work
-                log.exception("a load that the worker at %s told was not taken", self._address)
+                log.exception(
+                    "the gateway could not use a load that the worker at %s reported", self._address
+                )
             await asyncio.sleep(self._pause_s * random.uniform(0.5, 1.0))
             self._pause_s = min(2 * self._pause_s, self._longest_s)
 
@@ -65,9 +67,9 @@ class LoadReader:
             async with asyncio.timeout(STALE_S):
                 await connection.ask(load_lines.PATH, self._headers(), method="GET")
             if not request_headers.proves(connection.headers, self._proof):
-                raise ValueError("it is a stranger that answers there")
+                raise ValueError("another process answers at this address")
             if connection.status != 200:
-                raise ValueError(f"it answered {connection.status}")
+                raise ValueError(f"the worker answered with status {connection.status}")
             async with aclosing(_lines(connection)) as lines:
                 async for line in lines:
                     load = load_lines.load_of(line)

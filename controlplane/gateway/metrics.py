@@ -80,27 +80,27 @@ class Metrics:
         )
         self.refused = Counter(
             "ostinato_requests_refused",
-            "Requests answered 429, by why: the line, or the tenant's part of it, was full, another took its "
-            "place there, it would have waited past its target, or its tenant's quota was used up.",
+            "Requests answered 429, by reason: queue full, tenant's part of the queue full, displaced by "
+            "another request, wait longer than the target, or tenant's quota used up.",
             ["model", "reason"],
             registry=registry,
         )
         self.refused_early = Counter(
             "ostinato_requests_refused_early",
-            "Requests answered 429 before anything was done for them, by tenant: the gateway had more than "
-            "it could do in time.",
+            "Requests answered 429 on arrival, by tenant, because the gateway had more requests than it "
+            "could handle.",
             ["tenant"],
             registry=registry,
         )
         self.dropped = Counter(
             "ostinato_requests_dropped",
-            "Requests ended without an answer, or without all of it, because they were late.",
+            "Requests that ended without a complete answer, because they were late.",
             ["model", "reason"],
             registry=registry,
         )
         self.targets = Counter(
             "ostinato_targets",
-            "Targets of requests that ended, by whether they were kept.",
+            "Targets of ended requests, by whether they were met.",
             ["model", "target", "kept"],
             registry=registry,
         )

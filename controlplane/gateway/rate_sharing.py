@@ -79,5 +79,5 @@ async def keep_sharing(
             try:
                 hear(await ask())
             except Exception as e:  # gateways start and stop
-                log.warning("the other gateways do not say what they gave: %r", e, extra=REPEATED)
+                log.warning("the other gateways do not report their used quotas: %r", e, extra=REPEATED)
         await asyncio.sleep(EXCHANGE_S)

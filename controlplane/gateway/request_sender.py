@@ -74,7 +74,7 @@ class RequestSender:
         finally:
             self._workers.demand.end(self._request, isinstance(error, errors.Overloaded | errors.Late))
         if isinstance(error, BrokenOff):
-            log.error("the engine of %s broke off: %s", self._host, error)
+            log.error("the engine of %s broke off its answer: %s", self._host, error)
             raise _died(self._host) from error
 
     async def send(self) -> EngineAnswer:
@@ -151,7 +151,7 @@ class RequestSender:
         asking = connection.ask_with(head, call.body)
         await (asking if limit_s is None else in_time(self._host, request, limit_s, asking))
         if not request_headers.proves(connection.headers, worker.proof):
-            log.warning("a process that is no worker of %s answers at %s", self._host, worker.address)
+            log.warning("another process than a worker of %s answers at %s", self._host, worker.address)
             return None
         return None if _REFUSED in connection.headers else connection
 

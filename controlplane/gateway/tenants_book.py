@@ -43,7 +43,7 @@ class TenantsBook:
             try:
                 await asyncio.to_thread(self.refresh)
             except Exception:
-                log.exception("the tenants could not be looked at; those known stay")
+                log.exception("the file of tenants could not be read; the known tenants stay in force")
 
     def refresh(self) -> None:
         """Read the file if it has changed. An invalid file changes nothing."""
@@ -57,15 +57,15 @@ class TenantsBook:
             self._complain(str(e))
             return
         self._problem = ""
-        log.warning("the tenants were read anew: %d keys", len(self._tenants.by_key))
+        log.warning("the file of tenants was read again: %d keys", len(self._tenants.by_key))
 
     def _complain(self, problem: str) -> None:
         """Log a problem at once, and repeatedly while it lasts."""
         if problem != self._problem or self._clock() - self._told_s >= REMIND_S:
             self._problem, self._told_s = problem, self._clock()
             log.error(
-                "%s; the tenants and keys that were read before STAY IN FORCE, also those taken out since: "
-                "mend the file",
+                "%s; the tenants and keys read before STAY IN FORCE, including those deleted since: correct "
+                "the file",
                 problem,
             )
 

@@ -44,7 +44,10 @@ def tenants_of(settings: Settings) -> Tenants:
     if not settings.tenants:
         return ONE_TENANT
     if not settings.api_key:
-        raise ValueError("OSTINATO_TENANTS: expected OSTINATO_API_KEY beside it, the key that opens the rest")
+        raise ValueError(
+            "OSTINATO_TENANTS is set without OSTINATO_API_KEY, the installation's own key; set "
+            "OSTINATO_API_KEY, too"
+        )
     path = Path(settings.tenants)
     try:
         document = yaml.safe_load(path.read_text())
@@ -61,18 +64,23 @@ def tenants_from(document: Any, secret: bytes = b"") -> Tenants:
     ValueError."""
     listed = document.get("tenants") if isinstance(document, dict) else None
     if not isinstance(listed, list) or len(document) != 1:
-        raise ValueError("expected one field, `tenants`, with a list")
+        raise ValueError("expected one field, `tenants`, with a list of tenants")
     by_key: dict[str, Tenant] = {}
     names: set[str] = {DEFAULT_NAME}
     for number, entry in enumerate(listed):
         where = f"tenants[{number}]"
         tenant = _tenant(where, entry, secret)
         if tenant.name in names:
-            raise ValueError(f"{where}.name: expected a name of its own, got {tenant.name!r} again")
+            raise ValueError(
+                f"{where}.name: expected a different name for each tenant, got {tenant.name!r} twice"
+            )
         names.add(tenant.name)
         for key in _keys(where, entry):
             if key in by_key:
-                raise ValueError(f"{where}.keys: {key[:8]}... is a key of '{by_key[key].name}' already")
+                raise ValueError(
+                    f"{where}.keys: {key[:8]}... is already a key of '{by_key[key].name}'; make a new key "
+                    "for this tenant"
+                )
             by_key[key] = tenant
     return Tenants(by_key, replace(DEFAULT, cache_salt=salt_of(DEFAULT_NAME, secret)) if by_key else DEFAULT)
 
@@ -98,7 +106,9 @@ def _tenant(where: str, entry: Any, secret: bytes) -> Tenant:
         raise _unexpected(f"{where}.role", f"one of {', '.join(Role)}", role)
     quota = _quota(where, entry)
     if role == Role.ADMIN and quota.is_of_records:
-        raise ValueError(f"{where}: what an admin registers is the installation's: leave the maxima out")
+        raise ValueError(
+            f"{where}: limits do not apply to a tenant with the role admin; leave the max... fields out"
+        )
     salt = salt_of(name, secret)
     return Tenant(name, float(weight), most, Priority(priority), Role(role), quota, salt)
 

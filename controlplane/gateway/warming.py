@@ -58,7 +58,9 @@ def _warm() -> None:
         with one_at_a_time():
             run_through()
     except Exception:  # without the policies, requests go to the worker with the fewest requests
-        log.exception("the routing policies could not be compiled; requests go where the fewest are")
+        log.exception(
+            "the routing policies could not be compiled; requests go to the group with the fewest requests"
+        )
         return
     log.info("the routing policies were ready after %.1f s", time.perf_counter() - begun_s)
     _ready.set()

@@ -93,7 +93,7 @@ class WorkerDirectory:
         try:
             reports = await self._find(self._host)
         except Exception as e:  # the known workers stay: a request shows whether its worker is gone
-            log.info("the workers of %s could not be asked: %s", self._host, e)
+            log.info("the workers of %s did not answer: %s", self._host, e)
             return
         old = {(w.address, w.secret): w for w in self.known}
         known = [
@@ -130,7 +130,11 @@ class WorkerDirectory:
         self._left = [w for w in self._left if w.outstanding]
         for worker in (*self.known, *self._left):
             if worker.outstanding and not self._alive(worker.group):
-                log.warning("cutting off %d requests in %s, which is lost", worker.outstanding, worker.group)
+                log.warning(
+                    "the gateway ends %d requests in %s, because that group is lost",
+                    worker.outstanding,
+                    worker.group,
+                )
                 worker.cut()
 
     def close(self) -> None:

@@ -45,7 +45,7 @@ def register_model(state: State, request: RegisterModelRequest, ctx: Context) ->
     """Errors: AlreadyExists, ModelNotFound (the base), InvalidRequest (the base is a variant), NotReady."""
     if request.model in state.models:
         raise errors.AlreadyExists(
-            f"a model named '{request.model}' is registered; delete it first or choose another name",
+            f"a model named '{request.model}' is already registered; delete it first, or choose another name",
             param="model",
         )
     depends = [] if request.base is None else [_require_base(state, request.base)]
@@ -142,8 +142,8 @@ def _host_changes(
         )
     if request.replicas is not None and requested.scaling(request) != present.record.scaling:
         raise errors.InvalidRequest(
-            f"the engines of '{host}' serve its variants, and it is deployed already; leave replicas out, or "
-            f"change them with `ostinato tune {host}`",
+            f"variants are served by the engines of '{host}', which is already deployed; leave `replicas` "
+            f"out, or change the base's replicas with `ostinato tune {host}`",
             param="replicas",
         )
     _check_parsers(find_model(state, host), present.record, request)
@@ -158,8 +158,8 @@ def _check_parsers(base: Model, present: Deployment, request: DeployModelRequest
     for (name, value), runs in zip(asked.items(), parsers_of(base, present), strict=True):
         if value is not None and requested.parser(value) != runs:
             raise errors.InvalidRequest(
-                f"the engines of '{base.name}' serve its variants, and run with {runs or NO_PARSER}; leave "
-                f"{name} out, or undeploy '{base.name}' and deploy it with {value}",
+                f"variants are served by the engines of '{base.name}', whose {name} is {runs or NO_PARSER}; "
+                f"leave {name} out, or undeploy '{base.name}' and deploy it with {value}",
                 param=name,
             )
 
@@ -197,8 +197,8 @@ def _check_sizes(present: Deployment, request: DeployModelRequest) -> None:
     asked = requested.engine(request.engine)
     if asked.or_else(known_sizes(present)) != known_sizes(present):
         raise errors.InvalidRequest(
-            f"the engines of '{present.host}' serve its variants, and are deployed already; leave engine "
-            f"out, or change their sizes with `ostinato tune {present.host}`",
+            f"variants are served by the engines of '{present.host}', which is already deployed; leave "
+            f"`engine` out, or change the engines' sizes with `ostinato tune {present.host}`",
             param="engine",
         )
 
@@ -236,14 +236,14 @@ def _check_bounds(base: Model, request: DeployModelRequest) -> None:
         _check_engine(base, spec, request.engine)
     if split and sum(split) != spec.num_layers:
         raise errors.InvalidRequest(
-            f"expected layersPerStage to sum to the {spec.num_layers} layers of '{base.name}', got "
-            f"{'+'.join(map(str, split))} = {sum(split)}; change the split",
+            f"expected layersPerStage to add up to the {spec.num_layers} layers of '{base.name}', got "
+            f"{'+'.join(map(str, split))} = {sum(split)}; correct layersPerStage",
             param="layersPerStage",
         )
     if degrees and not any(tp_fits(spec, tp) for tp in degrees):
         raise errors.InvalidRequest(
-            f"'{base.name}' cannot be sharded {' or '.join(map(str, degrees))} ways "
-            f"({tp_problem(spec, degrees[0])}); name another degree",
+            f"'{base.name}' cannot run with a tensor parallelism of {' or '.join(map(str, degrees))} "
+            f"({tp_problem(spec, degrees[0])}); choose another value for tensorParallel",
             param="tensorParallel",
         )
 
@@ -253,12 +253,12 @@ def _check_engine(base: Model, spec: ModelSpec, sizes: EngineForm) -> None:
     if sizes.contextTokens is not None and sizes.contextTokens > spec.max_position:
         raise errors.InvalidRequest(
             f"expected engine.contextTokens of at most {spec.max_position}, the positions of '{base.name}'; "
-            f"got {sizes.contextTokens}; ask for less, or leave it out",
+            f"got {sizes.contextTokens}; lower it, or leave it out",
             param="engine.contextTokens",
         )
     if not spec.adaptable and (sizes.variantSlots or sizes.loraRank):
         raise errors.InvalidRequest(
-            f"'{base.name}' has no slots for variants; on its architecture they are not supported yet; leave "
+            f"variants of '{base.name}' are not supported, because of its architecture; leave "
             "engine.variantSlots and engine.loraRank out",
             param="engine.variantSlots",
         )
@@ -274,7 +274,7 @@ def profile_model(state: State, name: str, again: bool, ctx: Context) -> Outcome
     if base.phase is not Phase.READY:
         raise errors.NotReady(f"'{base.name}' is {base.phase}; wait until it is Ready", param="model")
     operation = operations.begun(
-        ctx, OperationKind.PROFILE, base.name, Phase.PENDING, "profile asked for", base.tenant
+        ctx, OperationKind.PROFILE, base.name, Phase.PENDING, "profile accepted", base.tenant
     )
     changes: list[Change] = [_unchanged(state.models[base.name]), Put(operation, 0)]
     present = state.profiles.get(base.profile or "")
@@ -305,7 +305,7 @@ def undeploy_model(state: State, name: str, ctx: Context) -> Outcome:
     """Undeploy a model. Errors: NotDeployed; InUse while it serves variants."""
     present = state.deployments.get(name)
     if present is None:
-        raise errors.NotDeployed(f"'{name}' has no deployment; `ostinato status` lists those that exist")
+        raise errors.NotDeployed(f"'{name}' is not deployed; `ostinato status` lists the deployments")
     users = [d.record.model for d in state.deployments.values() if d.record.host == name != d.record.model]
     if users:
         raise errors.InUse(
@@ -333,25 +333,26 @@ def limit_variants(deployment: Deployment, limit: int) -> Deployment:
     name, host = deployment.model, deployment.host
     if name != host:
         raise errors.InvalidRequest(
-            f"'{name}' is a variant; how many run at once is a matter of its base, '{host}'",
+            f"'{name}' is a variant; set the number of variants at once for its base, '{host}'",
             param="maxActiveVariants",
         )
     if deployment.phase is Phase.DEPLOYED and deployment.placement is None:
         raise errors.NotReady(
-            f"the slots of '{name}' are known while it has an engine ({deployment.reason}); try again then"
+            f"'{name}' has no engine now ({deployment.reason}), so its slots are unknown; try again when it "
+            "has an engine"
         )
     if deployment.phase is Phase.DELETING or deployment.placement is None:
         raise errors.NotReady(f"'{name}' is {deployment.phase}; wait until it is Deployed")
     slots = deployment.placement.plan.max_variants
     if not slots:
         raise errors.InvalidRequest(
-            f"'{name}' has no slots for variants; on its architecture they are not supported yet",
+            f"variants of '{name}' are not supported, because of its architecture",
             param="maxActiveVariants",
         )
     if not 1 <= limit <= slots:
         raise errors.InvalidRequest(
-            f"expected 1 to {slots} variants at once, for '{name}' has {slots} slots; got {limit}; "
-            f"`ostinato tune {name} --slots N` gives it engines with more",
+            f"expected 1 to {slots} variants at once, because '{name}' has {slots} slots, got {limit}; "
+            f"`ostinato tune {name} --slots N` gives it engines with more slots",
             param="maxActiveVariants",
         )
     return dataclasses.replace(deployment, max_active_variants=limit)
@@ -365,7 +366,7 @@ def change_replicas(deployment: Deployment, change: ReplicasChange) -> Deploymen
     name, host = deployment.model, deployment.host
     if name != host:
         raise errors.InvalidRequest(
-            f"'{name}' is a variant; replicas are a matter of its base, '{host}'", param="replicas"
+            f"'{name}' is a variant; set the replicas of its base, '{host}'", param="replicas"
         )
     if deployment.phase is Phase.DELETING:
         raise errors.NotReady(f"'{name}' is being undeployed; deploy it again when it is gone")
@@ -395,7 +396,7 @@ def place_anew(state: State, deployment: Deployment, sizes: EngineForm | None = 
     name, host = deployment.model, deployment.host
     if name != host:
         raise errors.InvalidRequest(
-            f"'{name}' is a variant; the engines are those of its base, '{host}'", param="placeAnew"
+            f"'{name}' is a variant; place the engines of its base, '{host}', again", param="placeAnew"
         )
     if deployment.phase is Phase.DELETING:
         raise errors.NotReady(f"'{name}' is being undeployed; deploy it again when it is gone")
@@ -419,8 +420,8 @@ def _check_deployed_ranks(state: State, base: str, most: int | None) -> None:
     ]
     if wider:
         raise errors.InvalidRequest(
-            f"expected a LoRA rank of at least those of the deployed {', '.join(wider)}, got {most}; ask for "
-            "more, or undeploy them",
+            f"the deployed {', '.join(wider)} need a larger LoRA rank than {most}; raise engine.loraRank, "
+            "or undeploy these variants",
             param="engine.loraRank",
         )
 
@@ -436,15 +437,17 @@ def delete_model(state: State, name: str, ctx: Context) -> Outcome:
         raise errors.InUse(f"'{name}' is deployed; undeploy it first", details={"used_by": [name]})
     if variants:
         raise errors.InUse(
-            f"'{name}' is the base of {', '.join(variants)}; delete them first",
+            f"'{name}' is the base of {', '.join(variants)}; delete these variants first",
             details={"used_by": variants},
         )
     if model.delta is not None:
         return _delete_made(state, model, ctx)
     if model.phase is not Phase.READY:
-        raise errors.InUse(f"'{name}' is {model.phase}; cancel its operation or wait for it")
+        raise errors.InUse(
+            f"'{name}' is {model.phase}; wait until its operation ends, or cancel the operation"
+        )
     operation = operations.begun(
-        ctx, OperationKind.DELETE, name, Phase.DELETED, "model forgotten; its files stay", model.tenant
+        ctx, OperationKind.DELETE, name, Phase.DELETED, "registration deleted; the files stay", model.tenant
     )
     operation = dataclasses.replace(operation, progress=1.0)
     return Outcome(operation, [Delete(Model, name, state.models[name].version), Put(operation, 0)])
@@ -454,8 +457,8 @@ def _delete_made(state: State, model: Model, ctx: Context) -> Outcome:
     """Begin to delete a delta. The controller first ends its compression, and deletes its files."""
     name = model.name
     if model.phase is Phase.DELETING:
-        raise errors.InUse(f"'{name}' is being deleted; wait for it")
-    message = "what was made of it is taken away; the fine-tune's files stay"
+        raise errors.InUse(f"'{name}' is already being deleted; wait until it is gone")
+    message = "removing the delta that Ostinato made; the fine-tune's files stay"
     operation = operations.begun(ctx, OperationKind.DELETE, name, Phase.DELETING, message, model.tenant)
     deleting = dataclasses.replace(model, phase=Phase.DELETING, reason="being deleted")
     changes: list[Change] = [Put(deleting, state.models[name].version), Put(operation, 0)]
@@ -475,8 +478,10 @@ def cancel_operation(state: State, operation_id: str, now_s: float) -> Outcome:
     if op.done or op.cancel_requested:
         return Outcome(op, [])
     if op.kind is OperationKind.UNDEPLOY:
-        raise errors.InvalidRequest("an undeployment cannot be cancelled; deploy again when it is done")
+        raise errors.InvalidRequest(
+            "an undeployment cannot be cancelled; deploy the model again when the undeployment is done"
+        )
     cancelling = advance(
-        dataclasses.replace(op, cancel_requested=True), op.phase, "cancellation asked for", now_s
+        dataclasses.replace(op, cancel_requested=True), op.phase, "cancellation requested", now_s
     )
     return Outcome(cancelling, [Put(cancelling, operation.version)])

@@ -44,7 +44,8 @@ def require_change(tenant: Tenant, seen: State, name: str) -> None:
 
 def not_own(tenant: Tenant, name: str) -> errors.Forbidden:
     return errors.Forbidden(
-        f"'{name}' is the installation's: tenant '{tenant.name}' may use it, and an admin's key changes it",
+        f"'{name}' belongs to the installation: tenant '{tenant.name}' may use it, but only an admin's key "
+        "may change it",
         param="model",
     )
 
@@ -88,7 +89,7 @@ def require_free(tenant: Tenant, state: State, name: str) -> None:
     """Require that no other tenant's model has this name; the error does not name the owner. Errors:
     AlreadyExists."""
     if name in state.models and not tenant.sees(state.models[name].record.tenant):
-        raise errors.AlreadyExists(f"the name '{name}' is taken; choose another", param="model")
+        raise errors.AlreadyExists(f"the name '{name}' is taken; choose another name", param="model")
 
 
 def require_quota(tenant: Tenant, state: State, request: RegisterModelRequest) -> None:
@@ -105,12 +106,13 @@ def require_quota(tenant: Tenant, state: State, request: RegisterModelRequest) -
     own = sum(m.record.is_variant and m.record.tenant == tenant.name for m in state.models.values())
     if quota.max_variants is not None and own >= quota.max_variants:
         raise errors.QuotaExceeded(
-            f"tenant '{tenant.name}' may have {quota.max_variants} variants and has {own}; delete one first"
+            f"tenant '{tenant.name}' may have at most {quota.max_variants} variants and has {own}; delete a "
+            "variant first"
         )
     if quota.max_host_bytes is not None and (held := host_bytes(state, tenant.name)) >= quota.max_host_bytes:
         raise errors.QuotaExceeded(
-            f"the variants of tenant '{tenant.name}' may hold {quota.max_host_bytes} bytes and hold {held}; "
-            "delete some first"
+            f"the variants of tenant '{tenant.name}' may take at most {quota.max_host_bytes} bytes and take "
+            f"{held}; delete a variant first"
         )
 
 
@@ -119,7 +121,7 @@ def _require_bases(tenant: Tenant, state: State) -> None:
     own = sum(not m.record.is_variant and m.record.tenant == tenant.name for m in state.models.values())
     if bound is not None and own >= bound:
         raise errors.QuotaExceeded(
-            f"tenant '{tenant.name}' may have {bound} bases and has {own}; delete one first"
+            f"tenant '{tenant.name}' may have at most {bound} bases and has {own}; delete a base first"
         )
 
 
@@ -137,8 +139,9 @@ def require_engines(tenant: Tenant, state: State, changed: Iterable[Deployment])
     wanted = sum(after.values())
     if wanted > bound and wanted > sum(before.values()):
         raise errors.QuotaExceeded(
-            f"the bases of tenant '{tenant.name}' may have {bound} engines in all, and this would let them "
-            f"have {wanted} (replicas.max of each, added up); undeploy one, or deploy with fewer replicas",
+            f"the bases of tenant '{tenant.name}' may have at most {bound} engines together, but with this "
+            f"deployment they could have {wanted} (the sum of replicas.max); undeploy a base, or lower "
+            "replicas.max",
             param="replicas",
         )
 

@@ -129,8 +129,8 @@ def require_ceilings(form: EngineForm | None, settings: Settings) -> None:
         asked, most = getattr(form, name), getattr(settings, setting)
         if asked is not None and asked > most:
             raise errors.InvalidRequest(
-                f"expected engine.{name} of at most {most}, which this installation allows; got {asked}; ask "
-                f"for less, or raise OSTINATO_{setting.upper()}",
+                f"expected engine.{name} of at most {most}, this installation's limit, got {asked}; lower "
+                f"engine.{name}, or raise OSTINATO_{setting.upper()}",
                 param=f"engine.{name}",
             )
 
@@ -156,7 +156,8 @@ def changed_scaling(present: Scaling, change: ReplicasChange) -> Scaling:
     maximum = present.max_groups if change.max is None else change.max
     if minimum > maximum:
         raise errors.InvalidRequest(
-            f"expected min <= max, got min {minimum} and max {maximum}; change both", param="replicas"
+            f"expected replicas.min <= replicas.max, got {minimum} and {maximum}; change both together",
+            param="replicas",
         )
     named = "targetInFlight" in change.model_fields_set
     target = change.targetInFlight if named else present.target_in_flight

@@ -51,8 +51,8 @@ def base_limit(variant: Model, asked: float | None) -> float | None:
     accuracy = of_variant(variant)
     if accuracy is None:
         raise errors.NoFeasiblePlan(
-            f"the accuracy of '{variant.name}' was not measured, and {asked:g}% are asked for; register it "
-            "with an `evaluation` file or a `compressionTechnique`, or leave SLOs.accuracy out",
+            f"SLOs.accuracy asks for {asked:g}%, but the accuracy of '{variant.name}' is unknown; register "
+            "it with an `evaluation` file or a `compressionTechnique`, or leave SLOs.accuracy out",
             details={"binding": infeasibility.name_of(Constraint.ACCURACY), "relaxations": []},
         )
     if accuracy < asked:

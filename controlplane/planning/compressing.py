@@ -62,13 +62,13 @@ def next_job(state: State, name: str, inventory: Inventory, settings: Settings) 
     delta, base = require_delta(model), _base(state, model)
     if delta.attempts >= MAX_ATTEMPTS:
         raise errors.CompressionFailed(
-            f"{delta.attempts} attempts in a row got no further than {delta.share:.0%}; {delta.doing}"
+            f"{delta.attempts} attempts in a row stopped at {delta.share:.0%}; {delta.doing}"
         )
     seen = _seen(state, model, base, inventory, settings)
     if not seen:
         raise errors.CompressionFailed(
-            f"expected a device for it ({delta.recipe.device}), the cluster has none; add one, or register "
-            'it with another "device"'
+            f"the cluster has no device for compression.device {delta.recipe.device}; add such a device, or "
+            'register the model with another "device"'
         )
     left = _left(state, model, seen, inventory, settings)
     if isinstance(left, Queued):
@@ -92,7 +92,7 @@ def next_job(state: State, name: str, inventory: Inventory, settings: Settings) 
 
 def require_delta(model: Model) -> Delta:
     if model.delta is None:
-        raise errors.InvalidRequest(f"'{model.name}' is not made of a fine-tune here")
+        raise errors.InvalidRequest(f"'{model.name}' was not compressed by this installation")
     return model.delta
 
 
@@ -141,7 +141,9 @@ def needed_bytes(spec: ModelSpec, recipe: Recipe, text_bytes: int | None = None)
 def _base(state: State, model: Model) -> Model:
     base = state.models.get(model.base or "")
     if base is None or base.record.spec is None or base.record.path is None:
-        raise errors.CompressionFailed(f"the base '{model.base}' is no longer registered; register it again")
+        raise errors.CompressionFailed(
+            f"the base '{model.base}' is no longer registered; register the base again"
+        )
     return base.record
 
 
@@ -200,9 +202,9 @@ def _left(
         nodes = {s.device.node for s in _roomy(older, theirs)}
         kept = [s for s in left if key_of(s.device) not in keys and s.device.node not in nodes]
         if len(kept) < len(left) and not before:
-            before = f"'{older.name}'" if older.tenant in told else "an older one"
+            before = f"'{older.name}'" if older.tenant in told else "an older fine-tune"
         left = kept
-    return left or Queued(f"waits until {before} has begun to be compressed")
+    return left or Queued(f"waits until the compression of {before} has begun")
 
 
 def _older(state: State, model: Model) -> Iterator[Model]:
@@ -232,7 +234,7 @@ def _choose(state: State, model: Model, seen: list[_Seen]) -> _Seen | Queued:
     others = _compressing_on(state, reservations.compressing(model.name))
     idle = [s for s in seen if others[s.device.node] < PER_NODE]
     if not idle:
-        return Queued("waits for its turn: as many are compressed on each node as may be")
+        return Queued("waits for its turn: each node already runs as many compressions as allowed")
     measured = reservations.being_measured(state.ledgers)
     quiet = [s for s in idle if key_of(s.device) not in measured]
     if not quiet:

@@ -22,7 +22,7 @@ MIN_HOST_BYTES = 2 << 30
 HOST_MARGIN = 1.25  # over the registered variants' bytes
 HOST_SHARE = 4
 HOPPER = (9, 0)
-ASKED, BEFORE = "as asked", "as chosen before"
+ASKED, BEFORE = "as requested", "as chosen before"
 
 
 def known_sizes(deployment: Deployment | None) -> EngineSizes:
@@ -53,8 +53,8 @@ def _context(deployment: Deployment, spec: ModelSpec, settings: Settings) -> Bou
         why = ASKED if deployment.engine.context_tokens is not None else BEFORE
         return Bound(min(asked, spec.max_position), why, fixed=True)
     if settings.max_model_len < spec.max_position:
-        return Bound(settings.max_model_len, "as this installation allows")
-    return Bound(spec.max_position, "as the model's")
+        return Bound(settings.max_model_len, "the installation's limit")
+    return Bound(spec.max_position, "the model's limit")
 
 
 def _requests(deployment: Deployment, kind: str, settings: Settings) -> Bound:
@@ -63,7 +63,7 @@ def _requests(deployment: Deployment, kind: str, settings: Settings) -> Bound:
         return Bound(asked, why, fixed=True)
     most = usual_engine(kind, settings).max_requests
     limited = most < of_kind(kind).max_requests
-    return Bound(most, "as this installation allows" if limited else "as usual on such devices")
+    return Bound(most, "the installation's limit" if limited else "usual on such devices")
 
 
 def _expected_tokens(deployment: Deployment) -> int:
@@ -130,5 +130,5 @@ def variants_text(sizes: EngineSizes, variants: Sequence[Model], deployment: Dep
     elif deployment.chosen is not None and deployment.chosen.lora_rank is not None:
         why = BEFORE
     else:
-        why = "for registered adapters" if largest == sizes.lora_rank else "for adapters to come"
-    return f"rank {sizes.lora_rank} {why}, {sizes.variant_slots} variants at once"
+        why = "for registered adapters" if largest == sizes.lora_rank else "for later adapters"
+    return f"rank {sizes.lora_rank} ({why}), {sizes.variant_slots} variants at once"

@@ -113,7 +113,7 @@ def answer_all(
     count = max(1, len(inventory.devices)) if load.devices is None else load.devices
     if not 1 <= count <= MAX_DEVICES:
         raise errors.InvalidRequest(
-            f"expected 1 to {MAX_DEVICES} devices, got {count}; correct it", param="devices"
+            f"expected 1 to {MAX_DEVICES} devices, got {count}; correct `devices`", param="devices"
         )
     gpu = ablest_gpu(inventory)
     quantizations = quantization_names(question.base.compression, question.spec, gpu)
@@ -172,8 +172,8 @@ class _Question:
         if found is None or found.count == found.registered:
             return ""
         return (
-            f"{found.count} of these {found.registered} variants run at once, and the others wait for them: "
-            "latency is longer than this, as if all ran in one batch (engine.variantSlots of its deployment)"
+            f"only {found.count} of these {found.registered} variants run at once: latency is longer than "
+            "estimated here, because other variants wait (engine.variantSlots of the deployment)"
         )
 
 
@@ -184,8 +184,8 @@ def _within_engine(cost: Prediction, work: Workload, at_once: int) -> Prediction
     if work.batch <= at_once:
         return limited
     note = (
-        f"an engine runs {at_once} requests at once (engine.requestsAtOnce); of these {work.batch} the "
-        "others wait for their turn, which is not in the figures"
+        f"an engine runs {at_once} of these {work.batch} requests at once (engine.requestsAtOnce): the "
+        "others wait, which these figures do not include"
     )
     return dataclasses.replace(limited, notes=(*limited.notes, note))
 
@@ -207,8 +207,8 @@ def _beside_others(cost: Prediction, plan: Plan, inventory: Inventory, own: froz
         for interval in (getattr(cost, name),)
     }
     note = (
-        f"other work keeps {load:.0%} of the device busy: the figures are of one that is idle, and their "
-        f"upper ends {longer:.1f} times as high"
+        f"other work keeps the device {load:.0%} busy: these figures are for an idle device, with upper "
+        f"ends {longer:.1f} times as high"
     )
     rate = dataclasses.replace(cost.tokens_per_s, low=cost.tokens_per_s.low / longer)
     return dataclasses.replace(cost, **slower, tokens_per_s=rate, notes=(*cost.notes, note))
@@ -249,7 +249,7 @@ def _check_devices(plan: Plan, devices: int | None) -> None:
         raise PlanError(
             "devices",
             f"expected {plan.world_size} to {MAX_DEVICES} devices for {plan.world_size} ranks, got "
-            f"{devices}; correct it, or leave it out",
+            f"{devices}; correct `devices`, or leave it out",
         )
 
 
@@ -308,10 +308,10 @@ def _mix(base: Model, variants: Sequence[Model], names: Sequence[str]) -> tuple[
     known = {v.name: v.variant_spec for v in variants if v.variant_spec is not None}
     unknown = [n for n in names if n != base.name and n not in known]
     if unknown:
-        got, ready = ", ".join(map(repr, unknown[:5])), ", ".join(sorted(known)) or "it has none"
+        got, ready = ", ".join(map(repr, unknown[:5])), ", ".join(sorted(known)) or "none are"
         raise errors.InvalidRequest(
-            f"expected variants of '{base.name}' that are Ready ({ready}), got {got}; register them with "
-            "this base, or leave them out",
+            f"expected variants of '{base.name}' that are Ready ({ready}), got {got}; register these "
+            "variants with this base, or leave them out",
             param="variants",
         )
     return tuple(None if n == base.name else known[n] for n in names)
@@ -330,14 +330,16 @@ def _split(spec: ModelSpec, shape: Shape) -> tuple[int, ...]:
     if stages is not None and not 1 <= stages <= spec.num_layers:
         raise PlanError(
             "pipelineParallel",
-            f"expected 1 to {spec.num_layers} stages, one layer each at least, got {stages}; choose fewer",
+            f"expected 1 to {spec.num_layers} stages, because each needs a layer, got {stages}; choose fewer "
+            "stages",
         )
     if layers is None:
         return even_stages(spec.num_layers, stages or 1)
     if stages is not None and stages != len(layers):
         raise PlanError(
             "layersPerStage",
-            f"expected the layers of {stages} stages, got those of {len(layers)}; leave one of the two out",
+            f"expected layersPerStage to list {stages} stages, got {len(layers)}; leave one of the two "
+            "fields out",
         )
     return layers
 

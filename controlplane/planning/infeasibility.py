@@ -51,7 +51,7 @@ def refusal(
     """
     relaxations = [as_data(relaxation) for relaxation in outcome.relaxations]
     doubt = f"; {busy}" if busy and outcome.binding in TIMED else ""
-    left_out = f"; not looked at: {_reasons(unusable)}" if unusable else ""
+    left_out = f"; excluded devices: {_reasons(unusable)}" if unusable else ""
     return errors.NoFeasiblePlan(
         f"{_sentence(outcome, relaxations)}{_not_relaxed(outcome, auto_relax)}{left_out}{doubt}",
         details=_details(name_of(outcome.binding), relaxations, outcome.together, unusable),
@@ -61,7 +61,7 @@ def refusal(
 def no_device(inventory: Inventory) -> errors.NoFeasiblePlan:
     why = f" ({_reasons(inventory.unusable)})" if inventory.unusable else ""
     return errors.NoFeasiblePlan(
-        f"the cluster has no device to place on{why}; add one",
+        f"the cluster has no usable device{why}; add a device",
         details=_details(str(Constraint.MEMORY), unusable=inventory.unusable),
     )
 
@@ -112,10 +112,10 @@ def as_data(relaxation: Relaxation) -> dict[str, Any]:
 def _sentence(outcome: NotPlaced, relaxations: list[dict[str, Any]]) -> str:
     texts = [relaxation["text"] for relaxation in relaxations]
     if outcome.together:
-        return f"no plan meets the limits, and none alone is in the way; possible: {' and '.join(texts)}"
+        return f"no plan meets all limits together; possible: {' and '.join(texts)}"
     what = outcome.reason
     if outcome.binding is not Constraint.MEMORY:
-        what = f"no plan meets what is asked, {name_of(outcome.binding)} is in the way"
+        what = f"no plan meets the limits: {name_of(outcome.binding)} prevents it"
     return f"{what}; possible: {'; or '.join(texts)}" if texts else what
 
 
@@ -123,4 +123,4 @@ def _not_relaxed(outcome: NotPlaced, auto_relax: AutoRelax | None) -> str:
     if auto_relax is None or not auto_relax.allowed or not outcome.relaxations:
         return ""
     limit = auto_relax.max_factor
-    return " (none was applied" + (f": more than the {limit:g} times allowed)" if limit else " by itself)")
+    return " (not applied" + (f": more than the allowed {limit:g} times)" if limit else " automatically)")

@@ -54,11 +54,11 @@ def mismatch(variant: Model, host: str, most: int | None, advice: str = "") -> s
     """Why the engines of `host` do not take the variant, and what to do."""
     rank = _rank(variant)
     advice = advice or (
-        f"run `ostinato tune {host} --lora-rank {rank}`, which starts such engines while the present ones "
-        f"answer, and then `ostinato deploy {variant.name}`"
+        f"run `ostinato tune {host} --lora-rank {rank}`, which replaces the engines while the present "
+        f"engines answer, then `ostinato deploy {variant.name}`"
     )
     return (
-        f"'{variant.name}' has rank {rank}, and the engines of '{host}' take LoRA adapters up to rank "
+        f"'{variant.name}' has rank {rank}, but the engines of '{host}' take LoRA adapters up to rank "
         f"{most}; {advice}"
     )
 

@@ -129,7 +129,7 @@ def suited(inventory: Inventory, kind: str) -> Inventory:
         return inventory
     hosts = [d for d in inventory.devices if d.kind == CPU]
     left_out = (
-        Unusable(d.node, f"node {d.node} has no GPU, and this was on {kind} (undeploy to choose anew)")
+        Unusable(d.node, f"node {d.node} has no GPU, and the engine ran on {kind} (undeploy to choose again)")
         for d in hosts
     )
     devices = tuple(d for d in inventory.devices if d.kind != CPU)

@@ -54,7 +54,9 @@ def propose(
     present = [d.record for d in state.deployments.values()]
     lasting = [d for d in present if d.phase is not Phase.DELETING]
     if busy := [group_id for d in lasting for group_id in _spares(d)]:
-        raise errors.NotReady(f"{', '.join(busy)} is being moved to; rebalance when that is done")
+        raise errors.NotReady(
+            f"{', '.join(busy)} is being moved already; rebalance again when the move is done"
+        )
     seen = reclaimable_memory.free_memory(inventory, state.ledgers, settings.headroom)
     free = seen.now
     tenants = _tenants(state, lasting)
@@ -64,7 +66,7 @@ def propose(
     for group_id in waiting:
         goal = f"make room for {group_id}"
         if reason := places.waiting_reason(group_id, seen):
-            return RebalanceOutcome(goal, None, group_id, refusal=f"it fits, and {reason}")
+            return RebalanceOutcome(goal, None, group_id, refusal=f"there is room, but {reason}")
         if (proposal := to_fit(free, tenants, places.decide, group_id)) is not None:
             return RebalanceOutcome(goal, proposal, group_id)
     if waiting:
@@ -154,7 +156,7 @@ def begun(state: State, proposal: Proposal) -> list[Change]:
         deployment = changed.get(host) or state.deployments[host].record
         spare = WorkerGroup(
             next_number(deployment.groups),
-            reason=f"takes the place of {move.tenant.name}",
+            reason=f"replaces {move.tenant.name}",
             replaces=number_of(move.tenant.name),
             avoid=move.avoid,
             kind=kind_of(move.placement),
@@ -174,16 +176,16 @@ def renewed(deployment: Deployment, purpose: str = MORE_ROOM) -> Deployment:
     """
     name = deployment.model
     if busy := _spares(deployment):
-        raise errors.NotReady(
-            f"{', '.join(busy)} takes the place of another engine; try again when that is done"
-        )
+        raise errors.NotReady(f"{', '.join(busy)} is replacing another engine; try again when that is done")
     serving = deployment.serving_ids()
     if not serving:
-        raise errors.NotReady(f"'{name}' has no engine that serves; the next one has room for its variants")
+        raise errors.NotReady(
+            f"'{name}' has no serving engine to replace; its next engine will have room for its variants"
+        )
     for group_id in serving:
         spare = WorkerGroup(
             next_number(deployment.groups),
-            reason=f"takes the place of {group_id}, {purpose}",
+            reason=f"replaces {group_id}, {purpose}",
             replaces=number_of(group_id),
             kind=deployment.device_kind,
         )

@@ -25,7 +25,7 @@ def replacement_reason(group: WorkerGroup, engine: EngineView | None, nodes: Seq
     if broken := _broken(group, group.placement, engine, nodes):
         return broken
     if engine is not None and engine.status is EngineStatus.FAILED:
-        return f"its engine failed: {readable(engine.message)}"
+        return f"the engine failed: {readable(engine.message)}"
     return ""
 
 
@@ -39,7 +39,7 @@ def mark_start_timeouts(
         for group in d.groups
         if group.phase is GroupPhase.STARTING and group.placement is not None
     }
-    failed = EngineView(EngineStatus.FAILED, f"it did not start within {limit_s:g} s")
+    failed = EngineView(EngineStatus.FAILED, f"the engine did not start within {limit_s:g} s")
     return {
         group_id: failed if _starts(view) and now_s - starting.get(group_id, now_s) > limit_s else view
         for group_id, view in engines.items()
@@ -89,7 +89,7 @@ def _shrunk(node: NodeState, key: DeviceKey, wanted: int) -> str:
     if total is None:
         return f"{name} is gone"
     if total < wanted:
-        return f"{name} has {total / 2**30:.2f} GiB now, its ranks were promised {wanted / 2**30:.2f} GiB"
+        return f"{name} has only {total / 2**30:.2f} GiB now, but its ranks reserved {wanted / 2**30:.2f} GiB"
     return ""
 
 

@@ -88,7 +88,7 @@ def describe(attempts: Attempts, limits: RetryLimits, key: str = "") -> str:
     pause = pause_s(attempts.failures, limits, key)
     return (
         f"attempt {attempts.failures} of {limits.attempts} failed ({attempts.reason}); "
-        f"the next one begins after {round(pause, 1):g} s"
+        f"the next attempt begins after {round(pause, 1):g} s"
     )
 
 
@@ -98,7 +98,7 @@ def given_up(
     """The final error: the number of attempts, the reason of the failure, and what to do."""
     count, since_s = attempts.failures + 1, attempts.since_s if attempts.failures else now_s
     message = (
-        f"{count} attempts within {max(0.0, now_s - since_s):.0f} s failed; the last one: {cause(error)}"
+        f"{count} attempts within {max(0.0, now_s - since_s):.0f} s failed; the last error: {cause(error)}"
     )
     return error.saying(f"{message.replace('; ', ', ')}; {advice}")
 

@@ -68,9 +68,9 @@ def measured_while_busy(model: Model, inventory: Inventory, settings: Settings, 
         return ""
     when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(found.record.updated_at_s))
     return (
-        f"the profile of '{model.name}' was measured until {when} while other work took"
-        f" {found.record.busy:.0%} of the device's time, which is {device.load:.0%} busy now: its figures may"
-        f" be too long; measure it again while the device is quiet (`ostinato profile {model.name} --again`)"
+        f"the profile of '{model.name}' (measured until {when}) may show too long times: other work took"
+        f" {found.record.busy:.0%} of the device's time, and the device is {device.load:.0%} busy now; "
+        f"measure again on an idle device (`ostinato profile {model.name} --again`)"
     )
 
 

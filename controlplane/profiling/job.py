@@ -46,7 +46,7 @@ class ProfilingJob:
     def beginning(self) -> str:
         """The message for waiting users."""
         where = f"{self.request.device_kind} of {self.node}"
-        return f"measuring its architecture on {where}: an engine with made-up weights starts"
+        return f"measuring the architecture on {where}: an engine with random weights starts"
 
 
 def profiling_job(
@@ -57,17 +57,24 @@ def profiling_job(
     The device must be of the profile's kind, even if the cluster now has more devices of another kind.
     """
     if not inventory.devices or model.spec is None or model.path is None:
-        raise errors.ProfilingFailed("there is no device to measure on; add one and profile again")
+        raise errors.ProfilingFailed(
+            "the cluster has no device to measure on; add a device, then profile the model again"
+        )
     device = profiled_device(of_kind(profile, model, inventory, settings))
     if device is None:
         engine = f" with vLLM {profile.engine_version}" if profile.engine_version else ""
         raise errors.ProfilingFailed(
-            f"this profile is of {profile.device}{engine}, and there is none now; add one and profile again"
+            f"this profile needs {profile.device}{engine}, which the cluster lacks; add such a device, then "
+            "profile again"
         )
     if not settings.is_vllm:
-        raise errors.ProfilingFailed(f"the engine '{settings.engine}' is not measured; only vllm is")
+        raise errors.ProfilingFailed(
+            f"only the engine vllm can be measured, not '{settings.engine}'; set OSTINATO_ENGINE=vllm"
+        )
     if not device.engine:
-        raise errors.ProfilingFailed(f"no vLLM is installed on {device.node}; install it and profile again")
+        raise errors.ProfilingFailed(
+            f"vLLM is not installed on {device.node}; install vLLM there, then profile the model again"
+        )
     on_cpu = device.kind == CPU
     here = [
         d for d in inventory.devices if (d.node, d.model, d.kind) == (device.node, device.model, device.kind)

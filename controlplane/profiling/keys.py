@@ -55,7 +55,7 @@ def overheads(settings: Settings, kind: str) -> Overheads:
 def spec_of(model: Model) -> ModelSpec:
     """The model's spec. Errors: NotReady when its files were not read yet."""
     if model.spec is None:
-        raise errors.NotReady(f"'{model.name}' has not been profiled")
+        raise errors.NotReady(f"'{model.name}' has no profile; run `ostinato profile {model.name}`")
     return model.spec
 
 

@@ -88,7 +88,7 @@ def described(line: str, points: int, all_points: int) -> str:
     count = f"{points} of {all_points} loads measured"
     if isinstance(measurement, Footprint):
         layers, start_s = measurement.setting.layers, measurement.start_s
-        return f"{count}; an engine of {layers} layers started in {start_s:.0f} s"
+        return f"{count}; an engine with {layers} layers started in {start_s:.0f} s"
     load = f"{measurement.point.batch} x {measurement.point.input_tokens} tokens"
     if measurement.point.mix:
         load += f" of {', '.join(part.label for part in measurement.point.mix)}"
@@ -110,7 +110,7 @@ def ended(profile: ModelProfile, problem: str, now_s: float) -> ModelProfile:
     if not problem:
         reason = f"{profile.points} loads measured in {profile.seconds:.0f} s"
         return dataclasses.replace(profile, phase=Phase.READY, reason=reason, updated_at_s=now_s)
-    kept = f"{profile.points} of {profile.all_points} loads measured, then: " if usable else ""
+    kept = f"{profile.points} of {profile.all_points} loads measured before this: " if usable else ""
     phase = Phase.READY if usable else Phase.FAILED
     return dataclasses.replace(profile, phase=phase, reason=kept + problem, updated_at_s=now_s)
 
@@ -137,7 +137,7 @@ def preempted(profile: ModelProfile, group_id: str, now_s: float) -> ModelProfil
         profile,
         phase=Phase.PENDING,
         attempts=max(0, profile.attempts - 1),
-        reason=f"gave its memory to the engine of '{group_id}', which had to be placed anew; goes on later",
+        reason=f"paused: its memory went to the engine of '{group_id}', which had to be placed again",
         updated_at_s=now_s,
     )
 

@@ -46,7 +46,7 @@ def next_job(state: State, key: str, inventory: Inventory, settings: Settings) -
     Errors: ProfilingFailed, when it cannot be measured even without any other measurement.
     """
     if engine := _waiting_engine(state):
-        return Queued(f"waits until the engine of '{engine}' has its place")
+        return Queued(f"waits until the engine of '{engine}' is placed")
     seen = _free_memory(state, key, inventory, settings)
     taken = {
         at: measured for at, measured in reservations.being_measured(state.ledgers).items() if measured != key
@@ -109,7 +109,7 @@ def _choice(
 def _subject(state: State, key: str) -> Model:
     model = progress.subject(state, key)
     if model is None:
-        raise errors.ProfilingFailed(f"no model has the architecture of {key} any more")
+        raise errors.ProfilingFailed(f"no registered model has the architecture of {key}")
     return model
 
 

@@ -13,8 +13,9 @@ from placement.types import Device
 from profiler.request_path import RequestPath
 
 LACKING = (
-    "the request path through proxy, gateway and the engine's front is assumed, within a factor of three: it "
+    "the time of the request path (proxy, gateway, engine's HTTP server) is assumed, within a factor of "
 )
+"three: it "
 NOT_YET = f"{LACKING}is measured once an engine serves"
 
 
@@ -53,7 +54,7 @@ def note(state: State, settings: Settings, devices: Iterable[Device]) -> str:
     return (
         ""
         if entry.record.path
-        else f"{LACKING}could not be measured: {entry.record.failed.reason}; it is tried again"
+        else f"{LACKING}could not be measured ({entry.record.failed.reason}) and will be measured again"
     )
 
 

@@ -73,7 +73,7 @@ class OtherMembers:
         try:
             reason = ray.get(ended)
         except RayError as e:
-            reason = f"its actor ended: {str(e).splitlines()[0]}"
+            reason = f"their actor ended: {str(e).splitlines()[0]}"
         lost(f"the ranks on node {waiting[ended].node} are lost: {reason}")
 
     def stop(self) -> None:

@@ -138,9 +138,9 @@ def _require_same_state(settings: Settings) -> None:
     last = _last(settings)
     if last is not None and last.installation and _installation(settings) != last.installation:
         raise errors.Unavailable(
-            f"the state of this cluster (installation {last.installation}) is not in its store any more; "
-            "bring it back, and it is started again; or begin with what is there, by `ostinato down` and "
-            "`ostinato up`"
+            f"the state of this cluster (installation {last.installation}) is no longer in its store; "
+            "restore the store, and the cluster starts again, or start with the present store: run `ostinato "
+            "down`, then `ostinato up`"
         )
 
 
@@ -230,10 +230,12 @@ def end_leftovers(settings: Settings, progress: Progress, kindly_s: float = KIND
         _, alive = psutil.wait_procs(alive, timeout=5)
         alive = [*alive, *_marked(mark)]
     if alive:
-        raise errors.Unavailable(f"processes {[p.pid for p in alive]} do not end; end them by hand")
+        raise errors.Unavailable(
+            f"the processes {[p.pid for p in alive]} do not end; end them with `kill -9`"
+        )
     shutil.rmtree(_temp_dir(mark).parent, ignore_errors=True)
     if leftovers:
-        progress(f"ended {len(leftovers)} processes")
+        progress(f"ended {len(leftovers)} leftover processes")
     return bool(leftovers)
 
 
@@ -293,8 +295,8 @@ def _make_private(folder: Path) -> None:
         found = folder.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
             raise errors.Unavailable(
-                f"{folder} is somebody else's, expected a folder of ours; remove it, or choose another home"
-                " (OSTINATO_HOME)"
+                f"{folder} belongs to another user, expected a folder of this user; remove it, or choose "
+                "another --home (OSTINATO_HOME)"
             ) from None
         folder.chmod(0o700)
 
@@ -355,7 +357,7 @@ def _check_tenants(settings: Settings) -> None:
 def _require_free_port(host: str, port: int) -> None:
     if (refusal := _refusal(host, port)) is not None:
         raise errors.Unavailable(
-            f"{host}:{port} cannot be listened on ({refusal.strerror}); choose another with --port"
+            f"Ostinato cannot listen on {host}:{port} ({refusal.strerror}); choose another port with --port"
         ) from refusal
 
 
@@ -402,7 +404,8 @@ def ray_authentication(settings: Settings) -> dict[str, str]:
     found = where.lstat()
     if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise errors.Unavailable(
-            f"{where} could have been made or read by others, expected ours alone, mode 600; remove it"
+            f"expected {where} to belong to this user, with mode 600; other users could read or replace it: "
+            "remove it"
         )
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(where)}
 
@@ -462,7 +465,7 @@ def _start_node(cluster: LocalCluster, settings: Settings, progress: Progress) -
                 raise
         else:
             return
-        progress(f"Ray did not start within its 30 s; trying again, {left} more times at most")
+        progress(f"Ray did not start within 30 s; trying again, at most {left} more times")
         end_leftovers(settings, progress)
         make_folder(cluster.mark)
 
@@ -516,10 +519,10 @@ def _run(command: list[str], settings: Settings, log_name: str, what: str) -> No
                 check=False,
             )
         except subprocess.TimeoutExpired as e:
-            raise errors.Unavailable(f"{what} took longer than {e.timeout:.0f} s to start (see {log})") from e
+            raise errors.Unavailable(f"{what} did not start within {e.timeout:.0f} s; see {log}") from e
     if result.returncode != 0:
         tail = [line for line in log.read_text(errors="replace").splitlines() if line.strip()][-15:]
-        reason = tail[-1] if tail else f"it ended with code {result.returncode}"
+        reason = tail[-1] if tail else f"the process ended with code {result.returncode}"
         raise errors.Unavailable("\n".join([f"{what} did not start: {reason}; see {log}", *tail]))
 
 
@@ -528,7 +531,7 @@ def _wait_ready(cluster: LocalCluster, settings: Settings) -> None:
     while not _answers(cluster.url):
         if time.monotonic() > deadline:
             raise errors.Unavailable(
-                f"{cluster.url} does not answer; see {settings.home} and {cluster.temp_dir}"
+                f"{cluster.url} does not answer; see the logs in {settings.home} and {cluster.temp_dir}"
             )
         time.sleep(0.2)
 

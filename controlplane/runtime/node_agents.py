@@ -125,7 +125,7 @@ class AgentBook:
         try:
             self._note_nodes(await asyncio.to_thread(ray.nodes))
         except Exception as e:  # not only RayError: a lost connection makes Ray raise any error
-            log.warning("Ray does not say which nodes there are: %r", e)
+            log.warning("Ray does not list its nodes: %r", e)
         living = [node for node in self._nodes.values() if node.alive]
         for node in living:
             self._begin(node, "ask", self._ask)
@@ -159,14 +159,16 @@ class AgentBook:
                     node.agent = await asyncio.to_thread(self._agent, node)
                 report: AgentReport = await node.agent.report.remote()
         except TimeoutError:
-            node.problem = f"its agent did not answer within {ASK_TIMEOUT_S:.0f} s" + _who_has_gpus(node)
+            node.problem = f"the node's agent did not answer within {ASK_TIMEOUT_S:.0f} s" + _who_has_gpus(
+                node
+            )
             self._replace_silent(node)
         except ValueError:  # no actor of this name
-            node.agent, node.problem = None, "it has no agent yet"
+            node.agent, node.problem = None, "the node has no agent yet"
         except RayActorError as e:
-            node.agent, node.problem = None, f"its agent is being replaced ({type(e).__name__})"
+            node.agent, node.problem = None, f"the node's agent is being replaced ({type(e).__name__})"
         except Exception as e:
-            node.agent, node.problem = None, f"its agent could not be asked: {e!r}"
+            node.agent, node.problem = None, f"the node's agent did not answer: {e!r}"
             log.exception("asking the agent of %s failed", node.name)
         else:
             node.rates = report.rates or node.rates
@@ -186,7 +188,9 @@ class AgentBook:
         silent_s = now_s - max(node.sampled_s, node.since_s, node.replaced_s)
         timeout_s = self._timeouts.lost_s / 2 * 2.0 ** min(node.replaced, MAX_DOUBLINGS)
         if self._starts and node.agent is not None and silent_s > timeout_s:
-            log.warning("the agent of %s has been silent for %.0f s: it is replaced", node.name, silent_s)
+            log.warning(
+                "the agent of %s has been silent for %.0f s: the controller replaces it", node.name, silent_s
+            )
             node.replaced, node.replaced_s = node.replaced + 1, now_s
             ray.kill(node.agent, no_restart=False)
 
@@ -198,7 +202,7 @@ class AgentBook:
         name = f"agent-{node.id}"
         if not self._starts:
             return ray.get_actor(name, NAMESPACE)
-        log.info("looking for the agent of %s, or starting it", node.name)
+        log.info("finding or starting the agent of %s", node.name)
         return (
             ray.remote(Agent)
             .options(
@@ -260,4 +264,4 @@ async def living_node_ids(names: Iterable[str]) -> dict[str, str]:
 def _who_has_gpus(node: _Node) -> str:
     if not node.gpus or node.report is not None:
         return ""
-    return "; it holds all GPUs of the node: another job of this Ray cluster may have some"
+    return "; the agent needs all GPUs of the node, but another job of this Ray cluster may hold some"

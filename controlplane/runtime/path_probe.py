@@ -67,7 +67,7 @@ async def answering_at_once(group_ids: Sequence[str], marker: str, tell: Tell) -
         if isinstance(answers, BaseException):
             raise answers
         if answers != [marker] * told[group_id]:
-            raise errors.EngineFailed(f"engines of '{group_id}' came or went while it was measured")
+            raise errors.EngineFailed(f"engines of '{group_id}' started or stopped during the measurement")
 
 
 async def streamed(http: httpx.AsyncClient, body: Mapping[str, Any]) -> tuple[float, float]:

@@ -96,7 +96,7 @@ class RayCluster:
         planned = {rank.node for rank in config.ranks}
         node_ids = await living_node_ids(planned)
         if gone := sorted(planned - node_ids.keys()):
-            raise errors.Unavailable(f"the plan for '{config.name}' is for node {gone[0]}, which is gone")
+            raise errors.Unavailable(f"the plan of '{config.name}' needs node {gone[0]}, which is gone")
         application = engine_application(config, self._settings, node_ids)
         await asyncio.to_thread(serve.deploy, application, serve.app_name(config.group_name))
 
@@ -175,7 +175,7 @@ class RayCluster:
         group."""
         group_ids = self._groups_of(host)
         if not group_ids:
-            raise errors.Unavailable(f"no engine of '{host}' is there; try again", retry_after_s=5)
+            raise errors.Unavailable(f"no engine of '{host}' is available; try again", retry_after_s=5)
         calls = (serve.ask_replicas(group_id, method, *args, timeout_s=timeout_s) for group_id in group_ids)
         return [answer for answers in await asyncio.gather(*calls) for answer in answers]
 
@@ -221,7 +221,7 @@ class RayCluster:
                 counts = await serve.ask_own("Gateway", "demand", FIND_TIMEOUT_S)
                 self._demand, self._demand_at_s = _sums(counts), time.monotonic()
             except Exception as e:  # gateways come and go; the controller decides nothing until they answer
-                log.info("the gateways do not say what is under way: %r", e)
+                log.info("the gateways do not report their running requests: %r", e)
                 self._demand = None
             await asyncio.sleep(COUNT_EVERY_S)
 
@@ -251,7 +251,7 @@ class RayCluster:
 
         node_id = (await living_node_ids([node])).get(node)
         if node_id is None:
-            raise errors.ProfilingFailed(f"the node {node} is gone; profile again")
+            raise errors.ProfilingFailed(f"node {node} is gone; profile the model again")
         try:
             async with aclosing(_lines(carry_out, request, node_id)) as lines:
                 async for line in lines:
@@ -268,7 +268,7 @@ class RayCluster:
 
         node_id = (await living_node_ids([node])).get(node)
         if node_id is None:
-            raise errors.Unavailable(f"the node {node} is gone")
+            raise errors.Unavailable(f"node {node} is gone")
         try:
             async with aclosing(_lines(carry_out, request, node_id)) as lines:
                 async for line in lines:
@@ -376,8 +376,8 @@ def not_converted(name: str, error: RayError) -> errors.OstinatoError:
     """The error for a bundled model that was not converted: the disk is full, or the package is damaged."""
     if _is_full(serve.cause(error)):
         return errors.Unavailable(
-            f"the disk has no space left for the files of the bundled model '{name}'; free some where"
-            " OSTINATO_HOME is, then register it again"
+            f"the disk of OSTINATO_HOME has no space left for the files of the bundled model '{name}'; free"
+            " space there, then register the model again"
         )
     return errors.SourceUnreadable(
         f"the bundled model '{name}' could not be converted: {serve.first_line(error)}", param="source"

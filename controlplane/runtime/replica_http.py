@@ -37,7 +37,7 @@ def answer_first(inference: ASGIApp, early: EarlyRefusal) -> None:
 
     if constants.RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD:
         raise RuntimeError(
-            "expected RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD=0, got 1: set it, or"
+            "expected RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD=0, got 1; set this, or"
             " RAY_SERVE_THROUGHPUT_OPTIMIZED=1, for all processes of Ray (deploy/ray.env)"
         )
     start = replica.start_asgi_http_server
@@ -74,7 +74,9 @@ def _begin_life(host: str, port: int) -> SignOfLife:
     try:
         return SignOfLife(host, port)
     except OSError as e:
-        raise RuntimeError(f"the port {port + OFFSET}, of the gateway's sign of life, is in use") from e
+        raise RuntimeError(
+            f"the port {port + OFFSET}, on which the gateway answers health checks, is in use; free this port"
+        ) from e
 
 
 def connections_of(early: EarlyRefusal) -> Callable[..., ServerConnection]:

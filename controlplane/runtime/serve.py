@@ -93,7 +93,7 @@ def installations() -> set[str]:
         client = _get_global_client(raise_if_no_controller_running=True)
         views = engine_views(client.get_serve_details()["applications"]).values()
     except Exception as e:
-        raise errors.Unavailable(f"Ray Serve does not say which engines run: {e!r}", retry_after_s=1.0) from e
+        raise errors.Unavailable(f"Ray Serve does not list its applications: {e!r}", retry_after_s=1.0) from e
     return {view.installation for view in views if view.status is not EngineStatus.DELETING}
 
 
@@ -145,7 +145,7 @@ async def answers_of(handle: DeploymentHandle, method: str, timeout_s: float) ->
         broadcast = handle.broadcast(method)._fetch_replica_results_async()
         results = await asyncio.wait_for(broadcast, timeout_s)
     except Exception as e:
-        log.info("no replica of %s can be asked: %r", handle.deployment_name, e)
+        log.info("no replica of %s answers: %r", handle.deployment_name, e)
         return []
     each = (asyncio.wait_for(result.get_async(), timeout_s) for result in results)
     answers = await asyncio.gather(*each, return_exceptions=True)
@@ -181,7 +181,7 @@ def _translated(e: Exception, group_id: str) -> errors.OstinatoError:
             )
         case DeploymentUnavailableError() | RayServeException():
             return errors.Unavailable(
-                f"the engine of '{group_id}' is not there (starting or stopping); try again",
+                f"the engine of '{group_id}' is not available (it starts or stops); try again",
                 retry_after_s=RESTART_HINT_S,
             )
         case _:

@@ -33,7 +33,7 @@ def keep_asking() -> None:
     from ray.serve._private.long_poll import LISTEN_FOR_CHANGE_REQUEST_TIMEOUT_S, LongPollClient
 
     if not ray.__version__.startswith(TESTED):
-        log.warning("news of replicas may end: expected Ray %s, got %s", TESTED, ray.__version__)
+        log.warning("gateways may miss new replicas: expected Ray %s, got %s", TESTED, ray.__version__)
         return
     process = LongPollClient._process_update
     answers_s = LISTEN_FOR_CHANGE_REQUEST_TIMEOUT_S[1]
@@ -66,7 +66,7 @@ def keep_asking() -> None:
                 return
             _tell("cannot be reached (%r)", news)
         except Exception as e:
-            _tell("said what was not understood (%r)", e)
+            _tell("gave an unknown answer (%r)", e)
         client._schedule_to_event_loop(lambda: later(client, number))
 
     def later(client: Any, number: int) -> None:
@@ -78,7 +78,7 @@ def keep_asking() -> None:
 
     def ask_again(client: Any, number: int, in_vain: int) -> None:
         if client._asked == number and client.is_running:
-            _tell("said nothing for %.0f s", answers_s)
+            _tell("did not answer for %.0f s", answers_s)
             ask(client, min(in_vain + 1, MOST_IN_VAIN))
 
     LongPollClient._poll_next = ask
@@ -92,4 +92,4 @@ def _tell(what: str, *details: Any) -> None:
     now_s = time.monotonic()
     if not _told or now_s - _told[0] >= REMIND_S:
         _told[:] = [now_s]
-        log.warning("Serve's controller " + what + " of replicas; it is asked again", *details)
+        log.warning("Serve's controller " + what + " about replicas; the gateway asks again", *details)

@@ -38,10 +38,10 @@ OF_DEPLOYMENTS = {
     "MERGED_SLOT": "engine.mergedSlot",
 }
 NOW = {
-    "PROFILE": "OSTINATO_PROFILE_SECONDS=0 measures nothing",
-    "ECHO_TPOT_S": "OSTINATO_ENGINE=echo:S has it",
-    "HAPROXY": "HAProxy is before every gateway",
-    "PROXY_SHEDS": "it is OSTINATO_SHEDS_LOAD",
+    "PROFILE": "set OSTINATO_PROFILE_SECONDS=0 to measure nothing",
+    "ECHO_TPOT_S": "set OSTINATO_ENGINE=echo:S",
+    "HAPROXY": "HAProxy is always in front of the gateways",
+    "PROXY_SHEDS": "set OSTINATO_SHEDS_LOAD",
 }
 FIXED = frozenset(
     (
@@ -87,12 +87,12 @@ def describe_unknown(found: Mapping[str, str]) -> str:
 def _said(name: str, near: str) -> str:
     word = name.removeprefix(PREFIX)
     if word in OF_DEPLOYMENTS:
-        return f"{name} is no setting any more: it is {OF_DEPLOYMENTS[word]} of a deployment"
+        return f"{name} is no longer a setting: use {OF_DEPLOYMENTS[word]} of a deployment"
     if word in NOW:
-        return f"{name} is no setting any more: {NOW[word]}"
+        return f"{name} is no longer a setting: {NOW[word]}"
     if word in FIXED:
-        return f"{name} is no setting any more: its value is fixed"
-    return f"{name} is no setting" + (f"; did you mean {near}?" if near else "")
+        return f"{name} is no longer a setting: its value is fixed"
+    return f"{name} is not a setting" + (f"; did you mean {near}?" if near else "")
 
 
 def require_known_variables(environment: Iterable[str]) -> None:
@@ -110,8 +110,8 @@ def require_home(settings: Settings) -> None:
             file.flush()
     except OSError as e:
         raise errors.Unavailable(
-            f"the home {settings.home} cannot be written ({e.strerror}); choose another folder with"
-            " OSTINATO_HOME or --home, or change its owner or permissions"
+            f"the home folder {settings.home} is not writable ({e.strerror}); choose another folder with"
+            " OSTINATO_HOME or --home, or change the folder's owner or permissions"
         ) from e
 
 
@@ -125,9 +125,9 @@ def require_loopback() -> None:
             pass
     except OSError as e:
         raise errors.Unavailable(
-            f"the processes of a local cluster talk over {LOOPBACK}, which cannot be reached ({e.strerror});"
-            f" add it with `ip addr add {LOOPBACK}/8 dev lo && ip link set lo up`. The API itself may listen"
-            " on IPv6 alone: OSTINATO_HTTP_HOST=::1"
+            f"the processes of a local cluster need {LOOPBACK}, which this machine lacks ({e.strerror});"
+            f" add it with `ip addr add {LOOPBACK}/8 dev lo && ip link set lo up`. Only the API can listen"
+            " on IPv6 alone (OSTINATO_HTTP_HOST=::1)"
         ) from e
 
 
@@ -138,14 +138,14 @@ def require_same_settings(asked: Settings, running: Mapping[str, str]) -> None:
     Errors: InvalidRequest.
     """
     differing = [
-        f"{name} is {_shown(name, running[name])} there, {_shown(name, value)} was asked"
+        f"{name} is {_shown(name, running[name])} there, but {_shown(name, value)} is set now"
         for name, value in asked.as_env().items()
         if name in running and running[name] != value
     ]
     if differing:
         raise errors.InvalidRequest(
-            f"a cluster of {asked.home} runs with other settings: {'; '.join(differing)}. Run `ostinato"
-            " down`, then `ostinato up`, or ask with the settings that it has"
+            f"the cluster of {asked.home} already runs with other settings ({', '.join(differing)}); run"
+            " `ostinato down`, then `ostinato up`, or set the same values as the running cluster"
         )
 
 
@@ -173,4 +173,4 @@ def proxy_hint(environment: Mapping[str, str], url: str) -> str:
     if not asked or excepted & {host, "*"}:
         return ""
     wanted = ",".join(dict.fromkeys([*sorted(excepted - {""}), host, "localhost"]))
-    return f"http_proxy is set: before you ask with other clients on this machine, `export no_proxy={wanted}`"
+    return f"http_proxy is set: before you use other clients on this machine, run `export no_proxy={wanted}`"

@@ -31,7 +31,7 @@ def _in_time(step: Callable[[], object]) -> bool:
     try:
         step()
     except TimeoutError as e:
-        print(f"{e} They may still come.", flush=True)
+        print(f"{e} The missing replicas may still start.", flush=True)
         return False
     return True
 

@@ -79,7 +79,7 @@ class StepModelBook:
                 step_models, state, inventory, self._settings, base, memo=mine.memo
             )
         except Exception:  # routing continues with the known models, or without any
-            log.exception("the step models of %s could not be made; they are tried again", base)
+            log.exception("the step models of %s could not be made; the gateway tries again", base)
             return
         if found is None or not found.is_same(mine.models):
             mine.models = found

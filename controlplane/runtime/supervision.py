@@ -44,7 +44,7 @@ def fault(seen: Seen) -> str:
     if seen.gone:
         return f"{' and '.join(seen.gone)} ended"
     if seen.refused_s > API_GONE_S:
-        return f"nobody has listened for the API for {seen.refused_s:.0f} s"
+        return f"no process has listened on the API's port for {seen.refused_s:.0f} s"
     return ""
 
 

@@ -94,13 +94,13 @@ def supervise(
 
 def _start_again(why: str, start_again: Callable[[], None], starts: Starts) -> Starts:
     began_s = time.monotonic()
-    log.warning("%s: the cluster is started again", why)
+    log.warning("%s: the supervisor starts the cluster again", why)
     try:
         start_again()
-        log.warning("it answers again after %.1f s", time.monotonic() - began_s)
+        log.warning("the cluster answers again after %.1f s", time.monotonic() - began_s)
     except Exception as e:
         said = e.message if isinstance(e, errors.OstinatoError) else repr(e)
-        log.error("it could not be started: %s", said)
+        log.error("the cluster could not be started: %s", said)
     return supervision.counted(starts, began_s, time.monotonic())
 
 
@@ -114,7 +114,7 @@ def hold(settings: Settings) -> None:
     """
     if (held := supervisor_process.hold(settings)) is None:
         raise errors.Unavailable(
-            f"a process watches over {settings.home} already; `ostinato down` ends it and its cluster"
+            f"another supervisor watches {settings.home} already; `ostinato down` ends it and its cluster"
         )
     try:
         with _ended_by_signals():
@@ -157,7 +157,7 @@ def main() -> None:
     supervisor_process.started(int(sys.argv[2]))
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    log.info("watching over %s", settings.home)
+    log.info("watching the cluster of %s", settings.home)
     _run(settings)
 
 

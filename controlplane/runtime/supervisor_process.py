@@ -26,7 +26,7 @@ def start(settings: Settings, environment: Mapping[str, str]) -> None:
         pidfile.name(held, _spawn(settings, held, environment))
     except psutil.NoSuchProcess as e:
         raise errors.Unavailable(
-            f"what should start the cluster again ended at once (see {settings.home / LOG}); it runs without"
+            f"the supervisor ended at once (see {settings.home / LOG}); the cluster runs without a supervisor"
         ) from e
     finally:
         os.close(held)  # the new process has it, too
@@ -60,7 +60,7 @@ def end(settings: Settings) -> bool:
     left = pidfile.living(_file(settings))
     if left is not None and left.pid != os.getpid():
         raise errors.Unavailable(
-            f"process {left.pid}, which would start the cluster again, does not end; end it by hand"
+            f"the supervisor (process {left.pid}) does not end; end it with `kill -9 {left.pid}`"
         )
     return ended
 

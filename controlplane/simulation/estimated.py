@@ -26,7 +26,7 @@ def model_of(groups: GroupsForm, folder: Path) -> Any:
     assert form is not None
     rates = _gpu(form).rates(form.tensor_parallel)
     if problem := gpu_problem(form.quantization, form.gpu):
-        raise ScenarioError(f"cluster.groups.estimate.quantization: {problem}; use another of them")
+        raise ScenarioError(f"cluster.groups.estimate.quantization: {problem}; choose another quantization")
     try:
         spec = _spec(folder / form.config)
         plan = Plan(

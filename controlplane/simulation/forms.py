@@ -89,9 +89,9 @@ class GroupsForm(Form):
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
         if (self.steps is None) == (self.estimate is None):
-            raise ValueError("expected either steps or estimate")
+            raise ValueError("expected either steps or estimate, got both or neither")
         if self.steps is not None and self.kv_tokens is None:
-            raise ValueError("expected kvTokens, which steps need")
+            raise ValueError("expected kvTokens, because steps need it")
         return self
 
     @property
@@ -193,7 +193,7 @@ class LengthsForm(Form):
         if self.least > self.most:
             raise ValueError(f"expected least <= most, got {self.least} and {self.most}")
         if self.kind != "uniform" and self.mean is None:
-            raise ValueError(f"expected mean, which {self.kind} lengths need")
+            raise ValueError(f"expected mean, because lengths of kind {self.kind} need it")
         if self.mean is not None and not self.least <= self.mean <= self.most:
             raise ValueError(f"expected mean between {self.least} and {self.most}, got {self.mean:g}")
         return self
@@ -222,15 +222,17 @@ class TrafficForm(Form):
     @model_validator(mode="after")
     def _complete(self) -> Self:
         if self.rate_per_s is not None and self.rates:
-            raise ValueError("expected either ratePerS or rates")
+            raise ValueError("expected either ratePerS or rates, got both")
         if self.arrivals is Arrivals.TRACE:
             if self.file is None:
-                raise ValueError("expected file, which a trace needs")
+                raise ValueError("expected file, because arrivals of a trace need it")
             return self
         if self.rate_per_s is None and not self.rates:
-            raise ValueError(f"expected ratePerS or rates, which {self.arrivals} arrivals need")
+            raise ValueError(f"expected ratePerS or rates, because {self.arrivals} arrivals need one of them")
         if self.prompt_tokens is None or self.output_tokens is None:
-            raise ValueError(f"expected promptTokens and outputTokens, which {self.arrivals} arrivals need")
+            raise ValueError(
+                f"expected promptTokens and outputTokens, because {self.arrivals} arrivals need both"
+            )
         return self
 
 
@@ -304,4 +306,4 @@ class ScenarioForm(Form):
 def _check_names(field: str, names: list[Any]) -> None:
     twice = [name for name in names if names.count(name) > 1]
     if twice:
-        raise ValueError(f"{field}: {twice[0]} is named twice")
+        raise ValueError(f"{field}: {twice[0]} is named twice; give each its own name")

@@ -24,7 +24,7 @@ def read(path: Path, policies: Sequence[str] = (), seeds: int | None = None) -> 
 def form_of(document: Any, policies: Sequence[str] = (), seeds: int | None = None) -> ScenarioForm:
     """Raises ScenarioError."""
     if not isinstance(document, dict):
-        raise ScenarioError("expected cluster, traffic and other fields by name")
+        raise ScenarioError("expected an object with cluster, traffic and other fields")
     given = {"policies": list(policies)} if policies else {}
     if seeds is not None:
         given["seeds"] = seeds  # type: ignore[assignment]

@@ -21,7 +21,9 @@ def simulate(form: ScenarioForm, folder: Path, for_slo: float | None = None) -> 
     if for_slo is None:
         return document | {"results": [_result(experiment, policy, rate) for policy, rate in pairs]}
     if len(form.cluster.groups) > 1:
-        raise ScenarioError("cluster.groups: expected one entry, whose count is searched for; got several")
+        raise ScenarioError(
+            "cluster.groups: --for-slo needs exactly one entry, whose count it searches; got several"
+        )
     return document | {
         "forSlo": for_slo,
         "sizes": [_size(experiment, policy, rate, for_slo) for policy, rate in pairs],
@@ -49,8 +51,8 @@ def _size(experiment: Experiment, policy: str, rate: float | None, wanted: float
         if found[groups] is None:
             after = f"after warmUpS ({experiment.form.warm_up_s:g} s) and before horizonS"
             raise ScenarioError(
-                f"warmUpS: expected requests {after}, which are counted, got none; shorten it, or let more "
-                "come (traffic.repeat, a rate)"
+                f"warmUpS: no requests arrive {after}, so there is nothing to measure; shorten warmUpS, or "
+                "raise traffic.repeat or the rate"
             )
         return float(found[groups]["mean"])
 

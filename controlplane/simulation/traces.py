@@ -50,14 +50,17 @@ def read(path: Path) -> Trace:
     except ScenarioError as error:
         raise ScenarioError(f"traffic.file: {path}: {error}") from error
     except (OSError, ValueError, csv.Error) as error:
-        raise ScenarioError(f"traffic.file: expected a trace: {path}: {error}") from error
+        raise ScenarioError(f"traffic.file: {path} is not a valid trace: {error}") from error
     if not rows:
         raise ScenarioError(f"traffic.file: expected requests in {path}, got none")
     rows.sort(key=lambda row: row[0])
     names = sorted({row[3] for row in rows if row[3] is not None}, key=_by_number)
     number = {name: place for place, name in enumerate(names)}
     if names and any(row[3] is None for row in rows):
-        raise ScenarioError(f"traffic.file: {path}: expected a model in every line, or in none")
+        raise ScenarioError(
+            f"traffic.file: {path}: expected a model either in every line or in no line, got both kinds of "
+            "lines"
+        )
     arrival_s = np.array([row[0] for row in rows])
     return Trace(
         arrival_s - arrival_s[0],

@@ -156,7 +156,8 @@ def _variants(form: ScenarioForm, came: _Came, rng: np.random.Generator) -> Ints
         named = int(came.models.max()) + 1
         if named > form.variant_count:
             raise ScenarioError(
-                f"variants: expected {named}, which the trace names; got {form.variant_count}"
+                f"variants: the trace names {named} variants, but the file has {form.variant_count}; set "
+                f"variants to {named}"
             )
         return came.models + 1
     if form.variant_count == 0:
@@ -209,4 +210,6 @@ def _check_lengths(form: ScenarioForm, asked: Any) -> None:
     longest = int((asked.prompt.astype(np.int64) + asked.output).max(initial=0))
     least = min(groups.cache_tokens for groups in form.cluster.groups)
     if longest > least:
-        raise ScenarioError(f"cluster.groups.kvTokens: expected {longest}, the longest request; got {least}")
+        raise ScenarioError(
+            f"cluster.groups.kvTokens: expected at least {longest}, the longest request's tokens; got {least}"
+        )

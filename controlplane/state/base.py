@@ -74,12 +74,12 @@ class Fenced(Exception):
     """Another process has the commit's lease by now. Nothing was written, nor will be with this lease."""
 
     def __init__(self, lease: Lease) -> None:
-        super().__init__(f"the lease '{lease.name}' is not {lease.holder}'s any more (epoch {lease.epoch})")
+        super().__init__(f"{lease.holder} no longer holds the lease '{lease.name}' (epoch {lease.epoch})")
 
 
 def not_as_required(required: Require) -> StaleWrite:
     return StaleWrite(
-        f"{required.kind} {required.key!r} is not what this commit requires; read it again",
+        f"{required.kind} {required.key!r} has changed since it was read; read it again",
         details={"kind": required.kind, "key": required.key},
     )
 

@@ -33,7 +33,7 @@ def without_spare(deployment: Deployment, spare: WorkerGroup, reason: str) -> De
     spare_id = group_id_of(deployment.host, spare.number)
     staying = deployment.group(spare.replaces) if spare.replaces is not None else None
     if staying is not None and staying.phase is GroupPhase.SERVING:
-        told = replace(staying, reason=f"{spare_id} did not take its place: {reason}")
+        told = replace(staying, reason=f"{spare_id} could not replace it: {reason}")
         deployment = with_group(deployment, told)
     return without_group(deployment, spare.number)
 
@@ -55,13 +55,13 @@ def with_derived_phase(deployment: Deployment) -> Deployment:
 def _describe(deployment: Deployment, serving: int) -> str:
     absent = [g for g in deployment.groups if g.phase in (GroupPhase.PENDING, GroupPhase.STARTING)]
     if not absent:
-        return "" if serving else "it sleeps without an engine; the next request starts one"
+        return "" if serving else "idle, so no engine runs; the next request starts an engine"
     causes = "; ".join(f"{group_id_of(deployment.host, g.number)}: {g.reason}" for g in absent if g.reason)
     if not deployment.established:
         return causes or "engine starting"
-    meanwhile = "requests for it are refused with a time to retry meanwhile"
+    meanwhile = "meanwhile requests are refused with Retry-After"
     if serving:
-        meanwhile = f"{serving} of {len(deployment.groups)} groups answer meanwhile"
+        meanwhile = f"meanwhile {serving} of {len(deployment.groups)} groups answer"
     elif deployment.scaling.min_groups == 0:
-        meanwhile = "requests for it wait meanwhile"
+        meanwhile = "meanwhile requests wait"
     return f"{causes or 'engine starting'}; {meanwhile}"

@@ -22,9 +22,10 @@ log = logging.getLogger(__name__)
 KIND, KEY = "installation", "identity"
 TRY_AGAIN_S = 5.0
 _WHAT_TO_DO = (
-    "Nothing is stopped, and no change is acknowledged. Bring back the store that the engines were started "
-    "from (its file, its server's data, or OSTINATO_STORE_URL). To go on with this one instead, end the "
-    "engines first: `ostinato down`, then `ostinato up`; in a cluster of your own, end it and start it again"
+    "Engines keep running, and no change is accepted. Restore the store that the engines were started from "
+    "(its file, its server's data, or OSTINATO_STORE_URL). To use the present store instead, end the "
+    "engines: run `ostinato down`, then `ostinato up`; in your own Ray cluster, stop the cluster and start "
+    "it again"
 )
 
 
@@ -37,7 +38,7 @@ class NotOwn(Unavailable):
 
 class Missing(Unavailable):
     def __init__(self, path: str) -> None:
-        super().__init__(f"the state file {path} is not there", retry_after_s=TRY_AGAIN_S)
+        super().__init__(f"the state file {path} does not exist", retry_after_s=TRY_AGAIN_S)
 
 
 def identity_of(store: StateStore) -> str:
@@ -55,9 +56,9 @@ def require_theirs(identity: str, is_empty: bool, running: Collection[str]) -> N
     others = sorted(set(running) - {"", identity})
     if others:
         whose = f"installation {identity}" if identity else "no installation yet"
-        raise NotOwn(f"engines of installation {others[0]} run, and the state store is of {whose}")
+        raise NotOwn(f"engines of installation {others[0]} run, but the state store belongs to {whose}")
     if running and not identity and is_empty:
-        raise NotOwn("engines run, and the state store is empty")
+        raise NotOwn("engines run, but the state store is empty")
 
 
 class OwnStore:
@@ -96,7 +97,7 @@ class OwnStore:
         try:
             return self._opened(engines_run)
         except Missing as e:
-            raise NotOwn(f"engines run, and {e.message}") from e
+            raise NotOwn(f"engines run, but {e.message}") from e
 
     def revision(self) -> int:
         return self.claim().revision()
@@ -152,7 +153,7 @@ class OwnStore:
             raise self._lost()
 
     def _lost(self) -> NotOwn:
-        return NotOwn(f"the state store lost what it held of installation {self._identity}, or was replaced")
+        return NotOwn(f"the state store lost the records of installation {self._identity}, or was replaced")
 
 
 def _identified(store: StateStore, running: Collection[str]) -> str:
@@ -166,4 +167,4 @@ def _identified(store: StateStore, running: Collection[str]) -> str:
             store.commit([Write(KIND, KEY, secrets.token_hex(8), 0)])
         except StaleWrite:
             continue  # another process was faster
-        log.info("the state store is of installation %s from now on", identity_of(store))
+        log.info("the state store now belongs to installation %s", identity_of(store))

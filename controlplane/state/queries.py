@@ -13,7 +13,7 @@ def find_model(state: State, name: str, param: str = "model") -> Model:
     model = state.models.get(name)
     if model is None:
         raise errors.ModelNotFound(
-            f"no model named '{name}' is registered; `GET /models` lists those that are", param=param
+            f"no model named '{name}' is registered; `GET /models` lists the registered models", param=param
         )
     return model.record
 
@@ -21,7 +21,9 @@ def find_model(state: State, name: str, param: str = "model") -> Model:
 def find_operation(state: State, operation_id: str) -> Versioned[Operation]:
     operation = state.operations.get(operation_id)
     if operation is None:
-        raise errors.OperationNotFound(f"no operation '{operation_id}'; old ones are forgotten after a while")
+        raise errors.OperationNotFound(
+            f"no operation '{operation_id}' exists; finished operations are deleted after some time"
+        )
     return operation
 
 
@@ -44,13 +46,13 @@ def require_host_bytes(state: State, model: Model) -> None:
     others, own = host_bytes(state, model.tenant, model.name), model.variant_spec.weight_bytes
     if others + own > model.max_host_bytes:
         raise errors.QuotaExceeded(
-            f"the variants of tenant '{model.tenant}' may hold {model.max_host_bytes} bytes; they hold "
-            f"{others} without the {own} of '{model.name}'; delete some first"
+            f"the variants of tenant '{model.tenant}' may take {model.max_host_bytes} bytes, but with the "
+            f"{own} bytes of '{model.name}' they would take {others + own}; delete a variant first"
         )
 
 
 def variant_ref(model: Model) -> VariantRef:
     """The reference that travels with each request; only Ready variants have a path."""
     if not model.is_variant or model.path is None:
-        raise errors.InvalidRequest(f"'{model.name}' is not a variant that is Ready")
+        raise errors.InvalidRequest(f"expected '{model.name}' to be a variant that is Ready")
     return VariantRef(name=model.name, uid=model.uid, path=model.path)

@@ -502,6 +502,6 @@ def load(cls: type[R], text: str) -> R:
     """Parse a record. Errors: ValueError if the text is no such record, or if newer software wrote it."""
     schema = _SCHEMA.match(text)  # None: from before there were schemas
     if schema is not None and int(schema[1]) > SCHEMA:
-        raise ValueError(f"its schema is {schema[1]}, and this version reads up to {SCHEMA}")
+        raise ValueError(f"its schema is {schema[1]}, but this version reads schemas up to {SCHEMA}")
     record: R = _adapter(cls).validate_json(text)
     return record

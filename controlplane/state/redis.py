@@ -43,7 +43,7 @@ EPOCH = 1 << 32  # revisions
 PAGE = 500  # entries, approximately
 KEPT_CHANGES = 20_000  # readers that are further behind read everything
 WAIT_MS = 1_000
-_PERHAPS = " (a commit without an answer may have been applied: read again first)"
+_PERHAPS = " (a commit without an answer may have been applied: read the state first)"
 
 
 class RedisStore:
@@ -63,7 +63,7 @@ class RedisStore:
         # A brace in the prefix would end the hash tag early.
         if not re.fullmatch(r"[\w.:-]+", prefix):
             raise InvalidRequest(
-                f"{prefix!r} is no prefix for Redis keys: expected letters, digits and _ . : -",
+                f"expected a prefix of Redis keys with letters, digits and _ . : - only, got {prefix!r}",
                 param="state",
             )
         self._prefix = f"{{{prefix}}}"
@@ -149,9 +149,8 @@ class RedisStore:
             raise _stale(writes[index], int(version))
         if there < self._replicas:
             raise Unavailable(
-                f"{there} of the {self._replicas} replicas that Redis should have told within {WAIT_MS} ms "
-                "that they have this commit: it was applied, and a failover may lose it; see whether they "
-                "are there",
+                f"only {there} of {self._replicas} Redis replicas confirmed this commit within {WAIT_MS} ms: "
+                "it was applied, but a failover may lose it; check that the replicas are connected",
                 retry_after_s=1.0,
             )
         return int(version)
@@ -211,9 +210,9 @@ class RedisStore:
         def moved(revision: int) -> int:
             if revision < before:
                 log.error(
-                    "Redis' state went back from revision %d to %d (a failover, or an old copy of its data): "
-                    "commits between them are lost; with ?replicas=N in the store's URL a commit is "
-                    "acknowledged when N replicas have it",
+                    "the state in Redis went back from revision %d to %d (by a failover or an old copy of "
+                    "the data): the commits between them are lost; ?replicas=N in the store's URL "
+                    "acknowledges a commit only after N replicas have it",
                     before,
                     revision,
                 )
@@ -243,7 +242,7 @@ class RedisStore:
                 return redis.RedisCluster.from_url(url, **options)
         except (TypeError, ValueError) as error:
             # redis-py's words for an option it does not know or cannot read; they hold no password.
-            raise InvalidRequest(f"the URL of the state store is wrong: {error}", param="state") from error
+            raise InvalidRequest(f"the URL of the state store is invalid: {error}", param="state") from error
 
 
 @contextmanager
@@ -252,12 +251,12 @@ def _answering(note: str = "") -> Iterator[None]:
         yield
     except AuthenticationError as error:
         raise Unavailable(
-            f"Redis refused the state store's login: {error}; correct the user or password in the URL"
+            f"Redis refused the login: {error}; correct the user or password in OSTINATO_STORE_URL"
         ) from error
     except (RedisError, RedisClusterException) as error:
         raise Unavailable(
-            f"the state store on Redis cannot be used: {error}{note}; try again, and check the server, its "
-            "memory and disk, and the network to it",
+            f"the state store on Redis cannot be used: {error}{note}; try again, and check the Redis server, "
+            "its memory, its disk and the network",
             retry_after_s=1.0,
         ) from error
 
@@ -277,12 +276,12 @@ def _warn_if_not_durable(client: redis.Redis) -> None:
             "Redis keeps the state without appendonly: %s; set `appendonly yes`",
             "commits after the last snapshot (`save`) are lost when it restarts"
             if settings.get("save")
-            else "all of it is lost when it restarts",
+            else "the whole state is lost when it restarts",
         )
     elif settings.get("appendfsync") != "always":
-        log.warning("Redis' appendfsync is not `always`: a power cut loses its last acknowledged commits")
+        log.warning("Redis' appendfsync is not `always`: a power cut loses the last acknowledged commits")
     if settings.get("maxmemory-policy", "").startswith("allkeys-"):
-        log.warning("Redis may evict the state when memory is short; set `maxmemory-policy noeviction`")
+        log.warning("Redis may evict the state when its memory is full; set `maxmemory-policy noeviction`")
 
 
 def _warn_of_failovers(client: redis.Redis, replicas: int) -> None:
@@ -291,21 +290,21 @@ def _warn_of_failovers(client: redis.Redis, replicas: int) -> None:
         there = int(client.info("replication").get("connected_slaves", 0))
     except ResponseError as error:  # INFO is not allowed
         log.warning(
-            "Redis forbids INFO to this user (%s): after a failover revisions may be used twice, and all is "
-            "read at every change; allow it, e.g. `+info`",
+            "Redis forbids INFO to this user (%s): after a failover, revisions may be used twice, and every "
+            "change reads the whole state; allow INFO, for example with `+info`",
             error,
         )
         return
     if there > 0 and not replicas:
         log.warning(
-            "Redis has %d replicas, and commits are acknowledged before they have them: a failover loses the "
-            "last ones; add ?replicas=1 to the store's URL",
+            "Redis has %d replicas, but commits are acknowledged before replicas have them: a failover loses "
+            "the last commits; add ?replicas=1 to the store's URL",
             there,
         )
     if there < replicas:
         log.warning(
-            "Redis has %d replicas, and the store's URL asks that %d have each commit: none will be "
-            "acknowledged until they are there",
+            "Redis has %d replicas, but the store's URL needs %d for each commit: no commit is acknowledged "
+            "until the missing replicas connect",
             there,
             replicas,
         )
@@ -335,6 +334,6 @@ def _stale(write: Write | Require, version: int) -> StaleWrite:
         return not_as_required(write)
     return StaleWrite(
         f"{write.kind} {write.key!r} is at version {version}, expected {write.expected_version} "
-        "(0: absent): somebody else changed it, read it again",
+        "(0: absent); another process changed it: read it again",
         details={"kind": write.kind, "key": write.key, "version": version},
     )

@@ -162,8 +162,8 @@ class Repository:
         except ValueError as error:
             self._report({f"{kind}/{key}": str(error)}, forget=False)
             raise Unavailable(
-                f"the stored {kind} {key!r} cannot be read by this version of Ostinato: run the version that "
-                "wrote it, or delete it"
+                f"this version of Ostinato cannot read the stored {kind} {key!r}; run the version that wrote "
+                "it, or delete this record"
             ) from error
 
     def each(self, cls: type[R]) -> Iterator[Versioned[R]]:
@@ -198,7 +198,7 @@ class Repository:
             self._reported = kept | set(broken)
         for name in new:
             kind, _, key = name.partition("/")
-            log.error("the stored %s %r does not decode and is ignored: %s", kind, key, broken[name])
+            log.error("the stored %s %r cannot be decoded and is ignored: %s", kind, key, broken[name])
 
 
 @dataclass(frozen=True)

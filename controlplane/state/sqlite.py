@@ -190,12 +190,15 @@ class SqliteStore:
         except OSError as error:
             raise Unavailable(
                 f"the state file {self._path} cannot be opened: {error.strerror}; "
-                "give Ostinato's user write access to it and its folder, or name another"
+                "give Ostinato's user write access to the file and its folder, or choose another file"
             ) from error
 
     def _check_existing(self) -> None:
         if not self._path.parent.is_dir():
-            raise Unavailable(f"{self._path.parent} is no folder; name another state file")
+            raise Unavailable(
+                f"expected a folder {self._path.parent} for the state file, found none; create it, or choose "
+                "another file"
+            )
         # SQLite would take a file smaller than its smallest page for an empty one and overwrite it.
         if self._path.is_file() and 0 < self._path.stat().st_size < 512:
             raise self._damaged("too small for a database")
@@ -212,8 +215,8 @@ class SqliteStore:
                 db.execute("INSERT INTO revision VALUES (0)")
             elif version > SCHEMA_VERSION:
                 raise Unavailable(
-                    f"the state file {self._path} has schema {version}, made by a newer Ostinato; this one "
-                    f"reads up to {SCHEMA_VERSION}: upgrade Ostinato or name another state file"
+                    f"a newer Ostinato made the state file {self._path} (schema {version}, this version "
+                    f"reads up to {SCHEMA_VERSION}); upgrade Ostinato, or choose another state file"
                 )
 
     def _enter_wal(self, db: sqlite3.Connection) -> None:
@@ -231,7 +234,7 @@ class SqliteStore:
         if mode != "wal":
             raise Unavailable(
                 f"the file system of {self._path} cannot hold a write-ahead log (it answered {mode!r}); "
-                "put the state on a local disk"
+                "put the state file on a local disk"
             )
 
     @contextmanager
@@ -288,17 +291,17 @@ class SqliteStore:
 
     def _moved(self) -> Unavailable:
         return Unavailable(
-            f"the state file {self._path} (or its -wal or -shm) was removed or replaced while it was in use: "
-            "nothing is read from it or acknowledged any more, and engines go on. Put the three files back; "
-            "or end Ostinato (`ostinato down`), restore a backup there (or leave it away, to begin with "
-            "nothing), and start it again",
+            f"the state file {self._path} (or its -wal or -shm file) was removed or replaced while in use: "
+            "Ostinato accepts no changes, and engines keep running; put the three files back, or run "
+            "`ostinato down`, restore a backup there (or delete the files to start empty), and run "
+            "`ostinato up`",
             retry_after_s=5.0,
         )
 
     def _borrow(self) -> _Connection:
         with self._pool_lock:
             if self._closed:
-                raise Unavailable(f"the state file {self._path} was closed by this process")
+                raise Unavailable(f"this process has closed the state file {self._path}")
             if self._idle:
                 return self._idle.pop()
         db = sqlite3.connect(  # never creates the file: a removed file stays away
@@ -325,8 +328,8 @@ class SqliteStore:
 
     def _damaged(self, reason: str) -> Unavailable:
         return Unavailable(
-            f"the state file {self._path} is damaged or no SQLite database ({reason}): stop Ostinato, "
-            "move the file (and its -wal and -shm) away, and restore a backup or start afresh"
+            f"the state file {self._path} is damaged or no SQLite database ({reason}); stop Ostinato, move "
+            "the file and its -wal and -shm files away, and restore a backup or start empty"
         )
 
     def _unavailable(self, error: sqlite3.Error) -> Unavailable:
@@ -334,15 +337,15 @@ class SqliteStore:
             return self._moved()
         if _is_busy(error):
             return Unavailable(
-                f"the state file {self._path} stayed locked for {self._busy_timeout_s:g} s; try again, and "
-                "look for a process that holds it",
+                f"the state file {self._path} stayed locked for {self._busy_timeout_s:g} s; try again, or "
+                "end the process that holds the lock",
                 retry_after_s=1.0,
             )
         if _code(error) in {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT}:
             return self._damaged(str(error))
         return Unavailable(
-            f"the state file {self._path} cannot be used: {error}; check its disk's space and health and "
-            "that Ostinato's user may write to it",
+            f"the state file {self._path} cannot be used: {error}; check the disk's space and health, and "
+            "that Ostinato's user may write to the file",
             retry_after_s=5.0,
         )
 
@@ -426,7 +429,7 @@ def _check(db: sqlite3.Connection, write: Write | Require) -> None:
     elif version != write.expected_version:
         raise StaleWrite(
             f"{write.kind} {write.key!r} is at version {version}, expected {write.expected_version} "
-            "(0: absent): somebody else changed it, read it again",
+            "(0: absent); another process changed it: read it again",
             details={"kind": write.kind, "key": write.key, "version": version},
         )
 

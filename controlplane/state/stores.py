@@ -42,7 +42,9 @@ def open_store(url: str, must_exist: bool = False) -> StateStore:
     if scheme in {"redis", "rediss", "unix"}:
         return _open_redis(url)
     # Only the scheme is repeated: the rest of a mistyped URL may hold a password.
-    raise InvalidRequest(f"unknown state store {scheme.split(':')[0]!r}: expected {_ACCEPTED}", param="state")
+    raise InvalidRequest(
+        f"expected {_ACCEPTED} as the state store's URL, got {scheme.split(':')[0]!r}", param="state"
+    )
 
 
 def own_store(url: str, running: Callable[[], Collection[str]]) -> OwnStore:
@@ -79,8 +81,8 @@ def _sqlite_path(url: str) -> str:
     path = unquote(parts.path)
     if parts.netloc or parts.query or parts.fragment or not path.startswith("/") or path.endswith("/"):
         raise InvalidRequest(
-            f"{url!r} is no absolute path of a file: expected sqlite:///absolute/path.db, three slashes "
-            "and no options (write '?' and '#' in a path as %3F and %23)",
+            f"expected sqlite:///absolute/path.db, with three slashes and without options, got {url!r} "
+            "(write '?' and '#' in a path as %3F and %23)",
             param="state",
         )
     return path
@@ -96,11 +98,11 @@ def _open_redis(url: str) -> StateStore:
     prefix, replicas = options.pop("prefix", DEFAULT_PREFIX), options.pop("replicas", "0")
     if not re.fullmatch(r"\d{1,2}", replicas):
         raise InvalidRequest(
-            f"replicas={replicas!r} is no number of replicas: expected 0 to 99", param="state"
+            f"expected 0 to 99 for replicas in the state store's URL, got {replicas!r}", param="state"
         )
     # redis-py would silently use database 0 for a path that is not a number.
     if parts.scheme != "unix" and parts.path.strip("/") and not parts.path.strip("/").isdecimal():
-        raise InvalidRequest(f"{parts.path!r} is no database number: expected {_ACCEPTED}", param="state")
+        raise InvalidRequest(f"expected a database number in {_ACCEPTED}, got {parts.path!r}", param="state")
     # Not geturl(): it loses the slashes of unix:///path.
     base = url.partition("?")[0]
     url = f"{base}?{urlencode(options)}" if options else base

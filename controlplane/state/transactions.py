@@ -50,7 +50,7 @@ def persist(work: Callable[[], T], what: str = "the state") -> T:
             return work()
         except errors.StaleWrite:
             _pause(attempt)
-    raise errors.StaleWrite(f"{what} is being changed too often; try again")
+    raise errors.StaleWrite(f"other requests change {what} at the same time; try again")
 
 
 def _pause(attempt: int) -> None:

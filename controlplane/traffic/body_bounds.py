@@ -44,16 +44,16 @@ def _as_utf8(raw: bytes) -> bytes:
 def _check(parts: int, most: int) -> None:
     if parts > most:
         raise errors.InvalidRequest(
-            f"the body has {parts} texts, lists and objects; one request may have at most {most}:"
-            " expected a smaller one, or several requests"
+            f"the body has {parts} texts, lists and objects, but at most {most} are allowed;"
+            " make it smaller, or send several requests"
         )
 
 
 def _check_numbers(numbers: int, most: int) -> None:
     if numbers > most * NUMBERS_PER_PART:
         raise errors.InvalidRequest(
-            f"the body has {numbers} values; one request may have at most {most * NUMBERS_PER_PART}:"
-            " expected a smaller one"
+            f"the body has {numbers} values, but at most {most * NUMBERS_PER_PART} are allowed; make it "
+            "smaller"
         )
 
 
@@ -63,5 +63,5 @@ def _check_depth(structure: bytes) -> None:
         depth += 1 if bracket in b"[{" else -1
         if depth > DEEPEST:
             raise errors.InvalidRequest(
-                f"the body is nested more than {DEEPEST} levels deep: expected a flatter one"
+                f"the body is nested more than {DEEPEST} levels deep; make it flatter"
             )

@@ -84,7 +84,7 @@ def exactly(value: Any, why: str) -> Check:
 
     def check(name: str, given: Any) -> None:
         if type(given) is not type(value) or given != value:
-            raise unexpected(name, f"{value!r} or nothing ({why})", given)
+            raise unexpected(name, f"{value!r}, or no value ({why})", given)
 
     return check
 
@@ -155,7 +155,7 @@ def scalar(longest: int) -> Check:
 
 def refused(why: str) -> Check:
     def check(name: str, value: Any) -> None:
-        raise errors.InvalidRequest(f"{name} is not taken here: {why}", param=name)
+        raise errors.InvalidRequest(f"{name} is not allowed: {why}", param=name)
 
     return check
 

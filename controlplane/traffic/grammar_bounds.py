@@ -37,7 +37,7 @@ def _check_properties(schema: dict[str, Any]) -> None:
     named = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
     if (optional := len(properties.keys() - named)) > MOST_OPTIONAL:
         raise ValueError(
-            f"an object of {optional} properties that are not required, more than {MOST_OPTIONAL}"
+            f"it has an object with {optional} optional properties, but at most {MOST_OPTIONAL} are allowed"
         )
 
 

@@ -104,7 +104,7 @@ class HostRouter:
         try:
             self._learn(models if len(models.models) else None)
         except Exception:  # routing without knowledge of steps is better than a failure
-            log.exception("the step models cannot be used; requests go on as if nothing were known of steps")
+            log.exception("the step models cannot be used; requests are routed without predicted step times")
             self._learn(None)
 
     def _learn(self, models: StepModels | None) -> None:

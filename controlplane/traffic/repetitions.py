@@ -25,7 +25,7 @@ class TooManyWays(ValueError):
 
     def __init__(self, ways: int) -> None:
         super().__init__(
-            f"repetitions of repetitions that can be read in too many ways ({ways} > {MOST_WAYS})"
+            f"it has repetitions within repetitions that match in too many ways ({ways} > {MOST_WAYS})"
         )
         self.ways = ways
 
@@ -72,7 +72,7 @@ class _Rules:
     def part(self, name: str) -> _Part:
         if name not in self._parts and name in self._bodies:
             if self._depth >= DEEPEST:
-                raise TooDeep(f"rules lead to rules over more than {DEEPEST} levels")
+                raise TooDeep(f"its rules refer to rules over more than {DEEPEST} levels")
             self._parts[name] = _FIXED
             self._depth += 1
             self._parts[name] = _Reader(self._bodies[name], self).alternatives(0)
@@ -91,7 +91,7 @@ class _Reader:
 
     def alternatives(self, depth: int) -> _Part:
         if depth > DEEPEST:
-            raise TooDeep(f"groups are nested more than {DEEPEST} levels deep")
+            raise TooDeep(f"its groups are nested more than {DEEPEST} levels deep")
         found = [self._sequence(depth)]
         while self._peek() == "|":
             self._at += 1

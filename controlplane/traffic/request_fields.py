@@ -61,9 +61,9 @@ _PARTS = {
     "thinking": "thinking",
 }
 
-_ONLY_TEXT = "models here read and write text"
-_DISAGGREGATED = "it moves KV blocks between engines, which are planned here"
-_OF_RENDERING = "it belongs to vLLM's /render calls, which are not served"
+_ONLY_TEXT = "the served models read and write only text"
+_DISAGGREGATED = "it moves KV blocks between engines, which Ostinato does itself"
+_OF_RENDERING = "it belongs to vLLM's /render calls, which Ostinato does not serve"
 _GUIDED = "vLLM ignores it since 0.12; send structured_outputs with json, regex, choice or grammar"
 
 
@@ -111,7 +111,7 @@ def _part(name: str, value: Any) -> None:
     kind = value.get("type") if type(value) is dict else None
     if kind is None or not among(_PARTS, kind):
         raise errors.InvalidRequest(
-            f"{name}: expected parts of type text, for {_ONLY_TEXT}; got"
+            f"{name}: expected parts of type text, because {_ONLY_TEXT}; got"
             f" {shown(value if kind is None else kind)}",
             param=name,
         )
@@ -195,8 +195,10 @@ _COMMON: Mapping[str, Check] = {
     "logit_bias": keyed(number()),
     "allowed_token_ids": _TOKENS,
     "bad_words": listed(_word),
-    "use_beam_search": exactly(False, "a beam is many requests, which no share or place would count"),
-    "watermarking": exactly(False, "no watermark is set up"),
+    "use_beam_search": exactly(
+        False, "a beam search is many requests, which the tenant's share would not count"
+    ),
+    "watermarking": exactly(False, "watermarks are not supported"),
     # --- where an answer ends ---
     "max_tokens": COUNT,
     "min_tokens": COUNT,
@@ -237,10 +239,8 @@ _COMMON: Mapping[str, Check] = {
     # --- refused ---
     "kv_transfer_params": refused(_DISAGGREGATED),
     "ec_transfer_params": refused(_DISAGGREGATED),
-    "vllm_xargs": refused(
-        "it reaches extensions of the engine; what a request may set has a field of its own"
-    ),
-    "routed_experts_prompt_start": refused("engines here return no experts"),
+    "vllm_xargs": refused("it reaches extensions of the engine; use the request's own fields"),
+    "routed_experts_prompt_start": refused("engines return no experts"),
     "return_token_offsets": refused(_OF_RENDERING),
     "mm_payload": refused(_OF_RENDERING),
     "return_mm_kwargs": refused(_OF_RENDERING),
@@ -264,10 +264,10 @@ FIELDS: Mapping[str, Mapping[str, Check]] = {
         "prompt": _prompt,
         "logprobs": _LOGPROBS,
         "suffix": text(2**31 - 1),
-        "best_of": exactly(1, "the best of several answers is not chosen here; n gives them all"),
+        "best_of": exactly(1, "Ostinato does not choose the best of several answers; n returns all of them"),
         "prompt_embeds": refused(f"{_ONLY_TEXT}; send a prompt"),
         "max_completion_tokens": refused("it is a field of /v1/chat/completions; send max_tokens"),
-        "messages": refused("send them to /v1/chat/completions; this call takes a prompt"),
+        "messages": refused("this call takes a prompt; send messages to /v1/chat/completions"),
     },
     CHAT: {
         **_COMMON,
@@ -288,13 +288,18 @@ FIELDS: Mapping[str, Mapping[str, Check]] = {
         "verbosity": one_of("low", "medium", "high"),  # a hint that models here ignore
         "prediction": anything,  # a hint that models here ignore
         "modalities": listed(one_of("text")),
-        "prompt": refused("send it to /v1/completions; this call takes messages"),
-        "chat_template": refused("a model's own is used; put another into its folder, or a variant's"),
+        "prompt": refused("this call takes messages; send a prompt to /v1/completions"),
+        "chat_template": refused(
+            "the model's own template is used; to change it, put a template into the model's or variant's "
+            "folder"
+        ),
         "mm_processor_kwargs": refused(_ONLY_TEXT),
         "media_io_kwargs": refused(_ONLY_TEXT),
         "audio": refused(_ONLY_TEXT),
-        "web_search_options": refused("models here do not search; give them a tool that does"),
-        "moderation": refused("answers are not moderated here"),
+        "web_search_options": refused(
+            "the served models do not search the web; give the model a tool for it"
+        ),
+        "moderation": refused("Ostinato does not moderate answers"),
         "functions": refused("OpenAI replaced it; send tools"),
         "function_call": refused("OpenAI replaced it; send tool_choice"),
         "return_assistant_tokens_mask": refused(_OF_RENDERING),
@@ -324,8 +329,8 @@ def _check_template_arguments(given: Any, allowed: Collection[str]) -> None:
     for key, value in given.items():
         if key not in allowed:
             raise errors.InvalidRequest(
-                f"{name}: a template may be told {', '.join(sorted(allowed))}; got {shown(key)}"
-                " (OSTINATO_TEMPLATE_ARGUMENTS adds variables of your templates)",
+                f"{name}: a request may set the template variables {', '.join(sorted(allowed))}; got "
+                f"{shown(key)} (OSTINATO_TEMPLATE_ARGUMENTS allows more variables)",
                 param=name,
             )
         if value is not None:

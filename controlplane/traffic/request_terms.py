@@ -190,7 +190,7 @@ def _ours(headers: Headers) -> dict[str, str]:
                 continue  # another system's header
             raise _refused(spelt, f"one of {', '.join(HEADERS)}", spelt)
         if name in given:
-            raise _refused(spelt, "to be given once", "it twice")
+            raise _refused(spelt, "this header once", "twice")
         given[name] = value.decode("latin-1").strip()
     return given
 
@@ -219,7 +219,7 @@ def _priority(
             return default
         return default if default.level <= highest.level else highest
     if wish.level > highest.level:
-        raise _refused(name, f"at most {highest}, which tenant '{tenant.name}' may ask for", wish)
+        raise _refused(name, f"at most {highest}, the highest priority of tenant '{tenant.name}'", wish)
     return wish
 
 

@@ -77,10 +77,10 @@ class RouteTable:
             )
         if bare in self.registered and self._means(name, bare):
             raise errors.NotDeployed(
-                f"'{name}' is registered but not deployed; deploy it with POST /deploy_model", param="model"
+                f"'{name}' is registered, but not deployed; deploy it with POST /deploy_model", param="model"
             )
         raise errors.ModelNotFound(
-            f"The model '{name}' does not exist; GET /v1/models lists those that are served", param="model"
+            f"The model '{name}' does not exist; GET /v1/models lists the served models", param="model"
         )
 
     def _sees(self, tenant: Tenant, bare: str) -> bool:

@@ -101,9 +101,11 @@ class Cluster:
         _unique("node", [node.name for node in self.nodes])
         known = _unique("GPU type", [kind.name for kind in self.types])
         if any(not kind.memory_bytes_per_s > 0 or not kind.flops_per_s > 0 for kind in self.types):
-            raise ValueError("expected positive rates of every GPU type")
+            raise ValueError("expected positive rates for every GPU type")
         if len({kind.shared for kind in self.types}) > 1:
-            raise ValueError("expected GPUs or CPU hosts, got both; place on one kind at a time")
+            raise ValueError(
+                "expected either GPUs or CPU hosts, got both; describe only GPUs or only CPU hosts"
+            )
         fast, within, between = self.link_bytes_per_s
         if not fast >= within >= between > 0:
             raise ValueError(f"expected bandwidths fast >= node >= network > 0, got {self.link_bytes_per_s}")
@@ -161,7 +163,8 @@ def _check(where: str, gpu: Gpu, types: set[object]) -> None:
     if gpu.type not in types:
         known = ", ".join(sorted(map(str, types))) or "none"
         raise ValueError(
-            f"{where} is of unknown type {gpu.type!r}; known are {known}: add its rates under types"
+            f"{where} has the unknown type {gpu.type!r}; use one of {known}, or add the type's rates under "
+            "types"
         )
     if gpu.total_bytes <= 0 or not 0 <= gpu.free_bytes <= gpu.total_bytes:
         raise ValueError(
@@ -169,4 +172,4 @@ def _check(where: str, gpu: Gpu, types: set[object]) -> None:
             "expected 0 <= free <= total, total > 0"
         )
     if not 0 <= gpu.load <= 1:
-        raise ValueError(f"{where} has load {gpu.load}; expected a share of time, 0 to 1")
+        raise ValueError(f"{where} has load {gpu.load}; expected a share of time, from 0 to 1")

@@ -53,7 +53,7 @@ def rate(request: Request, find: Find, fits: Fits) -> Relaxation | None:
 
 def _less_often(asked: float, offered: float) -> Relaxation:
     shown = f"{figure(rounded(offered, up=False), 4)} of {figure(asked, 4)} requests/s"
-    text = f"one copy keeps up with {shown}: place more copies, or expect less"
+    text = f"one copy can serve {shown}: place more copies, or expect a lower rate"
     return Relaxation(Constraint.RATE, asked, offered, asked / max(offered, asked * MIN_SHARE), text)
 
 
@@ -77,7 +77,7 @@ def _largest(low: float, high: float, works: Callable[[float], bool]) -> float:
 
 
 def less_headroom(asked: float, offered: float) -> Relaxation:
-    text = f"leave {offered:.1%} of each GPU free instead of {asked:.1%}"
+    text = f"leave {offered:.1%} of each GPU's memory free instead of {asked:.1%}"
     return Relaxation(Constraint.HEADROOM, asked, offered, (1 - offered) / (1 - asked), text)
 
 
@@ -85,7 +85,7 @@ def scope(request: Request, fits: Fits) -> Relaxation | None:
     """Give up anti-affinity; it cannot be kept in part."""
     if not request.group or not fits(ungrouped(request)):
         return None
-    text = f"take it out of anti-affinity group {request.group}"
+    text = f"take the deployment out of anti-affinity group {request.group}"
     return Relaxation(Constraint.ANTI_AFFINITY, 1.0, 0.0, 1.0, text)
 
 
@@ -105,7 +105,7 @@ def memory(request: Request, fits: Fits) -> Relaxation | None:
             low = middle
         else:
             high = middle
-    text = f"hold {low} sequences at a time instead of {request.concurrency}"
+    text = f"run {low} requests at once instead of {request.concurrency}"
     return Relaxation(Constraint.MEMORY, request.concurrency, low, request.concurrency / low, text)
 
 

@@ -69,7 +69,7 @@ def _gpus(cluster: Cluster) -> int:
 def _why_not(able: AbleDevices, request: Request, gpus: int) -> NotPlaced:
     parts = [*able.parts(request)]
     if not parts:
-        reason = f"{able.problem(request)}; give the model a compression that these GPUs run, such as none"
+        reason = f"{able.problem(request)}; allow a compression that these GPUs can run, such as none"
         return NotPlaced(request.name, Constraint.COMPRESSION, reason)
     if not any(_may_hold(shared, asked, gpus) for shared, asked in parts):
         return NotPlaced(request.name, Constraint.MEMORY, _no_memory(*parts[0]))
@@ -77,7 +77,7 @@ def _why_not(able: AbleDevices, request: Request, gpus: int) -> NotPlaced:
     alone = relaxations(request, find, gpus, fits)
     if alone:
         nearest = alone[0]
-        reason = f"{nearest.constraint} binds: {nearest.text}"
+        reason = f"the limit {nearest.constraint} prevents it: {nearest.text}"
         if nearest.constraint is Constraint.MEMORY:
             reason = _no_memory(*parts[0])
         return NotPlaced(request.name, nearest.constraint, reason, alone)
@@ -86,8 +86,7 @@ def _why_not(able: AbleDevices, request: Request, gpus: int) -> NotPlaced:
         return NotPlaced(
             request.name,
             all_limits[0].constraint,
-            "no limit alone is in the way, but all of them together: "
-            + "; ".join(r.text for r in all_limits),
+            "no plan meets all limits together: " + "; ".join(r.text for r in all_limits),
             all_limits,
             together=True,
         )
@@ -109,14 +108,14 @@ def _no_memory(shared: Shared, request: Request) -> str:
     view = shared.view(request)
     device = "CPU host" if view.shared else "GPU"
     if not len(view):
-        return f"the cluster has no {device} for it; add one"
+        return f"the cluster has no {device}; add a {device}"
     estimator, layers = shared.estimator(request), request.model.layers
     every = shapes(request, hosts.max_ranks(request) if view.shared else len(view))
     if not every:
-        return f"{request.model.heads} heads cannot be split as asked on {len(view)} {device}s"
+        return f"the allowed parallelism cannot split {request.model.heads} heads over {len(view)} {device}s"
     need = min(total_bytes(estimator, shape, layers) for shape in every)
     free, largest = sum(view.usable.tolist()), max(view.usable.tolist())
     return (
         f"memory: the smallest plan needs {need / GIB:.2f} GiB over all ranks; {max(0, free) / GIB:.2f} GiB "
-        f"are free on {len(view)} {device}s, {max(0, largest) / GIB:.2f} GiB at most on one"
+        f"are free on {len(view)} {device}s, at most {max(0, largest) / GIB:.2f} GiB on a single {device}"
     )

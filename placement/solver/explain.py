@@ -12,7 +12,7 @@ GIB = 2**30
 _BASIS = {Basis.PROFILE: "from its profile", Basis.ROUGH: "roughly, without a profile"}
 
 
-ENGINE_ALONE = "TTFT is the engine's alone, for the request path to it is not measured yet"
+ENGINE_ALONE = "TTFT is the engine's alone, because the request path is not measured yet"
 
 
 def reason(placement: Placement, inventory: Inventory, engine_alone: bool = False) -> str:
@@ -26,7 +26,7 @@ def reason(placement: Placement, inventory: Inventory, engine_alone: bool = Fals
         f"TP={plan.tensor_parallel} x PP={plan.pipeline_parallel} on {_places(used)}: "
         f"{sum(placement.estimate.memory_bytes) / GIB:.2f} of {free / GIB:.2f} GiB free",
         f"{minimised}, the best of {choice.alternatives} layouts of "
-        f"{choice.shapes} shapes within every limit",
+        f"{choice.shapes} shapes that meet every limit",
         f"predicted {_BASIS[placement.estimate.basis]}: TTFT {_ms(choice.ttft)}, TPOT {_ms(choice.tpot)}",
     ]
     if engine_alone:

@@ -179,7 +179,9 @@ def _unmeasured(cluster: Cluster, request: Request) -> Knowledge:
     """The knowledge of a deployment by vLLM whose architecture is not profiled yet."""
     spec = request.model.spec
     if spec is None:
-        raise ValueError(f"{request.name}: expected a model with a spec; use the roofline for plain figures")
+        raise ValueError(
+            f"{request.name}: expected a model with a spec; use the roofline for a model of plain figures"
+        )
     length = request.context or request.input_tokens + request.output_tokens
     on_cpu = any(kind.shared for kind in cluster.types)
     plan = Plan(1, (spec.num_layers,), "none", length, request.kv_tokens, 0, 0)

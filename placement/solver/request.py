@@ -112,13 +112,16 @@ class Request:
         if least < 1:
             raise ValueError(f"{self.name}: expected lengths, concurrency, max_tp and max_pp of 1 or more")
         if not 0 <= self.headroom < 1:
-            raise ValueError(f"{self.name}: headroom {self.headroom}; expected a share of 0 or more, below 1")
+            raise ValueError(f"{self.name}: expected headroom of at least 0 and below 1, got {self.headroom}")
         if not 0 <= self.rate_per_s < float("inf"):
-            raise ValueError(f"{self.name}: rate_per_s {self.rate_per_s}; expected 0 or more")
+            raise ValueError(f"{self.name}: expected rate_per_s of at least 0, got {self.rate_per_s}")
         if self.layers and (min(self.layers) < 1 or sum(self.layers) != self.model.layers):
-            raise ValueError(f"{self.name}: stages {self.layers} do not make up {self.model.layers} layers")
+            raise ValueError(
+                f"{self.name}: expected the stages' layers to add up to {self.model.layers}, got "
+                f"{self.layers}"
+            )
         if self.scope is not Scope.NONE and not self.group:
-            raise ValueError(f"{self.name}: anti-affinity by {self.scope} needs a group")
+            raise ValueError(f"{self.name}: anti-affinity with scope {self.scope} needs the name of a group")
 
     @property
     def kv_tokens(self) -> int:

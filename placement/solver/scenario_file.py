@@ -49,7 +49,9 @@ def read(path: Path) -> Any:
             raw = file.read(MAX_BYTES + 1)
         text = raw.decode()
     except OSError as error:
-        raise ScenarioError(f"expected a YAML file, and it cannot be read: {error.strerror}") from error
+        raise ScenarioError(
+            f"the YAML file cannot be read: {error.strerror}; check its path and permissions"
+        ) from error
     except ValueError as error:
         raise ScenarioError(f"expected a YAML file in UTF-8: {error}") from error
     if len(raw) > MAX_BYTES:
@@ -84,10 +86,12 @@ def _check_events(text: str) -> None:
     depth = 0
     for number, event in enumerate(yaml.parse(text, Loader=_Loader)):
         if number > 2 * MAX_VALUES:
-            raise ScenarioError(f"line {_line(event)}: more than {MAX_VALUES} values")
+            raise ScenarioError(f"line {_line(event)}: expected at most {MAX_VALUES} values, got more")
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, _CLOSING)
         if depth > MAX_DEPTH:
-            raise ScenarioError(f"line {_line(event)}: more than {MAX_DEPTH} lists and maps in each other")
+            raise ScenarioError(
+                f"line {_line(event)}: expected at most {MAX_DEPTH} levels of lists and maps, got more"
+            )
 
 
 def _check_size(root: yaml.Node) -> None:
@@ -97,13 +101,13 @@ def _check_size(root: yaml.Node) -> None:
 
     def size(node: yaml.Node) -> int:
         if id(node) in inside:
-            raise ScenarioError(f"line {_line(node)}: a value that contains itself")
+            raise ScenarioError(f"line {_line(node)}: a value contains itself; remove the reference")
         if id(node) not in sizes:
             inside.add(id(node))
             sizes[id(node)] = 1 + sum(size(child) for child in _children(node))
             inside.discard(id(node))
             if sizes[id(node)] > MAX_VALUES:
-                raise ScenarioError(f"line {_line(node)}: more than {MAX_VALUES} values")
+                raise ScenarioError(f"line {_line(node)}: expected at most {MAX_VALUES} values, got more")
         return sizes[id(node)]
 
     size(root)
@@ -117,7 +121,9 @@ def _children(node: yaml.Node) -> Iterator[yaml.Node]:
         for key, value in node.value:
             if isinstance(key, yaml.ScalarNode):
                 if key.value in seen:
-                    raise ScenarioError(f"line {_line(key)}: '{key.value}' is given twice")
+                    raise ScenarioError(
+                        f"line {_line(key)}: '{key.value}' is given twice; delete one of them"
+                    )
                 seen.add(key.value)
             yield key
             yield value

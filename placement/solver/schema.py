@@ -105,7 +105,9 @@ class GpuForm(_Form):
     @model_validator(mode="after")
     def _no_more_free_than_there_is(self) -> Self:
         if self.free_gib is not None and self.free_gib > self.total_gib:
-            raise ValueError(f"free_gib {self.free_gib:g} exceeds total_gib {self.total_gib:g}")
+            raise ValueError(
+                f"expected free_gib of at most total_gib ({self.total_gib:g}), got {self.free_gib:g}"
+            )
         return self
 
 
@@ -163,9 +165,11 @@ class ModelForm(_Form):
         needed = ("layers", "heads", "kv_heads", "hidden_size", "layer_mib", "kv_bytes_per_token_per_layer")
         lacking = [name for name in needed if getattr(self, name) is None]
         if self.config is None and lacking:
-            raise ValueError(f"expected config, or {', '.join(lacking)} as well")
+            raise ValueError(
+                f"expected config, or all figures of layers, got figures without {', '.join(lacking)}"
+            )
         if self.config is not None and len(lacking) < len(needed):
-            raise ValueError("expected config or figures of layers, not both")
+            raise ValueError("expected either config or figures of layers, got both")
         return self
 
 
@@ -255,7 +259,9 @@ def read_form(document: Any) -> ScenarioForm:
     names = [name for deployment in form.deployments for name in names_of(deployment)]
     twice = sorted(name for name, count in Counter(names).items() if count > 1)
     if twice:
-        raise ScenarioError(f"deployments: {_listed(twice)} is named twice; give each its own name")
+        raise ScenarioError(
+            f"deployments: {_listed(twice)} is named twice; give each deployment its own name"
+        )
     return form
 
 
@@ -292,13 +298,13 @@ def _cluster(form: ClusterForm) -> Cluster:
     unknown = sorted(used - set(types))
     if unknown:
         raise ScenarioError(
-            f"cluster: unknown GPU type {_listed(unknown)}; known are {', '.join(sorted(KNOWN))}. "
-            "Give its memory_gb_per_s and tflops under cluster.types"
+            f"cluster: unknown GPU type {_listed(unknown)}; use one of {', '.join(sorted(KNOWN))}, "
+            "or give the type's memory_gb_per_s and tflops under cluster.types"
         )
     if len({types[name].shared for name in used}) > 1:
         raise ScenarioError(
             f"cluster: {_listed(sorted(name for name in used if types[name].shared))} is shared "
-            "(cluster.types), other types are not; place on CPU hosts or on GPUs, in a file each"
+            "(cluster.types), but other types are not; describe CPU hosts and GPUs in separate files"
         )
     links = form.links
     bandwidths = (links.fast_gb_per_s * 1e9, links.node_gb_per_s * 1e9, links.network_gb_per_s * 1e9)
@@ -337,8 +343,8 @@ def _requests(form: DeploymentForm, folder: Path) -> list[Request]:
     kv_bytes = model.layers * tokens * max(c.kv_bytes_per_token for c in model.compressions)
     if kv_bytes > MAX_KV_BYTES:
         raise ScenarioError(
-            f"{form.name}: concurrency x (input_tokens + output_tokens) x layers need {figure(kv_bytes)} "
-            f"bytes of KV cache, expected at most {figure(MAX_KV_BYTES)}"
+            f"{form.name}: expected at most {figure(MAX_KV_BYTES)} bytes of KV cache, but concurrency x "
+            f"(input_tokens + output_tokens) x layers need {figure(kv_bytes)}; lower one of them"
         )
     return [
         Request(

@@ -177,7 +177,7 @@ def _larger(request: Request, sizes: SizeRange, usual: Placement, search: Search
 
     found = _largest(request, sizes, caches, search, allowed)
     limit = f"as {request.intent} allows" if too_dear or request.intent is Intent.MIN_MEMORY else MEMORY
-    return told(found or usual, sizes, limit if sizes.grows else "as usual")
+    return told(found or usual, sizes, limit if sizes.grows else "usual")
 
 
 def _largest(
@@ -204,5 +204,5 @@ def told(placement: Placement, sizes: SizeRange, limit: str) -> Placement:
     context, requests = placement.plan.max_model_len, placement.plan.sequences
     of_context = sizes.context.why if context == sizes.context.most else limit
     of_requests = sizes.requests.why if requests == sizes.requests.most else limit
-    said = f"context {context:,} {of_context}, {requests} requests at once {of_requests}"
+    said = f"context {context:,} ({of_context}), {requests} requests at once ({of_requests})"
     return replace(placement, choice=replace(placement.choice, sizes=said))

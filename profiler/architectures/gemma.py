@@ -13,7 +13,7 @@ SANDWICH = ("pre_feedforward_layernorm", "post_feedforward_layernorm")
 
 def gemma(reader: ConfigReader) -> Description:
     bias = reader.flag("attention_bias")
-    reader.must("attention_bias", not bias, "false", "the engine's Gemma has no biases")
+    reader.must("attention_bias", not bias, "false", "vLLM's Gemma has no biases")
     _require_tied(reader)
     return _decoder(reader, {}, Window())
 
@@ -41,7 +41,7 @@ def _window_tokens(reader: ConfigReader) -> int | None:
 
 def _require_tied(reader: ConfigReader) -> None:
     tied = reader.flag("tie_word_embeddings", True)
-    reader.must("tie_word_embeddings", tied, "true", "vLLM before 0.32 has no other head for this family")
+    reader.must("tie_word_embeddings", tied, "true", "vLLM before 0.32 has no separate head for this family")
 
 
 def _heads(reader: ConfigReader, hidden: int) -> Heads:

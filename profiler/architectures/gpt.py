@@ -15,10 +15,10 @@ def gptj(reader: ConfigReader) -> Description:
     heads = parts.make_heads(reader, hidden, query, query)
     parts.require_even_dim(reader, hidden, heads)
     rotary = reader.positive("rotary_dim", 64)
-    reader.must("rotary_dim", rotary % 2 == 0, "even", "it is rotated in pairs")
+    reader.must("rotary_dim", rotary % 2 == 0, "even", "features are rotated in pairs")
     reader.must("rotary_dim", rotary <= heads.dim, f"at most {heads.dim}", "a head has no more features")
     untied = not reader.flag("tie_word_embeddings")
-    reader.must("tie_word_embeddings", untied, "false", "the engine's GPT-J has a head of its own")
+    reader.must("tie_word_embeddings", untied, "false", "vLLM's GPT-J has a separate head")
     return Description(
         architecture="GPTJForCausalLM",
         layers=reader.positive("n_layer", alias="num_hidden_layers"),

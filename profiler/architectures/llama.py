@@ -27,8 +27,8 @@ def qwen2(reader: ConfigReader) -> Description:
     window = parts.qwen_window(reader, layers)
     if 0 < window.layers < layers:
         reader.refuse(
-            "use_sliding_window is true for some layers (max_window_layers, layer_types); the engine serves "
-            "Qwen2 with a window in all layers or none"
+            "use_sliding_window is true for only some layers (max_window_layers, layer_types), but vLLM "
+            "serves Qwen2 with a window in all layers or in none; choose another model"
         )
     return _decoder(reader, heads=heads, qkv_bias=True, window=window)
 
@@ -36,7 +36,7 @@ def qwen2(reader: ConfigReader) -> Description:
 def qwen3(reader: ConfigReader) -> Description:
     layers, hidden = reader.positive("num_hidden_layers"), reader.positive("hidden_size")
     bias = reader.flag("attention_bias")
-    reader.must("attention_bias", not bias, "false", "the engine drops the bias of Qwen3's o_proj")
+    reader.must("attention_bias", not bias, "false", "vLLM drops the bias of Qwen3's o_proj")
     heads = parts.read_heads(reader, hidden, default_dim=128)
     return _decoder(reader, heads=heads, qk_norm=True, window=parts.qwen_window(reader, layers))
 

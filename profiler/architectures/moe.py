@@ -29,7 +29,7 @@ def qwen2_moe(reader: ConfigReader) -> Description:
     heads = parts.read_heads(reader, hidden)
     parts.require_even_dim(reader, hidden, heads)
     bias = reader.flag("qkv_bias", True)
-    reader.must("qkv_bias", bias, "true", "the engine's Qwen2-MoE always has these biases")
+    reader.must("qkv_bias", bias, "true", "vLLM's Qwen2-MoE always has these biases")
     linears = {
         **_qwen_experts(reader, hidden),
         **parts.gated_mlp(hidden, shared, at="mlp.shared_expert"),
@@ -42,7 +42,7 @@ def qwen2_moe(reader: ConfigReader) -> Description:
 def qwen3_moe(reader: ConfigReader) -> Description:
     hidden = reader.positive("hidden_size")
     bias = reader.flag("attention_bias")
-    reader.must("attention_bias", not bias, "false", "the engine drops the bias of Qwen3's o_proj")
+    reader.must("attention_bias", not bias, "false", "vLLM drops the bias of Qwen3's o_proj")
     heads = parts.read_heads(reader, hidden)
     norms = rms_norms(heads.dim, "self_attn.q_norm", "self_attn.k_norm")
     width, linears = reader.positive("moe_intermediate_size"), _qwen_experts(reader, hidden)
@@ -56,7 +56,7 @@ def _experts(
     experts = reader.positive(key, alias=alias)
     active = reader.positive("num_experts_per_tok", default_active)
     if active > experts:
-        reader.refuse(f"num_experts_per_tok is {active}, but there are {experts} experts")
+        reader.refuse(f"expected num_experts_per_tok of at most the {experts} experts, got {active}")
     return experts, active
 
 
@@ -73,7 +73,7 @@ def _qwen_experts(reader: ConfigReader, hidden: int) -> Linears:
 def _require_alike(reader: ConfigReader) -> None:
     """Check that all layers have experts: the model must equal one layer times the number of layers."""
     step, dense = reader.natural("decoder_sparse_step", 1), reader.raw.get("mlp_only_layers")
-    reason = "its layers are not alike, which neither profile nor plan can describe yet"
+    reason = "the layers differ, which Ostinato cannot plan yet"
     reader.must("decoder_sparse_step", step == 1, "1", reason)
     if dense is not None and not isinstance(dense, list):
         reader.refuse(f"expected mlp_only_layers to be a list, got {shown(dense)}")
@@ -83,7 +83,7 @@ def _require_alike(reader: ConfigReader) -> None:
 def _qwen_window(reader: ConfigReader) -> Window:
     """No window. vLLM cannot give windows to some layers of these families; published models use none."""
     on = reader.flag("use_sliding_window")
-    reader.must("use_sliding_window", not on, "false", "the engine has no windows for this family")
+    reader.must("use_sliding_window", not on, "false", "vLLM has no sliding windows for this family")
     return Window()
 
 

@@ -21,14 +21,16 @@ def make_heads(
     reader: ConfigReader, hidden: int, query: int, kv: int, default_dim: int | None = None
 ) -> Heads:
     if query % kv:
-        reader.refuse(f"{query} attention heads do not divide by {kv} key/value heads")
+        reader.refuse(
+            f"expected a number of attention heads divisible by the {kv} key/value heads, got {query}"
+        )
     dim = reader.optional("head_dim") or default_dim
     return Heads(query, kv, dim or even_dim(reader, hidden, query))
 
 
 def even_dim(reader: ConfigReader, hidden: int, heads: int) -> int:
     if hidden % heads:
-        reader.refuse(f"hidden_size {hidden} is not divisible by {heads} attention heads")
+        reader.refuse(f"expected hidden_size divisible by the {heads} attention heads, got {hidden}")
     return hidden // heads
 
 
@@ -36,8 +38,8 @@ def require_even_dim(reader: ConfigReader, hidden: int, heads: Heads) -> None:
     """Check that head_dim is hidden / heads, for families whose head_dim vLLM does not read."""
     if heads.dim * heads.query != hidden:
         reader.refuse(
-            f"head_dim {heads.dim} is not hidden_size / heads ({hidden} / {heads.query}); "
-            "the engine has no other for this architecture"
+            f"expected head_dim to be hidden_size / heads ({hidden} / {heads.query}), got {heads.dim}: vLLM "
+            "has no other head_dim for this architecture"
         )
 
 

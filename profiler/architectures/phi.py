@@ -36,15 +36,11 @@ def _require_what_vllm_has(reader: ConfigReader, hidden: int, width: int, heads:
     parts.require_even_dim(reader, hidden, heads)
     untied = not reader.flag("tie_word_embeddings")
     reader.must("tie_word_embeddings", untied, "false", "the head has a bias")
+    reader.must("qk_layernorm", not reader.flag("qk_layernorm"), "false", "vLLM's Phi has no such norms")
     reader.must(
-        "qk_layernorm", not reader.flag("qk_layernorm"), "false", "the engine's Phi has no such norms"
+        "num_key_value_heads", heads.kv == heads.query, str(heads.query), "vLLM's Phi has no other number"
     )
-    reader.must(
-        "num_key_value_heads", heads.kv == heads.query, str(heads.query), "the engine's Phi has no others"
-    )
-    reader.must(
-        "intermediate_size", width == 4 * hidden, f"{4 * hidden}", "the engine's Phi has no other width"
-    )
+    reader.must("intermediate_size", width == 4 * hidden, f"{4 * hidden}", "vLLM's Phi has no other width")
 
 
 def phi3(reader: ConfigReader) -> Description:

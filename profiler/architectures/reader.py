@@ -93,13 +93,15 @@ class ConfigReader:
         if not isinstance(types, list) or not all(isinstance(t, str) and t in LAYER_TYPES for t in types):
             self.refuse(f"expected layer_types to list {' or '.join(LAYER_TYPES)}, got {shown(types)}")
         if len(types) != layers:
-            self.refuse(f"layer_types has {len(types)} entries for {layers} layers")
+            self.refuse(
+                f"expected layer_types to have an entry for each of the {layers} layers, got {len(types)}"
+            )
         return types
 
     def must(self, key: str, holds: bool, needed: str, reason: str) -> None:
         """Refuse a valid value that the engine cannot handle."""
         if not holds:
-            self.refuse(f"{key} is {shown(self.raw.get(key))}, but must be {needed}: {reason}")
+            self.refuse(f"expected {key} to be {needed}, got {shown(self.raw.get(key))}: {reason}")
 
     def _spelled(self, key: str, alias: str | None) -> str:
         """The one of both names that the config uses; if it uses both, their values must be equal."""
@@ -108,5 +110,8 @@ class ConfigReader:
         if self.raw.get(key) is None:
             return alias
         if self.raw[key] != self.raw[alias]:
-            self.refuse(f"{key} is {shown(self.raw[key])}, but {alias} is {shown(self.raw[alias])}")
+            self.refuse(
+                f"{key} is {shown(self.raw[key])}, but {alias} is {shown(self.raw[alias])}; give both the "
+                "same value"
+            )
         return key

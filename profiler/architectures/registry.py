@@ -44,7 +44,10 @@ def describe(raw: Mapping[str, Any], where: Path) -> Description:
     reader.natural("max_window_layers", 0)
     count = description.layers * sum(linear.experts for linear in description.linears.values())
     if count > MAX_TENSORS:
-        reader.refuse(f"{count} matrices in {description.layers} layers; at most {MAX_TENSORS} are read")
+        reader.refuse(
+            f"the config describes {count} matrices in {description.layers} layers, but at most "
+            f"{MAX_TENSORS} are allowed"
+        )
     return description
 
 
@@ -68,21 +71,21 @@ TEXT_ONLY = "google/gemma-3-1b-it for Gemma 3"
 # What the ending of a class name means for the model.
 _ENDINGS = {
     "ForConditionalGeneration": (
-        "it takes images or sound beside text, or has an encoder, though many of these have a text-only "
-        f"model in their family, such as {TEXT_ONLY}"
+        "it takes images or sound in addition to text, or has an encoder; many such families also have a "
+        f"text-only model, such as {TEXT_ONLY}"
     ),
     "ForSequenceClassification": "it classifies texts and generates none",
     "ForTokenClassification": "it classifies tokens and generates no text",
     "ForRewardModel": "it scores texts and generates none",
     "ForMaskedLM": "it fills in masked words and generates no text",
     "Model": (
-        "it has no head for generating text, as models for embeddings have none (one that is meant to "
-        "generate can be loaded with AutoModelForCausalLM, saved with save_pretrained and registered)"
+        "it has no head for generating text, like models for embeddings (if the model is meant to generate "
+        "text, load it with AutoModelForCausalLM, save it with save_pretrained, and register the result)"
     ),
 }
 
 
-_UNKNOWN = "how its tensors are named and sharded is not known here"
+_UNKNOWN = "Ostinato does not know how its tensors are named and sharded"
 
 
 def _meaning(name: str) -> str:
@@ -109,5 +112,5 @@ def _refuse_quantized(reader: ConfigReader) -> None:
     method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
     reader.refuse(
         f"describes a checkpoint quantized by {shown(method) if method else 'an unnamed method'} "
-        "(quantization_config); quantized checkpoints are not served, register the unquantized one"
+        "(quantization_config); quantized checkpoints are not served: register the unquantized checkpoint"
     )

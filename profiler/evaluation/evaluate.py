@@ -53,7 +53,9 @@ def rights(task: Task, answerer: Answerer) -> list[bool]:
     questions = [item for item in task.items if isinstance(item, Question)]
     choices = [item for item in task.items if isinstance(item, Multiple)]
     if len(questions) + len(choices) < len(task.items):
-        raise ValueError(f"the items of '{task.name}' are texts, which are neither right nor wrong")
+        raise ValueError(
+            f"the items of '{task.name}' are texts, which have no right answer; use tasks with answers"
+        )
     answers = answerer.generate([q.prompt for q in questions], task.settings) if questions else []
     right = [is_right(q, a, task.settings) for q, a in zip(questions, answers, strict=True)]
     return [*right, *_chosen_right(choices, answerer, task)]
@@ -78,8 +80,8 @@ def _all_scored(item: Multiple, scores: Sequence[Scored]) -> Sequence[Scored]:
     for choice, score in zip(item.choices, scores, strict=True):
         if score.tokens < 1:
             raise ValueError(
-                f"the choice {choice!r:.40} adds no token to its prompt {item.prompt!r:.40}, and so has no "
-                "likelihood; write the white space between them at the choice's beginning"
+                f"the choice {choice!r:.40} adds no token to its prompt {item.prompt!r:.40}, so it has no "
+                "likelihood; put the white space between prompt and choice at the beginning of the choice"
             )
     return scores
 

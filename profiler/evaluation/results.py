@@ -79,7 +79,9 @@ def mean_per_token(sums: Sequence[float], tokens: Sequence[int]) -> Interval:
     """
     count, total = len(sums), sum(tokens)
     if total < 1:
-        raise ValueError("expected at least one token to be scored, got none: every text has one token only")
+        raise ValueError(
+            "expected at least one token to score, got none, because every text has only one token"
+        )
     ratio = math.fsum(sums) / total
     if count < 2:
         return Interval(ratio, -math.inf, math.inf)

@@ -51,14 +51,14 @@ def read_tasks(path: Path) -> tuple[Task, ...]:
     """
     files = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
     if not files:
-        raise TaskError(f"{path}: expected a {SUFFIX} file or a folder with some; this folder has none")
+        raise TaskError(f"{path}: expected a {SUFFIX} file or a folder with such files; this folder has none")
     tasks = tuple(read_task(file) for file in files)
     files_of: dict[str, Path] = {}
     for task, file in zip(tasks, files, strict=True):
         if task.name in files_of:
             raise TaskError(
-                f"{file}: its task is named '{task.name}' as that of {files_of[task.name].name}; "
-                "give each a name of its own"
+                f"{file}: its task has the same name, '{task.name}', as the task in "
+                f"{files_of[task.name].name}; give each task its own name"
             )
         files_of[task.name] = file
     return tasks
@@ -69,9 +69,11 @@ def read_task(file: Path) -> Task:
     try:
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError as error:
-        raise TaskError(f"{file}: there is no such file; expected tasks as JSON lines") from error
+        raise TaskError(
+            f"expected a file of tasks (JSON lines) at {file}, found none; check the path"
+        ) from error
     except (OSError, UnicodeDecodeError) as error:
-        raise TaskError(f"{file}: cannot be read ({error}); expected tasks as JSON lines in UTF-8") from error
+        raise TaskError(f"{file} cannot be read ({error}); expected tasks as JSON lines in UTF-8") from error
     return parse_task(text, file.stem, str(file))
 
 
@@ -89,12 +91,15 @@ def parse_task(text: str, name: str, source: str) -> Task:
     if not (0 < len(name) <= MAX_NAME and name.isprintable()):
         raise TaskError(f"{source}: expected a name of 1 to {MAX_NAME} printable characters, got {name!r}")
     if not rows:
-        raise TaskError(f"{source}: holds no items; expected one JSON object a line")
+        raise TaskError(f"{source} has no items; write one JSON object per line")
     kinds = [_kind(row, f"{source}, line {number}") for number, row in rows]
     _check_same(kinds, [number for number, _ in rows], source)
     kind = kinds[0]
     if settings.format is Form.CHAT and kind is TaskKind.PERPLEXITY:
-        raise TaskError(f'{header}: `"format": "chat"` needs prompts; texts are scored as they stand')
+        raise TaskError(
+            f'{header}: `"format": "chat"` needs items with prompts, but these items are texts; leave format '
+            "out"
+        )
     items = tuple(_item(kind, row, f"{source}, line {number}") for number, row in rows)
     return Task(name, kind, items, settings, digest_of(items, settings))
 
@@ -113,7 +118,9 @@ def _rows(text: str, source: str) -> list[tuple[int, dict[str, Any]]]:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise TaskError(f"{source}, line {number}: is not JSON ({error}); expected one object") from error
+            raise TaskError(
+                f"{source}, line {number}: expected a JSON object, got invalid JSON ({error})"
+            ) from error
         if not isinstance(row, dict):
             raise TaskError(
                 f"{source}, line {number}: expected a JSON object, got a {type(row).__name__}: {line:.80}"
@@ -126,7 +133,7 @@ def _header(row: Mapping[str, Any], where: str) -> tuple[str, Settings]:
     unknown = sorted(row.keys() - _SETTINGS)
     if unknown:
         raise TaskError(
-            f"{where}: a task has no setting {unknown[0]!r}; expected some of {', '.join(sorted(_SETTINGS))}"
+            f"{where}: unknown setting {unknown[0]!r}; expected settings among {', '.join(sorted(_SETTINGS))}"
         )
     name = _text(row, HEADER, where)
     standard = Settings()
@@ -154,8 +161,8 @@ def _check_same(kinds: Sequence[TaskKind], numbers: Sequence[int], source: str) 
     for kind, number in zip(kinds, numbers, strict=True):
         if kind is not kinds[0]:
             raise TaskError(
-                f"{source}, line {number}: is an item of {kind}, but line {numbers[0]} is one of {kinds[0]}; "
-                "a task has items of one kind, so put them into files of their own"
+                f"{source}: line {number} is an item of {kind}, but line {numbers[0]} is an item of "
+                f"{kinds[0]}; put items of each kind into a separate file"
             )
 
 
@@ -178,7 +185,8 @@ def _multiple(row: Mapping[str, Any], where: str) -> Multiple:
     answer = row["answer"]
     if type(answer) is not int or not 0 <= answer < len(choices):
         raise TaskError(
-            f"{where}: `answer` is the index of the right choice, 0 to {len(choices) - 1}; got {answer!r:.80}"
+            f"{where}: expected `answer` to be the index of the right choice, 0 to {len(choices) - 1}, got "
+            f"{answer!r:.80}"
         )
     return Multiple(_text(row, "prompt", where), choices, answer)
 
@@ -186,21 +194,23 @@ def _multiple(row: Mapping[str, Any], where: str) -> Multiple:
 def _text(row: Mapping[str, Any], name: str, where: str) -> str:
     value = row[name]
     if not isinstance(value, str) or not value:
-        raise TaskError(f"{where}: `{name}` should be a text that is not empty; got {value!r:.80}")
+        raise TaskError(f"{where}: expected `{name}` to be a text that is not empty, got {value!r:.80}")
     return value
 
 
 def _texts(row: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:
     value = row[name]
     if not isinstance(value, list) or not value or not all(isinstance(v, str) and v for v in value):
-        raise TaskError(f"{where}: `{name}` should be a list of texts, none of them empty; got {value!r:.80}")
+        raise TaskError(
+            f"{where}: expected `{name}` to be a list of texts that are not empty, got {value!r:.80}"
+        )
     return tuple(value)
 
 
 def _count(row: Mapping[str, Any], name: str, standard: int, where: str) -> int:
     value = row.get(name, standard)
     if type(value) is not int or value < 1:
-        raise TaskError(f"{where}: `{name}` should be a whole number of at least 1; got {value!r:.80}")
+        raise TaskError(f"{where}: expected `{name}` to be a whole number of at least 1, got {value!r:.80}")
     return value
 
 
@@ -210,5 +220,5 @@ def _one_of(kinds: Any, row: Mapping[str, Any], name: str, standard: Any, where:
         return kinds(value)
     except ValueError as error:
         raise TaskError(
-            f"{where}: `{name}` should be one of {', '.join(kinds)}; got {value!r:.80}"
+            f"{where}: expected `{name}` to be one of {', '.join(kinds)}, got {value!r:.80}"
         ) from error

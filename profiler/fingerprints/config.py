@@ -30,7 +30,8 @@ def fingerprint_config(config: Mapping[str, Any], layers: int, where: Path | Non
     described = describe(config, where)
     if type(layers) is not int or not 1 <= layers <= described.layers:
         raise CheckpointError(
-            f"{where}: a fingerprint of {layers!r} layers was asked for; the model has {described.layers}"
+            f"{where}: expected a fingerprint of at most the model's {described.layers} layers, got "
+            f"{layers!r}"
         )
     made = copy.deepcopy(corrected(config))
     made.update({key: layers for key in LAYER_COUNTS if made.get(key) is not None})
@@ -43,4 +44,6 @@ def fingerprint_config(config: Mapping[str, Any], layers: int, where: Path | Non
 def _check(wanted: Description, made: Description, where: Path) -> None:
     """Check that only the number of layers, and which of them have windows, differ."""
     if replace(made, window=wanted.window) != wanted:
-        raise CheckpointError(f"{where}: with fewer layers this would be another model; report this config")
+        raise CheckpointError(
+            f"{where}: with fewer layers this config describes another model; report this config as a defect"
+        )

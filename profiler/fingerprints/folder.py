@@ -32,7 +32,9 @@ def write_fingerprint(folder: Path, target: Path, layers: int) -> Path:
         config["tie_word_embeddings"] = False  # without weights, only the config can tell the engine
     partial = target.with_name(f"{target.name}.partial")
     if target.exists():
-        raise CheckpointError(f"{target} exists already; remove it first, or choose another folder")
+        raise CheckpointError(
+            f"the folder {target} exists already; remove it first, or choose another folder"
+        )
     try:
         shutil.rmtree(partial, ignore_errors=True)  # left behind by a process that was killed
         partial.mkdir(parents=True)
@@ -57,5 +59,8 @@ def _copy(source: Path, target: Path) -> None:
         return
     size = source.stat().st_size
     if size > MAX_FILE_BYTES:
-        raise CheckpointError(f"{source} has {size} bytes, more than the {MAX_FILE_BYTES} allowed")
+        raise CheckpointError(
+            f"{source} has {size} bytes, more than the allowed {MAX_FILE_BYTES}; copy the model's own file "
+            "there"
+        )
     shutil.copyfile(source, target)

@@ -26,7 +26,7 @@ def check_quantization(spec: ModelSpec, quantization: str, gpu: str = "") -> Non
             "cannot be served",
         )
     if quantization in QUANTIZATIONS and (problem := quantization_problem(spec, quantization, gpu)):
-        raise PlanError("quantization", f"{problem}; ask about another format")
+        raise PlanError("quantization", f"{problem}; choose another quantization")
 
 
 def check_degree(spec: ModelSpec, tensor_parallel: int, quantization: str) -> None:
@@ -40,7 +40,7 @@ def check_split(spec: ModelSpec, plan: Plan) -> None:
         raise PlanError(
             "layersPerStage",
             f"expected stages of at least one layer that sum to {spec.num_layers}, "
-            f"got {','.join(map(str, layers)) or 'none'} (sum {sum(layers)}); change the split",
+            f"got {','.join(map(str, layers)) or 'none'} (sum {sum(layers)}); correct the layers",
         )
 
 
@@ -51,11 +51,11 @@ def check_load(spec: ModelSpec, workload: Workload) -> None:
         ("outputTokens", workload.output_tokens),
     ):
         if not 1 <= count <= MAX_COUNT:
-            raise PlanError(name, f"expected {name} of 1 to {MAX_COUNT}, got {count}; correct it")
+            raise PlanError(name, f"expected {name} of 1 to {MAX_COUNT}, got {count}")
     length = workload.input_tokens + workload.output_tokens
     if length > spec.max_position:
         raise PlanError(
             "inputTokens",
             f"expected at most {spec.max_position} tokens of prompt and answer, the model's positions, got "
-            f"{length}; shorten one of them",
+            f"{length}; shorten the prompt or the answer",
         )

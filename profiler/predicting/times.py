@@ -91,7 +91,7 @@ def _rough(ground: Ground, plan: Plan, workload: Workload) -> Times:
         step,
         roughly(rough.latency_s(workload.output_tokens)),
         Basis.ROUGH,
-        ("no profile of this architecture on this device: a roofline, rough by its nature",),
+        ("no profile of this architecture on this device: these are rough figures of a roofline",),
     )
 
 
@@ -167,21 +167,25 @@ def _notes(
     notes = []
     if ground.shared > 1:
         notes.append(
-            f"{ground.shared} ranks share a device: taken for one rank that has all of it, and the hops"
+            f"{ground.shared} ranks share a device: estimated as one rank that has the whole device, plus "
+            "the hops"
         )
     elif cut.tensor_parallel != how.tensor_parallel:
         notes.append(f"TP={how.tensor_parallel} was not measured; scaled from TP={cut.tensor_parallel}")
     if cut.quantization != how.quantization:
         notes.append(f"{how.quantization} was not measured; scaled from {cut.quantization} by their bytes")
     if ground.measured is not None:
-        notes.append("this kind of device was not measured; scaled from one that was, by their rates")
+        notes.append("this kind of device was not measured; scaled from a measured device by their rates")
     if how.stages > 1 and not _has_pipeline(ground.calibration):
         notes.append(
-            "no pipeline was measured on this device; what a hop takes is from another one, and what the "
-            "host takes for each of several batches, or earlier stages lose to later ones, is not known"
+            "no pipeline was measured on this device; the time of a hop is another device's, and the host's "
+            "time per batch and the stages' effect on each other are unknown"
         )
     if load.rows and not variants_measured:
-        notes.append("variants are bytes and operations at the base's measured pace; none was measured")
+        notes.append(
+            "no variant was measured; variants' times follow from their bytes and operations at the base's "
+            "rates"
+        )
     return tuple(notes)
 
 

@@ -51,8 +51,8 @@ class BoftConfig:
         divisor = self.block_size or self.block_num
         if into % divisor:
             raise AdapterError(
-                f"{CONFIG}: {name} has {into} inputs, which blocks ({divisor}) do not divide; "
-                "register it with the base it was trained on"
+                f"{CONFIG}: {name} has {into} inputs, which are not divisible by the blocks ({divisor}); "
+                "register the adapter with the base that it was trained on"
             )
         return self.block_size or into // self.block_num
 
@@ -64,7 +64,7 @@ def read(folder: Path, base: ModelSpec) -> BoftManifest:
     parts, full = _sort(tensors, base, config)
     modules = {name: _module(name, part, base, config) for name, part in parts.items()}
     if not modules:
-        raise CheckpointError(f"{folder / WEIGHTS} holds no boft_R and boft_s pair; copy the file again")
+        raise CheckpointError(f"{folder / WEIGHTS} has no pair of boft_R and boft_s; copy the file again")
     peft.check_targets(config.targets, modules)
     facts = [
         (name, ModuleFacts(total_bytes((m.r, m.s)), factors=m.factors, block_size=m.block_size))
@@ -124,12 +124,15 @@ def _sort(
         else:
             peft.require_known(ref, base)
             raise AdapterError(
-                f"{WEIGHTS}: {name[:200]!r} is not part of a BOFT adapter; expected names like "
-                "base_model.model.model.layers.0.self_attn.q_proj.boft_R"
+                f"{WEIGHTS}: expected only tensors of a BOFT adapter, got {name[:200]!r}; expected names "
+                "like base_model.model.model.layers.0.self_attn.q_proj.boft_R"
             )
     for name, ref in biases.items():
         if config.bias == "none":
-            raise AdapterError(f"{WEIGHTS}: {name} is there, but bias is none in {CONFIG}; save it again")
+            raise AdapterError(
+                f"{WEIGHTS} has {name}, but {CONFIG} says bias none; save the adapter again with "
+                "save_pretrained"
+            )
         require_full(ref, name, base, WEIGHTS)
     return parts, biases
 
@@ -148,6 +151,6 @@ def _module(name: str, parts: dict[str, TensorRef], base: ModelSpec, config: Bof
     if factors > 1 and (size % 2 or into % (size * 2 ** (factors - 1))):
         raise AdapterError(
             f"{CONFIG}: {factors} butterfly factors of blocks of {size} do not fit the {into} inputs of "
-            f"{name}; blocks must be even, and 2^{factors - 1} of them must divide the inputs"
+            f"{name}; expected an even block size, and inputs divisible by it times 2^{factors - 1}"
         )
     return BoftModule(r, s, factors, size)

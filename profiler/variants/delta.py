@@ -77,7 +77,7 @@ class Delta:
         extra = sorted(self.tensors.keys() - {ref.name for ref in used} - replacing)
         if extra:
             raise CheckpointError(
-                f"{self.folder} holds tensors that {DELTA} does not account for, such as "
+                f"{self.folder} has tensors that {DELTA} does not list, such as "
                 f"{', '.join(extra)[:300]}; copy the whole folder again"
             )
 
@@ -133,7 +133,9 @@ def open_delta(folder: Path, base: ModelSpec) -> Delta:
     whole = _full(full, tensors, base, where)
     differences = _differences(raw, files, tensors, base, folder)
     if both := sorted(whole.keys() & differences.keys()):
-        raise CheckpointError(f"{where}: {both[0]} is given both whole and as a difference; write it again")
+        raise CheckpointError(
+            f"{where}: {both[0]} is stored both whole and as a difference; write the delta again"
+        )
     return Delta(folder, raw, kind, files, modules, tensors, whole, differences)
 
 
@@ -184,7 +186,9 @@ def require(value: Any, check: Callable[[Any], bool], expected: str, where: Path
 
 def _kind(raw: Facts, where: Path) -> VariantKind:
     if raw.get("format") != FORMAT:
-        raise CheckpointError(f"{where}: expected format {FORMAT}, got {shown(raw.get('format'))}")
+        raise CheckpointError(
+            f"{where}: expected format {FORMAT}, got {shown(raw.get('format'))}; give the folder of a delta"
+        )
     if raw.get("version") not in VERSIONS or type(raw["version"]) is not int:
         raise CheckpointError(
             f"{where}: expected version {VERSION} to {DIFFERENCE_VERSION}, got {shown(raw.get('version'))}; "
@@ -207,9 +211,9 @@ def _check_base(raw: Facts, base: ModelSpec, where: Path) -> None:
         )
     if mark != base.fingerprint:
         raise AdapterError(
-            f"{where}: the delta was made from the base {mark[:12]}..., "
-            f"this one is {base.fingerprint[:12]}...; "
-            "register it with the very checkpoint it was compressed against"
+            f"{where}: the delta was made from the base {mark[:12]}..., but this base is "
+            f"{base.fingerprint[:12]}...; register the delta with exactly the checkpoint that it was made "
+            "from"
         )
 
 
@@ -226,7 +230,8 @@ def _located(raw: Facts, key: str, files: dict[str, FileRef], where: Path) -> di
         file = entry.get("file")
         if not isinstance(file, str) or file not in files:
             raise CheckpointError(
-                f"{where}: {key} puts {name[:200]} into {shown(file)}, which files does not list"
+                f"{where}: {key} puts {name[:200]} into {shown(file)}, which is missing in files; copy the "
+                "whole folder again"
             )
         entries[name] = entry
     return entries
@@ -243,7 +248,7 @@ def _check_size(path: Path, expected: int) -> None:
         raise CheckpointError(f"cannot read {path}: {error.strerror}; check its permissions") from error
     if size != expected:
         refuse_lookalike(path)
-        raise CheckpointError(f"{path} has {size} bytes, {DELTA} says {expected}; copy it again")
+        raise CheckpointError(f"{path} has {size} bytes, but {DELTA} says {expected}; copy it again")
 
 
 def _tensors(folder: Path, files: dict[str, FileRef]) -> dict[str, TensorRef]:
@@ -253,7 +258,8 @@ def _tensors(folder: Path, files: dict[str, FileRef]) -> dict[str, TensorRef]:
         for name, ref in locate_in(folder, file, contents_bytes).items():
             if name in tensors:
                 raise CheckpointError(
-                    f"{folder}: {name[:200]!r} lies in both {file} and {tensors[name].file}"
+                    f"{folder}: {name[:200]!r} is both in {file} and in {tensors[name].file}; copy the whole "
+                    "folder again"
                 )
             tensors[name] = ref
     return tensors
@@ -266,7 +272,9 @@ def _full(
     for name, file in places.items():
         ref = tensors.get(name)
         if ref is None or ref.file != file:
-            raise CheckpointError(f"{where}: {name[:200]} should lie in {file}, but does not; copy it again")
+            raise CheckpointError(
+                f"{where}: expected {name[:200]} in {file}, found it elsewhere; copy the whole folder again"
+            )
         require_full(ref, name, base, str(where))
         full[name] = ref
     return full
@@ -282,7 +290,8 @@ def _differences(
         shape = full_shape(name, base) if name in (EMBEDDING, HEAD) else None
         if shape is None:
             raise AdapterError(
-                f"{where}: {name[:200]!r} cannot be given as a difference; only embedding and head can"
+                f"{where}: only embedding and head can be stored as a difference, got {name[:200]!r}; write "
+                "the delta again"
             )
         require(entry.get("bits"), lambda b: b == DIFFERENCE_BITS, "8", where, f"the bits of {name}")
         path = folder / entry["file"]

@@ -50,7 +50,7 @@ REFUSED = {
     "use_bdlora": "block-diagonal LoRA is",
     "use_qalora": "QALoRA is",
     "trainable_token_indices": "trained rows of the embedding are",
-    "target_parameters": "adapters of parameters that are no linear layer's are",
+    "target_parameters": "adapters of parameters outside linear layers are",
     "kasa_config": "KaSA, which also changes the base's weights, is",
     "velora_config": "VeLoRA is",
     "monteclora_config": "MonteCLoRA is",
@@ -130,8 +130,9 @@ def parse_config(raw: dict[str, Any], max_rank: int) -> LoraConfig:
     peft.require_type(raw, "LORA")
     if raw.get("task_type") in CLASSIFYING and raw.get("modules_to_save"):
         raise AdapterError(
-            f"{CONFIG}: task_type is {raw['task_type']}: the adapter has a head that classifies, which "
-            "is not served; train one for generating text (task_type CAUSAL_LM), or choose another adapter"
+            f"{CONFIG}: task_type is {raw['task_type']}: the adapter has a head that classifies, which is "
+            "not served; train an adapter that generates text (task_type CAUSAL_LM), or choose another "
+            "adapter"
         )
     peft.refuse_options(raw, REFUSED)
     _refuse_bias_and_init(raw)
@@ -150,7 +151,8 @@ def _refuse_bias_and_init(raw: dict[str, Any]) -> None:
     bias = raw.get("bias", "none")
     if bias != "none":
         raise AdapterError(
-            f'{CONFIG}: expected bias "none", got {shown(bias)}: biases trained beside LoRA are not served; '
+            f'{CONFIG}: expected bias "none", got {shown(bias)}: biases that were trained with LoRA are not '
+            "served; "
             f"{MERGE}"
         )
     init = raw.get("init_lora_weights")
@@ -158,27 +160,28 @@ def _refuse_bias_and_init(raw: dict[str, Any]) -> None:
         return
     if init.lower() in REPEATED_INITS:
         raise AdapterError(
-            f"{CONFIG}: init_lora_weights is {init!r}, which changed the base's weights before training: the "
-            "adapter fits that changed base only. PEFT changes the base in the same way when it loads the "
-            f"adapter to merge it; {MERGE}"
+            f"{CONFIG}: init_lora_weights is {init!r}, which changed the base's weights before training, so "
+            "the adapter fits only the changed base. PEFT repeats this change when it loads the adapter to "
+            f"merge it; {MERGE}"
         )
     if init.lower().startswith(CHANGING_INITS):
         raise AdapterError(
             f"{CONFIG}: init_lora_weights is {init[:40]!r}, which changed the base's weights before training "
-            "in a way that PEFT does not repeat when it loads the adapter; ask its author for the merged "
-            "model, or, where you train it, save that at the end: "
-            "`model.merge_and_unload().save_pretrained(folder)`. If you kept the folder INITIAL of the "
-            "adapter from before its training, `model.save_pretrained(folder, "
-            "path_initial_model_for_weight_conversion=INITIAL)` makes an adapter of the base as it was"
+            "in a way that PEFT does not repeat when it loads the adapter; ask the adapter's author for the "
+            "merged model, or, if you train the adapter, save the merged model at the end: "
+            "`model.merge_and_unload().save_pretrained(folder)`. If you kept the adapter's folder INITIAL "
+            "from before the training, `model.save_pretrained(folder, "
+            "path_initial_model_for_weight_conversion=INITIAL)` makes an adapter of the unchanged base"
         )
     if init.lower() in ("true", "false"):
         raise AdapterError(
             f"{CONFIG}: init_lora_weights is the text {init!r}; write {init.lower()} without quotes in that "
-            "file, and register it again"
+            "file, and register the adapter again"
         )
     raise AdapterError(
-        f"{CONFIG}: init_lora_weights is {init[:40]!r}, which is not known: if it left the base's weights as "
-        f"they were, write true in its place and register it again; else {MERGE}"
+        f"{CONFIG}: init_lora_weights has the unknown value {init[:40]!r}; if this initialisation did not "
+        "change the base's weights, write true in its place and register the adapter again; otherwise "
+        f"{MERGE}"
     )
 
 
@@ -200,7 +203,7 @@ def _compiled(text: str, key: str) -> str | NamePattern:
     except ValueError as error:
         raise AdapterError(
             f"{CONFIG}: {key} has a pattern that cannot be used, {text[:80]!r}: {error}; in that file "
-            f"{RANKS if key == 'rank_pattern' else MODULES}, and register it again"
+            f"{RANKS if key == 'rank_pattern' else MODULES}, and register the adapter again"
         ) from error
 
 
@@ -212,7 +215,7 @@ def _alpha(value: Any) -> float:
 
 def _rank(value: Any, where: str, max_rank: int) -> int:
     if type(value) is not int or value < 1:
-        raise AdapterError(f"{CONFIG}: rank {where} must be a positive integer, got {shown(value)}")
+        raise AdapterError(f"{CONFIG}: expected rank {where} to be a positive integer, got {shown(value)}")
     if value > max_rank:
         raise AdapterError(
             f"{CONFIG}: rank {where} is {value}, above this cluster's limit of {max_rank}; "
@@ -242,12 +245,12 @@ def _pairs(
         )
     if not tensors:
         raise CheckpointError(
-            f"{folder / WEIGHTS} holds no tensors: the adapter was saved before its weights were gathered. "
-            "For "
+            f"{folder / WEIGHTS} has no tensors: the adapter was saved before its weights were gathered; for "
             'DeepSpeed ZeRO-3 write "stage3_gather_16bit_weights_on_model_save": true in zero_optimization '
             "of its config, for FSDP save with trainer.accelerator.state.fsdp_plugin.set_state_dict_type("
             '"FULL_STATE_DICT"); load the last checkpoint, and save the adapter again with save_pretrained. '
-            "If you downloaded it, ask its author to do so, or choose another: this file has no weights"
+            "If you downloaded the adapter, ask its author to do this, or choose another adapter: this file "
+            "has no weights"
         )
     return {module: (a, sides["B"][module]) for module, a in sides["A"].items()}
 
@@ -257,7 +260,7 @@ def _classify(name: str, ref: TensorRef, base: ModelSpec) -> tuple[str, str]:
     match = TENSOR_NAME.fullmatch(name)
     if not match:
         raise AdapterError(
-            f"{WEIGHTS}: {name[:200]!r} is not a LoRA matrix of a hidden layer; expected names like "
+            f"{WEIGHTS}: expected LoRA matrices of hidden layers, got {name[:200]!r}; expected names like "
             "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight, as PEFT saves them"
         )
     require_module(match[1], base, WEIGHTS)
@@ -270,9 +273,9 @@ def _of_shape(side: str, ref: TensorRef, shape: tuple[int, ...], ranks: Mapping[
     at = 0 if side == "A" else 1
     if len(ref.shape) == 2 and ref.shape[1 - at] == shape[1 - at]:
         if side == "B":
-            return "its lora_A has that rank, so the file is damaged or was mixed: save or download it again"
-        return f"in that config write {ranks_as_config(ranks)}, and register it again"
-    return f"register it with {TRAINED_ON}"
+            return "its lora_A has that rank, so the file is damaged: save or download the adapter again"
+        return f"in that config write {ranks_as_config(ranks)}, and register the adapter again"
+    return f"register the adapter with {TRAINED_ON}"
 
 
 def _module(

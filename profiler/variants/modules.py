@@ -25,8 +25,8 @@ def require_adaptable(base: ModelSpec) -> None:
         return
     if base.architecture in NEWLY_ADAPTABLE:
         raise AdapterError(
-            f"the base ({base.architecture}) was registered by a version that served no variants of it; "
-            "delete it and register it again"
+            f"an older version, which served no variants of {base.architecture}, registered the base; "
+            "delete the base and register it again"
         )
     raise AdapterError(
         f"adapters and deltas on {base.architecture} are not supported yet; supported bases are Llama, "
@@ -50,8 +50,8 @@ def require_module(name: str, base: ModelSpec, where: str) -> tuple[int, int]:
     match = MODULE_NAME.fullmatch(name)
     if not match:
         raise AdapterError(
-            f"{where}: {name[:200]!r} is not an adaptable module of a hidden layer; expected names like "
-            "model.layers.0.self_attn.q_proj"
+            f"{where}: expected modules of hidden layers that variants can adapt, got {name[:200]!r}; "
+            "expected names like model.layers.0.self_attn.q_proj"
         )
     layer, block, module = int(match[1]), match[2], match[3]
     if module not in base.linear_shapes or block != block_of(module):
@@ -61,8 +61,8 @@ def require_module(name: str, base: ModelSpec, where: str) -> tuple[int, int]:
         )
     if layer >= base.num_layers:
         raise AdapterError(
-            f"{where}: {name[:200]} is of layer {layer}, but the base has {base.num_layers} layers; register "
-            f"it with {TRAINED_ON}"
+            f"{where}: {name[:200]} belongs to layer {layer}, but the base has {base.num_layers} layers; "
+            f"register the adapter with {TRAINED_ON}"
         )
     return base.linear_shapes[module]
 
@@ -88,8 +88,8 @@ def require_full(ref: TensorRef, name: str, base: ModelSpec, where: str) -> None
     shape = full_shape(name, base)
     if shape is None:
         raise AdapterError(
-            f"{where}: {name[:200]!r} cannot be replaced as a whole; only norms, biases, the embedding and "
-            "the head that the base has can"
+            f"{where}: {name[:200]!r} cannot be replaced as a whole; a delta can replace only norms, biases, "
+            "embedding and head of the base"
         )
     require_float(ref, where)
     require_shape(ref, shape, where)
@@ -99,8 +99,8 @@ def require_shape(ref: TensorRef, shape: tuple[int, ...], where: str) -> None:
     """Raise AdapterError if the tensor has another shape."""
     if ref.shape != shape:
         raise AdapterError(
-            f"{where}: {ref.name[:200]} has shape {ref.shape}; this base needs {shape}; "
-            "register it with the base it was made for"
+            f"{where}: {ref.name[:200]} has shape {ref.shape}, but this base needs {shape}; "
+            "register the variant with the base that it was made for"
         )
 
 
@@ -108,7 +108,8 @@ def require_float(ref: TensorRef, where: str) -> None:
     """Raise AdapterError if the tensor is not floating point."""
     if ref.dtype not in FLOAT_DTYPES:
         raise AdapterError(
-            f"{where}: {ref.name[:200]} has dtype {ref.dtype}; not {', '.join(sorted(FLOAT_DTYPES))}"
+            f"{where}: expected {ref.name[:200]} to have a dtype of {', '.join(sorted(FLOAT_DTYPES))}, got "
+            f"{ref.dtype}"
         )
 
 

@@ -52,13 +52,13 @@ class NamePattern:
 
     def __init__(self, expression: str) -> None:
         if len(expression) > MAX_LENGTH:
-            raise ValueError(f"it is longer than {MAX_LENGTH} characters")
+            raise ValueError(f"the pattern is longer than {MAX_LENGTH} characters")
         try:
             parsed = _parser.parse(rf"(.*\.)?({expression})$")
         except (re.error, RecursionError, OverflowError) as error:
             raise ValueError(str(error)) from error
         if parsed.state.flags & ~re.UNICODE:
-            raise ValueError("flags such as (?i) are not matched here")
+            raise ValueError("flags such as (?i) are not supported")
         self._tests: list[tuple[Test, int] | None] = []
         self._free: list[list[tuple[Any, int]]] = []  # targets without a character, and where this is allowed
         self._steps = 0
@@ -96,12 +96,12 @@ class NamePattern:
                     left.append(state)
         self._steps += len(seen) + 1
         if self._steps > MAX_STEPS:
-            raise ValueError("it takes too many steps to match")
+            raise ValueError("the pattern takes too many steps to match")
         return frozenset(seen)
 
     def _state(self) -> int:
         if len(self._tests) == MAX_STATES:
-            raise ValueError("it is too large")
+            raise ValueError("the pattern is too large")
         self._tests.append(None)
         self._free.append([])
         return len(self._tests) - 1

@@ -52,7 +52,7 @@ def _merging(folder: Path, own: bool, when: str | None = None, rows: int | None 
         merged = quoted(folder, "-merged")
         then = (
             f"{when}copy tokenizer.json and tokenizer_config.json of the training (ask the adapter's author) "
-            f"over those in {merged}, "
+            f"into {merged}, "
         )
     command = merge(folder, own_tokenizer=own, rows=rows, then=then)
     return f"merge the adapter into its base and register the result: {command}"
@@ -62,14 +62,14 @@ def _naming(modules: list[str]) -> str:
     """How to write a pattern without an expression."""
     having = f"; this adapter has {', '.join(modules)}" if modules else ""
     return (
-        "replace it by the modules that it means, each with the pattern's number, such as "
+        "replace the pattern by the modules that it names, each with the pattern's number, such as "
         f'"{modules[0] if modules else "q_proj"}": 8, or "layers.0.self_attn.q_proj": 8 for a single layer'
         f"{having}"
     )
 
 
 def _renaming(old: str, new: str) -> str:
-    return f"{RENAME.format(old, new)}, and register it again"
+    return f"{RENAME.format(old, new)}, and register the adapter again"
 
 
 PREFIX = "base_model.model."
@@ -85,7 +85,8 @@ def meaning(ref: TensorRef, base: ModelSpec) -> str | None:
             "is empty: the adapter was saved under DeepSpeed ZeRO-3 before its parts were gathered; write "
             '"stage3_gather_16bit_weights_on_model_save": true in zero_optimization of the DeepSpeed '
             "config, load the last checkpoint, and save the adapter again with save_pretrained; if you "
-            "downloaded it, ask its author to do so, or choose another: its weights are not in this file"
+            "downloaded the adapter, ask its author to do this, or choose another adapter: this file has no "
+            "weights"
         )
     if ref.name.endswith(".bias") and ".base_layer." not in ref.name:
         return _bias(ref.name, base)
@@ -99,26 +100,26 @@ def _table(ref: TensorRef, name: str, wrapped: bool, base: ModelSpec) -> str:
     what = "the base's head" if name in ("lm_head", "embed_out") else "the base's embedding"
     if ref.shape[:1] != (base.vocab_size,):
         return (
-            f"is {what} with {ref.shape[0] if ref.shape else 0} rows, where this base has {base.vocab_size}: "
+            f"is {what} with {ref.shape[0] if ref.shape else 0} rows, but this base has {base.vocab_size}: "
             "tokens were added for the training (resize_token_embeddings); "
             f"{MERGE_ROWS.format(ref.shape[0]) if ref.shape else MERGE_TOKENS}"
         )
     if wrapped:
         return (
-            f"is {what}, which PEFT stores beside an adapter of it, and an adapter of the embedding or the "
-            f"head is not served; {MERGE}"
+            f"is {what}, which PEFT stores together with an adapter of it, but adapters of the embedding or "
+            f"the head are not served; {MERGE}"
         )
     return (
         f"is {what} as a whole, trained or saved with the adapter, which is not served; {MERGE_TOKENS}. "
-        "This is right whether or not it was trained. If you know that it was not, you can save the adapter "
-        "again with `model.save_pretrained(folder, save_embedding_layers=False)` instead"
+        "This works whether or not the tensor was trained. If you know that it was not, you can also save "
+        "the adapter again with `model.save_pretrained(folder, save_embedding_layers=False)`"
     )
 
 
 def _bias(name: str, base: ModelSpec) -> str:
     """The message for a bias under the name that PEFT gave to it before 0.6, or of a module without LoRA."""
     if re.sub(r".*\.layers\.\d+\.", "", name) not in base.layer_shapes:
-        return f"is a trained bias, but this base has none there; register the adapter with {TRAINED_ON}"
+        return f"is a trained bias, but this base has no bias there; register the adapter with {TRAINED_ON}"
     return (
         f"is a trained bias, which is not served with LoRA; first run {RENAME_BIASES}, which gives such "
         f"biases the names that PEFT reads, then {MERGE}"
@@ -134,26 +135,27 @@ def _begins(*prefixes: str) -> Test:
 
 
 _FROM_TRAINING = (
-    "copy that from adapter_config.json in the output folder of the training, or ask the adapter's author "
-    "for it (or for the merged model)"
+    "copy this entry from adapter_config.json in the output folder of the training, or ask the adapter's "
+    "author for it (or for the merged model)"
 )
 _MEANINGS: tuple[tuple[Test, str], ...] = (
     (
         _has(".lora_magnitude_vector"),
-        "is of DoRA, which rescales the base's rows and is not served, and PEFT would leave it out, because "
-        f'adapter_config.json does not say so; write "use_dora": true there, then {MERGE}',
+        "belongs to DoRA, which rescales the base's rows and is not served, and PEFT would leave it out, "
+        "because "
+        f'adapter_config.json lacks use_dora; write "use_dora": true there, then {MERGE}',
     ),
     (
         _has(".lora_diag"),
-        "is of KaSA, which also changes the base's weights and is not served, and PEFT would leave it "
+        "belongs to KaSA, which also changes the base's weights and is not served, and PEFT would leave it "
         f"out, because adapter_config.json lacks kasa_config; {_FROM_TRAINING}, then {MERGE}",
     ),
     (
         _has(".lora_velora"),
-        "is of VeLoRA, which is not served, and PEFT would leave it out, because adapter_config.json "
+        "belongs to VeLoRA, which is not served, and PEFT would leave it out, because adapter_config.json "
         f"lacks velora_config; {_FROM_TRAINING}, then {MERGE}",
     ),
-    (_has(".lora_E", ".ranknum"), f"is of AdaLoRA, which is not served; {MERGE}"),
+    (_has(".lora_E", ".ranknum"), f"belongs to AdaLoRA, which is not served; {MERGE}"),
     (_has(".lora_embedding_"), f"is an adapter of the embedding, which is not served; {MERGE}"),
     (_has("lm_head.lora_", "embed_out.lora_"), f"is an adapter of the head, which is not served; {MERGE}"),
     (
@@ -172,13 +174,13 @@ _MEANINGS: tuple[tuple[Test, str], ...] = (
     ),
     (
         _has("_orig_mod."),
-        "was saved from a model compiled by torch.compile, which puts _orig_mod. into every name; take it "
-        f"out of the names: {_renaming('_orig_mod.', '')}",
+        "was saved from a model compiled by torch.compile, which puts _orig_mod. into every name; remove "
+        f"_orig_mod. from the names: {_renaming('_orig_mod.', '')}",
     ),
     (
         _has(".default.weight"),
-        "has the adapter's own name (default) in it: it comes from the model's state_dict(), not from "
-        f"save_pretrained; take .default out of the names: {_renaming('.default.', '.')}",
+        "has the adapter's name (default) in its name, because the file comes from the model's state_dict(), "
+        f"not from save_pretrained; remove .default from the names: {_renaming('.default.', '.')}",
     ),
     (
         _has("vision_tower.", "vision_model.", ".visual.", "multi_modal_projector."),
@@ -187,8 +189,8 @@ _MEANINGS: tuple[tuple[Test, str], ...] = (
     ),
     (
         _has("language_model."),
-        "was trained on the language model in a model for text and images; if this base is the language "
-        f"model of {TRAINED_ON}, take language_model. out of the names: {_renaming('language_model.', '')}; "
+        "was trained on the language model of a model for text and images; if this base is the language "
+        f"model of {TRAINED_ON}, remove language_model. from the names: {_renaming('language_model.', '')}; "
         "if it is not, or if you do not know, choose an adapter that was trained on this base",
     ),
     (_has(".experts."), f"adapts experts of a mixture, which is not served; {MERGE}"),
@@ -197,11 +199,11 @@ _MEANINGS: tuple[tuple[Test, str], ...] = (
         "has a name that trainers of image models use; only adapters of language models, saved by PEFT, are "
         "served: choose such an adapter",
     ),
-    (_has(".base_layer."), f"is a weight of the base, stored beside the adapter of it; {MERGE}"),
+    (_has(".base_layer."), f"is a weight of the base, stored together with the adapter; {MERGE}"),
     (_has("norm.weight"), f"is a norm as a whole, which is not served with LoRA; {MERGE}"),
     (
         _begins("base_model.model.layers.", "base_model.model.h."),
-        "lacks a model. in its name, because the adapter was trained on a model of AutoModel; put it into "
+        "lacks model. in its name, because the adapter was trained on a model of AutoModel; put model. into "
         f"the names: {_renaming(PREFIX, f'{PREFIX}model.')}; the next time, train on AutoModelForCausalLM",
     ),
     (
@@ -210,6 +212,6 @@ _MEANINGS: tuple[tuple[Test, str], ...] = (
     ),
     (
         _begins(f"{PREFIX}transformer.", f"{PREFIX}gpt_neox."),
-        f"is of another family of models; register the adapter with {TRAINED_ON}",
+        f"belongs to another family of models; register the adapter with {TRAINED_ON}",
     ),
 )

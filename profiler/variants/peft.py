@@ -37,9 +37,10 @@ def read_weights(folder: Path) -> tuple[dict[str, TensorRef], FileRef]:
     """The tensors of the folder, by PEFT's name, and their file. Raises CheckpointError."""
     if not is_file(folder / WEIGHTS) and is_file(folder / "adapter_model.bin"):
         raise CheckpointError(
-            f"{folder} holds adapter_model.bin, a pickle, which is not read because it can run code; write "
-            f"its tensors to {WEIGHTS}, which runs none: "
-            f"{adapter_from_pickle(folder / 'adapter_model.bin', folder / WEIGHTS)}, and register it again"
+            f"{folder} has adapter_model.bin, a pickle, which Ostinato does not read because it can run "
+            f"code; write its tensors to {WEIGHTS}: "
+            f"{adapter_from_pickle(folder / 'adapter_model.bin', folder / WEIGHTS)}, and register the "
+            "adapter again"
         )
     tensors = locate_in(folder, WEIGHTS)
     return tensors, FileRef(
@@ -64,7 +65,7 @@ def refuse_options(raw: Mapping[str, Any], refused: Mapping[str, str]) -> None:
         if raw.get(key):
             instead = MERGE_TOKENS if key in WITH_TOKENS else MERGE
             if key in UNMERGEABLE:
-                instead = "train an adapter without it, or choose another (no merged model can do the same)"
+                instead = "train an adapter without it, or choose another (a merged model cannot do the same)"
             raise AdapterError(f"{CONFIG}: {key} is set: {what} not served; {instead}")
 
 
@@ -83,7 +84,7 @@ class Targets:
             last = module_name.rpartition(".")[2]
             return f'target_modules does not name it; add "{last}" to target_modules'
         if left_out := self.excluded & ends:
-            return f'exclude_modules names it; take "{min(left_out)}" out of exclude_modules'
+            return f'exclude_modules names it; remove "{min(left_out)}" from exclude_modules'
         if self.layers is not None and layer not in self.layers:
             return f"layers_to_transform leaves its layer out; add {layer} to layers_to_transform"
         return None
@@ -118,7 +119,9 @@ def _check_regex(pattern: str) -> None:
             raise ValueError(f"longer than {MAX_PATTERN} characters")
         re.compile(pattern)
     except (ValueError, re.error, RecursionError, OverflowError) as error:
-        raise AdapterError(f"{CONFIG}: target_modules is not a valid regular expression ({error})") from error
+        raise AdapterError(
+            f"{CONFIG}: target_modules is not a valid regular expression ({error}); correct it"
+        ) from error
 
 
 def check_targets(targets: Targets, adapted: Iterable[str]) -> None:
@@ -128,7 +131,7 @@ def check_targets(targets: Targets, adapted: Iterable[str]) -> None:
         if problem := targets.problem(name):
             raise AdapterError(
                 f"{WEIGHTS}: {name} has weights, but PEFT would leave them out, because in {CONFIG} "
-                f"{problem}, and register it again"
+                f"{problem}, and register the adapter again"
             )
 
 

@@ -43,7 +43,9 @@ def read_manifest(folder: Path, base: ModelSpec, limits: VariantLimits) -> Manif
     require_adaptable(base)
     has_delta, has_peft = is_file(folder / DELTA), is_file(folder / CONFIG)
     if has_delta and has_peft:
-        raise CheckpointError(f"{folder} holds both {DELTA} and {CONFIG}; keep the one that is meant")
+        raise CheckpointError(
+            f"{folder} has both {DELTA} and {CONFIG}; keep only the file of the variant that you want"
+        )
     if has_delta:
         delta = open_delta(folder, base)
         read = sparse.read if delta.kind is VariantKind.SPARSE_DELTA else svd.read
@@ -65,17 +67,17 @@ def _read_adapter(folder: Path, raw: Mapping[str, Any], base: ModelSpec, limits:
         return boft.read(folder, base)
     if kind is None and "lora_parameters" in raw:
         fused, base_name = quoted(folder, "-fused"), raw.get("model")
-        named = f' ("model" in {CONFIG} says {shown(base_name)})' if base_name else ""
+        named = f', {shown(base_name)} by "model" in {CONFIG}' if base_name else ""
         raise AdapterError(
-            f"{CONFIG}: an adapter of MLX, which is not served; on a Mac, fuse it into its base: `pip "
-            f"install mlx-lm`, `python -m mlx_lm fuse --model BASE --adapter-path {quoted(folder)} "
-            f"--save-path {fused} --de-quantize`, BASE being the model that it was trained on{named}, then "
-            f"register the result here: `ostinato register NAME {fused}`"
+            f"{CONFIG}: this is an adapter of MLX, which is not served; on a Mac, fuse it into its base: "
+            f"`pip install mlx-lm`, `python -m mlx_lm fuse --model BASE --adapter-path {quoted(folder)} "
+            f"--save-path {fused} --de-quantize` (BASE is the model that the adapter was trained on{named}), "
+            f"then register the result here: `ostinato register NAME {fused}`"
         )
     if isinstance(kind, str) and kind in UNMERGEABLE_TYPES:
         raise AdapterError(
-            f"{CONFIG}: expected peft_type LORA or BOFT, got {kind}, which trains texts before the prompt "
-            "and no weights, so that it cannot be merged either; train a LoRA, or choose another adapter"
+            f"{CONFIG}: expected peft_type LORA or BOFT, got {kind}, which trains a prefix of the prompt and "
+            "no weights, so it cannot be merged either; train a LoRA adapter, or choose another adapter"
         )
     raise AdapterError(
         f"{CONFIG}: expected peft_type LORA or BOFT, got {shown(kind)}, which is not served; {MERGE}"
@@ -87,18 +89,18 @@ def _no_variant(folder: Path) -> str:
     expected = f"expected {CONFIG} (a PEFT adapter) or {DELTA} (a compressed delta) in {folder}"
     inner = next((f for f in _folders(folder) if is_file(f / CONFIG) or is_file(f / DELTA)), None)
     if inner is not None:
-        found = f"found it in {inner.name}, a folder in there"
-        return f"{expected}, {found}; register that: {register_variant(inner)}"
+        found = f"found it in its folder {inner.name}"
+        return f"{expected}, {found}; register that folder: {register_variant(inner)}"
     if is_file(folder / MODEL_CONFIG):
         return (
-            f"{expected}, found {MODEL_CONFIG}, so this is a whole model; register it as a model of its own, "
-            f"{register(folder)}, or as a fine-tune of a base, which is compressed to a variant, "
+            f"{expected}, found {MODEL_CONFIG}, so this is a whole model; register it as a base, "
+            f"{register(folder)}, or as a fine-tune of BASE, which Ostinato compresses to a variant, "
             f"{register(folder, options=' --base BASE')}"
         )
     if is_file(folder / WEIGHTS):
         return (
-            f"{expected}, found {WEIGHTS} alone; copy {CONFIG} there, which the trainer wrote beside it, or "
-            f"fetch it with {download(folder, CONFIG, of_adapter=True)}"
+            f"{expected}, found only {WEIGHTS}; copy {CONFIG} there, which the trainer wrote into the same "
+            f"folder, or download it with {download(folder, CONFIG, of_adapter=True)}"
         )
     return (
         f"{expected}, found neither; copy the whole folder that the trainer wrote, or run "

@@ -83,7 +83,7 @@ def _copy(source: Path, target: Path, most_bytes: int, roots: tuple[Path, ...] =
             raw = file.read(most_bytes + 1) or b""
         if len(raw) > most_bytes:
             raise CheckpointError(
-                f"{source} has more than the {most_bytes} bytes that are read: is it this model's file?"
+                f"{source} has more than the allowed {most_bytes} bytes; copy the model's own file there"
             )
         target.write_bytes(raw)
     except OSError as error:
@@ -141,13 +141,14 @@ def _text(where: Path) -> str:
     except OSError as error:
         raise CheckpointError(f"cannot read {where}: {error.strerror}; check its permissions") from error
     except UnicodeDecodeError as error:
-        raise CheckpointError(f"{where} is no UTF-8 text ({error}); save the template again") from error
+        raise CheckpointError(f"{where} is not UTF-8 text ({error}); save the template as UTF-8") from error
 
 
 def _bounded(template: str, where: Path) -> str:
     if len(template) > MAX_TEMPLATE_BYTES:
         raise CheckpointError(
-            f"the chat template in {where} has more than {MAX_TEMPLATE_BYTES} characters: is it one?"
+            f"the chat template in {where} has more than the allowed {MAX_TEMPLATE_BYTES} characters; copy "
+            "the right file"
         )
     return template
 
@@ -179,9 +180,10 @@ def _refuse_rowless(
     without = {t: n for t, n in ours.beyond(rows).items() if t != pad and theirs.tokens.get(t) != n}
     if without and not is_file(folder / ADDED_ROWS_FILE):  # a delta keeps such rows for merging
         raise AdapterError(
-            f"{folder / FILE} has {named(without)}, and the base's vocabulary has {rows} rows: no prompt or "
-            "answer can hold such a token; train on a base that was saved with resized embeddings, or take"
-            f" the files of the tokenizer out of {folder} if it was not trained with them"
+            f"{folder / FILE} has {named(without)}, but the base's vocabulary has only {rows} rows, so "
+            "requests cannot use these tokens; train on a base that was saved with resized embeddings. If "
+            f"the adapter was not trained with these tokens, move the tokenizer's files out of {folder} "
+            "instead"
         )
 
 

@@ -33,9 +33,9 @@ def group_problem(inputs: int, columns: int) -> str | None:
     """Why engines cannot load a layer with this many inputs if a scale covers this many columns; None if they
     can."""
     if inputs % COLUMNS or inputs % columns:
-        return f"not a multiple of {COLUMNS} and of its groups ({columns})"
+        return f"which is not a multiple of {COLUMNS} and of its groups ({columns})"
     if columns < inputs and inputs % ALIGNED_COLUMNS == 0 and columns % ALIGNED_COLUMNS:
-        return f"in groups of {columns}: expected groups of a multiple of {ALIGNED_COLUMNS}"
+        return f"in groups of {columns}, but the group size must be a multiple of {ALIGNED_COLUMNS}"
     return None
 
 
@@ -48,8 +48,8 @@ def _module(delta: Delta, name: str, base: ModelSpec, bits: int, group: int | No
     size = group or into
     if problem := group_problem(into, size):
         raise AdapterError(
-            f"{delta.where}: {name} has {into} inputs, {problem}; register it with the base it was made from,"
-            " or compress it anew"
+            f"{delta.where}: {name} has {into} inputs, {problem}; register the delta with the base that it "
+            "was made from, or compress the fine-tune again"
         )
     return SparseModule(
         values=delta.tensor(name, "values", "U8", (out, into // (4 if bits == 4 else 8))),

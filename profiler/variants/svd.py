@@ -53,7 +53,9 @@ def _module(delta: Delta, name: str, base: ModelSpec) -> SvdModule:
         )
     made = tuple(_group(delta, name, number, entry, shape) for number, entry in enumerate(groups))
     if sum(group.rank for group in made) > min(shape):
-        raise CheckpointError(f"{delta.where}: {name} has more ranks than its shape {shape} allows")
+        raise CheckpointError(
+            f"{delta.where}: {name} has more ranks than its shape {shape} allows; write the delta again"
+        )
     return SvdModule(made)
 
 
@@ -62,8 +64,8 @@ def _group(delta: Delta, name: str, number: int, entry: Any, shape: tuple[int, i
     bits, rank = fields.get("bits"), fields.get("rank")
     if type(bits) is not int or bits not in BITS or type(rank) is not int or not 1 <= rank <= min(shape):
         raise CheckpointError(
-            f"{delta.where}: group {number} of {name} needs bits (one of {', '.join(map(str, BITS))}) and a "
-            f"rank from 1 to {min(shape)}, got {shown(entry)}"
+            f"{delta.where}: expected group {number} of {name} to have bits ({', '.join(map(str, BITS))}) "
+            f"and a rank from 1 to {min(shape)}, got {shown(entry)}; write the delta again"
         )
     out, into = shape
     v = _factor(delta, name, f"g{number}.v", bits, (rank, into))

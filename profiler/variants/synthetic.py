@@ -37,4 +37,4 @@ def _module_bytes(out: int, into: int, variant: SyntheticVariant) -> int:
         case VariantKind.SPARSE_DELTA:
             return out * into * DELTA_BITS_PER_WEIGHT[variant.bits] // 8 + FLOAT_BYTES * out
         case VariantKind.SVD_DELTA:
-            raise ValueError("low-rank deltas are not made up; LoRA stands for them")
+            raise ValueError("expected another kind than a low-rank delta: LoRA represents low-rank deltas")

@@ -133,7 +133,7 @@ def not_finite_error(folder: Path, ref: TensorRef, at: int) -> CheckpointError:
     """The error for a tensor whose value number `at` is a NaN or an infinity."""
     index = ", ".join(str(int(i)) for i in np.unravel_index(at, ref.shape))
     return CheckpointError(
-        f"{folder / ref.file}: {ref.name} holds a value that is not finite at [{index}]; "
+        f"{folder / ref.file}: {ref.name} has a value that is not finite at [{index}]; "
         "train or compress the variant again"
     )
 
@@ -254,7 +254,7 @@ def _unreadable(path: Path, error: OSError) -> CheckpointError:
 
 
 def _other_size(path: Path, file: FileRef) -> CheckpointError:
-    holds = "has" if file.compressed is None else "holds"
+    holds = "has" if file.compressed is None else "decompresses to"
     return CheckpointError(f"{path} no longer {holds} its {file.size_bytes} bytes; copy it again")
 
 

@@ -78,7 +78,7 @@ def _node(name: str, **changes: Any) -> dict[str, Any]:
 
 
 LEFT = {"deployment": "old", "rank": 1, "device": "h200:3", "bytes": 1 << 30, "since": 1.0}
-STALE = "stale report: node n2 last reported 7.2 s ago"
+STALE = "stale report: the last report of node n2 was 7.2 s ago"
 CLUSTER: dict[str, Any] = {
     "nodes": [
         _node("n1"),
@@ -151,7 +151,14 @@ class FakeApi:
             "DELETE /deployments/smol": [answer(operation("Pending", 0.0, kind="undeploy_model"), 202)],
             "DELETE /models/smol": [answer(operation("Deleted", kind="delete_model"))],
             "POST /rebalance": [
-                answer({"goal": "free a device", "possible": False, "gain": "no moves do that", "moves": []})
+                answer(
+                    {
+                        "goal": "free a device",
+                        "possible": False,
+                        "gain": "no moves of engines can do this",
+                        "moves": [],
+                    }
+                )
             ],
             "POST /inference_model": [
                 answer(

@@ -143,7 +143,11 @@ def test_ranks_share_one_host_or_use_one_host_each(profiled: Installation) -> No
         ({"layersPerStage": []}, "layersPerStage", "got none"),
         ({"pipelineParallel": 0}, "pipelineParallel", "expected 1 to 2 stages"),
         ({"pipelineParallel": 10**9}, "pipelineParallel", "expected 1 to 2 stages"),
-        ({"pipelineParallel": 1, "layersPerStage": [1, 1]}, "layersPerStage", "leave one of the two out"),
+        (
+            {"pipelineParallel": 1, "layersPerStage": [1, 1]},
+            "layersPerStage",
+            "leave one of the fields out",
+        ),
         ({"quantization": "int3"}, "quantization", "got 'int3'"),
         ({"batch": -1}, "batch", "got -1"),
         ({"inputTokens": 10**30}, "inputTokens", "expected inputTokens of 1 to"),
@@ -211,7 +215,7 @@ def test_a_busy_device_is_reported_and_its_ranges_are_wider(
     own = worked(load=0.9, work=(("measuring:k", 0.7), ("control-plane:", 0.15)))
     assert own == idle
     stranger = worked(load=0.9, work=(("measuring:k", 0.4),))
-    assert any("other work keeps 50% of the device busy" in note for note in stranger["notes"])
+    assert any("other work keeps the device 50% busy" in note for note in stranger["notes"])
     for figure in ("ttftMs", "tpotMs", "latencyMs"):
         assert stranger[figure]["value"] == idle[figure]["value"]
         assert stranger[figure]["high"] == pytest.approx(2 * idle[figure]["high"])

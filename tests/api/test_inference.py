@@ -243,7 +243,7 @@ def test_a_failed_deployment_shows_its_reason_in_every_view(served: Installation
     assert served.deploy("v2")["phase"] == "Failed"
     reply = served.http.get("/deployments/v2")
     assert code(reply) == (404, "not_deployed")
-    assert "its last one failed, as layer-00000.safetensors is corrupt; copy it again" in reply.text
+    assert "its last deployment failed: layer-00000.safetensors is corrupt; copy it again" in reply.text
     served.cluster.faults.clear()
     assert served.deploy("v2")["phase"] == "Deployed"
     assert served.http.get("/deployments/v2").json()["phase"] == "Deployed"

@@ -88,7 +88,7 @@ def test_a_controller_that_finds_no_store_stops_nothing_until_it_is_back(served:
         assert registers(later, "new") == 503
         refused = later.post("/v1/completions", COMPLETION)
         assert refused.status_code == 503, "that its models are gone is not said"
-        assert "is not there. Nothing is stopped" in later.http.get("/models").json()["error"]["message"]
+        assert "does not exist. Engines keep running" in later.http.get("/models").json()["error"]["message"]
         assert state_files(served) == []
         assert served.cluster.engines == engines
         back()

@@ -46,7 +46,7 @@ def test_a_model_that_cannot_fit_is_refused_with_the_reason(two_bases: Installat
     found = two_bases.post("/rebalance", {"deploy": impossible}).json()
     refused = two_bases.post("/plan", impossible).json()["error"]["message"]
     assert (found["possible"], found["moves"], found["began"]) == (False, [], False)
-    assert found["gain"] == f"no moves do that: {refused}"
+    assert found["gain"] == f"no moves of engines can do this: {refused}"
 
 
 def test_a_preview_is_of_all_groups_that_a_deployment_begins_with(two_bases: Installation) -> None:
@@ -58,7 +58,7 @@ def test_a_preview_is_of_all_groups_that_a_deployment_begins_with(two_bases: Ins
     refused = two_bases.post("/plan", many | APART)
     error = refused.json()["error"]
     assert (refused.status_code, error["code"]) == (422, "no_feasible_plan")
-    assert error["message"].startswith("'base@2' finds no place beside the 2 before it: ")
+    assert error["message"].startswith("'base@2' finds no place next to the 2 placed before it: ")
     assert error["details"]["binding"] == "antiAffinity"
     assert two_bases.records() == before
 

@@ -67,7 +67,7 @@ def test_a_model_without_a_chat_template_completes_the_text_with_a_notice(served
     assert code(refused) == (400, "no_chat_template")
     assert "leave `format` out" in refused.json()["error"]["message"]
     told = {format: (reply.json()["format"], reply.json()["note"]) for format, reply in answers.items()}
-    note = "'v1' has no chat template: the text was completed as it stands"
+    note = "'v1' has no chat template, so the text was completed without a template"
     assert told == {"unsaid": ("raw", note), "auto": ("raw", note), "raw": ("raw", "")}
     assert {reply.json()["outputText"] for reply in answers.values()} == {"to be or"}
     assert served.counts() == {("v1", "ok"): 3, ("v1", "no_chat_template"): 1}, "a second try is no request"

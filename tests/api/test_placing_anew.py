@@ -65,7 +65,7 @@ def test_a_new_engine_has_room_for_what_is_registered_now(served: Installation) 
     assert reply.status_code == 200, reply.text
     old, new = groups(served)
     assert (old["name"], old["phase"], new["name"]) == ("base", "Serving", "base@1")
-    assert new["reason"].startswith("takes the place of base")
+    assert new["reason"].startswith("replaces base")
     wait_for(lambda: "base@1" in served.cluster.engines)
     assert variant_memory(served, "base@1") >= weight_bytes > before
     assert place_again(served).json()["error"]["code"] == "not_ready"  # one is under way
@@ -84,7 +84,7 @@ def test_the_old_engine_stays_without_room_for_both(served: Installation) -> Non
     reply = place_again(served)
     assert (reply.status_code, reply.json()["error"]["code"]) == (422, "no_feasible_plan")
     message = reply.json()["error"]["message"]
-    assert message.startswith("there is no room for new engines of 'base' beside those that serve (")
+    assert message.startswith("there is no room for new engines of 'base' while the present engines serve (")
     assert "; undeploy 'base' and deploy it again" in message
     assert served.records() == before
     assert served.chat("hello").status_code == 200
@@ -96,7 +96,7 @@ def test_an_engine_that_does_not_start_leaves_the_old_one(served: Installation) 
     wait_for(lambda: [g["name"] for g in groups(served)] == ["base"])
     (old,) = groups(served)
     assert old["phase"] == "Serving"
-    why = "base@1 did not take its place: its engine failed: RuntimeError: out of memory"
+    why = "base@1 could not replace it: the engine failed: RuntimeError: out of memory"
     assert old["reason"] == why
     assert served.chat("hello").status_code == 200
     served.cluster.broken.clear()

@@ -111,7 +111,7 @@ def test_a_quota_bounds_a_tenant_s_variants(start: Start, tmp_path: Path) -> Non
     body = {"model": "two", "base": "base", "adapter": str(made.files / "v2")}
     refused = a.ask("POST", "/register_model", body)
     assert code(refused) == (403, "quota_exceeded")
-    assert "may have 1 variants and has 1" in refused.text
+    assert "may have at most 1 variants and has 1" in refused.text
     assert a.register("own", base="", folder="other")["phase"] == "Ready", "a base is no variant"
     assert a.ask("DELETE", "/models/one").status_code == 200
     assert a.register("two", folder="v2")["phase"] == "Ready"
@@ -166,7 +166,7 @@ def test_a_quota_bounds_a_tenant_s_bases(start: Start, tmp_path: Path) -> None:
     body = {"model": "two", "source": str(made.files / "other")}
     refused = a.ask("POST", "/register_model", body)
     assert code(refused) == (403, "quota_exceeded")
-    assert "may have 1 bases and has 1" in refused.text
+    assert "may have at most 1 bases and has 1" in refused.text
     assert a.register("v", base="one")["phase"] == "Ready", "a variant is no base"
     assert b.register("more-of-b", base="", folder="other")["phase"] == "Ready"
 
@@ -184,7 +184,7 @@ def test_a_quota_bounds_a_tenant_s_engines(start: Start, tmp_path: Path) -> None
 
     refused = deploy("base", min=30, max=30)
     assert code(refused) == (403, "quota_exceeded")
-    assert "may have 2 engines in all, and this would let them have 30" in refused.text
+    assert "may have at most 2 engines together, but with this deployment they could have 30" in refused.text
     assert code(deploy("base", max=3)) == (403, "quota_exceeded")
     assert a.end(deploy("base", max=1))["phase"] == "Deployed"
     where = "/deployments/base"

@@ -121,7 +121,7 @@ def test_limits_that_cannot_be(unchanged: Installation) -> None:
         ("base", 0, "maxActiveVariants"),
         ("base", None, "maxActiveVariants"),
         ("base", "many", "maxActiveVariants"),
-        ("v1", 1, "a matter of its base, 'base'"),
+        ("v1", 1, "its base, 'base'"),
     ]:
         reply = tune(unchanged, name, limit)
         assert code(reply) == (400, "invalid_request")

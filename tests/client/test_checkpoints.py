@@ -88,7 +88,7 @@ def test_compress_can_be_forced_onto_a_base_that_seems_another(cli: Cli, tmp_pat
     command = ("compress", base, other, tmp_path / "delta", "--method", "magnitude")
     code, _, err = cli(*command)
     assert code != 0
-    assert "the checkpoint it was fine-tuned from, or --force" in err
+    assert "the checkpoint that the fine-tune was trained from, or --force" in err
     assert cli(*command, "--force")[0] == 0
 
 
@@ -136,7 +136,7 @@ def test_merge_by_name_where_the_folders_are_not(cli: Cli, api: FakeApi, tmp_pat
     api.script("GET /models/smol", answer(model("smol", path=str(base))))
     code, _, err = cli("merge", "v1", "--to", tmp_path / "merged")
     assert code == 1
-    assert "no folder here" in err
+    assert "does not exist on this machine" in err
     assert "--base and --variant" in err
 
 
@@ -144,7 +144,7 @@ def test_merge_by_name_where_the_folders_are_not(cli: Cli, api: FakeApi, tmp_pat
     ("argv", "code", "words"),
     [
         ([*COMPRESS, "NEW", "--bits", "3"], 2, "4 or 2"),
-        ([*COMPRESS, "NEW", "--bits", "4", "--method", "deltamix"], 2, "does not take bits"),
+        ([*COMPRESS, "NEW", "--bits", "4", "--method", "deltamix"], 2, "has no option bits"),
         ([*COMPRESS, "NEW", "--method", "deltamix", "--budget", "0"], 2, "above 0"),
         ([*COMPRESS, "NEW", "--method", "deltamix", "--ratio", "1/0"], 2, "such as 1/16"),
         ([*COMPRESS, "NEW", "--group-size", "12"], 2, "multiple of 8"),
@@ -164,7 +164,7 @@ def test_merge_by_name_where_the_folders_are_not(cli: Cli, api: FakeApi, tmp_pat
         ([*COMPRESS, "NEW", "--out", "NEW"], 2, "once"),
         (["compress", "BASE", "NEW/none", "NEW"], 1, "config.json"),
         ([*COMPRESS, "BASE"], 1, "exists already"),
-        ([*COMPRESS, "NEW", "--method", "magnitude"], 1, "nothing to compress"),
+        ([*COMPRESS, "NEW", "--method", "magnitude"], 1, "the base itself"),
         (["merge", "--to", "NEW"], 2, "either"),
         (["merge", "v1", "--base", "BASE", "--variant", "BASE", "--to", "NEW"], 2, "either"),
         (["merge", "--base", "BASE", "--variant", "BASE", "--to", "NEW"], 1, "expected adapter_config.json"),

@@ -291,7 +291,7 @@ def test_cluster_lists_holders_of_memory_and_unused_nodes(cli: Cli) -> None:
         assert words in device
     assert device.strip().endswith("smol 3.0 GiB / 1.0 GiB")  # promised / taken
     assert rest == [
-        "nothing new is placed on n2: stale report: node n2 last reported 7.2 s ago",
+        "Ostinato places no new engines on n2: stale report: the last report of node n2 was 7.2 s ago",
         "n2 does not report h200:3, of which old holds 1.0 GiB",
     ]
 
@@ -333,7 +333,7 @@ def test_infer_reads_stdin(cli: Cli, api: FakeApi) -> None:
 
 
 def test_infer_reports_on_stderr_that_it_completed_a_text(cli: Cli, api: FakeApi) -> None:
-    note = "'smol' has no chat template: the text was completed as it stands"
+    note = "'smol' has no chat template, so the text was completed without a template"
     given = {
         "model": "smol",
         "outputText": " four",
@@ -380,7 +380,7 @@ def test_up_refuses_a_port_for_a_dashboard_that_is_left_out(
     monkeypatch.setenv("OSTINATO_DASHBOARD", "0")
     ended = cli("up", "--dashboard-port", "8265")
     assert (ended.code, cluster) == (2, [])
-    assert "with OSTINATO_DASHBOARD=0 there is none" in ended.err
+    assert "OSTINATO_DASHBOARD=0 starts no dashboard" in ended.err
 
 
 # Failing
@@ -425,7 +425,7 @@ def test_a_failed_operation_exits_1(argv: list[str], cli: Cli, api: FakeApi) -> 
     ("message", "code", "hint"),
     [
         ("'m' is not deployed; deploy it with POST /deploy_model", "not_deployed", "`ostinato deploy MODEL`"),
-        ("no model 'm'; `GET /models` lists those that are", "model_not_found", "`ostinato models`"),
+        ("no model 'm'; `GET /models` lists the registered models", "model_not_found", "`ostinato models`"),
         ("rank is 99; start Ostinato with more", "adapter_mismatch", "start Ostinato with more"),
     ],
 )
@@ -449,7 +449,9 @@ def test_a_cancelled_operation_exits_1(cli: Cli, api: FakeApi) -> None:
 def test_not_reachable_exits_3(argv: list[str], cli: Cli, nowhere: str) -> None:
     ended = cli("--url", nowhere, *argv, stdin="hi\n")
     assert (ended.code, ended.out.strip()) == (3, "")
-    assert ended.err.startswith(f"Error: nothing answers at {nowhere}\nHint:  start it with `ostinato up`")
+    assert ended.err.startswith(
+        f"Error: no server answers at {nowhere}\nHint:  start Ostinato with `ostinato up`"
+    )
     assert cli("--url", nowhere, *argv, "--json", stdin="hi\n").error["exitCode"] == 3
 
 

@@ -97,7 +97,7 @@ def test_a_dry_run_names_what_the_deployment_waits_for(cli: Cli, api: FakeApi) -
     waits = "waits until the architecture of 'big' (k) has been measured"
     found = {"model": "smol", "host": "smol", "running": False, "plan": plan(), "waits": waits}
     api.script("POST /plan", answer(found))
-    assert f"first, it {waits}" in " ".join(cli("deploy", "smol", "--dry-run").out.split())
+    assert f"before that, the deployment {waits}" in " ".join(cli("deploy", "smol", "--dry-run").out.split())
 
 
 def test_the_status_of_a_deployment_names_reasons_and_relaxed_limits(cli: Cli, api: FakeApi) -> None:
@@ -117,8 +117,8 @@ def test_the_status_of_a_deployment_names_reasons_and_relaxed_limits(cli: Cli, a
     ("together", "texts", "hint"),
     [
         (False, ["one way"], "Hint:  one way"),
-        (False, ["one way", "or another"], "Hint:  any of these would do:\n  - one way\n  - or another"),
-        (True, ["this", "and that"], "Hint:  all of these together would do:\n  - this\n  - and that"),
+        (False, ["one way", "or another"], "Hint:  do any of these:\n  - one way\n  - or another"),
+        (True, ["this", "and that"], "Hint:  do all of these together:\n  - this\n  - and that"),
     ],
 )
 def test_a_refusal_lists_feasible_relaxations(
@@ -164,7 +164,7 @@ def test_usage_errors_are_explained(cli: Cli, api: FakeApi, line: str) -> None:
         ({"registered": 4, "atOnce": 4, "tooLarge": []}, "Variants at once  all 4 registered\n"),
         (
             {"registered": 5, "atOnce": 2, "tooLarge": ["huge"]},
-            "any 2 of 5 registered, and huge not at all: too large for its memory; `ostinato tune smol",
+            "any 2 of 5 registered; huge cannot run: too large for this engine; `ostinato tune smol",
         ),
         ({"registered": 9, "atOnce": 4, "tooLarge": []}, "any 4 of 9 registered\n"),
         ({"registered": 0, "atOnce": 0, "tooLarge": []}, None),

@@ -93,7 +93,7 @@ def test_estimate_asks_and_shows_intervals(scripted: FakeApi, cli: Cli) -> None:
         *("measured on this kind of device", "100 (50 to 200) ms", "142 (71 to 284) tokens/s"),
         *(
             "room for 960 tokens; an engine runs 10 such requests at once",
-            "ranks add up to 32, at most 8",
+            "ranks add up to 32, the largest is 8",
             "1.5 GiB",
             "768.0 MiB",
         ),

@@ -177,7 +177,7 @@ def test_an_engine_without_log_probabilities_is_named(cli: Cli, api: FakeApi, tm
     api.script("POST /v1/completions", answer({"choices": [{"text": "two"}]}))
     ended = cli("evaluate", "smol", str(write(tmp_path, "read", {"text": "one two"})))
     assert ended.code == 1
-    assert "the engine of 'smol' tells no log-probabilities" in ended.err
+    assert "the engine of 'smol' returns no log-probabilities" in ended.err
     assert not api.calls("PUT /models/smol/evaluations")
 
 
@@ -185,7 +185,7 @@ def test_a_refused_prompt_is_quoted(cli: Cli, api: FakeApi, tmp_path: Path) -> N
     scripted(api)
     api.script("POST /v1/completions", answer(error("context_length_exceeded", "too long; shorten it"), 400))
     ended = cli("evaluate", "smol", str(write(tmp_path, "read", {"text": "one two " * 50})))
-    assert "this was answered to 'one two one two" in ended.err
+    assert "(the request was 'one two one two" in ended.err
 
 
 def test_describe_shows_what_is_kept(cli: Cli, api: FakeApi) -> None:
@@ -197,5 +197,5 @@ def test_describe_shows_what_is_kept(cli: Cli, api: FakeApi) -> None:
     out = cli("describe", "smol").out
     assert "sums: exact match 75.0% (60.0% to 86.0%), 40 items, 1970-01-01" in out
     assert "KL from 'whole' at least 0.0123 nats" in out
-    assert "97.0% of the probability told" in out
+    assert "97.0% of the probability known" in out
     assert "perplexity 7.5, 1 items" in out

@@ -19,17 +19,17 @@ from testkit.client.fake_api import FakeApi, answer, error
 @pytest.mark.parametrize(
     ("argv", "said", "hint"),
     [
-        (["infer"], "Missing argument 'model'.", "`ostinato infer --help` shows what it takes"),
+        (["infer"], "Missing argument 'model'.", "`ostinato infer --help` shows its arguments and options"),
         (["nosuch"], "No such command 'nosuch'.", "`ostinato --help` lists the commands"),
-        (["status", "--url", "x"], "No such option: --url", "--url stands before the command"),
+        (["status", "--url", "x"], "No such option: --url", "write --url before the command"),
         (["deploy", "m", "--intent", "fast"], "Invalid value for '--intent': 'fast' is not", "deploy --help"),
         (["register", "../x", "/tmp"], "NAME: expected a letter or digit, then up to 94", "register --help"),
-        (["register", "x"], "Invalid value: give SOURCE for a base, --base and --adapter", "register --help"),
-        (["register", "x", "--base", "b"], "Invalid value: give SOURCE for a base", "register --help"),
-        (["register", "x", "--adapter", "a"], "Invalid value: give SOURCE for a base", "register --help"),
-        (["infer", "m", ""], "TEXT: expected a text, got an empty one", "infer --help"),
+        (["register", "x"], "Invalid value: give SOURCE (a base model)", "register --help"),
+        (["register", "x", "--base", "b"], "Invalid value: give SOURCE (a base model)", "register --help"),
+        (["register", "x", "--adapter", "a"], "Invalid value: give SOURCE (a base model)", "register --help"),
+        (["infer", "m", ""], "TEXT: expected a text that is not empty, got an empty text", "infer --help"),
         (["infer", "m", "a\udcffb"], "TEXT: expected text in UTF-8, got other bytes", "infer --help"),
-        (["--url", "http://h:99999", "models"], "Invalid value for --url: the URL's port", "models --help"),
+        (["--url", "http://h:99999", "models"], "Invalid value for --url: expected a port", "models --help"),
     ],
 )  # fmt: skip
 def test_a_mistyped_command_line_is_explained(
@@ -47,7 +47,7 @@ def test_a_mistyped_command_line_is_explained(
 def test_a_scenario_that_is_not_there(command: str, cli: Cli, tmp_path: Path) -> None:
     for file, said in ((tmp_path / "none", "No such file or directory"), (tmp_path, "Is a directory")):
         ended = cli(command, str(file))
-        assert ended.err.startswith(f"Error: {file}: expected a YAML file, and it cannot be read: {said}\n")
+        assert ended.err.startswith(f"Error: {file}: the YAML file cannot be read: {said}\n")
 
 
 def test_a_password_in_the_url_is_not_printed(cli: Cli, nowhere: str) -> None:
@@ -62,12 +62,12 @@ def test_a_password_in_the_url_is_not_printed(cli: Cli, nowhere: str) -> None:
 def test_tls_that_the_server_does_not_speak_is_named(cli: Cli, api: FakeApi) -> None:
     ended = cli("--url", api.url.replace("http:", "https:"), "models")
     assert ended.code == 3
-    assert "does not speak TLS" in ended.err
+    assert "the TLS connection to" in ended.err
     assert "http://" in ended.err
 
 
 def test_a_url_with_a_path_is_refused_with_the_reason(cli: Cli, api: FakeApi) -> None:
-    said = "GET /v1/models: Not Found; GET /docs lists what there is"
+    said = "GET /v1/models: Not Found; GET /docs lists the calls"
     api.script("GET /models", answer(error("path_not_found", said), 404))
     ended = cli("models")
     assert ended.err.splitlines()[1].startswith(
@@ -91,7 +91,7 @@ def test_an_invalid_name_does_not_become_another_call(
     ("call", "said"),
     [
         ("chat smol <&-", ""),
-        ("infer smol - <&-", "Error: TEXT: expected a text, got an empty one"),
+        ("infer smol - <&-", "Error: TEXT: expected a text that is not empty, got an empty text"),
         ("status >&-", ""),
         ("models --nosuch 2>&- >&-", ""),
     ],

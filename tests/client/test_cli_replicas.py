@@ -32,7 +32,7 @@ MOVE = {
     **{"loadBytes": 2 * GIB, "doubledBytes": 3 * GIB, "startS": 12.0, "tpotMs": 4.0, "toTpotMs": 5.5},
 }
 FOUND = {
-    **{"goal": "free a device", "possible": True, "gain": "h200:0 of node n1 has nothing of ours"},
+    **{"goal": "free a device", "possible": True, "gain": "h200:0 of node n1 is free of engines"},
     **{"moves": [MOVE], "loadBytes": 2 * GIB, "doubledBytes": 3 * GIB, "began": False},
 }
 
@@ -45,7 +45,11 @@ def test_the_groups_of_a_deployment(cli: Cli, api: FakeApi) -> None:
     replicas = {"min": 2, "max": 4, "targetInFlight": None, "idleS": 300.0}
     api.script("GET /deployments/smol", answer(deployment(groups=groups, replicas=replicas)))
     out = cli("status", "smol").out
-    for words in ("1 of 2 serving, 2 to 4 by load", "Serving, n1 cpu:0", "Pending, node n2 is gone"):
+    for words in (
+        "1 of 2 serving; 2 to 4, depending on load",
+        "Serving, n1 cpu:0",
+        "Pending, node n2 is gone",
+    ):
         assert words in out
 
 
@@ -76,7 +80,7 @@ def test_only_the_named_replica_settings_change(cli: Cli, api: FakeApi) -> None:
     replicas = {"min": 2, "max": 4, "targetInFlight": 3.5, "idleS": 60.0}
     api.script("PATCH /deployments/smol", answer(deployment(replicas=replicas)))
     ended = cli("tune", "smol", "--min-replicas", "2")
-    assert (ended.code, ended.out) == (0, "'smol' has 2 to 4 engines by load\n")
+    assert (ended.code, ended.out) == (0, "'smol' has 2 to 4 engines, depending on load\n")
     more = ("--max-replicas", "4", "--target", "3.5", "--idle-s", "60", "--max-active-variants", "1")
     cli("tune", "smol", *more)
     assert [body for body, _ in api.calls("PATCH /deployments/smol")] == [
@@ -129,9 +133,9 @@ def test_beginning_one_for_a_model(cli: Cli, api: FakeApi) -> None:
 
 
 def test_nothing_to_gain_and_moves_under_way(cli: Cli, api: FakeApi) -> None:
-    nothing = {"goal": "free a device", "possible": False, "gain": "no moves do that"}
+    nothing = {"goal": "free a device", "possible": False, "gain": "no moves of engines can do this"}
     api.script("POST /rebalance", answer(nothing))
-    assert "no moves do that" in cli("rebalance").out
+    assert "no moves of engines can do this" in cli("rebalance").out
     api.script("POST /rebalance", answer(error("not_ready", "base@1 is being moved to; wait"), 409))
     ended = cli("rebalance")
     assert ended.code == 1

@@ -26,7 +26,7 @@ def test_the_residency_of_variants_is_shown(argv: list[str], cli: Cli) -> None:
     assert " ".join(row(out, "v1")) == f"v1 device 0 {both.format(2.0)} {both.format(3.0)}"
     assert row(out, "v2")[:4] == ["v2", "host", "-", "-"]
     assert "not in a slot [yet]" in out
-    assert "4 slots, up to 2 variants at once; 7 requests blocked, 5 skipped the line, 6 preempted" in out
+    assert "4 slots, up to 2 variants at once; 7 requests blocked, 5 overtook others, 6 preempted" in out
 
 
 def test_status_of_one_as_json(cli: Cli) -> None:
@@ -36,12 +36,12 @@ def test_status_of_one_as_json(cli: Cli) -> None:
 
 def test_residency_is_unknown_while_the_engine_is_away(cli: Cli, api: FakeApi) -> None:
     api.script("GET /deployments/smol", answer(deployment(residencyReason="the engine starts")))
-    assert "is not known: the engine starts" in cli("status", "smol").out
+    assert "are unknown: the engine starts" in cli("status", "smol").out
 
 
 def test_a_base_without_variants_is_reported(cli: Cli, api: FakeApi) -> None:
     api.script("GET /deployments/smol", answer(deployment(residency=residency())))
-    assert "no variants are deployed on it" in cli("status", "smol").out
+    assert "no variants are deployed on this engine" in cli("status", "smol").out
 
 
 def test_tune_sets_the_variant_limit(cli: Cli, api: FakeApi) -> None:
@@ -56,7 +56,7 @@ def test_tune_sets_targets(cli: Cli, api: FakeApi) -> None:
     assert api.calls("PATCH /deployments/v1")[0][0] == {
         "targets": {"ttft_ms": 250.0, "deadline_ms": None, "late": "drop"}
     }
-    assert ended.out == "'v1' serves requests by: ttft_ms 250, late drop\n"
+    assert ended.out == "targets of requests to 'v1': ttft_ms 250, late drop\n"
 
 
 def test_tune_finds_the_limit_by_a_profile(cli: Cli, api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +87,7 @@ def test_tune_finds_the_limit_by_a_profile(cli: Cli, api: FakeApi, monkeypatch: 
 def test_tune_needs_one_way(options: list[str], cli: Cli, api: FakeApi) -> None:
     ended = cli("tune", "smol", *options)
     assert ended.code == 2
-    assert "give either --max-active-variants N or --profile" in ended.err
+    assert "give exactly one of these: --max-active-variants N" in ended.err
     assert not api.asked
 
 
@@ -139,13 +139,13 @@ def test_placing_again_waits_until_new_engines_serve(cli: Cli, api: FakeApi) -> 
 def test_placing_again_without_a_better_place_is_reported(added: str, cli: Cli, api: FakeApi) -> None:
     """The engine that stays says why. One that was added by load meanwhile, even of the same name, replaces
     none."""
-    why = "smol@1 did not take its place: its engine failed: RuntimeError: out of memory; no more"
+    why = "smol@1 could not replace it: the engine failed: RuntimeError: out of memory; no more"
     failed = with_groups(("smol", "Serving", {"reason": why}), (added, "Serving"))
     api.script("GET /deployments/smol", answer(with_groups(OLD)), answer(failed))
     api.script("PATCH /deployments/smol", answer(with_groups(OLD, NEW)))
     ended = cli("tune", "smol", "--place-anew")
     assert ended.code == 1
-    assert f"smol goes on: {why.replace('; ', ', ')}" in " ".join(ended.err.split())
+    assert f"smol was not replaced and still serves: {why.replace('; ', ', ')}" in " ".join(ended.err.split())
     assert "undeploy 'smol' and deploy it again" in ended.err
 
 
@@ -156,4 +156,4 @@ def test_placing_again_ends_when_scaling_removes_the_old_engine(cli: Cli, api: F
     api.script("PATCH /deployments/smol", answer(with_groups(OLD, NEW)))
     ended = cli("tune", "smol", "--place-anew")
     assert ended.code == 0
-    assert "'smol' gets its next engine, with memory for the variants registered now" in ended.out
+    assert "'smol' will start its next engine, with memory for the variants registered now" in ended.out

@@ -135,8 +135,8 @@ def test_a_limit_that_no_method_keeps_lists_each_method_s_loss() -> None:
     with pytest.raises(LossTooLarge) as refusal:
         world.search(2)
     text = str(refusal.value)
-    assert "no compression loses at most 2; allow more" in text
-    assert "The least has deltamix-0.03125: 0.0135 MB, loses task 1: 2.50 points" in text
+    assert "every compression loses more than 2; allow a larger loss" in text
+    assert "The smallest loss has deltamix-0.03125: 0.0135 MB, loses task 1: 2.50 points" in text
     assert "deltamix-0.015625: 0.00725 MB, loses task 0: 4.00 points (3.00 to 5.00)" in text
     assert "deltamix-0.046875 cannot" in text
 

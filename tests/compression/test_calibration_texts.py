@@ -95,7 +95,7 @@ def test_few_tokens_are_warned_of_with_figures(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "model")
     file = jsonl(tmp_path / "a.jsonl", {"text": "w1 " * 23})
     (warning,) = read_texts(file, folder, rows=3, tokens=50).warnings
-    for figure in ("23 tokens in 1 rows", "the 24 inputs", "at best 150"):
+    for figure in ("23 tokens in 1 rows", "the 24 inputs", "better 150"):
         assert figure in warning
     assert read_texts(jsonl(tmp_path / "b.jsonl", {"text": "w1 " * 24}), folder).warnings == ()
 
@@ -105,7 +105,7 @@ def test_only_the_needed_tokens_are_requested(tmp_path: Path) -> None:
     file = jsonl(tmp_path / "a.jsonl", {"text": "w1 " * 100})
     (warning,) = read_texts(file, folder_of(tmp_path / "model"), rows=2, tokens=8).warnings
     assert "gives 16 tokens in 2 rows, fewer than the 24 inputs" in warning
-    assert warning.endswith("take more than these 16 (--rows, --tokens): 24 or more")
+    assert warning.endswith("raise --rows or --tokens from 16 to 24 tokens or more in all")
 
 
 def test_the_digest_is_that_of_ids_and_lengths() -> None:
@@ -125,8 +125,8 @@ def test_the_bundled_text_gives_rows(tmp_path: Path) -> None:
     ("name", "content", "said"),
     [
         ("a.csv", b"x", r"expected a \.txt, \.md or \.jsonl file"),
-        ("a.txt", b" \n\n ", "holds no text"),
-        ("a.jsonl", b"\n\n", "holds no text"),
+        ("a.txt", b" \n\n ", "has no text"),
+        ("a.jsonl", b"\n\n", "has no text"),
         ("a.txt", b"ab\xffcd", r"UTF-8, got byte 0xff at 2"),
         ("a.jsonl", b'{"text": "w1"}\n{"text": \n', r"a\.jsonl, line 2: expected .*invalid JSON"),
         ("a.jsonl", b'{"text": "w1"}\n\n[1]\n', r"a\.jsonl, line 3: expected .*got \[1\]"),
@@ -139,7 +139,7 @@ def test_the_bundled_text_gives_rows(tmp_path: Path) -> None:
             b'{"messages": [{"role": "user", "content": "w1"}]}',
             "line 1 holds messages.*no chat template",
         ),
-        ("a.jsonl", b'{"text": ""}', "makes no tokens"),
+        ("a.jsonl", b'{"text": ""}', "into no tokens"),
         ("a.jsonl", b'{"text": "\\ud800"}', "line 1: the tokenizer in .* refuses it"),
     ],
 )

@@ -278,7 +278,7 @@ def caused(error: Exception, by: Exception) -> Exception:
         (caused(CheckpointError("cannot read x"), PermissionError(errno.EACCES, "denied")), False),
         (OSError("x does not appear to have a file named config.json"), False),
         (CheckpointError("expected a config.json"), False),
-        (AdapterError("no fine-tune of the base"), False),
+        (AdapterError("not a fine-tune of the base"), False),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
         (KeyError("q_proj"), False),
     ],

@@ -265,12 +265,12 @@ def test_layers_of_two_versions_or_devices_do_not_mix(
     stop_at(Job(base, tuned, tmp_path / "out", magnitude()), "layer 1")
     with monkeypatch.context() as newer:
         newer.setattr("workers.compression.job.METHODS", 3)
-        with pytest.raises(CheckpointError, match=r"unfinished.*methods 2 \(asked for now: 3\)"):
+        with pytest.raises(CheckpointError, match=r"unfinished.*methods 2 \(now 3\)"):
             compress(Job(base, tuned, tmp_path / "out", magnitude()))
     assert job_module.computed_by("cuda:1") == job_module.computed_by("cuda") == "cuda, bfloat16"
     work = hidden(tmp_path / "out") / "job.json"  # as a GPU would have left it
     work.write_text(work.read_text().replace(job_module.computed_by("cpu"), job_module.computed_by("cuda")))
-    with pytest.raises(CheckpointError, match=r"unfinished.*cuda, bfloat16 \(asked for now: cpu, float32\)"):
+    with pytest.raises(CheckpointError, match=r"unfinished.*cuda, bfloat16 \(now cpu, float32\)"):
         compress(Job(base, tuned, tmp_path / "out", magnitude()))
 
 
@@ -303,7 +303,7 @@ def test_a_disk_that_refuses_keeps_what_is_finished(
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", full)
-        with pytest.raises(CheckpointError, match=r"No space left.*goes on where it stopped"):
+        with pytest.raises(CheckpointError, match=r"No space left.*continues where it stopped"):
             compress(Job(base, tuned, out, magnitude()))
     compress(Job(base, tuned, out, counted(magnitude(), seen)))
     assert {name.split(".")[2] for name in seen} == {"1"}

@@ -136,7 +136,9 @@ def test_two_tokenizers_are_named(tmp_path: Path) -> None:
         return Known({}, tokens_per_letter=1 if folder.name == "fine-tune" else 2)
 
     evaluation = Evaluation(tmp_path, tmp_path / "fine-tune", [task], tmp_path / "outcomes", "", opened)
-    with pytest.raises(TaskError, match=r"prose: the two models scored other .*Give both the same tokenizer"):
+    with pytest.raises(
+        TaskError, match=r"prose: the two models scored other .*give base and fine-tune the same tokenizer"
+    ):
         evaluation.losses((tmp_path / "fine-tune", "before"), (tmp_path / "delta", "after"))
 
 

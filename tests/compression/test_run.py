@@ -137,7 +137,7 @@ def test_a_limit_that_no_candidate_keeps_is_reported_and_measurements_serve_othe
 
     asked = request(models, tmp_path / "out", AUTO, evaluation=models / "tasks.jsonl", max_loss=-101.0)
     with pytest.raises(
-        LossTooLarge, match=r"no compression loses at most -101; .*The least has .*next letters"
+        LossTooLarge, match=r"every compression loses more than -101; .*The smallest loss has .*next letters"
     ):
         run(asked, open_answerer=opened)
     assert len(log) == 1 + len(CANDIDATES)

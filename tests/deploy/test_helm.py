@@ -611,7 +611,7 @@ def test_names(chart: Chart, given: Object, name: str) -> None:
         ({"workerGroups": [CPU_GROUP, CPU_GROUP]}, "two groups are called cpu"),
         ({"workerGroups": [{**CPU_GROUP, "replicas": 99}]}, "maxReplicas"),
         ({"metrics": {n: {"enabled": True} for n in ("podMonitor", "serviceMonitor")}}, "serviceMonitor"),
-        ({"metrics": {"ports": {"first": 9500, "last": 9499}}}, "the first, 9500, is above the last"),
+        ({"metrics": {"ports": {"first": 9500, "last": 9499}}}, "expected first <= last, got first 9500"),
         ({"metrics": {"ports": {"first": 7990, "last": 8010}}}, "8000 is among them"),
         ({"metrics": {"port": 9464}}, "9464 is among them"),
         ({"networkPolicy": {"operatorFrom": []}}, "operatorFrom"),

@@ -81,7 +81,7 @@ def test_the_wheel_alone_gives_the_command_line(alone: Path, nowhere: str, tmp_p
     assert "evaluate-estimator" in shown.stdout
     unanswered = run(tmp_path, alone / "ostinato", "--url", nowhere, "status")
     assert unanswered.returncode == 3
-    assert unanswered.stderr.startswith(f"Error: nothing answers at {nowhere}")
+    assert unanswered.stderr.startswith(f"Error: no server answers at {nowhere}")
 
 
 def test_the_wheel_alone_gives_the_client(alone: Path, tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_one_type_that_runs_all_is_searched_as_ever() -> None:
 def test_a_refusal_says_that_no_gpu_runs_the_model() -> None:
     (missed,) = solved({"A100-80GB": 1}, {"fp8": 0.99}).not_placed
     assert missed.binding is Constraint.COMPRESSION
-    assert "fp8 needs GPUs of compute capability 8.9 or more, and A100-80GB has 8.0" in missed.reason
+    assert "fp8 needs GPUs of compute capability 8.9 or higher, but A100-80GB has 8.0" in missed.reason
     assert "such as none" in missed.reason
 
 

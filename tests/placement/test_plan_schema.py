@@ -125,8 +125,8 @@ def put(asked: dict[str, Any], path: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("cluster.nodes.0.gpus.0.type", "B300", "unknown GPU type B300.*Give its memory_gb_per_s"),
-        ("cluster.nodes.0.gpus.0.free_gib", 50, "free_gib 50 exceeds total_gib 48"),
+        ("cluster.nodes.0.gpus.0.type", "B300", "unknown GPU type B300.*give the type's memory_gb_per_s"),
+        ("cluster.nodes.0.gpus.0.free_gib", 50, r"expected free_gib of at most total_gib \(48\), got 50"),
         ("cluster.nodes.0.gpus.0.free_gib", -1, "greater than or equal to 0"),
         ("cluster.nodes.0.gpus.0.total_gib", 0, "total_gib: .*greater than or equal to 0.001"),
         ("cluster.nodes.0.gpus.0.load", 2, "less than or equal to 1"),
@@ -142,7 +142,7 @@ def put(asked: dict[str, Any], path: str, value: object) -> None:
         ("deployments.0.model.layer_mib", -5, "layer_mib: .*greater than or equal to 0.001"),
         ("deployments.0.model.kv_heads", 3, "8 heads for 3 KV heads"),
         ("deployments.0.model", {"layers": 3}, "expected config, or heads"),
-        ("deployments.0.model.config", "x", "not both"),
+        ("deployments.0.model.config", "x", "got both"),
         ("deployments.0.model", {"config": "nowhere"}, "expected a config.json at"),
         ("deployments.0.intent", "cheapest", "minCost"),
         ("deployments.0.headroom", 1, "less than 1"),

@@ -155,7 +155,7 @@ def test_a_trace_that_is_none_is_refused(tmp_path: Path, name: str, text: str, s
 
 
 def test_a_trace_that_is_absent_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ScenarioError, match=r"traffic\.file: expected a trace"):
+    with pytest.raises(ScenarioError, match=r"traffic\.file: .* is not a valid trace"):
         traces.read(tmp_path / "none.csv")
 
 
@@ -188,5 +188,5 @@ def test_a_trace_must_not_name_more_variants_than_there_are(tmp_path: Path) -> N
     path = tmp_path / "trace.jsonl"
     entries = [{"timestamp": n / 10, "model": f"m{n}", "prompt": "a", "max_tokens": 1} for n in range(11)]
     path.write_text(lines(*entries))
-    with pytest.raises(ScenarioError, match="variants: expected 11"):
+    with pytest.raises(ScenarioError, match="variants: the trace names 11"):
         traffic.requests(traced(tmp_path), traces.read(path), None, 1)

@@ -317,7 +317,7 @@ def test_only_the_lease_s_holder_commits_with_it(store: StateStore) -> None:
     while (other := store.take_lease("controller", "b", 60)).holder != "b":
         assert time.monotonic() < deadline
     for late in (mine, Lease("controller", "a", other.epoch), Lease("controller", "b", mine.epoch)):
-        with pytest.raises(Fenced, match=f"'controller' is not {late.holder}'s"):
+        with pytest.raises(Fenced, match=f"{late.holder} no longer holds the lease 'controller'"):
             store.commit([put("a", "2"), put("b", "2")], late)
     with pytest.raises(Fenced):
         store.commit([put("a", "2", 99)], Lease("never", "a", 1))
@@ -854,7 +854,7 @@ def test_a_foreign_key_in_the_way_writes_nothing(redis_url: str) -> None:
 @pytest.mark.parametrize(
     ("options", "warning"),
     [
-        (("--appendonly", "no"), "all of it is lost"),
+        (("--appendonly", "no"), "the whole state is lost"),
         (("--appendonly", "no", "--save", "60 1"), "after the last snapshot"),
         (("--appendfsync", "everysec"), "power cut"),
         (("--maxmemory-policy", "allkeys-lru"), "noeviction"),
@@ -924,7 +924,7 @@ def test_the_store_works_on_a_redis_cluster(
         assert store.changes(KINDS, 0) == Changes(1, contents(store))
         store.close()
         waiting = open_store(f"{servers[0].url}?prefix={prefix}&replicas=1")
-        with pytest.raises(Unavailable, match=r"^0 of the 1 replicas .* it was applied"):
+        with pytest.raises(Unavailable, match=r"^only 0 of 1 Redis replicas .* it was applied"):
             waiting.commit([put("a", "2", 1)])
         assert waiting.get("model", "a") == Entry("2", 2)
         waiting.close()

@@ -98,7 +98,7 @@ def test_a_commit_that_the_replica_does_not_have_is_not_acknowledged(
     monkeypatch.setattr("controlplane.state.redis.WAIT_MS", 50)
     pair.replica.process.send_signal(signal.SIGSTOP)
     try:
-        with pytest.raises(Unavailable, match=r"^0 of the 1 replicas .* it was applied") as raised:
+        with pytest.raises(Unavailable, match=r"^only 0 of 1 Redis replicas .* it was applied") as raised:
             store.commit([put("a", "2")])
         assert raised.value.retry_after_s
     finally:
@@ -116,9 +116,9 @@ def test_a_redis_whose_failover_would_lose_commits_is_reported(
             RedisStore(pair.address, replicas=replicas).close()
         return caplog.messages
 
-    assert ["acknowledged before they have them" in text for text in said(0)] == [True]
+    assert ["acknowledged before replicas have them" in text for text in said(0)] == [True]
     assert said(1) == []
-    assert ["none will be acknowledged until" in text for text in said(2)] == [True]
+    assert ["no commit is acknowledged until" in text for text in said(2)] == [True]
 
 
 def test_the_holder_of_a_lease_that_was_lost_is_not_mistaken(pair: RedisPair) -> None:

@@ -81,7 +81,7 @@ def test_a_store_is_that_of_engines_with_its_identity_or_of_before(
 def test_another_store_than_the_engines_is_refused_with_what_to_do(
     identity: str, is_empty: bool, running: tuple[str, ...]
 ) -> None:
-    with pytest.raises(NotOwn, match=r"Nothing is stopped.*Bring back the store.*ostinato down"):
+    with pytest.raises(NotOwn, match=r"Engines keep running.*Restore the store.*ostinato down"):
         require_theirs(identity, is_empty, running)
 
 
@@ -126,7 +126,7 @@ def test_a_commit_requires_a_value(url: str) -> None:
     with closing(open_store(url)) as store:
         store.commit([Write("model", "a", "1:\n2", 0)])
         for wrong in (Require("model", "a", "1"), Require("model", "b", ""), Require("deployment", "a", "1")):
-            with pytest.raises(Exception, match="not what this commit requires"):
+            with pytest.raises(Exception, match="has changed since it was read"):
                 store.commit([wrong, Write("model", "b", "1", 0)])
         assert store.commit([Require("model", "a", "1:\n2"), Write("model", "b", "1", 0)]) == 2
         assert store.changes(["model"], 1) == open_store(url).changes(["model"], 1)
@@ -144,7 +144,7 @@ def test_a_removed_file_is_not_used_and_one_that_is_back_is(
     opened: StateStore, tmp_path: Path, file: str, use: str
 ) -> None:
     away = (tmp_path / file).rename(tmp_path / "away")
-    with pytest.raises(Unavailable, match=r"was removed or replaced.*Put the three files back"):
+    with pytest.raises(Unavailable, match=r"was removed or replaced.*put the three files back"):
         USES[use](opened)
     away.rename(tmp_path / file)
     assert opened.snapshot(["model"]).entries["model"].keys() == {"a"}
@@ -190,6 +190,6 @@ def test_a_redis_that_was_emptied_is_not_used(redis_url: str, use: str, refilled
         if refilled:
             of(url).commit([Write("model", "other", "1", 0)])
         before = open_store(url).revision()
-        with pytest.raises(NotOwn, match=r"lost what it held of installation [0-9a-f]{16}"):
+        with pytest.raises(NotOwn, match=r"lost the records of installation [0-9a-f]{16}"):
             USES[use](store)
         assert open_store(url).revision() == before

@@ -47,7 +47,7 @@ def test_a_wrong_password_is_an_error_at_once(start_redis: Callable[..., RedisSe
     server = start_redis()
     with redis.Redis(port=server.port) as client:
         client.config_set("requirepass", "right")
-    with pytest.raises(Unavailable, match="refused the state store's login"):
+    with pytest.raises(Unavailable, match="refused the login"):
         open_store_at_start(server.url.replace("redis://", "redis://:wrong@"), no_engines)
 
 

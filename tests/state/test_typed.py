@@ -276,7 +276,7 @@ def test_records_that_need_newer_software_are_left_alone(store: StateStore, repo
     assert text.startswith('{"schema":1,')
     store.commit([Write("model", "base", text.replace('"schema":1', '"schema":2', 1), 0)])
     assert repository.read().undecodable == ("model/base",)
-    with pytest.raises(Unavailable, match="cannot be read by this version"):
+    with pytest.raises(Unavailable, match="this version of Ostinato cannot read"):
         repository.get(Model, "base")
 
 

@@ -117,11 +117,11 @@ def test_a_variant_is_read_as_its_own_template_asks_and_else_as_its_base() -> No
     distilled = variant_format(DISTILLED, "qwen2", base)
     assert (distilled.tool_parser, distilled.reasoning_parser) == ("hermes", "deepseek_r1")
     assert distilled.tool_reason == (
-        "as its base, for its own chat template has no known format (its chat template has <tool_call>)"
+        "as its base, because its own chat template has no known format (its chat template has <tool_call>)"
     )
     assert distilled.reasoning_reason == "its chat template is DeepSeek's, and has </think>"
     plain = variant_format("", "qwen2", base)
     assert (plain.tool_parser, plain.reasoning_parser) == ("hermes", "")
-    assert plain.tool_reason.startswith("as its base, for it has no chat template of its own")
+    assert plain.tool_reason.startswith("as its base, because it has no chat template of its own")
     other = variant_format(SHOWN + "[func_name1(params_name1=params_value1)]", "llama", base)
     assert (other.tool_parser, other.tool_reason) == ("pythonic", "its chat template has [func_name1(")

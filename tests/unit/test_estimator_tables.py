@@ -140,8 +140,8 @@ def test_bad_cells_name_their_place(old: str, new: str, column: str, expected: s
         ("", "empty"),
         ("Model,TP\nx,1\n", "missing PP, PP_Map"),
         (f"{HEADER},Latency\n{ROW},1\n", "found it twice"),
-        (f"{HEADER}\n", "found none and 0 failed"),
-        (f"{HEADER}\n{ROW.replace('2.5', 'OOM')}\n", "found none and 1 failed"),
+        (f"{HEADER}\n", "found only 0 failed rows"),
+        (f"{HEADER}\n{ROW.replace('2.5', 'OOM')}\n", "found only 1 failed rows"),
         (f'{HEADER}\n"{ROW[:20]}\0\n' + "x" * 200_000, "line"),
     ],
 )

@@ -45,24 +45,27 @@ def test_a_header_names_the_task_and_sets_how_it_is_asked() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "holds no items"),
-        (lines({"task": "a"}), "holds no items"),
-        (lines(ADD, "{"), "line 2: is not JSON"),
+        ("", "has no items"),
+        (lines({"task": "a"}), "has no items"),
+        (lines(ADD, "{"), "line 2: expected a JSON object, got invalid JSON"),
         (lines(ADD, "[1]"), "line 2: expected a JSON object, got a list"),
-        (lines(ADD, "", READ), "line 3: is an item of perplexity, but line 1 is one of exact_match"),
+        (lines(ADD, "", READ), "line 3 is an item of perplexity, but line 1 is an item of exact_match"),
         (lines({"prompt": "a"}), "line 1: expected the fields prompt and answer"),
         (lines({**ADD, "more": 1}), "got 'prompt', 'answer', 'more'"),
-        (lines({**ADD, "prompt": ""}), "`prompt` should be a text that is not empty"),
-        (lines({**ADD, "answer": 4}), "`answer` should be a list of texts"),
+        (lines({**ADD, "prompt": ""}), "expected `prompt` to be a text that is not empty"),
+        (lines({**ADD, "answer": 4}), "expected `answer` to be a list of texts"),
         (lines({**PICK, "answer": 2}), "index of the right choice, 0 to 1; got 2"),
         (lines({**PICK, "answer": True}), "0 to 1; got True"),
         (lines({**PICK, "choices": ["one"]}), "at least two choices, got 1"),
-        (lines({**PICK, "choices": ["one", ""]}), "list of texts, none of them empty"),
-        (lines({"task": "a", "tokens": 3}, ADD), "line 1: a task has no setting 'tokens'"),
-        (lines({"task": "a", "maxTokens": 0}, ADD), "`maxTokens` should be a whole number of at least 1"),
-        (lines({"task": "a", "normalise": "upper"}, ADD), "`normalise` should be one of none, space"),
+        (lines({**PICK, "choices": ["one", ""]}), "list of texts that are not empty"),
+        (lines({"task": "a", "tokens": 3}, ADD), "line 1: unknown setting 'tokens'"),
+        (
+            lines({"task": "a", "maxTokens": 0}, ADD),
+            "expected `maxTokens` to be a whole number of at least 1",
+        ),
+        (lines({"task": "a", "normalise": "upper"}, ADD), "expected `normalise` to be one of none, space"),
         (lines({"task": "a\n"}, ADD), "printable characters"),
-        (lines({"task": "a", "format": "chat"}, READ), "needs prompts"),
+        (lines({"task": "a", "format": "chat"}, READ), "needs items with prompts"),
         (lines(ADD, {"task": "late"}), "line 2: expected the fields"),
     ],
 )
@@ -79,12 +82,14 @@ def test_a_folder_holds_a_task_in_each_file(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("not a task")
     assert [task.name for task in read_tasks(tmp_path)] == ["a", "b"]
     (tmp_path / "c.jsonl").write_text(lines({"task": "a"}, ADD))
-    with pytest.raises(TaskError, match=r"c\.jsonl: its task is named 'a' as that of a\.jsonl"):
+    with pytest.raises(
+        TaskError, match=r"c\.jsonl: its task has the same name, 'a', as the task in a\.jsonl"
+    ):
         read_tasks(tmp_path)
 
 
 def test_a_missing_or_binary_file_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match="there is no such file"):
+    with pytest.raises(TaskError, match="expected a file of tasks"):
         read_tasks(tmp_path / "none.jsonl")
     with pytest.raises(TaskError, match="this folder has none"):
         read_tasks(tmp_path)

@@ -49,7 +49,7 @@ def test_a_base_with_a_file_exchanged_for_a_link_is_refused(
 ) -> None:
     spec_of(confined)
     exchange(confined / "base" / name, tmp_path / "outside")
-    with pytest.raises(CheckpointError, match="lies outside the folders"):
+    with pytest.raises(CheckpointError, match="outside the folders"):
         read_model(confined / "base")
 
 
@@ -59,7 +59,7 @@ def test_a_variant_with_a_file_exchanged_for_a_link_is_refused(
 ) -> None:
     spec, folder = spec_of(confined), checkpoints.write_adapter(confined / "v1")
     exchange(folder / name, tmp_path / "outside")
-    with pytest.raises(CheckpointError, match="lies outside the folders"):
+    with pytest.raises(CheckpointError, match="outside the folders"):
         read_manifest(folder, spec, VariantLimits(16))
 
 
@@ -76,7 +76,7 @@ def test_a_file_that_is_exchanged_between_headers_and_bytes_is_refused(
         lambda: read_stretches(folder, file, tensors_of(manifest), into),
         lambda: verify_data(manifest),
     ):
-        with pytest.raises(CheckpointError, match="lies outside the folders"):
+        with pytest.raises(CheckpointError, match="outside the folders"):
             read()
 
 
@@ -84,7 +84,7 @@ def test_a_folder_that_was_exchanged_for_a_link(confined: Path, tmp_path: Path) 
     spec_of(confined)
     (confined / "base").rename(tmp_path / "moved")
     (confined / "base").symlink_to(tmp_path / "moved")
-    with pytest.raises(CheckpointError, match="lies outside the folders"):
+    with pytest.raises(CheckpointError, match="outside the folders"):
         read_model(confined / "base")
 
 
@@ -109,7 +109,7 @@ def test_a_special_file_is_refused_at_once(tmp_path: Path) -> None:
     """A pipe would never end, a device neither."""
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero")):
-        with pytest.raises(CheckpointError, match="no plain file"):
+        with pytest.raises(CheckpointError, match="to be a regular file"):
             inside.open_file(path)
     with pytest.raises(FileNotFoundError):
         inside.open_file(tmp_path / "none")

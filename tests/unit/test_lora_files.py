@@ -144,7 +144,7 @@ def test_incomplete_files_are_refused(tmp_path: Path, base: ModelSpec) -> None:
     del lonely[A]
     with pytest.raises(CheckpointError, match="only one of"):
         read_variant(make.write_adapter(tmp_path / "a", None, lonely), base, LIMITS)
-    with pytest.raises(CheckpointError, match=r"holds no tensors.*ZeRO-3"):
+    with pytest.raises(CheckpointError, match=r"has no tensors.*ZeRO-3"):
         read_variant(make.write_adapter(tmp_path / "b", None, {}), base, LIMITS)
     with pytest.raises(CheckpointError, match=r"adapter_config\.json"):
         read_variant(tmp_path / "absent", base, LIMITS)

@@ -1,27 +1,20 @@
-"""Comments, docstrings and test names are plain English: the patterns that readers stumble over stay out."""
+"""Comments, docstrings, messages and test names are plain English: the patterns that readers stumble over stay out."""
 
 from __future__ import annotations
 
 import ast
+import inspect
 import io
 import re
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = (
-    "controlplane",
-    "workers",
-    "placement",
-    "profiler",
-    "testkit",
-    "tests",
-    "benchmarks",
-    "scripts",
-)
+PRODUCT = ("controlplane", "workers", "placement", "profiler")
+PACKAGES = (*PRODUCT, "testkit", "tests", "benchmarks", "scripts")
 PATTERNS = {
     "a noun in place of nobody, somebody, anybody, whoever": r"(?i)\b(nobody|somebody|anybody|whoever)\b",
     "again": r"\banew\b",
@@ -32,6 +25,29 @@ PATTERNS = {
     "subject first, not `Of ...`": r"(?:^|[.:] )Of (?!course)",
     "subject first, not `Whose ...` or `Who ...`": r"(?:^|[.] )(?:Whose|Who) (?![^.]*\?)",
 }
+# Messages are what errors, logs, commands and descriptions of fields say.
+MESSAGE_PATTERNS = {
+    **PATTERNS,
+    "no longer (messages)": r"(?i)\bany ?more\b",
+    "continue": r"(?i)\b(go|goes|gone) on\b",
+    "correct, change": r"(?i)\bmend(ed|s)?\b",
+    "what failed, in place of in vain": r"(?i)\bin vain\b",
+    "`is not a`": r"(?<!there )\b(?:is|are) no (?!longer\b)[a-z]",
+    "because": r", for (?:it|its|the|there|no|this|that|they|these) ",
+    "a noun in place of one": r"\b(?:the|this|that|another|each|such|which) one\b(?! of)|\bones\b"
+    r"|\bone (?:that|which|of its own|of the two)\b",
+    "a noun in place of those": r"\bthose (?:that|which|who|in)\b",
+    "what to do, in place of a question": r"\bis it\b[^.?]*\?",
+    "requested": r"\basked for\b",
+    "Ostinato's": r"\bours\b",
+}
+LONGEST_SENTENCE = 25  # words between two of . ; : ( )
+# Texts for a model or a kernel's compiler, and facts about files.
+ALLOWED = (
+    "that somebody wrote down:",
+    "Somebody wrote down a long list",
+    "a head has no more features",
+)
 
 CODE = re.compile(r"`[^`]*`|--[a-z-]+")  # names in prose are no words
 # Words that a test's name avoids, and the openings that make it no sentence with a subject.
@@ -41,37 +57,89 @@ TEST_NAME = re.compile(
 )
 
 
-def texts(path: Path) -> Iterator[tuple[int, str]]:
-    """The file's comments and docstrings, each with the line that it begins in."""
-    source = path.read_text()
+def comments(source: str) -> Iterator[tuple[int, str]]:
+    """The comments and docstrings (also of attributes), each with the line that it begins in."""
     for node in ast.walk(ast.parse(source)):
-        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            continue
-        if (text := ast.get_docstring(node)) is not None:
-            yield node.body[0].lineno, text
+        if isinstance(node, ast.Expr) and (text := _literal(node.value)):
+            yield node.lineno, inspect.cleandoc(text)
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string.lstrip("# ")
 
 
-def found(package: str) -> list[str]:
-    hits = []
+def messages(source: str) -> Iterator[tuple[int, str]]:
+    """The string literals of three words or more, with `{}` for each replacement field; no docstrings."""
+    tree = ast.parse(source)
+    others = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            others |= {id(part) for part in ast.walk(node) if isinstance(part, ast.Constant)} - _nested(node)
+    for node in ast.walk(tree):
+        if id(node) not in others and (text := _literal(node)).count(" ") > 1:
+            yield node.lineno, text
+
+
+def _nested(node: ast.JoinedStr) -> set[int]:
+    """The literals in the node's replacement fields, which are messages of their own."""
+    fields = [part.value for part in node.values if isinstance(part, ast.FormattedValue)]
+    return {id(part) for field in fields for part in ast.walk(field) if isinstance(part, ast.Constant)}
+
+
+def _literal(node: ast.AST) -> str:
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_literal(part) if isinstance(part, ast.Constant) else "{}" for part in node.values)
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
+def paragraphs(text: str) -> list[str]:
+    return [CODE.sub("``", " ".join(paragraph.split())) for paragraph in re.split(r"\n\s*\n|\n- ", text)]
+
+
+def faults(text: str, patterns: Mapping[str, str]) -> Iterator[str]:
+    for flat in paragraphs(text):
+        for better, pattern in patterns.items():
+            for hit in re.finditer(pattern, flat):
+                yield f"say {better}: {flat[max(0, hit.start() - 30) : hit.end() + 30]!r}"
+
+
+def long_sentences(text: str) -> Iterator[str]:
+    """The parts of a message that have too many words. Programs and SQL have no sentences."""
+    for sentence in re.split(r"[.;:!?](?:\s|$)|[()\n]", text):
+        words = [word for word in sentence.split() if re.search(r"\w|\{", word)]
+        if len(words) > LONGEST_SENTENCE and "SELECT" not in text:
+            yield f"say it in shorter sentences ({len(words)} words): {sentence.strip()!r}"
+
+
+def found(package: str, told: Iterable[tuple[str, int, str]]) -> list[str]:
+    return [f"{package}/{where}:{line}: {fault}" for where, line, fault in told]
+
+
+def sources(package: str) -> Iterator[tuple[str, str]]:
     for path in sorted((ROOT / package).rglob("*.py")):
-        for line, text in texts(path):
-            for paragraph in re.split(r"\n\s*\n|\n- ", text):
-                flat = CODE.sub("``", " ".join(paragraph.split()))
-                hits += [
-                    f"{path.relative_to(ROOT)}:{line}: say {better}: "
-                    f"{flat[max(0, hit.start() - 30) : hit.end() + 30]!r}"
-                    for better, pattern in PATTERNS.items()
-                    for hit in re.finditer(pattern, flat)
-                ]
-    return hits
+        yield str(path.relative_to(ROOT / package)), path.read_text()
 
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_comments_and_docstrings_are_plain(package: str) -> None:
-    assert not (hits := found(package)), "\n".join(hits)
+    hits = [
+        (where, line, fault)
+        for where, source in sources(package)
+        for line, text in comments(source)
+        for fault in faults(text, PATTERNS)
+    ]
+    assert not hits, "\n".join(found(package, hits))
+
+
+@pytest.mark.parametrize("package", PRODUCT)
+def test_messages_are_plain(package: str) -> None:
+    hits = [
+        (where, line, fault)
+        for where, source in sources(package)
+        for line, text in messages(source)
+        if not any(allowed in text for allowed in ALLOWED)
+        for fault in (*faults(text, MESSAGE_PATTERNS), *long_sentences(text))
+    ]
+    assert not hits, "\n".join(found(package, hits))
 
 
 def test_names_of_tests_are_sentences_with_a_subject() -> None:
@@ -114,4 +182,29 @@ def test_the_pattern_knows_plain_names(name: str, is_plain: bool) -> None:
     ],
 )
 def test_the_patterns_know_plain_sentences(text: str, is_plain: bool) -> None:
-    assert any(re.search(pattern, CODE.sub("``", text)) for pattern in PATTERNS.values()) is not is_plain
+    assert any(faults(text, PATTERNS)) is not is_plain
+
+
+@pytest.mark.parametrize(
+    ("text", "is_plain"),
+    [
+        ("the cluster has no device; add a device", True),
+        ("run `ostinato tune BASE --place-anew`", True),
+        ("there is no room for the engine", True),
+        ("the file is no safetensors file", False),
+        ("the template cannot be used; mend it", False),
+        ("its base is gone; register another one", False),
+        ("not profiled, for there is no device", False),
+        ("the file has 9 bytes: is it the right file?", False),
+        ("it is not read any more", False),
+        (" ".join(["word"] * 26), False),
+        (f"{' '.join(['word'] * 25)}; {' '.join(['word'] * 25)}", True),
+    ],
+)
+def test_the_patterns_know_plain_messages(text: str, is_plain: bool) -> None:
+    assert any((*faults(text, MESSAGE_PATTERNS), *long_sentences(text))) is not is_plain
+
+
+def test_the_messages_of_a_module_are_its_literals_of_three_words() -> None:
+    source = '"""A docstring is none."""\nx = f"a {b(\'one two three\')} c {d:>9} e" "f g"\ny = "two words"\n'
+    assert sorted(messages(source)) == [(2, "a {} c {} ef g"), (2, "one two three")]

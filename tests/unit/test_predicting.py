@@ -179,7 +179,12 @@ def test_reading_a_variant_as_large_as_the_layer_takes_as_long_as_the_layer() ->
     ("changes", "load", "field", "said"),
     [
         ({"tensor_parallel": 3}, (1, 1, 1), "tensorParallel", "32 heads cannot be split 3 ways"),
-        ({"tensor_parallel": -1}, (1, 1, 1), "tensorParallel", "-1 is not positive"),
+        (
+            {"tensor_parallel": -1},
+            (1, 1, 1),
+            "tensorParallel",
+            "expected a positive tensor parallelism, got -1",
+        ),
         ({"layers_per_stage": (10, 21)}, (1, 1, 1), "layersPerStage", "sum to 32, got 10,21 (sum 31)"),
         ({"layers_per_stage": (33, -1)}, (1, 1, 1), "layersPerStage", "at least one layer"),
         ({"layers_per_stage": ()}, (1, 1, 1), "layersPerStage", "got none"),

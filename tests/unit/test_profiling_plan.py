@@ -123,7 +123,7 @@ def test_everything_fits_the_budget_and_the_engines(
 
 
 def test_a_budget_that_is_too_small_is_named() -> None:
-    with pytest.raises(ValueError, match=r"measuring needs \d+ MiB on one device, and 1024 MiB may be used"):
+    with pytest.raises(ValueError, match=r"measuring needs \d+ MiB on one device, but may use only 1024 MiB"):
         profiling_plan(LLAMA_7B, replace(CPU, device_bytes=GIB))
 
 

@@ -29,8 +29,8 @@ def test_a_line_is_logged_at_once_and_then_once_a_minute(caplog: pytest.LogCaptu
         "the lease is lost",
         "something else",
         "something else",
-        "the store is away: port 600 (and 599 times since the last line)",
-        "the lease is lost (and 1 times since the last line)",
+        "the store is away: port 600 (and 599 more times since the last such line)",
+        "the lease is lost (and 1 more times since the last such line)",
         "something else",
-        "the store is away: port 1200 (and 599 times since the last line)",
+        "the store is away: port 1200 (and 599 more times since the last such line)",
     ]

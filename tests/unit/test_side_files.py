@@ -78,7 +78,7 @@ def test_equal_files_are_not_the_variants_own(base: Path, adapter: Path) -> None
 
 def test_a_token_without_a_row_is_refused_by_name(base: Path, adapter: Path) -> None:
     tokenizer(adapter, FEW, {"<think>": ROWS, "[PAD]": ROWS + 1}, pad_token="[PAD]")
-    with pytest.raises(errors.AdapterMismatch, match=r"has '<think>' \(64\), and the base's vocabulary"):
+    with pytest.raises(errors.AdapterMismatch, match=r"has '<think>' \(64\), but the base's vocabulary"):
         registered(base, adapter)
     tokenizer(adapter, FEW, {"[PAD]": ROWS}, pad_token="[PAD]")
     assert "without rows" in registered(base, adapter).reason
@@ -89,8 +89,12 @@ def test_a_token_without_a_row_is_refused_by_name(base: Path, adapter: Path) -> 
     [
         ("generation_config.json", '{"eos_token_id": "x"}', "expected eos_token_id to be a token id"),
         ("generation_config.json", "{", r"generation_config\.json is not valid JSON"),
-        ("tokenizer.json", "version https://git-lfs.github.com/spec/v1", r"tokenizer\.json is no tokenizer"),
-        ("chat_template.jinja", b"\xff", "is no UTF-8 text"),
+        (
+            "tokenizer.json",
+            "version https://git-lfs.github.com/spec/v1",
+            r"tokenizer\.json is not a valid tokenizer",
+        ),
+        ("chat_template.jinja", b"\xff", "is not UTF-8 text"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named(

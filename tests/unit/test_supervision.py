@@ -36,7 +36,10 @@ from controlplane.state.stores import own_store
     [
         (Seen(), ""),
         (Seen(refused_s=API_GONE_S), ""),  # Serve may yet start its proxy again
-        (Seen(refused_s=API_GONE_S + 1), f"nobody has listened for the API for {API_GONE_S + 1:.0f} s"),
+        (
+            Seen(refused_s=API_GONE_S + 1),
+            f"no process has listened on the API's port for {API_GONE_S + 1:.0f} s",
+        ),
         (Seen(("gcs_server",)), "gcs_server ended"),
         (Seen(("raylet",), 3.0), "raylet ended"),
         (Seen(("gcs_server", "raylet"), 500.0), "gcs_server and raylet ended"),
@@ -183,7 +186,7 @@ def test_a_cluster_with_lost_state_is_not_started_again_empty(
     own_store(settings.resolved_store_url, tuple).claim().close()
     for _ in range(2):
         with pytest.raises(
-            errors.Unavailable, match=r"installation 0123456789abcdef.* not in its store any more"
+            errors.Unavailable, match=r"installation 0123456789abcdef.* no longer in its store"
         ):
             local.start_again(settings, lambda line: None)
         (tmp_path / "state.db").unlink(missing_ok=True)

@@ -167,7 +167,7 @@ def test_a_nan_or_infinity_anywhere_in_a_lora_is_refused(
     place = f"[{inside // shape[1]}, {inside % shape[1]}]"
     with pieces_of(chunk_bytes), pytest.raises(CheckpointError) as refusal:
         register(folder, base)
-    assert f"adapter_model.safetensors: {name} holds a value that is not finite at {place}; " in str(
+    assert f"adapter_model.safetensors: {name} has a value that is not finite at {place}; " in str(
         refusal.value
     )
     shutil.rmtree(folder.parent)
@@ -199,7 +199,7 @@ def test_a_nan_or_infinity_anywhere_in_a_boft_is_refused(
     name = data.draw(st.sampled_from(sorted(weights)))
     weights[name].flat[data.draw(st.integers(0, weights[name].size - 1))] = value
     folder = write_boft(tmp_path_factory.mktemp("nan") / "v", None, weights)
-    with pytest.raises(CheckpointError, match=f"{name} holds a value that is not finite"):
+    with pytest.raises(CheckpointError, match=f"{name} has a value that is not finite"):
         register(folder, base)
     shutil.rmtree(folder.parent)
 
@@ -219,7 +219,7 @@ def test_a_nan_or_infinity_in_a_delta_with_right_checksums_is_refused(
     raw = json.loads((folder / "delta.json").read_text())
     raw["files"][ref.file] = described(folder / ref.file)
     (folder / "delta.json").write_text(json.dumps(raw))
-    with pytest.raises(CheckpointError, match=f"{ref.name} holds a value that is not finite"):
+    with pytest.raises(CheckpointError, match=f"{ref.name} has a value that is not finite"):
         register(folder, base)
     shutil.rmtree(folder.parent)
 

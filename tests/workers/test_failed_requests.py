@@ -89,7 +89,7 @@ async def test_a_request_that_breaks_the_application_is_refused_while_the_engine
     error = error_of(reply)
     assert error["code"] == 400
     assert "ZeroDivisionError: float division by zero" in error["message"]
-    assert "another type" in error["message"]
+    assert "a wrong type" in error["message"]
 
 
 async def test_a_failure_that_may_be_the_engine_s_is_not_refused() -> None:

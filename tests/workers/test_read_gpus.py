@@ -143,5 +143,5 @@ def test_only_what_cuda_would_see_is_read(
 
 def test_a_slice_of_a_gpu_is_refused(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(gpus.VISIBLE, "MIG-5f1a")
-    with pytest.raises(ValueError, match="'MIG-5f1a'; expected whole GPUs: say which by `gpus`"):
+    with pytest.raises(ValueError, match="'MIG-5f1a'; list whole GPUs in OSTINATO_GPUS"):
         Nvml()

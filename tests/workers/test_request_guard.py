@@ -61,7 +61,7 @@ def output(name: str, token: int, **more: Any) -> Any:
 @pytest.mark.parametrize(
     ("named", "prompt", "params"),
     [
-        (r"prompt: token 64 \('\[PAD\]'\) has no row in the model's vocabulary of 64", [5, PAD], {}),
+        (r"prompt: token 64 \('\[PAD\]'\) is outside the model's vocabulary of 64", [5, PAD], {}),
         ("prompt: token -1 ", [5, -1], {}),
         ("stop_token_ids: token 70 ", [5], {"stop_token_ids": [3, 70]}),
         ("logit_bias: token 64 ", [5], {"logit_bias": {PAD: 1.0}}),
@@ -101,7 +101,7 @@ async def test_the_failing_request_gets_the_error_and_others_their_tokens(proces
     )
     assert (await stopped.get()).finished
     assert "w9" in (await other.get()).outputs[0].text
-    with pytest.raises(RuntimeError, match="could not be put into words"):
+    with pytest.raises(RuntimeError, match="could not be decoded to text"):
         await broken.get()
     assert done.reqs_to_abort == ["stopped"], "the core would go on with it"
 

@@ -51,7 +51,7 @@ def test_the_schedulers_account_becomes_messages() -> None:
     counts = {"slots": 2, "limit": 1, "skips": 3, "preemptions": 4, "blocked": 5}
     found = residency_of({**counts, "variants": _over_json(scheduler.snapshot())})
     assert found.variants[0] == VariantPlace(7, Tier.DEVICE, 0, (RankBytes(0, 10, 11), RankBytes(1, 10, 12)))
-    waits = "not in a slot; it gets one when a request asks for it"
+    waits = "not in a slot; the next request loads it into a slot"
     assert found.variants[1] == VariantPlace(
         8, Tier.HOST, None, (RankBytes(0, 30, 0), RankBytes(1, 30, 0)), waits
     )

@@ -129,7 +129,7 @@ def test_a_sentencepiece_model_that_no_class_reads_rightly_is_refused(tmp_path: 
         json.dumps({**settings, "tokenizer_class": "GemmaTokenizer"})
     )
     with pytest.raises(
-        CheckpointError, match=r"no class of transformers makes the ids of .*tokenizer\.model"
+        CheckpointError, match=r"no tokenizer class of transformers gives the ids of .*tokenizer\.model"
     ):
         load_tokenizer(folder)
 

@@ -50,7 +50,7 @@ class Agent:
                 self.sample()
             except Exception as e:
                 if not self._problem:
-                    log.exception("the devices cannot be sampled")
+                    log.exception("the agent cannot sample the devices")
                 self._problem = f"{type(e).__name__}: {e}"
                 self._nvml = None
             time.sleep(self._options.every_s)

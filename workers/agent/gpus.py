@@ -27,7 +27,9 @@ class Nvml:
         count = pynvml.nvmlDeviceGetCount()
         ours = sorted(set(_visible(count) if only is None else only))
         if strange := [index for index in ours if index >= count]:
-            raise ValueError(f"there is no GPU {strange[0]}, only {count}; correct the setting `gpus`")
+            raise ValueError(
+                f"GPU {strange[0]} does not exist, because this node has {count}; correct OSTINATO_GPUS"
+            )
         self._ours = tuple(ours)
         self._handles: dict[int, Any] = {}
         self._names: dict[int, str] = {}
@@ -90,7 +92,7 @@ def _visible(count: int) -> Iterator[int]:
         return
     for name in map(str.strip, listed.split(",")):
         if name.startswith("MIG"):
-            raise ValueError(f"{VISIBLE} names a slice, {name!r}; expected whole GPUs: say which by `gpus`")
+            raise ValueError(f"{VISIBLE} names a slice of a GPU, {name!r}; list whole GPUs in OSTINATO_GPUS")
         found = int(name) if name.isdecimal() else _by_uuid(name, count)
         if found is None or found >= count:
             return

@@ -9,7 +9,9 @@ from workers.bundled import MODELS, ensure
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Convert a bundled model into a Hugging Face folder, once.")
+    parser = argparse.ArgumentParser(
+        description="Convert a bundled model into a Hugging Face folder, unless it exists."
+    )
     parser.add_argument("name", choices=MODELS)
     parser.add_argument("cache_dir", type=Path, metavar="DIR")
     given = parser.parse_args()

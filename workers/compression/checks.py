@@ -32,7 +32,7 @@ COMPUTING = (
     *("rms_norm_eps", "hidden_act", "hidden_activation", "sliding_window", "layer_types"),
     *("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"),
 )
-"""Keys of config.json, beside RoPE's, that change what the same weights compute."""
+"""Keys of config.json that change what the same weights compute, in addition to RoPE's keys."""
 
 CHUNK = 1 << 24  # values checked together: 64 MiB in float32
 
@@ -72,8 +72,8 @@ def check_alike(base: Source, tuned: Source) -> list[str]:
     ):
         if left != right:
             raise AdapterError(
-                f"{tuned.origin} is no fine-tune of {base.origin}: expected the {what} to be "
-                f"{_difference(left, right)}; give the checkpoint it was fine-tuned from"
+                f"{tuned.origin} is not a fine-tune of {base.origin}: expected the {what} to be "
+                f"{_difference(left, right)}; give the checkpoint that the fine-tune was trained from"
             )
     return [*_vocabulary(base, tuned), *_settings(base, tuned)]
 
@@ -91,7 +91,7 @@ def check_groups(spec: ModelSpec, method: Method) -> None:
         if problem := group_problem(inputs, size):
             raise OptionError(
                 "group_size",
-                f"{module} has {inputs} inputs, {problem}; or leave it out: then a row shares a scale",
+                f"{module} has {inputs} inputs, {problem}; or leave it out, so that each row has one scale",
             )
 
 
@@ -126,8 +126,8 @@ def judge(found: Scan, base: Source, tuned: Source, force: bool) -> list[str]:
     """
     if not found.differing:
         raise AdapterError(
-            f"all {found.tensors} tensors of {tuned.origin} equal those of {base.origin}: expected a "
-            "fine-tune, got the base itself; there is nothing to compress"
+            f"all {found.tensors} tensors of {tuned.origin} equal those of {base.origin}: this is the base "
+            "itself; give the folder of the fine-tune"
         )
     if found.distance <= SUSPICIOUS:
         return []
@@ -137,9 +137,9 @@ def judge(found: Scan, base: Source, tuned: Source, force: bool) -> list[str]:
         "unrelated models by about 1.4"
     )
     if found.distance <= IMPLAUSIBLE or force:
-        return [f"{figures}; check that this is the base it was fine-tuned from"]
+        return [f"{figures}; check that the fine-tune was trained from this base"]
     raise ImplausibleBase(
-        f"{figures}. Expected at most {IMPLAUSIBLE}; give the checkpoint it was fine-tuned from"
+        f"{figures}. Expected at most {IMPLAUSIBLE}; give the checkpoint that the fine-tune was trained from"
     )
 
 
@@ -148,15 +148,15 @@ def _vocabulary(base: Source, tuned: Source) -> list[str]:
     size = base.spec.vocab_size
     if added < 0:
         raise AdapterError(
-            f"{tuned.origin} is no fine-tune of {base.origin}: expected at least the base's {size} tokens, "
-            f"got {size + added}; give the checkpoint it was fine-tuned from"
+            f"{tuned.origin} is not a fine-tune of {base.origin}: expected at least the base's {size} "
+            f"tokens, got {size + added}; give the checkpoint that the fine-tune was trained from"
         )
     if not added:
         return []
     return [
         f"the vocabulary grew from {size} to {size + added} tokens. Engines have the base's vocabulary, so "
-        f"requests can neither send nor get tokens {size} to {size + added - 1}; their rows are stored, and "
-        "`ostinato merge` puts them back"
+        f"requests cannot use tokens {size} to {size + added - 1}. Their rows are stored, and `ostinato "
+        "merge` restores them"
     ]
 
 
@@ -164,8 +164,8 @@ def _settings(base: Source, tuned: Source) -> list[str]:
     """Warnings about settings that differ: engines compute a variant by its base's config."""
     before, after = (_computing(read_json(source.folder / "config.json")) for source in (base, tuned))
     return [
-        f"config.json has {key} {after[key]}, the base has {before[key]}; engines use the base's, so answers "
-        "will differ from the fine-tune's"
+        f"config.json has {key} {after[key]}, but the base has {before[key]}. Engines use the base's value, "
+        "so answers will differ from the fine-tune's"
         for key in before
         if key in after and before[key] != after[key]
     ]
@@ -214,7 +214,7 @@ def _check_finite(source: Source, name: str, tensor: torch.Tensor) -> None:
             place = [int(i) for i in torch.unravel_index(torch.tensor(at), tensor.shape)]
             raise CheckpointError(
                 f"{name} in {source.origin} holds {float(tensor.flatten()[at])} at {place}: expected finite "
-                "values; train it again or copy it again"
+                "values; copy the file again, or train the model again"
             )
         start += chunk.numel()
 

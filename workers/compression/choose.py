@@ -27,7 +27,7 @@ class MethodName(StrEnum):
 
 
 ALIASES: Mapping[str, MethodName] = {"sparse": MethodName.magnitude, "svd": MethodName.delta_come}
-"""What the methods were called before there were more."""
+"""Earlier names of methods."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,9 @@ def check(options: Options) -> None:
     for option in _given(options):
         if option not in TAKES[options.method]:
             taken = ", ".join(sorted(TAKES[options.method])) or "no option"
-            raise OptionError(option, f"{options.method} does not take {option}; it takes {taken}")
+            raise OptionError(
+                option, f"the method {options.method} has no option {option}; its options are: {taken}"
+            )
     if options.bits is not None:
         known = _WHOLE_BITS if options.method is MethodName.round_to_nearest else _CODED_BITS
         if options.bits not in known:
@@ -112,7 +114,7 @@ def method_of(options: Options) -> Method:
     """The method, ready to compress layers. Raises OptionError; ValueError for auto, which is no method."""
     check(options)
     if options.method is MethodName.auto:
-        raise ValueError("auto tries several methods; expected one of the others")
+        raise ValueError("expected a single method, got auto, which tries several methods")
     return _factory(options.method)(**_given(options))
 
 

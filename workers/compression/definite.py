@@ -21,7 +21,7 @@ def lower_factor(matrix: torch.Tensor) -> torch.Tensor:
         if int(info) == 0:
             return lower
     raise ValueError(
-        "expected inputs whose Gram matrix is positive, got one that is not; check the calibration text"
+        "expected inputs whose Gram matrix is positive, got another matrix; check the calibration text"
     )
 
 

@@ -58,7 +58,7 @@ class DeltaArtefact:
 
     def store(self, problem: Problem, compressed: Compressed, dtype: torch.dtype) -> Stored:
         if compressed.encoded is None:
-            raise ValueError(f"{self._method.name} gives no code for a {self._method.kind}")
+            raise ValueError(f"{self._method.name} makes no code of a {self._method.kind}")
         parts, facts = compressed.encoded.parts, compressed.encoded.facts
         tensors = {f"{problem.name}.{part}": tensor for part, tensor in parts.items()}
         return Stored(tensors, facts, self._weight(problem.base, parts, facts))

@@ -63,7 +63,7 @@ class Evaluation:
                     tell(number / (len(self._tasks) + 1), f"evaluating {name}: task {part}")
                     found += outcomes_of([task], answerer)
             except ValueError as error:
-                raise TaskError(f"the tasks cannot be put to {model}: {error}") from error
+                raise TaskError(f"the tasks cannot be run on {model}: {error}") from error
         write_json(kept, {"key": self._key, "outcomes": [each.as_json() for each in found]})
         return tuple(found)
 
@@ -87,8 +87,9 @@ class Evaluation:
             return losses_between(had, has)
         except ValueError as error:
             raise TaskError(
-                f"{before[0]} and what was made of it cannot be compared: {error}. Give both the same "
-                "tokenizer (tokenizer.json, tokenizer_config.json), or compress without an evaluation"
+                f"{before[0]} and its compressed delta cannot be compared: {error}; give base and fine-tune "
+                "the same tokenizer (tokenizer.json, tokenizer_config.json), or compress without an "
+                "evaluation"
             ) from error
 
     @contextmanager
@@ -129,8 +130,8 @@ def torch_answerer(device: str | None) -> Open:
             return TorchAnswerer.open(folder, device)
         except (OSError, ValueError) as error:
             raise CheckpointError(
-                f"expected a model and a tokenizer in {folder} to put tasks to, got: {error}; copy what is "
-                "missing there, or compress without an evaluation"
+                f"the model and tokenizer in {folder} cannot be loaded for the evaluation: {error}; copy the "
+                "missing files there, or compress without an evaluation"
             ) from error
 
     return open_answerer

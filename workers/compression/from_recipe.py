@@ -41,7 +41,7 @@ def artifact_of(request: CompressRequest, progress: Progress) -> Artifact:
         return _artifact(run(_request(request), tell))
     except ImplausibleBase as error:
         raise AdapterError(
-            f"{error}, or make the delta by `ostinato compress --force` and register it as an adapter"
+            f"{error}, or run `ostinato compress --force` and register the delta as an adapter"
         ) from error
 
 

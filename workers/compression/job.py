@@ -77,7 +77,9 @@ def compress(job: Job, progress: Progress | None = None) -> Result:
     require_device(job.device)
     out = job.out.absolute()
     if (out.exists() or out.is_symlink()) and not (path_for(out) / RESULT).is_file():
-        raise CheckpointError(f"{out} exists already; choose another folder, or remove it first")
+        raise CheckpointError(
+            f"the folder {out} exists already; choose another folder, or remove this folder first"
+        )
     run = _Run(job, progress or (lambda share, what: None))
     with work_folder(out) as work:
         work.begin(run.inputs())
@@ -177,7 +179,7 @@ class _Run:
         )
         for layer, record in enumerate(records):
             if len(records) < self.spec.num_layers:
-                self.tell(self._share(layer), f"layer {layer} was finished before")
+                self.tell(self._share(layer), f"layer {layer} was finished earlier")
                 layers.replay(layer, record, work.artefact)
         clock = Clock(self.spec.num_layers - len(records))
         for layer in range(len(records), self.spec.num_layers):
@@ -285,6 +287,6 @@ def _worse_than_base(records: list[PartRecord]) -> list[str]:
     if not bad:
         return []
     return [
-        f"{len(bad)} layers are further from the fine-tune than the base is, such as {', '.join(bad[:3])}; "
-        "give more bits or a larger ratio"
+        f"{len(bad)} compressed layers differ more from the fine-tune than the base does, such as "
+        f"{', '.join(bad[:3])}; give more bits or a larger ratio"
     ]

@@ -102,8 +102,8 @@ class LayerCompressor:
             left -= set(mine)
         if left:
             raise AdapterError(
-                f"calibration knows no inputs of {', '.join(sorted(left))} of {self.base.spec.architecture}; "
-                "take a method without calibration"
+                f"calibration cannot compute the inputs of {', '.join(sorted(left))} of "
+                f"{self.base.spec.architecture}; use a method without calibration"
             )
 
     def _module(self, layer: int, module: str, see: See, found: LayerContents) -> None:

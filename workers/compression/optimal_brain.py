@@ -18,7 +18,8 @@ import torch
 from workers.kernels.column_loop import FOUR, MAX_COLUMNS
 
 DAMPINGS = (0.01, 0.1, 1.0)
-"""Of the diagonal's mean, added to it (`percdamp` of SparseGPT is 0.01); more where Cholesky fails."""
+"""Shares of the diagonal's mean to add to the diagonal (SparseGPT's `percdamp` is 0.01); the larger shares
+are for matrices for which Cholesky fails."""
 
 BLOCK = MAX_COLUMNS
 """Columns after which the columns behind are updated."""
@@ -88,7 +89,7 @@ def inverse_factor(gram: torch.Tensor) -> torch.Tensor:
             factor: torch.Tensor = torch.linalg.solve_triangular(lower.flip(0, 1), identity, upper=True)
             return factor
     raise ValueError(
-        f"expected X X^T to be positive semidefinite, got one that is not with {DAMPINGS[-1]:g} of its "
+        f"expected X X^T to be positive semidefinite, got another matrix, even with {DAMPINGS[-1]:g} of its "
         "diagonal's mean added; calibrate again, with more texts"
     )
 

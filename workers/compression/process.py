@@ -36,7 +36,7 @@ def carry_out(request: CompressRequest) -> Iterator[str]:
         with jobs.alone(request.folder) as lock:
             yield from _run(request, lock)
     except jobs.FolderBusy as e:
-        raise CompressingError(f"something else is compressing in {request.folder}") from e
+        raise CompressingError(f"another process is compressing in {request.folder}") from e
 
 
 def _run(request: CompressRequest, lock: int) -> Iterator[str]:
@@ -51,7 +51,9 @@ def _run(request: CompressRequest, lock: int) -> Iterator[str]:
             if ended:
                 return
         code = process.wait()
-        raise CompressingError(f"its process ended with {jobs.exit_reason(code)}: {jobs.last_words(log)}")
+        raise CompressingError(
+            f"the compression's process ended with {jobs.exit_reason(code)}: {jobs.last_words(log)}"
+        )
     finally:
         jobs.end(process)
         if process.stdout is not None:
@@ -84,7 +86,9 @@ def _lines(out: IO[bytes]) -> Iterator[str]:
         selector.register(out, selectors.EVENT_READ)
         while True:
             if not selector.select(SILENT_S):
-                raise CompressingError(f"its process said nothing for {SILENT_S:.0f} s, and was ended")
+                raise CompressingError(
+                    f"the compression's process reported nothing for {SILENT_S:.0f} s and was stopped"
+                )
             part = os.read(out.fileno(), 65536)
             if not part:
                 return

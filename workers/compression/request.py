@@ -59,15 +59,21 @@ def check_request(request: Request) -> None:
     check(request.options)
     auto = request.options.method is MethodName.auto
     if auto and request.max_loss is None:
-        raise OptionError("max_loss", "auto needs the largest loss that may be, in percent")
+        raise OptionError("max_loss", "the method auto needs the largest allowed loss, in percent")
     if request.max_loss is not None and not math.isfinite(request.max_loss):
         raise OptionError("max_loss", f"expected a finite percentage, got {request.max_loss:g}")
     if not auto and request.max_loss is not None:
-        raise OptionError("max_loss", f"only auto takes max_loss, not {request.options.method}")
+        raise OptionError(
+            "max_loss",
+            f"only auto takes max_loss, not {request.options.method}; leave max_loss out, or choose auto",
+        )
     if auto and request.evaluation is None:
-        raise OptionError("evaluation", "auto needs tasks to measure the loss with")
+        raise OptionError("evaluation", "the method auto needs tasks to measure the loss on")
     rate = request.storage_mb_per_s
     if rate is not None and not (request.lossless and 0 < rate < math.inf):
         raise OptionError("storage_mb_per_s", "expected a rate above 0, together with lossless")
     if request.lossless and not auto and method_of(request.options).kind is None:
-        raise OptionError("lossless", f"{request.options.method} writes a checkpoint; only deltas are packed")
+        raise OptionError(
+            "lossless",
+            f"{request.options.method} writes a checkpoint, but only deltas are packed; leave lossless out",
+        )

@@ -59,7 +59,9 @@ def run(request: Request, progress: Progress | None = None, open_answerer: Open 
         return Report(compress(_job(request, request.options, request.out), progress), request.options)
     out = request.out.absolute()
     if (out.exists() or out.is_symlink()) and not is_file(path_for(out) / RESULT):
-        raise CheckpointError(f"{out} exists already; choose another folder, or remove it first")
+        raise CheckpointError(
+            f"the folder {out} exists already; choose another folder, or remove this folder first"
+        )
     tasks = read_tasks(request.evaluation) if request.evaluation is not None else ()
     tell = progress or (lambda share, what: None)
     with work_folder(out) as work:

@@ -19,10 +19,11 @@ SWEEPS = 3
 """Turns that each group's scale gets in `refitted`; a row with one scale needs one."""
 
 SHARES = (1.0, 1.3, 0.75, 0.5)
-"""Of the scale that holds the largest value: what is tried for each row when scales are fitted.
+"""Scales to try for each row, relative to the scale that holds the row's largest value.
 
-A larger one leaves room for what columns take over from those before them, which deltas of a short training
-need, whose values are alike in size. A smaller one clamps a few large values and is finer for all others.
+A larger scale leaves room for the errors that columns take over from earlier columns. Deltas of a short
+training, whose values have similar sizes, need this room. A smaller scale clamps a few large values and is
+finer for the other values.
 """
 
 

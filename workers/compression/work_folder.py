@@ -141,17 +141,19 @@ class WorkFolder:
     def _require_idle(self, there: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
         """Raises OtherWork unless the other job in this folder has nothing to lose."""
         if self.out.exists():
-            raise OtherWork(f"{self.out} exists already; choose another folder, or remove it first")
+            raise OtherWork(
+                f"the folder {self.out} exists already; choose another folder, or remove this folder first"
+            )
         if not self.has_parts:
             return
         lies = ", ".join(
-            f"{key} {_short(there, key)} (asked for now: {_short(wanted, key)})"
+            f"{key} {_short(there, key)} (now {_short(wanted, key)})"
             for key in {**there, **wanted}
             if there.get(key) != wanted.get(key)
         )
         raise OtherWork(
-            f"{self.path} holds an unfinished compression into {self.out.name} with {lies}. Give that "
-            "command again to finish it, choose another folder, or remove this one"
+            f"{self.path} holds an unfinished compression into {self.out.name} with {lies}; run that command "
+            f"again to finish it, choose another folder, or remove {self.path}"
         )
 
 
@@ -173,7 +175,7 @@ def work_folder(out: Path) -> Iterator[WorkFolder]:
     except OSError as error:
         raise CheckpointError(
             f"cannot write {error.filename or out}: {error.strerror or error}; check its permissions and the "
-            "space left, then give the same command: it goes on where it stopped"
+            "space left, then run the same command again: it continues where it stopped"
         ) from error
 
 
@@ -193,9 +195,7 @@ def _locked(path: Path, out: Path) -> Iterator[None]:
             if _is_at(file, path / LOCK):
                 yield
                 return
-    raise CheckpointError(
-        f"{path} comes and goes: other processes compress into {out}; choose another folder"
-    )
+    raise CheckpointError(f"other processes compress into {out} at the same time; choose another folder")
 
 
 def _take(file: TextIO, path: Path, out: Path) -> None:
@@ -204,8 +204,8 @@ def _take(file: TextIO, path: Path, out: Path) -> None:
     except BlockingIOError:
         file.seek(0)
         raise CheckpointError(
-            f"process {file.read().strip() or 'of another machine'} is compressing into {out} just now; wait "
-            f"for it, or choose another folder (its work lies in {path})"
+            f"process {file.read().strip() or 'of another machine'} is compressing into {out} now; wait "
+            f"until it ends, or choose another folder (its temporary files are in {path})"
         ) from None
     file.seek(0)
     file.truncate()

@@ -19,7 +19,9 @@ def new_folder(target: Path) -> Iterator[Path]:
     """
     target = target.absolute()
     if target.exists() or target.is_symlink():
-        raise CheckpointError(f"{target} exists already; choose another folder, or remove it first")
+        raise CheckpointError(
+            f"the folder {target} exists already; choose another folder, or remove this folder first"
+        )
     partial = target.parent / f".{target.name}.{os.getpid()}.partial"
     try:
         partial.mkdir(parents=True)

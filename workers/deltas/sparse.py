@@ -63,7 +63,9 @@ def scales_of(kept: torch.Tensor, bits: int, group_size: int | None) -> torch.Te
     groups = kept.unsqueeze(1) if group_size is None else _by(kept, group_size // 2)
     scales: torch.Tensor = (groups.abs().amax(dim=2) * (2 / (2**bits - 1))).half()
     if not bool(scales.isfinite().all()):
-        raise ValueError("expected finite differences below 98000, got larger ones; check both checkpoints")
+        raise ValueError(
+            "expected finite differences below 98000, got larger differences; check both checkpoints"
+        )
     return scales
 
 

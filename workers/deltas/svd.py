@@ -53,7 +53,9 @@ def default_groups(shape: tuple[int, int], budget: float = 1 / 16) -> tuple[tupl
             groups.append((bits, rank))
             bits_left, ranks_left = bits_left - bits * rank, ranks_left - rank
     if not groups:
-        raise ValueError(f"a budget of {budget:g} leaves no rank for a matrix of {out} x {into}; raise it")
+        raise ValueError(
+            f"a budget of {budget:g} leaves no rank for a matrix of {out} x {into}; raise the budget"
+        )
     return tuple(groups)
 
 

@@ -23,7 +23,9 @@ def arguments(templates: Templates, folder: Path, target: Path) -> list[str]:
             templates.check(text)
         except TemplateFailed as error:
             log.warning("%s: the chat template '%s' cannot be used: %s", folder, name, error)
-            said = f"the model's chat template cannot be used: {error}; mend it and register the model again"
+            said = (
+                f"the model's chat template cannot be used: {error}; correct it and register the model again"
+            )
             target.write_text(f"{{{{ raise_exception({json.dumps(said)}) }}}}", encoding="utf-8")
             return ["--chat-template", str(target)]
     return []

@@ -117,11 +117,11 @@ def _checked(config: EngineConfig, name: str, find: Callable[[str], Any], tokeni
     except Exception as e:
         if name in config.needed_parsers:
             raise LaunchError(
-                f"the parser {name} was asked for, and does not suit the tokenizer of '{config.name}': {e}; "
-                "deploy it with another parser, or with none"
+                f"the requested parser {name} does not fit the tokenizer of '{config.name}': {e}; "
+                "deploy the model with another parser, or with none"
             ) from e
         log.warning(
-            "parser %s does not suit the tokenizer of '%s', so it is left out: %s", name, config.name, e
+            "the parser %s does not fit the tokenizer of '%s', so it is not used: %s", name, config.name, e
         )
         return ""
     return name

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 KEPT = 512  # grammars whose result is remembered
 START_S = 120.0
 OPTIONS = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
-ADVICE = "expected a smaller one, with fewer alternatives and without repetitions of repetitions"
+ADVICE = "make it smaller, with fewer alternatives and without repetitions within repetitions"
 _CHECKED = "_ostinato_checked"
 
 
@@ -118,7 +118,7 @@ class Grammars:
             answer = await self._exchange(question)
             if answer and answer.get("signal") != -signal.SIGKILL:  # for example from the kernel
                 return _outcome(answer)
-        raise GrammarsAway("the process that compiles grammars was ended twice; send the request again")
+        raise GrammarsAway("the process that compiles grammars was killed twice; send the request again")
 
     async def _exchange(self, question: bytes) -> dict[str, Any]:
         """Ask the process; empty if it ended."""
@@ -127,7 +127,7 @@ class Grammars:
             writer.write(question)
             answer = await reader.read(-1)
         except OSError as e:
-            log.warning("the process that compiles grammars could not be asked: %s", e)
+            log.warning("the process that compiles grammars did not answer: %s", e)
             return {}
         writer.close()
         return dict(json.loads(answer or b"{}"))
@@ -139,7 +139,7 @@ class Grammars:
             except OSError:
                 self._start()
                 await asyncio.sleep(0.1)
-        raise TimeoutError(f"it did not start within {START_S:.0f} s")
+        raise TimeoutError(f"the process did not start within {START_S:.0f} s")
 
     def _start(self) -> None:
         """Start the process again, unless it is starting."""
@@ -162,11 +162,11 @@ def _outcome(answer: dict[str, Any]) -> Outcome:
         return Outcome("", answer["backend"], tuple(answer["fields"].items()))
     if "invalid" in answer:
         return Outcome(answer["invalid"])
-    too_long = f"it takes more than {CPU_S} s of CPU time to compile, or to find the tokens that may follow"
-    of_signal = {-signal.SIGXCPU: too_long, -signal.SIGALRM: "its compiler hung", 1: TOO_LARGE}
+    too_long = f"compiling it, or finding its next tokens, takes more than {CPU_S} s of CPU time"
+    of_signal = {-signal.SIGXCPU: too_long, -signal.SIGALRM: "the compiler hung", 1: TOO_LARGE}
     if answer.get("large"):  # compilers abort when they get no memory
         of_signal[-signal.SIGABRT] = TOO_LARGE
-    broke = f"its compiler broke, or {TOO_LARGE}"
+    broke = f"the compiler crashed, or {TOO_LARGE}"
     reason = answer.get("refused") or of_signal.get(int(answer.get("signal", 0)), broke)
     return Outcome(f"the grammar cannot be used: {reason}; {ADVICE}")
 

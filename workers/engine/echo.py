@@ -88,7 +88,7 @@ class EchoEngine:
         ranks = tuple(RankBytes(r, 1, int(position < slots)) for r in range(len(self._config.ranks)))
         if position < slots:
             return VariantPlace(uid, Tier.DEVICE, position, ranks)
-        return VariantPlace(uid, Tier.HOST, None, ranks, "not in a slot; the first variants keep theirs")
+        return VariantPlace(uid, Tier.HOST, None, ranks, "not in a slot; the first variants keep their slots")
 
     async def limit_variants(self, limit: int) -> int:
         self._limit = min(max(1, limit), self._config.max_variants)

@@ -17,9 +17,9 @@ except ImportError:  # before 0.30
     from vllm.entrypoints.openai.engine.protocol import DeltaMessage, ExtractedToolCallInformation
 
 NO_FORMAT = (
-    'tool_choice "auto" needs a known format of tool calls, and that of this model is not known: send'
-    ' tool_choice "required" or name a function, which work with every model; or, if it was trained to call'
-    " tools, deploy it anew with its format (toolCallParser, --tool-call-parser)"
+    'tool_choice "auto" needs a known format of tool calls, but this model\'s format is unknown; send'
+    ' tool_choice "required" or name a function, which work with every model. If the model was trained to'
+    " call tools, deploy it again with its parser (toolCallParser, --tool-call-parser)"
 )
 
 

@@ -10,7 +10,7 @@ class NoVariants:
 
     async def prepare(self, uid: int, path: str) -> None:
         """Raises ValueError."""
-        raise ValueError("it was started without slots for variants")
+        raise ValueError("the engine was started without slots for variants")
 
     async def forget(self, uid: int) -> None:
         """Does nothing: there are no variants."""

@@ -34,8 +34,8 @@ class IdWithoutRow(ValueError):
     def __init__(self, parameter: str, token_id: int, text: str, rows: int) -> None:
         named = f" ({text!r:.60})" if text else ""
         super().__init__(
-            f"{parameter}: token {token_id}{named} has no row in the model's vocabulary of {rows}: expected"
-            f" ids from 0 to {rows - 1}, and text without such tokens"
+            f"{parameter}: token {token_id}{named} is outside the model's vocabulary of {rows} rows; use ids"
+            f" from 0 to {rows - 1}, and text without such tokens"
         )
         self.parameter = parameter
 
@@ -138,9 +138,9 @@ def _fail(processor: Any, walk: _Walk, error: Exception) -> None:
         state = processor.request_states.get(walk.outputs[walk.taken - 1].request_id)
     if state is None or state.queue is None:
         raise error
-    log.warning("a request's answer could not be put into words: %r", error, exc_info=error)
+    log.warning("a request's answer could not be decoded to text: %r", error, exc_info=error)
     # Not the error itself: vLLM treats a ValueError as a refusal, and would leave the request in its core.
-    state.queue.put(RuntimeError(f"the answer could not be put into words: {error!r:.200}"))
+    state.queue.put(RuntimeError(f"the answer could not be decoded to text: {error!r:.200}"))
 
 
 def _ended_here(processor: Any, outputs: list[Any]) -> list[str]:

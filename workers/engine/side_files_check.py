@@ -37,8 +37,8 @@ LOADING_CPU_S = 300  # a SentencePiece model of 256,000 pieces takes a minute
 PATTERNS_CPU_S = 120
 TEMPLATE_CPU_S = 5
 CHAT = [{"role": "user", "content": "Hello"}]
-CORRECTED = f"its tokenizer's class changes ids, so it is served with the ids of {FILE} itself"
-NOT_COMPARED = "its tokenizer is compared when an engine loads it: transformers is not installed here"
+CORRECTED = f"the tokenizer's class changes token ids, so Ostinato uses the ids of {FILE} itself"
+NOT_COMPARED = "the tokenizer is checked when an engine loads it, because transformers is not installed here"
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,10 @@ def main() -> None:
     except CheckpointError as error:
         found = Found(refused=str(error))
     except MemoryError:
-        found = Found(refused=f"{asked.folder}: its tokenizer or chat template takes too much memory")
+        found = Found(
+            refused=f"the tokenizer or chat template in {asked.folder} takes too much memory; copy the "
+            "original files"
+        )
     _say(asdict(found))
 
 
@@ -108,13 +111,13 @@ def _tried(asked: Asked) -> Iterator[str]:
 def _try_patterns(folder: Path) -> None:
     if not is_file(folder / FILE):
         return
-    with _limits(f"{folder / FILE}: its regular expressions", PATTERNS_CPU_S, MEMORY_BYTES):
+    with _limits(f"the regular expressions in {folder / FILE}", PATTERNS_CPU_S, MEMORY_BYTES):
         with open_file(folder / FILE) as file:
             raw = file.read(MAX_FILE_BYTES) or b""
         try:
             document = json.loads(raw) if b'"Regex"' in raw else {}
         except (ValueError, RecursionError) as error:
-            raise CheckpointError(f"{folder / FILE} is no JSON ({error}); copy it again") from error
+            raise CheckpointError(f"{folder / FILE} is not valid JSON ({error}); copy it again") from error
         check_patterns(document)
 
 
@@ -124,7 +127,7 @@ def _compared(folder: Path, made: Path) -> Iterator[str]:
         return
     # Importing torch takes four times as long as everything else.
     sys.modules["torch"] = None  # type: ignore[assignment]
-    with _limits(f"{folder}: its tokenizer", LOADING_CPU_S, MEMORY_BYTES):
+    with _limits(f"the tokenizer in {folder}", LOADING_CPU_S, MEMORY_BYTES):
         if is_corrected(made):
             yield CORRECTED
 
@@ -136,15 +139,15 @@ def _try_template(folder: Path, name: str, text: str) -> None:
             template_child.check(text)
         except Exception as error:  # all errors of a template's own code
             raise CheckpointError(
-                f"{what} cannot be used: {str(error)[:500]}; copy it from where the model comes from, or take"
-                " it out"
+                f"{what} cannot be used: {str(error)[:500]}; copy the model's original template, or delete "
+                "the template"
             ) from error
         try:
             template_child.render(text, {"messages": CHAT, "add_generation_prompt": True})
         except MemoryError as error:
             raise CheckpointError(
                 f"{what} takes more than {template_child.MEMORY_BYTES >> 20} MiB of memory for a chat of one"
-                " message; mend it, or take it out"
+                " message; correct the template, or delete it"
             ) from error
         except Exception:  # a template may refuse this chat
             return

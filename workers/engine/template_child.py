@@ -67,7 +67,7 @@ def check(template: str) -> str:
     finally:
         nodes._binop_to_func = operators
     if source is None or len(source) > MAX_SOURCE:
-        raise ValueError(f"its code and its constants have more than {MAX_SOURCE} characters")
+        raise ValueError(f"the template's code and constants have more than {MAX_SOURCE} characters")
     return ""
 
 

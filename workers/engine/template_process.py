@@ -71,7 +71,7 @@ class Templates:
             answer = process.ask(asked, WALL_LIMIT_S)
         except OSError as e:
             process.kill()
-            raise TemplateFailed(f"the chat template was ended: {e}") from e
+            raise TemplateFailed(f"the chat template was stopped: {e}") from e
         with self._lock:
             dropped = [self._idle.pop(template, None)]
             self._idle[template] = process
@@ -152,7 +152,7 @@ class _Process:
                 raise OSError(self._death())
             self._kept += part
             if len(self._kept) > MAX_ANSWER_BYTES:
-                raise OSError(f"its text has more than {MAX_ANSWER_BYTES} bytes")
+                raise OSError(f"the rendered text has more than {MAX_ANSWER_BYTES} bytes")
         line, _, self._kept = self._kept.partition(b"\n")
         return line
 
@@ -160,13 +160,13 @@ class _Process:
         waiting = select.poll()
         waiting.register(descriptor, event)
         if not waiting.poll(max(0.0, 1000 * (ends_s - time.monotonic()))):
-            raise OSError(f"it took longer than {WALL_LIMIT_S:.0f} s")
+            raise OSError(f"rendering took longer than {WALL_LIMIT_S:.0f} s")
 
     def _death(self) -> str:
         code = self._process.wait()
         if code == -signal.SIGXCPU:
-            return f"it took more than {self._cpu_s} s of CPU time"
-        return "it gave no answer"
+            return f"rendering took more than {self._cpu_s} s of CPU time"
+        return "the process that renders it gave no answer"
 
     def kill(self) -> None:
         self._process.kill()

@@ -23,18 +23,17 @@ def check() -> None:
     """Raises BrokenTorchStack with torch, or each installed but broken companion, and the remedy."""
     if (reason := _failure(TORCH)) is not None:
         raise BrokenTorchStack(
-            f"the installed torch cannot be imported ({reason}). On a CPU machine it must be a CPU build: "
-            "point pip at an index with CPU builds of torch (PIP_EXTRA_INDEX_URL; torch's installation page "
-            "names "
-            "one), then `make install TORCH=torch==2.13.0+cpu` (requirements/README.md)"
+            f"the installed torch cannot be imported ({reason}); a CPU machine needs a CPU build of torch: "
+            "set PIP_EXTRA_INDEX_URL to an index with CPU builds (torch's installation page names an index), "
+            "then run `make install TORCH=torch==2.13.0+cpu` (requirements/README.md)"
         )
     broken = {name: reason for name in COMPANIONS if (reason := _failure(name)) is not None}
     if broken:
         names = " ".join(broken)
         raise BrokenTorchStack(
-            f"{names} does not match the installed torch ({', '.join(broken.values())}), and engines fail "
-            f"beside it; they need none of them: run `pip uninstall -y {names}`, "
-            "or install from requirements/cpu.txt, which leaves them out"
+            f"{names} does not match the installed torch ({', '.join(broken.values())}), so engines fail to "
+            f"start; engines do not need it: run `pip uninstall -y {names}`, "
+            "or install from requirements/cpu.txt, which leaves it out"
         )
 
 

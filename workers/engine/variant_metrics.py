@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 READ_SECONDS = Histogram(
     "ostinato_variant_read_seconds",
-    "From the first request for a variant, or its deployment, until every rank has read and checked it.",
+    "Time from a variant's first request or deployment until every rank has read and checked the variant.",
     buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300),
 )
 
@@ -41,14 +41,22 @@ class VariantCollector(Collector):
         try:
             seen = self._ask()
         except Exception as e:
-            log.warning("no residency for the metrics, the scheduler does not answer: %r", e)
+            log.warning("the metrics lack the variants' places, because the scheduler does not answer: %r", e)
             return
         yield _by_tier(seen)
         yield _gauge("slots", "Slots for variants on every rank's device.", seen.slots)
         yield _gauge("limit", "Variants that may run at once.", seen.limit)
         yield _gauge("blocked_requests", "Requests that wait for a running variant to end.", seen.blocked)
-        yield _counter("skips", "Requests that passed others by whose variant was not running.", seen.skips)
-        yield _counter("preemptions", "Requests that gave their place back to those.", seen.preemptions)
+        yield _counter(
+            "skips",
+            "Requests that overtook other requests, because their own variant was running.",
+            seen.skips,
+        )
+        yield _counter(
+            "preemptions",
+            "Requests that were preempted for requests that had been overtaken.",
+            seen.preemptions,
+        )
         yield self._bytes(seen)
         yield self._capacity()
 
@@ -78,7 +86,9 @@ class VariantCollector(Collector):
 def _by_tier(seen: EngineResidency) -> Metric:
     count = Counter(variant.tier for variant in seen.variants)
     family = GaugeMetricFamily(
-        "ostinato_variants", "Variants by the nearest tier in which every rank has them.", labels=["tier"]
+        "ostinato_variants",
+        "Variants, by the nearest tier in which every rank has the variant.",
+        labels=["tier"],
     )
     for tier in Tier:
         family.add_metric([tier], count[tier])

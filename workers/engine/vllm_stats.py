@@ -31,7 +31,7 @@ class StatLogger:
                 _step(self._observer, iteration_stats)
         except Exception:
             if not self._failed:
-                log.exception("vLLM's figures of a step cannot be read; this is said once")
+                log.exception("vLLM's figures of a step cannot be read; this warning appears only once")
             self._failed = True
 
     def log_engine_initialized(self) -> None:

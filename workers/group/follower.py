@@ -73,7 +73,7 @@ def first_to_end(workers: list[Any]) -> str:
     by_sentinel = {worker.proc.sentinel: worker for worker in workers}
     ended = by_sentinel[connection.wait(list(by_sentinel))[0]]
     ended.proc.join()
-    return f"rank {ended.rank} ended with exit code {ended.proc.exitcode} while it served"
+    return f"rank {ended.rank} ended with exit code {ended.proc.exitcode} while serving"
 
 
 def _end(launch: Launch) -> None:

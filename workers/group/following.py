@@ -36,7 +36,7 @@ class Following:
         """Block until it ends; returns the reason. Only one thread may call this."""
         with open(self._reason_fd, "rb") as pipe:
             reason = pipe.read().decode(errors="replace")
-        return reason or f"its process ended with {describe(self._process.wait())}"
+        return reason or f"the ranks' process ended with {describe(self._process.wait())}"
 
     def close(self) -> None:
         """End the follower and its ranks."""

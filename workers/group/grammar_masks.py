@@ -72,7 +72,9 @@ def bound_grammars(backend: Any, grammar: Any) -> None:
     def compile_grammar(self: Any, request_type: Any, grammar_spec: str, *args: Any, **kwargs: Any) -> Any:
         key = hash((request_type, grammar_spec))
         if key in _slow:
-            raise SlowGrammar("this grammar takes too long to find the tokens that may follow")
+            raise SlowGrammar(
+                "finding the next tokens of this grammar takes too long; send a simpler grammar"
+            )
         made = compile_(self, request_type, grammar_spec, *args, **kwargs)
         if not hasattr(self, "ostinato_width"):
             self.ostinato_width = self.allocate_token_bitmask(1).shape[1]
@@ -109,7 +111,7 @@ def _judge(grammar: Any, took_s: float) -> None:
     if took_s <= MASK_LIMIT_S:
         return
     grammar.ostinato_slow = True
-    log.warning("a grammar took %.2f s to find which tokens may follow: its request ends", took_s)
+    log.warning("finding the next tokens of a grammar took %.2f s; the engine ends the request", took_s)
     if grammar.ostinato_key is not None:
         _slow[grammar.ostinato_key] = None
         while len(_slow) > KEPT:

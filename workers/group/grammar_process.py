@@ -45,7 +45,7 @@ MASK_CPU_S = MASK_LIMIT_S / 2  # the core allows more, as other threads disturb 
 WALK_TOKENS = 64
 WALKS_CPU_S = 1.0  # after this time the walks of a grammar end
 MAX_REQUEST_BYTES = 64 << 20
-TOO_LARGE = f"it takes more than {MEMORY_BYTES >> 20} MiB of memory"
+TOO_LARGE = f"compiling it takes more than {MEMORY_BYTES >> 20} MiB of memory"
 FIELDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")  # one of them is given
 
 
@@ -265,7 +265,7 @@ def _examined(backends: Backends, grammar: dict[str, Any]) -> dict[str, Any]:
     except Exception as error:  # every error of vLLM and its compilers is about the grammar
         return {"invalid": str(error)[:2000] or repr(error)}
     if slowest_s > MASK_CPU_S:
-        return {"refused": f"it takes {slowest_s:.2f} s of CPU time to find the tokens that may follow"}
+        return {"refused": f"finding its next tokens takes {slowest_s:.2f} s of CPU time"}
     made = {name: getattr(outputs, name) for name in FIELDS}
     changed = {name: value for name, value in made.items() if value != grammar.get(name)}
     return {"backend": outputs._backend, "fields": changed}

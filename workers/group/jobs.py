@@ -59,4 +59,4 @@ def last_words(log: Path) -> str:
     """The last line of a process's log that mentions an error, or else its last line."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     errors = [line for line in lines if "Error" in line or "error" in line]
-    return (errors or lines or ["it said nothing"])[-1][-LOG_TAIL:]
+    return (errors or lines or ["it printed nothing"])[-1][-LOG_TAIL:]

@@ -91,13 +91,13 @@ def suspects(entries: Mapping[int, Entry], ranks: Sequence[int]) -> tuple[list[E
 def verdict(folder: Path, ranks: Sequence[int], otherwise: str) -> str:
     """Which rank failed and why, in one line; `otherwise` if no rank's journal says so."""
     raised, silent = suspects(read(folder), ranks)
-    said = [f"rank {e.rank} failed at {e.doing}: {' '.join(e.error.split())}" for e in raised[:1]]
+    said = [f"rank {e.rank} failed while {e.doing}: {' '.join(e.error.split())}" for e in raised[:1]]
     said += [_silence(folder, entry, with_log=not raised) for entry in silent]
     return "; ".join(said) or otherwise
 
 
 def _silence(folder: Path, entry: Entry, with_log: bool) -> str:
-    said = f"rank {entry.rank} (process {entry.pid}) ended without a word at {entry.doing}"
+    said = f"rank {entry.rank} (process {entry.pid}) ended without an error while {entry.doing}"
     if not with_log:
         return said
-    return f"{said}, having logged: {' / '.join(last_lines(folder, entry.rank)) or 'nothing'}"
+    return f"{said}, its last lines: {' / '.join(last_lines(folder, entry.rank)) or 'none'}"

@@ -71,7 +71,7 @@ class Launch:
     def scratch(self, name: str) -> Path:
         """A path for files of this launch, which are removed with it; known after `begin`."""
         if self._journals is None:
-            raise RuntimeError("the launch was asked for its files before it began")
+            raise RuntimeError("the launch's files were requested before the launch began")
         return self._journals / name
 
     @property
@@ -147,11 +147,11 @@ def _check_links(config: EngineConfig) -> None:
     try:
         link = inside.link_outside(folder, roots, MAX_ENTRIES)
     except (OSError, CheckpointError) as e:
-        raise LaunchError(f"the model's folder cannot be looked at: {e}") from e
+        raise LaunchError(f"the model's folder cannot be read: {e}") from e
     if link is not None:
         raise LaunchError(
-            f"{link} links to a place outside the folders this installation reads from; put the file itself"
-            " there"
+            f"{link} links to a file outside the folders that this installation reads from; put the file "
+            "itself there"
         )
 
 
@@ -162,11 +162,11 @@ def _check_content(config: EngineConfig) -> None:
     try:
         now = read_model(Path(config.model_path)).fingerprint
     except CheckpointError as e:
-        raise LaunchError(f"the model's files cannot be read any more: {e}") from e
+        raise LaunchError(f"the model's files can no longer be read: {e}") from e
     if now != config.fingerprint:
         raise LaunchError(
-            f"the weights in {config.model_path} are not those that were registered as {config.name}; put "
-            "the registered files back, or register these under a new name"
+            f"the weights in {config.model_path} differ from those registered as {config.name}; restore the "
+            "registered files, or register the present files under a new name"
         )
 
 
@@ -188,7 +188,7 @@ def _model_view(config: EngineConfig, journals: Path) -> HeldView | None:
         except OSError:
             return hold_view(folder, journals / VIEWS, weights=weights)
     except (OSError, CheckpointError) as e:
-        raise LaunchError(f"the model's files cannot be given to the engine: {e}") from e
+        raise LaunchError(f"the model's files cannot be prepared for the engine: {e}") from e
 
 
 def _has_weights(folder: Path) -> bool:

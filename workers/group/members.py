@@ -61,7 +61,9 @@ def check(config: EngineConfig) -> None:
     """Raises ValueError, with the error, for ranks that do not form a group."""
     tp, ranks = config.tensor_parallel, config.ranks
     if tp < 1 or not ranks or len(ranks) % tp:
-        raise ValueError(f"{len(ranks)} ranks do not make up stages of {tp}")
+        raise ValueError(
+            f"expected a number of ranks divisible by {tp}, the ranks of a stage, got {len(ranks)}"
+        )
     for stage in range(len(ranks) // tp):
         layers = {rank.layers for rank in ranks[stage * tp : (stage + 1) * tp]}
         if len(layers) > 1:
@@ -70,14 +72,14 @@ def check(config: EngineConfig) -> None:
             )
     kinds = {rank.device_kind == CPU for rank in ranks}
     if len(kinds) > 1:
-        raise ValueError("a group runs on GPUs or on CPUs; these ranks want both")
+        raise ValueError("expected all ranks of a group on GPUs or all on CPUs, got both")
     seen: set[tuple[str, int]] = set()
     for number, rank in enumerate(ranks):
         place = (rank.node, rank.device_index)
         if config.on_gpu and place in seen:
             raise ValueError(
                 f"rank {number} shares GPU {rank.device_index} of {rank.node or 'its node'} with another "
-                "rank of its group, which NCCL does not allow; put them on different GPUs"
+                "rank of its group, which NCCL does not allow; place the ranks on different GPUs"
             )
         seen.add(place)
 

@@ -24,8 +24,8 @@ def refusal(number: int, rank: RankConfig, sample: DeviceSample) -> str:
     free = sample.total_bytes - sample.used_bytes
     where = f" of {rank.node}" if rank.node else ""
     return (
-        f"rank {number} was planned with {_gib(rank.memory_bytes)} GiB on {rank.device_kind} "
-        f"{rank.device_index}{where}, where {_gib(free)} of {_gib(sample.total_bytes)} GiB are free; "
+        f"rank {number} needs {_gib(rank.memory_bytes)} GiB on {rank.device_kind} "
+        f"{rank.device_index}{where}, but only {_gib(free)} of {_gib(sample.total_bytes)} GiB are free; "
         f"in use: {_users(sample)}"
     )
 
@@ -35,14 +35,14 @@ def _users(sample: DeviceSample) -> str:
     named = [f"{_gib(p.memory_bytes)} GiB by {_holder(p)}" for p in largest[:MAX_NAMED]]
     rest = sample.used_bytes - sum(p.memory_bytes for p in largest[:MAX_NAMED])
     if not named or rest > sample.total_bytes // 100:
-        named.append(f"{_gib(max(0, rest))} GiB by processes that cannot be told apart here")
+        named.append(f"{_gib(max(0, rest))} GiB by processes that are not visible here")
     return ", ".join(named)
 
 
 def _holder(process: ProcessMemory) -> str:
     match process.holder:
         case None | "":
-            return f"process {process.pid}, no engine of this cluster"
+            return f"process {process.pid}, which is not an engine of this cluster"
         case name:
             return f"process {process.pid} of the engine of '{name}'"
 

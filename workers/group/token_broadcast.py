@@ -139,7 +139,7 @@ def shared_group(
     memory = _shared(layout, beside)
     locked = None if memory is None else _locked(memory, layout, process, counts)
     if not _all(locked is not None, beside):
-        log.info("vLLM broadcasts the tokens of a pipeline: its stages share no memory")
+        log.info("vLLM broadcasts the tokens of a pipeline, because its stages share no memory")
         if locked is not None:
             locked.close()
         return None
@@ -156,13 +156,13 @@ def _locked(
     try:
         locked = counts(memory)
     except Exception as error:  # for any error: the others wait for the result
-        log.warning("a GPU cannot use memory that it would share: %s", error)
+        log.warning("a GPU cannot use memory that is shared between stages: %s", error)
         return None
     try:
         locked.wait(layout.WRITTEN, 0)
         locked.write(layout.read(process), 0)
     except Exception as error:
-        log.warning("a GPU cannot wait for memory that it shares: %s", error)
+        log.warning("a GPU cannot wait for memory that is shared between stages: %s", error)
         locked.close()
         return None
     return locked

@@ -104,4 +104,4 @@ def slot_rank(rank: int) -> int:
     for allowed in _VLLM_RANKS:
         if rank <= allowed:
             return allowed
-    raise ValueError(f"LoRA rank {rank} is above the largest the engine supports, {_VLLM_RANKS[-1]}")
+    raise ValueError(f"expected a LoRA rank of at most {_VLLM_RANKS[-1]}, which vLLM supports, got {rank}")

@@ -123,7 +123,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._error is not None:
             raise self._error
         if self._lost:
-            raise BrokenOff("the connection was closed before the answer was whole")
+            raise BrokenOff("the connection was closed before the end of the answer")
         loop = asyncio.get_running_loop()
         self._waiter, self._waits_since_s = loop.create_future(), loop.time()
         try:

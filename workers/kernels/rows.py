@@ -162,7 +162,7 @@ class Rows:
         grouping of these rows, if it exists already.
         """
         if len(slots) > self.max_rows:
-            raise ValueError(f"a batch of {len(slots)} rows; room was made for {self.max_rows}")
+            raise ValueError(f"expected a batch of at most {self.max_rows} rows, got {len(slots)}")
         if np.array_equal(slots, self.grouping.slots):
             return  # as in most steps of decoding: the device has these rows already
         self.grouping = grouping or group(slots)

@@ -52,7 +52,10 @@ def measure(job: Job) -> None:
         log.append(Footprint(job.setting, ranks, started_s, job.distinct_layers, job.device_kind == "cpu"))
     for number, point in enumerate(wanted, 1):
         if time.monotonic() - began > job.seconds:
-            print(f"{len(wanted) - number + 1} points not begun: {job.seconds:.0f} s are over", flush=True)
+            print(
+                f"{len(wanted) - number + 1} points were not measured: the {job.seconds:.0f} s are over",
+                flush=True,
+            )
             return
         timing = measure_point(llm, job, point, variants)
         log.append(timing)

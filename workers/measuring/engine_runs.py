@@ -184,14 +184,16 @@ def _start(request: MeasureRequest, job: Job, log: Path) -> subprocess.Popen[byt
 
 
 def _too_late(request: MeasureRequest) -> MeasuringError:
-    return MeasuringError(f"not finished within {request.seconds:.0f} s; raise OSTINATO_PROFILE_SECONDS")
+    return MeasuringError(
+        f"the measurement did not end within {request.seconds:.0f} s; raise OSTINATO_PROFILE_SECONDS"
+    )
 
 
 def _check_memory(request: MeasureRequest, process: subprocess.Popen[bytes]) -> None:
     if (held := _resident_bytes(process.pid)) > request.device_bytes:
         raise MeasuringError(
-            f"the engine took {held >> 20} MiB where {request.device_bytes >> 20} MiB may be used; raise "
-            "OSTINATO_PROFILE_BYTES, or free memory"
+            f"the measuring engine took {held >> 20} MiB, but may take {request.device_bytes >> 20} MiB; "
+            "raise OSTINATO_PROFILE_BYTES, or free device memory"
         )
 
 
@@ -213,5 +215,5 @@ def _alone(scratch: Path) -> Iterator[None]:
         try:
             held.enter_context(jobs.alone(scratch))
         except jobs.FolderBusy as e:
-            raise MeasuringError(f"something else is measuring in {scratch}; try again later") from e
+            raise MeasuringError(f"another process is measuring in {scratch}; try again later") from e
         yield

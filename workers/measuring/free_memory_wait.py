@@ -47,7 +47,7 @@ def taken(before: int, now: int, gpu: int) -> int:
     """
     if now > before:
         raise RuntimeError(
-            f"GPU {gpu} of this engine has {(now - before) >> 20} MiB more free than before it started: "
-            "another process gave memory back meanwhile; measure again when nobody else uses this GPU"
+            f"GPU {gpu} has {(now - before) >> 20} MiB more free memory than before this engine started, "
+            "because another process freed memory; measure again when no other process uses this GPU"
         )
     return before - now

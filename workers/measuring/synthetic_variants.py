@@ -60,7 +60,7 @@ def write(variant: SyntheticVariant, base: ModelSpec, layers: int, folder: Path)
         case VariantKind.SPARSE_DELTA:
             _write_sparse(variant, base, layers, folder, rng)
         case VariantKind.SVD_DELTA:
-            raise ValueError("low-rank deltas are not made up; LoRA stands for them")
+            raise ValueError("expected another kind than a low-rank delta: LoRA represents low-rank deltas")
     return folder
 
 

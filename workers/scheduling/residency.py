@@ -415,9 +415,9 @@ class Residency:
         if ready:
             return ""
         if variant.no_memory:
-            return "waiting for room: the variants in other slots take the memory"
+            return "waits for memory, which the variants in other slots hold"
         if variant.slot is None:
-            return "not in a slot; it gets one when a request asks for it"
+            return "not in a slot; the next request loads it into a slot"
         lacking = sorted(self._ranks - set(variant.device))
         return f"loading into slot {variant.slot} on rank {', '.join(map(str, lacking))}"
 

@@ -49,7 +49,7 @@ async def answered(answer: Callable[[Any], Awaitable[None]], send: Any, why: Why
     except Exception as e:
         if sending.has_begun:
             raise
-        log.warning("the engine's application broke at a request: %.200r (%s)", e, _where(e))
+        log.warning("the engine's application failed at a request: %.200r (%s)", e, _where(e))
         if isinstance(e, SLIPS) and lives() and await why() is None:
             headers = [JSON, (FAULT, request_headers.OF_UNDERSTANDING)]
             await respond(send, REFUSED, headers, _not_understood(e))
@@ -79,8 +79,8 @@ def _where(error: Exception) -> str:
 def _not_understood(error: Exception) -> bytes:
     return _error(
         REFUSED,
-        f"the engine's server could not make anything of the request ({type(error).__name__}:"
-        f" {str(error)[:_LONGEST]}): expected other values in the body, most likely of another type",
+        f"the engine's server cannot handle this request ({type(error).__name__}:"
+        f" {str(error)[:_LONGEST]}); correct the body: most likely a value has a wrong type",
     )
 
 

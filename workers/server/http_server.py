@@ -57,7 +57,9 @@ class Door:
     async def __call__(self, scope: Message, receive: Any, send: Any) -> None:
         given = dict(scope["headers"]).get(_SECRET, b"")
         if not hmac.compare_digest(given, self._expected):
-            await refuse(send, 401, "this port answers its gateway only")
+            await refuse(
+                send, 401, "this port answers only Ostinato's gateways; send the request to the API's address"
+            )
         elif self.closing:
             await refuse(send, 503, "this worker is stopping")
         elif self._feed is not None and scope["path"] == load_lines.PATH and scope["method"] == "GET":

@@ -128,7 +128,7 @@ class LoadFeed:
             try:
                 found = _places(await self._residency())
             except Exception as e:  # TimeoutError and other errors of the engine's core
-                log.info("the scheduler does not say where variants are: %r", e)
+                log.info("the scheduler does not report the places of variants: %r", e)
             else:
                 if found != self._variants:
                     self._variants, self._held = found, frozenset(uid for uid, _ in found)

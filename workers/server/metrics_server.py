@@ -65,5 +65,6 @@ def _listen(host: str, ports: Ports) -> _Server:
                 raise
     raise OSError(
         errno.EADDRINUSE,
-        f"no port for metrics is free on {host}: {ports} are all taken; let OSTINATO_METRICS_PORTS name more",
+        f"no port for metrics is free on {host}: {ports} are all in use; set OSTINATO_METRICS_PORTS to more "
+        "ports",
     )

@@ -36,7 +36,7 @@ class WantedVariants:
             try:
                 await self._read(variant)
             except Exception as e:
-                log.info("variant %s was not read ahead: %s", variant.name, e)
+                log.info("variant %s could not be read ahead of its request: %s", variant.name, e)
             finally:
                 self._waiting.pop(variant.uid, None)
 

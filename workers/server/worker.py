@@ -92,7 +92,7 @@ class Worker:
     @property
     def engine(self) -> Engine:
         if self._engine is None:
-            raise RuntimeError("the worker was asked before its engine started")
+            raise RuntimeError("the worker got a call before its engine started")
         return self._engine
 
     async def open_door(self, host: str) -> None:
@@ -175,7 +175,7 @@ class Worker:
         self._limit = limit
         now = await self.engine.limit_variants(limit)
         self._residency.forget()
-        log.info("%d variants may run at once (asked for: %d)", now, limit)
+        log.info("%d variants may run at once (requested: %d)", now, limit)
         return now
 
     async def _follow_limit(self, limit: int | None) -> None:
@@ -200,7 +200,7 @@ class Worker:
 
         def ask() -> EngineResidency:
             if threading.get_ident() == own_thread:  # vLLM's own /metrics: the loop would wait for itself
-                raise RuntimeError("asked by the loop that would have to answer")
+                raise RuntimeError("this call would wait for its own event loop; call it from another thread")
             return asyncio.run_coroutine_threadsafe(self.residency(), loop).result(SCRAPE_WAIT_S)
 
         self._collector = VariantCollector(ask, self._config)

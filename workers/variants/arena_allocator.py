@@ -46,7 +46,7 @@ class ArenaAllocator:
         Returns the start, or None if there is no such gap.
         """
         if owner in self._taken:
-            raise ValueError(f"owner {owner} holds an extent already; give it back first")
+            raise ValueError(f"owner {owner} holds an extent already; release that extent first")
         if size == 0:  # an empty extent must not split a gap
             self._taken[owner] = (0, 0)
             return 0

@@ -106,7 +106,7 @@ def pack(
     places, size, staying_bytes = _places(all_weights, room.reads_host)
     if room.max_bytes is not None and size > room.max_bytes:
         raise ValueError(
-            f"the variant needs {size} bytes on this rank, but only {room.max_bytes} are set aside for all "
+            f"the variant needs {size} bytes on this rank, but only {room.max_bytes} are reserved for all "
             f"variants; {REMEDY}"
         )
     memory, staying = (torch.from_numpy(whole_pages(each)) for each in (size, staying_bytes))

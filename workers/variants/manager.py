@@ -99,7 +99,9 @@ class VariantManager:
         slot = self._merged_slot(hooked, memory) if mergeable else None
         self._steps = StepChoice(self.variant_cache, slot)
         if self.config.merged_slot and not mergeable:
-            log.warning("no merged slot: no delta can be merged here, and memory was set aside in vain")
+            log.warning(
+                "no merged slot: this device cannot merge deltas, so its reserved memory stays unused"
+            )
         graph_choice.follow(None if slot is None else self._steps.choose)
         if "lora" in self.config.kinds:
             copying.make_ready()
@@ -129,9 +131,7 @@ class VariantManager:
             return None
         tied = any(isinstance(shape, VocabularyShape) and shape.tied for _, shape, _ in hooked)
         if tied and self._parallel.pipeline_parallel_size > 1:
-            log.warning(
-                "no merged slot: stages might differ about a head of its own where the base's is tied"
-            )
+            log.warning("no merged slot: with a tied head, the stages could use different heads")
             return None
         return merged_slot.make(hooked, memory, self._dtype)
 
@@ -219,7 +219,9 @@ class VariantManager:
         return True
 
     def pin_adapter(self, uid: int) -> bool:
-        raise NotImplementedError("variants are not pinned; slots are taken from those used longest ago")
+        raise NotImplementedError(
+            "variants cannot be pinned; the least recently used variant leaves its slot first"
+        )
 
     def list_adapters(self) -> set[int]:
         return {*self.variant_cache.in_host(), *self.variant_cache.slot_of}

@@ -216,7 +216,9 @@ def make(hooked: Iterable[Hooked], memory: DeviceMemory, dtype: torch.dtype) -> 
         if isinstance(shape, LinearShape) and getattr(module, "bias", None) is None
     ]
     made = MergedSlot(linears, list(_wholes(layers, dtype)), unbiased, memory)
-    log.info("a variant that runs alone is merged; the base's copy takes %d bytes", made.size_bytes)
+    log.info(
+        "a delta that runs alone is merged into a copy of the base's weights of %d bytes", made.size_bytes
+    )
     return made
 
 

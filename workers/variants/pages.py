@@ -61,7 +61,8 @@ def page_locked(memory: torch.Tensor) -> torch.Tensor:
     for chunk in chunks(memory):
         if int(torch.cuda.cudart().cudaHostRegister(chunk.data_ptr(), chunk.numel(), 0)) != 0:
             log.warning(
-                "%d bytes could not be page-locked as they are; torch's allocator takes more", memory.numel()
+                "%d bytes could not be page-locked in place; torch's allocator takes more memory",
+                memory.numel(),
             )
             _unlock(locked)
             return memory.pin_memory()
@@ -79,7 +80,9 @@ def reads_locked_memory(device: torch.device) -> bool:
         driver = ctypes.CDLL("libcuda.so.1")
         error = driver.cuDeviceGetAttribute(ctypes.byref(told), _READS_AT_HOST_ADDRESS, device.index or 0)
     if error or not told.value:
-        log.warning("%s reads no host memory in place: embeddings of deltas take its own, unplanned", device)
+        log.warning(
+            "%s cannot read host memory directly: embeddings of deltas take unplanned device memory", device
+        )
     return not error and bool(told.value)
 
 

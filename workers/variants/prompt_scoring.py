@@ -98,7 +98,7 @@ def first_row(whole: torch.Tensor, part: torch.Tensor) -> int:
     )
     if len(part) and not (alike and offset == first * row_bytes and 0 <= first <= len(whole) - len(part)):
         raise RuntimeError(
-            f"prompts are scored on {list(part.shape)} hidden states that are no rows of this step's "
-            f"{list(whole.shape)}; this version of vLLM scores prompts in another way than is known here"
+            f"expected hidden states for prompt scores to be rows of this step's {list(whole.shape)}, got "
+            f"{list(part.shape)}; this version of vLLM scores prompts in an unknown way"
         )
     return first if len(part) else 0

@@ -145,7 +145,7 @@ class Files:
         """
         data = self._files[ref.file].data.get(ref.offset)
         if data is None:
-            raise RuntimeError(f"{ref.name} was asked for while it was not there")
+            raise RuntimeError(f"{ref.name} was used before it was read")
         raw = torch.from_numpy(data)
         picked = raw.view(DTYPES[ref.dtype]).view(ref.shape)[rows]
         return (picked[..., columns] if len(ref.shape) > 1 else picked).contiguous()

@@ -102,7 +102,7 @@ class CudaLine:
 
 
 def _refused(error: int) -> RuntimeError:
-    return RuntimeError(f"the GPU's driver refuses a variant's copy: CUDA error {error}")
+    return RuntimeError(f"the GPU's driver refused to copy a variant: CUDA error {error}")
 
 
 def line_of(stream: torch.cuda.Stream) -> Line | None:
@@ -112,5 +112,7 @@ def line_of(stream: torch.cuda.Stream) -> Line | None:
     try:
         return CudaLine(stream)
     except (OSError, AttributeError):
-        log.warning("variants are copied as a whole before they run: this driver has no writes in a stream")
+        log.warning(
+            "variants are copied completely before they run, because this driver has no stream writes"
+        )
         return None

@@ -121,8 +121,8 @@ class VariantCache:
         if not self._was_told and (kept := self._memory.staying_bytes()) > self._max_host_bytes:
             self._was_told = True
             log.warning(
-                "embeddings of the variants in slots take %d bytes of host memory, where %d are set aside: no"
-                " other variant is kept ready; give its base more (`ostinato tune MODEL --host-gib N`)",
+                "embeddings of the variants in slots take %d bytes of host memory, but only %d are reserved: "
+                "no other variant stays ready; raise it with `ostinato tune MODEL --host-gib N`",
                 kept,
                 self._max_host_bytes,
             )

@@ -20,7 +20,7 @@ def parse_body(raw: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as e:
         raise errors.InvalidRequest(f"the body is not JSON: {e}") from e
     if not isinstance(body, dict):
-        raise errors.InvalidRequest(f"expected a JSON object, got a {type(body).__name__}")
+        raise errors.InvalidRequest(f"expected a JSON object as the body, got a {type(body).__name__}")
     if _ESCAPED_HALF.search(raw) or _CODED_HALF.search(raw) or b"\0" in raw[:4]:  # UTF-16, UTF-32: a zero
         _check_text(body)
     if not isinstance(body.get("model"), str) or not body["model"]:
@@ -34,7 +34,8 @@ def _check_text(body: dict[str, Any]) -> None:
         json.dumps(body, ensure_ascii=False).encode()
     except UnicodeEncodeError as e:
         raise errors.InvalidRequest(
-            f"the body has half of a surrogate pair, {e.object[e.start]!a}: expected both of a character"
+            f"the body has half of a surrogate pair, {e.object[e.start]!a}; expected both halves of a "
+            "character"
         ) from e
     except RecursionError as e:
         raise errors.InvalidRequest("the body is nested too deeply") from e

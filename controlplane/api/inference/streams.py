@@ -54,7 +54,7 @@ async def streamed(items: Items, grammar: str, record: RequestRecord) -> Respons
 
     def cut() -> None:
         log.info(
-            "a client of '%s' read nothing for %g s and was cut off",
+            "a client of '%s' read nothing of its answer for %g s; the gateway closed the connection",
             record.model,
             write_s,
         )
@@ -67,7 +67,7 @@ async def streamed(items: Items, grammar: str, record: RequestRecord) -> Respons
 async def _head(items: Items, grammar: str) -> EngineHead:
     head = await anext(items, None)
     if not isinstance(head, EngineHead):
-        raise errors.EngineFailed("the engine's answer did not start with its head")
+        raise errors.EngineFailed("the engine's answer did not start with its headers")
     if head.status >= 300:
         rest = [part async for part in items if isinstance(part, bytes)]
         raise from_engine(head.status, b"".join(rest), grammar)
@@ -114,7 +114,9 @@ async def _chunks(
     except Exception:
         log.exception("a stream of '%s' broke", record.model)
         code = errors.OstinatoError.code
-        yield _event(errors.OstinatoError("an unexpected error; the gateway's log has its details"))
+        yield _event(
+            errors.OstinatoError("an unexpected error in the gateway; the gateway's log has its details")
+        )
     finally:
         record.end(code)
 
@@ -122,7 +124,7 @@ async def _chunks(
 def _checked(item: EngineHead | bytes, grammar: str) -> bytes:
     """The event. Errors: the meaning of an error event of the engine."""
     if not isinstance(item, bytes):
-        raise errors.EngineFailed("the engine's answer has two heads")
+        raise errors.EngineFailed("the engine's answer has its headers twice")
     if item.startswith(ERROR_EVENT):
         raise from_engine_event(item, grammar)
     return item

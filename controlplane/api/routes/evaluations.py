@@ -40,7 +40,9 @@ def router(services: Services) -> APIRouter:
         try:
             kept = await asyncio.to_thread(transactions.edit, services.repository, Model, name, change)
         except transactions.Superseded as e:
-            raise errors.ModelNotFound(f"'{name}' was deleted meanwhile; register it again") from e
+            raise errors.ModelNotFound(
+                f"'{name}' was deleted during the evaluation; register it again"
+            ) from e
         return _view(kept.record)
 
     return routes

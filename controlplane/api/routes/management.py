@@ -242,11 +242,11 @@ async def _answer(
         except errors.NoChatTemplate:
             if body.format == "chat":
                 raise errors.NoChatTemplate(
-                    f"'{body.model}' has no chat template; leave `format` out or send raw, and the text is"
-                    " completed as it stands",
+                    f"'{body.model}' has no chat template; leave `format` out or send \"raw\", so that the "
+                    "text is completed without a template",
                     param="format",
                 ) from None
-            note = f"'{body.model}' has no chat template: the text was completed as it stands"
+            note = f"'{body.model}' has no chat template, so the text was completed without a template"
     reply = await answering.ask(services, route, _raw_call(route, body, terms.tenant), terms)
     return _as_answer(body.model, reply.body, "raw", note)
 
@@ -289,7 +289,7 @@ def _as_answer(model: str, body: bytes, asked: Literal["chat", "raw"], note: str
             note=note,
         )
     except (ValueError, LookupError, TypeError, AttributeError) as e:
-        raise errors.EngineFailed("the engine's answer is not an OpenAI completion") from e
+        raise errors.EngineFailed("the engine's answer is not an OpenAI completion; try again") from e
 
 
 async def installation_status(services: Services, caller: Caller) -> StatusView:

@@ -135,7 +135,9 @@ async def _load(services: Services, body: LoadLoraAdapterRequest, caller: Caller
     """
     base = body.base_model_name or await _only_base(services, caller)
     if base == body.lora_name:
-        raise errors.InvalidRequest("an adapter needs a name other than its base's", param="lora_name")
+        raise errors.InvalidRequest(
+            "lora_name is the name of its base; choose another name for the adapter", param="lora_name"
+        )
     register = RegisterModelRequest(model=body.lora_name, base=base, adapter=body.lora_path)
     await operations.run(services, operations.register(services, register, None, caller))
     try:
@@ -162,8 +164,8 @@ async def _only_base(services: Services, caller: Caller) -> str:
     ]
     if len(bases) != 1:
         raise errors.InvalidRequest(
-            f"{len(bases)} bases are deployed ({', '.join(sorted(bases)) or 'none'}); say which one with "
-            "`base_model_name`",
+            f"{len(bases)} bases are deployed ({', '.join(sorted(bases)) or 'none'}); name the adapter's "
+            "base with `base_model_name`",
             param="base_model_name",
         )
     return bases[0]

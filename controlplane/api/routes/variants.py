@@ -27,9 +27,11 @@ def find_deployment(state: State, name: str) -> Deployment:
     """Errors: NotDeployed, which says why the last one failed, if it did."""
     deployment = state.deployments.get(name)
     if deployment is None and (failed := last_failure(state, OperationKind.DEPLOY, name)) is not None:
-        raise errors.NotDeployed(f"'{name}' has no deployment: its last one failed, as {failed.reason}")
+        raise errors.NotDeployed(
+            f"'{name}' is not deployed, because its last deployment failed: {failed.reason}"
+        )
     if deployment is None:
-        raise errors.NotDeployed(f"'{name}' has no deployment; GET /deployments lists those that exist")
+        raise errors.NotDeployed(f"'{name}' is not deployed; GET /deployments lists the deployments")
     return deployment.record
 
 
@@ -123,12 +125,12 @@ async def tune(services: Services, name: str, request: TuneRequest, caller: Call
     try:
         await asyncio.to_thread(transactions.persist, once, f"the deployment '{name}'")
     except transactions.Superseded as e:
-        raise errors.NotDeployed(f"'{name}' was undeployed meanwhile") from e
+        raise errors.NotDeployed(f"'{name}' was undeployed during this request; deploy it again") from e
     if limit is not None:
         try:
             await services.cluster.limit_variants(name, limit)
         except errors.OstinatoError as e:
-            log.warning("the engine of '%s' was not told its limit of %d variants: %s", name, limit, e)
+            log.warning("the engine of '%s' did not get its new limit of %d variants: %s", name, limit, e)
     return await describe(services, name, caller)
 
 
@@ -143,7 +145,7 @@ async def prefetch(services: Services, name: str, caller: Caller) -> DeploymentV
         raise not_own(caller.tenant, route.model)
     if route.variant is None:
         raise errors.InvalidRequest(
-            f"'{name}' is a base and in memory as long as it is deployed; name one of its variants"
+            f"'{name}' is a base, which stays in memory while it is deployed; name one of its variants"
         )
     await services.cluster.prefetch(route.host, route.variant)
     return await describe(services, route.model, caller)

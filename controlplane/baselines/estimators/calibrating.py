@@ -71,7 +71,7 @@ class LeaveOneModelOut:
 
     @property
     def name(self) -> str:
-        return f"{self.base.name}, calibrated on the truth of the other models"
+        return f"{self.base.name}, calibrated on the measured plans of the other models"
 
     def predict(self, query: Query) -> Prediction:
         return self.by_model.get(query.family.model, self.base).predict(query)

@@ -88,7 +88,9 @@ def read_table(path: Path) -> Table:
     try:
         return parse_table(data.decode("utf-8-sig"), str(path))
     except UnicodeDecodeError as error:
-        raise TableError(f"{path}: expected a CSV file in UTF-8, byte {error.start} is not") from error
+        raise TableError(
+            f"{path}: expected a CSV file in UTF-8, but byte {error.start} is not UTF-8"
+        ) from error
 
 
 def parse_table(text: str, name: str = "table") -> Table:
@@ -110,7 +112,9 @@ def parse_table(text: str, name: str = "table") -> Table:
         else:
             failures.append(Failure(line, reason))
     if not rows:
-        raise TableError(f"{name}: expected at least one measured row, found none and {len(failures)} failed")
+        raise TableError(
+            f"{name}: expected at least one measured row, found only {len(failures)} failed rows"
+        )
     return Table(name, tuple(rows), tuple(failures))
 
 
@@ -162,7 +166,7 @@ def _columns(header: Sequence[str], name: str) -> dict[str, int]:
     places: dict[str, int] = {}
     for at, column in enumerate(header):
         if _key(column) in places and _key(column) in map(_key, (*REQUIRED, *MEMORY_COLUMNS)):
-            raise TableError(f"{name}, line 1, column {column.strip()}: expected it once, found it twice")
+            raise TableError(f"{name}, line 1: expected the column {column.strip()} once, found it twice")
         places.setdefault(_key(column), at)
     missing = [column for column in REQUIRED if _key(column) not in places]
     if missing:

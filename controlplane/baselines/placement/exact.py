@@ -49,7 +49,10 @@ class Exact(Policy):
     def search(self, shared: Shared, request: Request) -> Placement | None:
         """Search for the optimal placement. Raises ValueError for clusters of more than 16 GPUs."""
         if shared.cluster.gpu_count > MAX_GPUS:
-            raise ValueError(f"the exact policy takes up to {MAX_GPUS} GPUs, got {shared.cluster.gpu_count}")
+            raise ValueError(
+                f"the exact policy takes at most {MAX_GPUS} GPUs, got {shared.cluster.gpu_count}; use "
+                "another policy"
+            )
         view, estimator = shared.view(request), shared.estimator(request)
         if view.shared:
             return hosts.find(request, view, estimator)

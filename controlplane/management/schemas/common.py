@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 Name = Annotated[
     str,
     StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,94}$"),
-    Field(description="1 to 95 letters, digits, '.', '_' or '-', starting with a letter or digit."),
+    Field(description="1 to 95 letters, digits, '.', '_' or '-', beginning with a letter or digit."),
 ]
 
 

@@ -48,8 +48,8 @@ class CompressionForm(Strict):
 
     method: Method | None = Field(
         default=None,
-        description="auto: the smallest artefact that loses at most maxLoss on the evaluation. If left out: "
-        "auto where there is a maxLoss, else deltacompress.",
+        description="auto: the smallest delta that loses at most maxLoss on the evaluation. Default: "
+        "auto with a maxLoss, deltacompress without.",
     )
     bits: Literal[2, 4] | None = Field(default=None, description="Bits of each kept value.")
     ratio: float | None = Field(
@@ -60,23 +60,23 @@ class CompressionForm(Strict):
         ge=8,
         le=1 << 20,
         multiple_of=8,
-        description="Columns that share a scale; default: a row.",
+        description="Columns that share a scale. Default: a row.",
     )
     maxWidths: int | None = Field(default=None, ge=1, le=16, description="Bit widths a layer may mix.")
     calibration: FilePath | None = Field(
-        default=None, description="A file of texts like those that the model will get; default: ours."
+        default=None, description="A file of typical texts. Default: the bundled file."
     )
-    rows: int | None = Field(default=None, ge=1, le=100_000, description="Calibration: texts that are run.")
-    tokens: int | None = Field(default=None, ge=8, le=1 << 20, description="Calibration: tokens of each.")
-    evaluation: FilePath | None = Field(
-        default=None, description="A file of tasks on which the artefact's loss is measured."
+    rows: int | None = Field(
+        default=None, ge=1, le=100_000, description="Number of calibration texts to use."
     )
+    tokens: int | None = Field(default=None, ge=8, le=1 << 20, description="Tokens of each calibration text.")
+    evaluation: FilePath | None = Field(default=None, description="A file of tasks to measure the loss on.")
     maxLoss: float | None = Field(
-        default=None, ge=0, le=100, description="auto: percent of any task that may be lost."
+        default=None, ge=0, le=100, description="For auto: largest loss on any task, in percent."
     )
-    lossless: bool = Field(default=False, description="Pack files once more, where loading gains by it.")
+    lossless: bool = Field(default=False, description="Pack files with zstd if that makes loading faster.")
     device: Literal["auto", "cpu", "gpu"] = Field(
-        default="auto", description="auto: a GPU on which nothing else is, else a CPU."
+        default="auto", description="auto: a GPU that nothing else uses, or else a CPU."
     )
 
     @property
@@ -88,14 +88,15 @@ class CompressionForm(Strict):
         if self.chosen in JUDGED_ONLY:
             servable = [name for name in get_args(Method) if name not in JUDGED_ONLY]
             raise ValueError(
-                f"'{self.chosen}' leaves a plain checkpoint that no engine serves as a variant; choose "
-                f"one of {', '.join(servable)}, or write it by `ostinato compress` and register a base"
+                f"'{self.chosen}' makes a plain checkpoint, which engines do not serve as a variant; choose "
+                f"one of {', '.join(servable)}, or run `ostinato compress` and register the result as a base"
             )
         for field, option in OPTIONS.items():
             if getattr(self, field) is not None and option not in TAKES[self.chosen]:
                 taking = [name for name in TAKES if option in TAKES[name] and name not in JUDGED_ONLY]
                 raise ValueError(
-                    f"'{self.chosen}' takes no {field}; leave it out, or choose {' or '.join(taking)}"
+                    f"the method '{self.chosen}' has no {field}; leave {field} out, or choose "
+                    f"{' or '.join(taking)}"
                 )
         self._check_evaluation()
         return self
@@ -103,11 +104,14 @@ class CompressionForm(Strict):
     def _check_evaluation(self) -> None:
         if self.chosen == "auto" and (self.evaluation is None or self.maxLoss is None):
             raise ValueError(
-                "'auto' needs `evaluation`, a file of tasks, and `maxLoss`, what may be lost of them in "
-                "percent; or name a method"
+                "the method 'auto' needs `evaluation` (a file of tasks) and `maxLoss` (the largest loss, in "
+                "percent); give both, or name another method"
             )
         if self.chosen != "auto" and self.maxLoss is not None:
-            raise ValueError(f"maxLoss is for 'auto'; '{self.chosen}' only measures what it loses")
+            raise ValueError(
+                f"only the method 'auto' takes maxLoss, not '{self.chosen}'; leave maxLoss out, or choose "
+                "'auto'"
+            )
 
 
 class TaskLossView(View):

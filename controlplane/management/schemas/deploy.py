@@ -131,9 +131,9 @@ class Targets(Strict):
     ttft_ms: TargetMs | None = Field(default=None, description="From arrival to the first token.")
     tpot_ms: TargetMs | None = Field(default=None, description="For each further token.")
     deadline_ms: TargetMs | None = Field(default=None, description="From arrival to the whole answer.")
-    priority: Priority | None = Field(default=None, description="normal, if left out.")
+    priority: Priority | None = Field(default=None, description="Default: normal.")
     late: LatePolicy | None = Field(
-        default=None, description="Whether a late request is answered (finish, if left out) or dropped."
+        default=None, description="Whether late requests are finished (the default) or dropped."
     )
 
     @classmethod
@@ -155,7 +155,10 @@ class ReplicasChange(Strict):
 
     min: MinReplicas | None = None
     max: MaxReplicas | None = None
-    targetInFlight: Target | None = Field(default=None, description="null: as many as an engine takes.")
+    targetInFlight: Target | None = Field(
+        default=None,
+        description="Target number of running requests per engine; null: as many as an engine takes.",
+    )
     idleS: Seconds | None = None
 
 
@@ -185,22 +188,22 @@ class EngineForm(Strict):
         default=None, ge=16, le=100_000_000, description="Longest prompt and answer together, in tokens."
     )
     requestsAtOnce: int | None = Field(
-        default=None, ge=1, le=4096, description="Requests that an engine runs at once; others wait."
+        default=None, ge=1, le=4096, description="Requests that an engine runs at once. Other requests wait."
     )
     variantSlots: int | None = Field(
-        default=None, ge=1, le=1024, description="Variants that one batch may hold."
+        default=None, ge=1, le=1024, description="Variants that a batch may hold."
     )
     loraRank: int | None = Field(default=None, ge=1, le=512, description="Largest rank of LoRA adapters.")
     variantHostBytes: int | None = Field(
         default=None,
         ge=1 << 20,
         le=1 << 50,
-        description="Host memory of each rank that keeps variants ready.",
+        description="Host memory of each rank for variants that are ready to load.",
     )
     mergedSlot: bool | None = Field(
         default=None,
-        description="Keep a copy of the weights where sparse deltas are registered: a delta that runs alone "
-        "is then as fast as its merged model (Hopper GPUs).",
+        description="Keep a copy of the weights if sparse deltas are registered. A delta that runs alone "
+        "is then as fast as its merged model (on Hopper GPUs).",
     )
 
     @classmethod
@@ -227,7 +230,7 @@ class DeployModelRequest(Strict):
         default=None,
         ge=1,
         le=1_000_000,
-        description="Tokens at which answers are cut; as many as the context has room for, if left out.",
+        description="Longest answer, in tokens. Default: what the context has room for.",
     )
     intent: IntentName = "minCost"
     SLOs: SloLimits = Field(default_factory=SloLimits)
@@ -238,30 +241,30 @@ class DeployModelRequest(Strict):
     antiAffinity: AntiAffinity | None = None
     autoRelax: AutoRelax | None = None
     replicas: Replicas | None = Field(
-        default=None, description="One, if left out; a variant's are those of its base."
+        default=None, description="Default: one engine. Variants use the engines of their base."
     )
     targets: Targets | None = None
     engine: EngineForm | None = Field(
-        default=None, description="Chosen, if left out; a variant is served by the engines of its base."
+        default=None, description="Default: chosen by the planner. Variants use the engines of their base."
     )
     toolCallParser: Annotated[str | None, _parser(TOOL_PARSERS)] = Field(
         default=None,
-        description="What reads tool calls in the answers of a base and its variants, by vLLM's name; none: "
-        "nothing does. As its chat template says, if left out.",
+        description="vLLM's parser of tool calls for a base and its variants; none: no parser. "
+        "Default: as the chat template says.",
     )
     reasoningParser: Annotated[str | None, _parser(REASONING_PARSERS)] = Field(
-        default=None, description="The same for reasoning."
+        default=None, description="vLLM's parser of reasoning; none: no parser."
     )
 
     @model_validator(mode="after")
     def _slo_is_given(self) -> DeployModelRequest:
         wanted = SLO_FIELDS.get(self.intent, ())
         if wanted and all(getattr(self.SLOs, name) is None for name in wanted):
-            raise ValueError(f"intent {self.intent} needs at least one of SLOs.{', SLOs.'.join(wanted)}")
+            raise ValueError(f"the intent {self.intent} needs at least one of SLOs.{', SLOs.'.join(wanted)}")
         stages = len(self.layersPerStage)
         if stages and self.pipelineParallel and stages not in self.pipelineParallel:
             raise ValueError(
-                f"layersPerStage has {stages} stages, pipelineParallel allows {self.pipelineParallel}; "
-                "leave one of the two out"
+                f"layersPerStage has {stages} stages, but pipelineParallel allows {self.pipelineParallel}; "
+                "leave one of the fields out"
             )
         return self

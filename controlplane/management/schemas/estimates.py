@@ -19,19 +19,21 @@ _VariantName = Annotated[str, StringConstraints(min_length=1, max_length=192)]
 
 
 class ProfileRequest(Strict):
-    again: bool = Field(default=False, description="Measure everything once more, not only what is lacking.")
+    again: bool = Field(default=False, description="Measure everything again, not only what is missing.")
 
 
 class LoadRequest(Strict):
     """Requests that arrive together at an idle engine, for `variants` in turn; the base may be among them."""
 
     batch: int = Field(default=1, description="Requests at once, at least 1.")
-    inputTokens: int = Field(default=EXPECTED_INPUT_TOKENS, description="Of each prompt, at least 1.")
-    outputTokens: int = Field(default=EXPECTED_OUTPUT_TOKENS, description="Of each answer, at least 1.")
+    inputTokens: int = Field(default=EXPECTED_INPUT_TOKENS, description="Tokens of each prompt, at least 1.")
+    outputTokens: int = Field(
+        default=EXPECTED_OUTPUT_TOKENS, description="Tokens of each answer, at least 1."
+    )
     variants: list[_VariantName] = Field(default_factory=list, max_length=1000)
     devices: int | None = Field(
         default=None,
-        description="As if there were so many like the cluster's, one for each rank; else those there are.",
+        description="Assume this number of devices like the cluster's, one per rank. Default: the cluster's.",
     )
 
 
@@ -219,7 +221,7 @@ class ProfileView(View):
     @classmethod
     def of(cls, model: str, profile: ModelProfile | None) -> ProfileView:
         if profile is None:
-            reason = f"not measured; `ostinato profile {model}` or POST /models/{model}/profile does it"
+            reason = f"not measured; `ostinato profile {model}` or POST /models/{model}/profile measures it"
             return cls(model=model, phase=None, reason=reason)
         return cls(
             model=model,

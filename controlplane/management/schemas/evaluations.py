@@ -24,7 +24,7 @@ class EvaluationForm(Strict):
 
     task: TaskName
     metric: MetricName = Field(
-        description="exact_match and multiple_choice: the share that is right, 0 to 1; kl: nats a token."
+        description="exact_match and multiple_choice: the share of right answers, 0 to 1; kl: nats per token."
     )
     value: Annotated[Figure, Field(ge=0)]
     low: Figure | None = None
@@ -32,21 +32,25 @@ class EvaluationForm(Strict):
     items: Annotated[int, Field(ge=1, le=10**9)]
     tokens: Annotated[int, Field(ge=0, le=10**15)] = 0
     reference: Annotated[str, StringConstraints(max_length=192)] = Field(
-        default="", description="The model that a kl is from."
+        default="", description="For kl: the reference model."
     )
     coverage: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = Field(
-        default=1.0, description="How much of the reference's probability a kl was told token by token."
+        default=1.0,
+        description="For kl: the share of the reference's probability that was known token by token.",
     )
     digest: Annotated[str, StringConstraints(max_length=64)] = Field(
-        default="", description="Tells the task's content from any other."
+        default="", description="A digest of the task's content."
     )
 
     @model_validator(mode="after")
     def _sensible(self) -> EvaluationForm:
         if self.metric in SHARES and self.value > 1:
-            raise ValueError(f"{self.metric} is a share, 0 to 1; got {self.value}")
+            raise ValueError(f"{self.metric} is a share: expected 0 to 1, got {self.value}")
         if (self.metric == "kl") != bool(self.reference):
-            raise ValueError(f"kl has a reference, and only kl; got {self.metric}, {self.reference!r}")
+            raise ValueError(
+                f"expected a reference for kl and for no other metric, got metric {self.metric} and "
+                f"reference {self.reference!r}"
+            )
         return self
 
     @classmethod

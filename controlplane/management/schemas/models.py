@@ -43,7 +43,7 @@ class RegisterModelRequest(Strict):
     model: Name
     source: Uri | None = Field(
         default=None,
-        description="file://..., bundled://... or an absolute path; with `base`, that of its fine-tune.",
+        description="file://..., bundled://... or a path: the base model, or with `base` its fine-tune.",
     )
     base: Name | None = None
     adapter: Uri | None = Field(
@@ -51,12 +51,12 @@ class RegisterModelRequest(Strict):
         description="The variant's folder (LoRA, BOFT or compressed delta): file://... or a path.",
     )
     compression: CompressionForm | None = Field(
-        default=None, description="How the fine-tune `source` becomes a delta of `base`."
+        default=None, description="How to compress the fine-tune `source` to a delta of `base`."
     )
     compressionTechnique: Techniques | None = Field(
         default=None,
         max_length=32,
-        description='Accuracy of each technique, %; {"none": 100}, or what was measured, if left out.',
+        description='Accuracy of each technique, in percent. Default: {"none": 100}, or what was measured.',
     )
 
     @model_validator(mode="after")
@@ -64,8 +64,9 @@ class RegisterModelRequest(Strict):
         given = tuple(k for k in ("source", "base", "adapter", "compression") if getattr(self, k) is not None)
         if given not in (("source",), ("base", "adapter"), ("source", "base", "compression")):
             raise ValueError(
-                "give either `source` (a base model), or both `base` and `adapter` (a variant), or `source`, "
-                f"`base` and `compression` (a fine-tune to be made a delta of its base); got {list(given)}"
+                "give either `source` (a base model), or `base` and `adapter` (a variant), or `source`, "
+                "`base` and `compression` (a fine-tune to compress to a delta of its base); got "
+                f"{list(given)}"
             )
         if self.base == self.model:
             raise ValueError("a variant cannot be its own base")
@@ -84,8 +85,8 @@ class InferenceModelRequest(Strict):
     stop: list[Annotated[str, StringConstraints(min_length=1)]] | None = Field(default=None, max_length=16)
     format: Literal["auto", "chat", "raw"] = Field(
         default="auto",
-        description="chat: the model's chat template around inputText; raw: none, the text is completed; "
-        "auto: chat where the model has a template.",
+        description="chat: inputText goes through the model's chat template; raw: inputText is completed as "
+        "text; auto: chat if the model has a template, else raw.",
     )
 
 
@@ -95,8 +96,8 @@ class InferenceModelResponse(View):
     finishReason: str | None
     inputTokens: int
     outputTokens: int
-    format: Literal["chat", "raw"] = Field(description="How the model was asked.")
-    note: str = Field(description="Why it was asked otherwise than one might expect; else empty.")
+    format: Literal["chat", "raw"] = Field(description="The format that was used.")
+    note: str = Field(description="Why another format than usual was used; empty otherwise.")
 
 
 class EventView(View):
@@ -253,21 +254,22 @@ class TuneRequest(Strict):
         default=None,
         ge=1,
         le=1_000_000,
-        description="Variants of this base that may run at once, 1 to its slots.",
+        description="Variants of this base that may run at once, from 1 to its slots.",
     )
     replicas: ReplicasChange | None = None
     targets: Targets | None = Field(
-        default=None, description="Of a base or a variant; what is named changes, and null takes it away."
+        default=None,
+        description="Targets of a base or a variant. Only named fields change; null removes a target.",
     )
     placeAnew: bool | None = Field(
         default=None,
-        description="Start a new engine for each that serves, with memory for the variants registered now; "
-        "the old ones answer until the new ones do. Their sizes are chosen again.",
+        description="Replace each serving engine by a new engine with room for the variants registered now. "
+        "The old engines answer until the new engines serve. Sizes are chosen again.",
     )
     engine: EngineForm | None = Field(
         default=None,
-        description="Place engines of these sizes anew; a size that is null is chosen again, and one that is "
-        "left out stays as it was asked for.",
+        description="Replace the engines by engines of these sizes. A size of null is chosen again. A size "
+        "that is left out stays as requested before.",
     )
 
     @model_validator(mode="after")
@@ -277,7 +279,10 @@ class TuneRequest(Strict):
         resized = self.engine is not None and self.engine.model_fields_set
         given = named or retargeted or resized or self.placeAnew
         if self.maxActiveVariants is None and not given:
-            raise ValueError("give maxActiveVariants, placeAnew, or something of engine, replicas or targets")
+            raise ValueError(
+                "expected at least one of maxActiveVariants, placeAnew, engine, replicas and targets; got "
+                "none"
+            )
         return self
 
 

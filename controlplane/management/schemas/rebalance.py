@@ -73,7 +73,7 @@ class RebalanceView(View):
         proposal = outcome.proposal
         if proposal is None:
             why = f": {outcome.refusal}" if outcome.refusal else ""
-            return cls(goal=outcome.goal, possible=False, gain=f"no moves do that{why}")
+            return cls(goal=outcome.goal, possible=False, gain=f"no moves of engines can do this{why}")
         return cls(
             goal=outcome.goal,
             possible=True,
@@ -90,11 +90,11 @@ def _gain(outcome: RebalanceOutcome) -> str:
     assert proposal is not None
     if proposal.freed is not None:
         device = proposal.freed
-        return f"{device.kind}:{device.index} of node {device.node} has nothing of ours on it afterwards"
+        return f"{device.kind}:{device.index} of node {device.node} is free of engines afterwards"
     where = ", ".join(
         sorted({f"{r.device_kind}:{r.device_index} of node {r.node}" for r in proposal.newcomer.ranks})
         if proposal.newcomer
         else ()
     )
-    there = "afterwards" if proposal.moves else "now, without any move"
+    there = "after the moves" if proposal.moves else "now, without any move"
     return f"{outcome.newcomer} fits on {where} {there}"

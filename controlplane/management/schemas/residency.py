@@ -11,7 +11,7 @@ from workers.tiers import Tier
 if TYPE_CHECKING:
     from workers.messages import EngineResidency, VariantPlace
 
-UNREAD = "not read yet; it is read when it is loaded, prefetched or asked"
+UNREAD = "not read yet; it is read when it is loaded, prefetched or requested"
 
 
 class RankBytesView(View):

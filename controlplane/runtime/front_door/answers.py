@@ -13,14 +13,16 @@ from collections.abc import Mapping
 from controlplane import errors
 
 RETRY_S = 1.0
-ABSENT = errors.Unavailable("no gateway is there: it starts, or stops; try again", retry_after_s=RETRY_S)
+ABSENT = errors.Unavailable(
+    "no gateway is available: it is starting or stopping; try again", retry_after_s=RETRY_S
+)
 DIED = errors.Unavailable(
-    "the gateway that had this request ended or hung before it answered, or no gateway is there; the request"
-    " may have been carried out: try again, changes with the same Idempotency-Key",
+    "the gateway ended or hung before it answered this request, which may have been carried out; try again,"
+    " and send changes with the same Idempotency-Key",
     retry_after_s=RETRY_S,
 )
-UNEXPECTED = errors.OstinatoError("the front door failed at this request; try again")
-HIDDEN = errors.Forbidden("what runs behind this address is not told; GET /docs lists what there is")
+UNEXPECTED = errors.OstinatoError("HAProxy failed to handle this request; try again")
+HIDDEN = errors.Forbidden("this address does not list its applications; GET /docs lists the calls")
 # The error for each status that HAProxy would answer.
 _MEANING: Mapping[int, errors.OstinatoError] = {
     500: UNEXPECTED,

@@ -56,15 +56,15 @@ def edited(text: str, limits: Limits, folder: str, listens_on_all: bool = False)
         text, found = re.subn(edit.pattern, edit.replacement, text, flags=re.MULTILINE)
         if found < edit.least:
             raise UnknownTemplate(
-                f"expected {edit.what} in HAProxy's configuration as Ray 2.60 writes it, found none; this"
-                " version of Ray is not supported: install the one that pyproject.toml names"
+                f"expected {edit.what} in HAProxy's configuration, as Ray 2.60 writes it, found none; this"
+                " version of Ray is not supported: install the version that pyproject.toml names"
             )
     return text
 
 
 def _edits(limits: Limits, folder: str, listens_on_all: bool, backends: int, gateways: int) -> list[Edit]:
     edits = [
-        Edit("a log of each request, by UDP to whoever listens there", r"^    log \S+ local0 info\n", ""),
+        Edit("a log of each request, by UDP to any listener", r"^    log \S+ local0 info\n", ""),
         Edit(
             "an admin socket of mode 666",
             r"^(    stats socket \S+) mode 666 ",

@@ -64,8 +64,8 @@ def problem(environment: Mapping[str, str]) -> str:
         return ""
     got = ", ".join(f"{name}={environment.get(name, '')!r}" for name in wrong)
     return (
-        f"expected Ray's processes to be started with the variables of deploy/ray.env, got {got}; set them"
-        " for every node, and start Ray again"
+        f"expected Ray's processes to have the variables of deploy/ray.env, got {got}; set these variables"
+        " on every node, and start Ray again"
     )
 
 

@@ -126,59 +126,59 @@ images have different Pythons, and Ray wants one.
 {{- $v := .Values }}
 {{- $stores := add (ternary 1 0 $v.redis.enabled) (ternary 0 1 (empty $v.store.url)) (ternary 0 1 (empty $v.store.existingSecret)) }}
 {{- if ne (int $stores) 1 }}
-{{- fail "exactly one state store is needed: redis.enabled=true, or store.url, or store.existingSecret" }}
+{{- fail "expected exactly one state store, got none or several: set one of redis.enabled=true, store.url and store.existingSecret" }}
 {{- end }}
 {{- if and $v.gcsFaultTolerance.enabled (not $v.redis.enabled) (not $v.gcsFaultTolerance.redisAddress) }}
-{{- fail "gcsFaultTolerance.redisAddress is needed when redis.enabled is false (or set gcsFaultTolerance.enabled=false)" }}
+{{- fail "redis.enabled is false and gcsFaultTolerance.redisAddress is empty: set gcsFaultTolerance.redisAddress, or gcsFaultTolerance.enabled=false" }}
 {{- end }}
 {{- if and $v.apiKey.value $v.apiKey.existingSecret }}
-{{- fail "apiKey.value and apiKey.existingSecret are both set: keep one" }}
+{{- fail "apiKey.value and apiKey.existingSecret are both set: keep only one of them" }}
 {{- end }}
 {{- /* Not in the schema: Helm would print the key. */}}
 {{- if and $v.apiKey.value (lt (len $v.apiKey.value) 16) }}
-{{- fail "apiKey.value is shorter than 16 characters: take a random one, e.g. of openssl rand -hex 32" }}
+{{- fail "apiKey.value is shorter than 16 characters: use a random key, for example from openssl rand -hex 32" }}
 {{- end }}
 {{- if and $v.apiKey.value (not (regexMatch "^[!-~]([ -~]*[!-~])?$" $v.apiKey.value)) }}
-{{- fail "apiKey.value has a line break, a space at an end or a character outside ASCII, which no client can send in a header: take a random one, e.g. of openssl rand -hex 32" }}
+{{- fail "apiKey.value has a line break, a space at its beginning or end, or a character outside ASCII, so no client can send it in a header: use a random key, for example from openssl rand -hex 32" }}
 {{- end }}
 {{- $hasKey := or $v.apiKey.value $v.apiKey.existingSecret }}
 {{- if and $v.tenants.existingSecret (not $hasKey) }}
-{{- fail "tenants.existingSecret needs apiKey.value or apiKey.existingSecret: the installation's own key" }}
+{{- fail "tenants.existingSecret is set without the installation's own key: set apiKey.value or apiKey.existingSecret, too" }}
 {{- end }}
 {{- if not (or $hasKey $v.apiKey.allowNone) }}
-{{- fail "no API key: whoever reaches the gateway could use and change everything. Set apiKey.existingSecret to the name of a Secret that holds one (key api-key), or apiKey.value; for a trial, apiKey.allowNone=true" }}
+{{- fail "no API key is set, so every client that reaches the gateway could use and change everything. Set apiKey.existingSecret to the name of a Secret with a key (entry api-key), or set apiKey.value; for a trial, set apiKey.allowNone=true" }}
 {{- end }}
 {{- if and (ne $v.ray.authMode "token") (not $v.ray.allowNoToken) }}
-{{- fail "ray.authMode disabled: whoever reaches Ray's dashboard runs code in the cluster. Set ray.authMode=token (KubeRay 1.5.1 or newer); for a trial, ray.allowNoToken=true" }}
+{{- fail "ray.authMode is disabled, so every client that reaches Ray's dashboard could run code in the cluster. Set ray.authMode=token (KubeRay 1.5.1 or newer); for a trial, set ray.allowNoToken=true" }}
 {{- end }}
 {{- if and $v.networkPolicy.enabled (or $v.ingress.enabled (ne $v.service.type "ClusterIP")) (not $v.networkPolicy.gatewayFrom) }}
-{{- fail "networkPolicy.gatewayFrom is empty, so nothing outside the namespace reaches the gateway, nor does an ingress controller or a load balancer: name them there (NetworkPolicy peers, e.g. a namespaceSelector or an ipBlock)" }}
+{{- fail "networkPolicy.gatewayFrom is empty, so the ingress controller or load balancer cannot reach the gateway: add it there (NetworkPolicy peers, for example a namespaceSelector or an ipBlock)" }}
 {{- end }}
 {{- $external := or (not $v.redis.enabled) (and $v.gcsFaultTolerance.enabled $v.gcsFaultTolerance.redisAddress) }}
 {{- if and $v.networkPolicy.enabled $v.networkPolicy.restrictEgress $external (not $v.networkPolicy.storeTo) }}
-{{- fail "networkPolicy.restrictEgress would cut the Pods off from the Redis outside the release: name it in networkPolicy.storeTo (NetworkPolicy peers, e.g. an ipBlock) and its ports in networkPolicy.storePorts" }}
+{{- fail "networkPolicy.restrictEgress would cut the Pods off from the Redis outside the release: add the Redis to networkPolicy.storeTo (NetworkPolicy peers, for example an ipBlock) and its ports to networkPolicy.storePorts" }}
 {{- end }}
 {{- if and $v.networkPolicy.enabled $v.networkPolicy.restrictEgress $v.autoscaling.enabled (not $v.networkPolicy.egress) }}
-{{- fail "networkPolicy.restrictEgress would cut the autoscaler off from the API server: name it in networkPolicy.egress (e.g. an ipBlock with port 443 or 6443)" }}
+{{- fail "networkPolicy.restrictEgress would cut the autoscaler off from the API server: add the API server to networkPolicy.egress (for example an ipBlock with port 443 or 6443)" }}
 {{- end }}
 {{- if and $v.metrics.podMonitor.enabled $v.metrics.serviceMonitor.enabled }}
-{{- fail "metrics.podMonitor and metrics.serviceMonitor are both enabled: every sample would be scraped twice" }}
+{{- fail "metrics.podMonitor and metrics.serviceMonitor are both enabled, so every sample would be scraped twice: enable only one of them" }}
 {{- end }}
 {{- $ports := $v.metrics.ports }}
 {{- if gt (int $ports.first) (int $ports.last) }}
-{{- fail (printf "metrics.ports: the first, %d, is above the last, %d" (int $ports.first) (int $ports.last)) }}
+{{- fail (printf "metrics.ports: expected first <= last, got first %d and last %d" (int $ports.first) (int $ports.last)) }}
 {{- end }}
 {{- range list 6379 8000 8265 8500 10001 44217 44227 52365 (int $v.metrics.port) }}
 {{- if and (ge . (int $ports.first)) (le . (int $ports.last)) }}
-{{- fail (printf "metrics.ports: %d is among them, which Ray has; choose others" .) }}
+{{- fail (printf "metrics.ports contains %d, a port of Ray: choose other ports" .) }}
 {{- end }}
 {{- end }}
 {{- $names := list }}
 {{- range $v.workerGroups }}
-{{- if has .name $names }}{{ fail (printf "workerGroups: two groups are called %s" .name) }}{{ end }}
+{{- if has .name $names }}{{ fail (printf "workerGroups: two groups have the name %s: give each group its own name" .name) }}{{ end }}
 {{- $names = append $names .name }}
 {{- if or (gt (int .minReplicas) (int .replicas)) (gt (int .replicas) (int .maxReplicas)) }}
-{{- fail (printf "workerGroups: %s: minReplicas <= replicas <= maxReplicas does not hold" .name) }}
+{{- fail (printf "workerGroups: %s: expected minReplicas <= replicas <= maxReplicas; correct these values" .name) }}
 {{- end }}
 {{- end }}
 {{- end }}

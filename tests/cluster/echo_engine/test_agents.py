@@ -132,7 +132,7 @@ def test_a_node_that_does_not_report_gets_nothing_new(echo_cluster: Cluster) -> 
             lambda: None if (n := the_node(echo_cluster))["usable"] else n, "a node that is not used"
         )
         noticed_s = time.monotonic() - stopped
-        assert node["reason"].startswith(f"stale report: node {node['name']} last reported ")
+        assert node["reason"].startswith(f"stale report: the last report of node {node['name']} was ")
         # Each process keeps its own watch; the controller's decides.
         until(lambda: not of_controller(echo_cluster, "ostinato_node_usable"), "the controller's")
         started = time.monotonic()

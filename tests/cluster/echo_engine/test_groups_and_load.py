@@ -72,7 +72,7 @@ def test_load_brings_a_second_group_and_takes_it_back(many: Cluster) -> None:
 def test_a_base_sleeps_and_wakes(many: Cluster) -> None:
     deploy(many, min=0, max=1, idleS=2)
     try:
-        until(lambda: not engines(many) and not groups(many), "it sleeps")
+        until(lambda: not engines(many) and not groups(many), "idle, so no engine runs")
         assert many.get(f"/deployments/{NAME}")["phase"] == "Deployed"
         assert ask(many) == "still here"
         assert engines(many) == {NAME: "running"}

@@ -157,7 +157,7 @@ def test_a_group_that_must_share_a_node_waits_for_that_node(pair: HostPair) -> N
         until(lambda: list(places(pair, TWINS).values()) == [{HEAD}], "one group")
         found = pair.get(f"/deployments/{TWINS}")
         assert found["phase"] == "Deployed"
-        assert "1 of 2 groups answer meanwhile" in found["reason"]
+        assert "meanwhile 1 of 2 groups answer" in found["reason"]
         pair.start_node(OTHER)
         until(lambda: len(places(pair, TWINS)) == 2, "both groups again")
     assert all(error.startswith((*ERRORS, *OF_THE_GATEWAY)) for error in load.errors()), load.errors()

@@ -96,7 +96,7 @@ def others(cluster: Cluster) -> Iterator[None]:
 def test_values_that_are_not_finite(cluster: Cluster, lora: Path) -> None:
     """Refused at registration; when they come later, at the deployment, in every way to ask for one."""
     load = {"lora_name": "damaged", "lora_path": str(lora), "base_model_name": BASE}
-    named = f"{NAN_TENSOR} holds a value that is not finite at [0, 0]"
+    named = f"{NAN_TENSOR} has a value that is not finite at [0, 0]"
     with with_nan(lora):
         begun = cluster.submit("POST", "/register_model", {"model": "d", "base": BASE, "adapter": str(lora)})
         until(lambda: cluster.get(f"/operations/{begun}")["done"], "the end of a registration")

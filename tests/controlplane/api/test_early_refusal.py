@@ -179,7 +179,7 @@ async def test_a_refusal_bears_its_requests_id(port: int) -> None:
 
 async def test_openai_s_client_raises_its_rate_limit_error(port: int) -> None:
     client = openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}", api_key="greedy", max_retries=0)
-    with pytest.raises(openai.RateLimitError, match="more requests come than can be passed on"):
+    with pytest.raises(openai.RateLimitError, match="the gateway gets more requests than it can handle"):
         await client.completions.create(model="m", prompt="p")
     await client.close()
 

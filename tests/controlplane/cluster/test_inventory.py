@@ -46,22 +46,23 @@ def test_the_load_of_a_host_is_its_mean_utilisation() -> None:
 @pytest.mark.parametrize(
     ("contact", "reason", "lost"),
     [
-        (replace(HEARD, silent_s=7.2), "stale report: node a last reported 7.2 s ago", False),
+        (replace(HEARD, silent_s=7.2), "stale report: the last report of node a was 7.2 s ago", False),
         (
-            replace(HEARD, silent_s=7.2, problem="its agent did not answer within 5 s"),
-            "stale report: node a last reported 7.2 s ago: its agent did not answer within 5 s",
+            replace(HEARD, silent_s=7.2, problem="the node's agent did not answer within 5 s"),
+            "stale report: the last report of node a was 7.2 s ago: "
+            "the node's agent did not answer within 5 s",
             False,
         ),
         (
             replace(HEARD, silent_s=7.2, report=replace(REPORT, problem="NVMLError_GpuIsLost: GPU is lost")),
-            "stale report: node a last reported 7.2 s ago: NVMLError_GpuIsLost: GPU is lost",
+            "stale report: the last report of node a was 7.2 s ago: NVMLError_GpuIsLost: GPU is lost",
             False,
         ),
-        (replace(HEARD, silent_s=31), "node a is lost, it last reported 31.0 s ago", True),
-        (replace(HEARD, alive=False), "node a is gone; it last reported 0.4 s ago", True),
+        (replace(HEARD, silent_s=31), "node a is lost: its last report was 31.0 s ago", True),
+        (replace(HEARD, alive=False), "node a is gone; its last report was 0.4 s ago", True),
         (
             NodeContact("a", True, 3.0, None, "it has no agent yet"),
-            "node a has not reported yet, 3.0 s after it was found: it has no agent yet",
+            "node a has not reported yet, 3.0 s after it joined: the node has no agent yet",
             False,
         ),
         (
@@ -139,7 +140,7 @@ def test_ray_decides_which_node_of_a_name_lives() -> None:
 
 def test_two_living_nodes_of_one_name_are_refused_with_the_remedy() -> None:
     (node,) = node_states([HEARD, replace(HEARD, silent_s=0.2)], PATIENCE)
-    assert node.problem.startswith("2 living nodes are called a")
+    assert node.problem.startswith("2 nodes have the name a")
     assert "--node-name" in node.problem
 
 

@@ -88,7 +88,7 @@ def test_one_process_reads_one_after_the_other(reader: FileReader, files: Path) 
 def test_a_read_beyond_the_memory_limit_is_an_error(wide: Path) -> None:
     """The next request has another process, and the whole memory limit."""
     reader = FileReader(ReadLimits(memory_bytes=16 << 20))
-    with pytest.raises(errors.SourceUnreadable, match="more than the 16 MiB of memory") as refusal:
+    with pytest.raises(errors.SourceUnreadable, match="more than the allowed 16 MiB of memory") as refusal:
         reader.read_now(base(wide), None, Limits((wide,), 16), no_bundles)
     assert refusal.value.param == "source"
     assert reader._idle == []

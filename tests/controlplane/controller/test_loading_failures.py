@@ -98,7 +98,7 @@ async def test_a_temporary_failure_is_retried_until_it_passes(
     said = [event.message for event in done.events]
     assert any(m.startswith(f"attempt 1 of {pauses.attempts} failed (") for m in said), said
     assert all(retrying.cause(fault).split(": ")[-1] in m for m in said if " failed (" in m), said
-    assert any(f"attempt 2 of {pauses.attempts}; the one before failed: " in m for m in said), said
+    assert any(f"attempt 2 of {pauses.attempts}; the last attempt failed: " in m for m in said), said
     deployment = world.repository.read().deployments["v1"].record
     assert (deployment.loading.failures, deployment.reason) == (0, "")
 
@@ -156,7 +156,7 @@ async def test_a_deployment_that_waits_for_its_next_attempt_can_be_cancelled(
         waiting = deployments()["v1"].record
         assert waiting.reason == (
             "attempt 1 of 5 failed (the engine of 'base' died during this call); "
-            f"the next one begins after {round(retrying.pause_s(1, retrying.LOADING, 'v1'), 1):g} s"
+            f"the next attempt begins after {round(retrying.pause_s(1, retrying.LOADING, 'v1'), 1):g} s"
         )
         assert world.repository.read().operations[begun.id].record.reason == waiting.reason
         cancel(world.repository, begun.id)
@@ -210,7 +210,7 @@ def messages(world: World, operation: Operation) -> list[str]:
     return [event.message for event in world.repository.read().operations[operation.id].record.events]
 
 
-WAITING = "it waits for base@1: 'v1' needs 9 bytes, only 4 are set aside"
+WAITING = "'v1' waits for base@1: 'v1' needs 9 bytes, only 4 are set aside"
 
 
 @pytest.mark.usefixtures("replaced")
@@ -282,6 +282,8 @@ async def test_a_failed_action_shows_in_its_operation(world: World, monkeypatch:
             return world.repository.read().operations[begun.id].record.events
 
         await world.until(lambda: sum("the engine hung up" in e.message for e in events()) >= 2)
-        assert "it is tried again after" in next(e.message for e in events() if "hung up" in e.message)
+        assert "the controller tries again after" in next(
+            e.message for e in events() if "hung up" in e.message
+        )
         away = False
         assert (await world.end(begun)).phase is Phase.DELETED

@@ -182,7 +182,9 @@ async def test_metrics_of_devices_follow_the_cluster(world: World) -> None:
     assert (memory("total"), memory("used"), memory("reserved")) == (CPU.total_bytes, 0, held[-1])
     assert memory("free") == CPU.total_bytes - headroom - held[-1]
     assert registry.get_sample_value("ostinato_node_usable", {"node": "node"}) == 1
-    world.cluster.devices = Inventory((), (Unusable("node", "stale report: node node", lost=False),))
+    world.cluster.devices = Inventory(
+        (), (Unusable("node", "stale report: the last report of node node", lost=False),)
+    )
     await controller.step()
     await controller.settle()
     assert memory("total") is None

@@ -17,7 +17,7 @@ from testkit.in_memory import CPU, cancel
 
 pytestmark = pytest.mark.usefixtures("hurry")
 
-STARTING = Unusable("node", "node node has not reported yet, 0.4 s after it was found", starting=True)
+STARTING = Unusable("node", "node node has not reported yet, 0.4 s after it joined", starting=True)
 WAITS = "waits until the devices of node have been measured"
 FAILED = Unusable("node", "the devices of node node could not be measured yet: out of memory")
 SMALL = replace(CPU, node="small", total_bytes=1 << 20, free_bytes=1 << 20)

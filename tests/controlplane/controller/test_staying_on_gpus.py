@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("hurry")
 GPU = replace(CPU, kind="h200", rates=DeviceRates(1e12, 1e14))
 HOST = replace(CPU, node="host")
 BOTH = Inventory((GPU, HOST))
-SILENT = "stale report: node node last reported 9.0 s ago"
+SILENT = "stale report: the last report of node node was 9.0 s ago"
 
 
 @pytest.fixture

@@ -42,7 +42,7 @@ async def test_a_first_start_that_does_not_end_fails_the_deployment(world: World
         await world.end(world.register("base"))
         ended = await world.end(world.deploy("base"))
         assert ended.phase is Phase.FAILED
-        assert "it did not start within 0.2 s" in ended.reason
+        assert "the engine did not start within 0.2 s" in ended.reason
         assert world.cluster.engines == {}
 
 

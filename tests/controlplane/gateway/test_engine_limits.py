@@ -63,7 +63,7 @@ async def test_an_engine_that_does_not_go_on_is_given_up() -> None:
             EngineHead(200, "text/event-stream"),
             b"data: 1\n\n",
         ]
-        with pytest.raises(errors.Cut, match="gone on with its answer"):
+        with pytest.raises(errors.Cut, match="continued its answer"):
             await anext(items)
         await app.left.wait()
 

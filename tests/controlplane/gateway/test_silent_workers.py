@@ -174,7 +174,7 @@ async def test_a_stream_that_has_begun_is_cut_when_the_silence_lasts(stopping: S
         await anext(items)
         assert await anext(items) == b"data: begun\n\n"
         stopping.signal(signal.SIGSTOP)
-        with pytest.raises(errors.Cut, match="no sign of life for 1"):
+        with pytest.raises(errors.Cut, match="not responded for 1"):
             await anext(items)
 
 

@@ -103,10 +103,10 @@ def test_a_variant_limit_waits_for_an_engine() -> None:
         BASE,
         scaling=Scaling(0, 1),
         groups=(),
-        reason="it sleeps without an engine; the next request starts one",
+        reason="idle, so no engine runs; the next request starts an engine",
     )
     with pytest.raises(
-        errors.NotReady, match="it sleeps without an engine; the next request starts one"
+        errors.NotReady, match="idle, so no engine runs; the next request starts an engine"
     ) as told:
         limit_variants(asleep, 1)
     assert "wait until it is Deployed" not in told.value.message

@@ -99,7 +99,7 @@ def test_a_model_too_narrow_for_a_quantization_is_served_without_it(files: Path,
     """Its 12 features are no multiple of 16."""
     narrow = replace(ready_base(files), compression=BOTH)
     assert decide(narrow, DEPLOYMENT, ROOM, settings).plan.quantization == "none"
-    with pytest.raises(errors.NoFeasiblePlan, match="fp8 takes multiples of 16") as caught:
+    with pytest.raises(errors.NoFeasiblePlan, match="fp8 needs multiples of 16") as caught:
         decide(replace(narrow, compression={"fp8": 97.0}), DEPLOYMENT, ROOM, settings)
     assert (caught.value.details or {})["binding"] == "compressionTechnique"
 
@@ -189,7 +189,7 @@ async def test_a_quantization_with_a_failed_engine_leaves_the_rest_and_can_be_me
         assert f"{len(first.measurements) - 1} of {failed.all_points} loads" in failed.reason
         placed = await deployed(world, "both")
         assert placed.plan.quantization == "none"
-        assert "fp8 was left out: it has not been measured on such a device" in placed.choice.notes
+        assert "fp8 was left out, because it is not measured on such a device" in placed.choice.notes
         world.cluster.fails_after = None
         await world.end(submit(world.repository, profile_model, "both", False))
     (found,) = world.repository.read().profiles.values()

@@ -65,8 +65,8 @@ def test_an_8b_on_an_h200_gets_its_context_and_many_requests_by_its_name_alone()
     assert (config.max_model_len, config.max_num_seqs) == (131072, 128)
     assert (config.max_variants, config.max_lora_rank) == (8, 64)
     assert config.ranks[0].kv_cache_bytes == 128 * 2048 * KV_BYTES
-    assert "context 131,072 as the model's, 128 requests at once" in placed.reason
-    assert "rank 64 for adapters to come, 8 variants at once" in placed.reason
+    assert "context 131,072 (the model's limit), 128 requests at once" in placed.reason
+    assert "rank 64 (for later adapters), 8 variants at once" in placed.reason
 
 
 def test_least_memory_gets_the_usual_cache_and_least_cost_weighs_more() -> None:
@@ -136,7 +136,10 @@ def test_requested_sizes_are_kept_and_the_rest_is_chosen() -> None:
     found = replace(sizes_of(placed.plan), cached_tokens=None, merged_slot=None)
     assert found == asked
     assert placed.plan.kv_cache_tokens == 96 * 2048
-    assert "context 32,768 as asked, 96 requests at once as asked, rank 32 as asked" in placed.reason
+    assert (
+        "context 32,768 (as requested), 96 requests at once (as requested), rank 32 (as requested)"
+        in placed.reason
+    )
     alone = decide(MODEL, wanted(Intent.MIN_LATENCY, engine=EngineSizes(context_tokens=4096)), HERE, SETTINGS)
     assert (alone.plan.max_model_len, alone.plan.sequences) == (4096, 128)
 
@@ -202,7 +205,7 @@ def test_engines_that_are_placed_later_are_the_same() -> None:
         device = replace(H200, free_bytes=free_gib * GIB)
         again = decide(MODEL, recorded, Inventory((device,)), SETTINGS, [adapter(256)])
         assert sizes_of(again.plan) == sizes_of(first.plan)
-        assert "context 131,072 as chosen before" in again.reason
+        assert "context 131,072 (as chosen before)" in again.reason
 
 
 def serving(placement: Placement, **more: object) -> Deployment:
@@ -276,7 +279,7 @@ def test_without_an_engine_the_next_one_takes_the_larger_rank() -> None:
 def test_a_rank_that_the_user_asked_for_is_changed_by_its_user() -> None:
     with pytest.raises(errors.InvalidRequest) as refused:
         base_after(served(16, engine=EngineSizes(lora_rank=16)), context())
-    assert "'v' has rank 64, and the engines of 'b' take LoRA adapters up to rank 16" in refused.value.message
+    assert "'v' has rank 64, but the engines of 'b' take LoRA adapters up to rank 16" in refused.value.message
     assert "`ostinato tune b --lora-rank 64`" in refused.value.message
 
 
@@ -312,7 +315,9 @@ def test_a_rank_below_that_of_a_deployed_adapter_is_refused() -> None:
     base = served(64).deployments["b"].record
     deployed = replace(wanted(Intent.MIN_COST), model="v", host="b", phase=Phase.DEPLOYED)
     state = state_of(MODEL, adapter(64), base, deployed)
-    with pytest.raises(errors.InvalidRequest, match=r"at least those of the deployed 'v' \(64\), got 8"):
+    with pytest.raises(
+        errors.InvalidRequest, match=r"the deployed 'v' \(64\) need a larger LoRA rank than 8"
+    ):
         place_anew(state, base, EngineForm(loraRank=8))
 
 
@@ -326,7 +331,7 @@ def test_a_variant_brings_sizes_to_its_base_and_none_to_engines_that_run() -> No
     sizes = {d.model: d.engine for d in made if isinstance(d, Deployment)}
     assert sizes == {"v": EngineSizes(), "b": EngineSizes(context_tokens=4096, lora_rank=64)}
     with pytest.raises(
-        errors.InvalidRequest, match="leave engine out, or change their sizes with `ostinato tune b`"
+        errors.InvalidRequest, match="leave `engine` out, or change the engines' sizes with `ostinato tune b`"
     ):
         deploy_model(served(64), asked, context())
 
@@ -335,7 +340,7 @@ def test_a_variant_brings_sizes_to_its_base_and_none_to_engines_that_run() -> No
     ("sizes", "said"),
     [
         (EngineForm(contextTokens=200_000), "at most 131072, the positions of 'b'; got 200000"),
-        (EngineForm(loraRank=8), "'v' has rank 64, and the engines of 'b' take LoRA adapters up to rank 8"),
+        (EngineForm(loraRank=8), "'v' has rank 64, but the engines of 'b' take LoRA adapters up to rank 8"),
     ],
 )
 def test_sizes_that_no_engine_of_the_model_has(sizes: EngineForm, said: str) -> None:

@@ -182,7 +182,7 @@ def test_a_gpu_on_which_nothing_is_goes_before_a_cpu(settings: Settings, base: M
 
 
 def test_a_gpu_that_is_not_there_is_no_wait(settings: Settings, base: Model) -> None:
-    with pytest.raises(errors.CompressionFailed, match="the cluster has none"):
+    with pytest.raises(errors.CompressionFailed, match="the cluster has no device"):
         decide(settings, "v", base, tuned("v", device="gpu"))
 
 

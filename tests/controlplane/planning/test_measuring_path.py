@@ -146,7 +146,7 @@ async def test_a_group_that_begins_to_serve_meanwhile_fails_the_measurement(
         await world.until(lambda: repository.read().paths)
         (kept,) = (found.record for found in repository.read().paths.values())
         assert kept.path is None
-        assert "came or went" in kept.failed.reason
+        assert "started or stopped" in kept.failed.reason
         await world.until(
             lambda: request_paths.known_path(repository.read(), settings, cluster.devices.devices)
         )

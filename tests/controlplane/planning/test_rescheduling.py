@@ -70,7 +70,7 @@ def cluster(faults: list[Fault]) -> tuple[NodeState, ...]:
             case "restarts":
                 nodes[name] = replace(node, ids=(f"{name}-2",))
             case "comes back":  # while Ray still takes the old one to live
-                nodes[name] = replace(node, ids=(f"{name}-1", f"{name}-2"), problem="2 living nodes")
+                nodes[name] = replace(node, ids=(f"{name}-1", f"{name}-2"), problem="2 nodes have")
             case "late":
                 nodes[name] = replace(node, devices=(), problem="stale report")
             case "loses":
@@ -125,9 +125,9 @@ def test_a_group_moves_exactly_if_something_it_needs_is_gone(
     [
         (
             EngineView(EngineStatus.FAILED, "Traceback:\n  x\nRuntimeError: no\n\n"),
-            "its engine failed: RuntimeError: no",
+            "the engine failed: RuntimeError: no",
         ),
-        (EngineView(EngineStatus.FAILED), "its engine failed: no reason given"),
+        (EngineView(EngineStatus.FAILED), "the engine failed: no reason given"),
         (EngineView(EngineStatus.UNHEALTHY, "ill"), ""),  # Serve restarts it
         (EngineView(EngineStatus.STARTING), ""),
         (None, ""),
@@ -162,7 +162,7 @@ def test_an_engine_that_does_not_start_in_time_failed() -> None:
     engines = {"b": starting, "b@1": RUNNING, "x": starting}
     assert rescheduling.mark_start_timeouts(engines, [deployment], 160.0, 60.0) == engines
     found = rescheduling.mark_start_timeouts(engines, [deployment], 160.1, 60.0)
-    assert found == engines | {"b": EngineView(EngineStatus.FAILED, "it did not start within 60 s")}
+    assert found == engines | {"b": EngineView(EngineStatus.FAILED, "the engine did not start within 60 s")}
     serving = replace(deployment, groups=(replace(begun, phase=GroupPhase.SERVING),))
     assert rescheduling.mark_start_timeouts(engines, [serving], 1e6, 60.0) == engines
 
@@ -237,7 +237,7 @@ def test_a_deployment_stands_as_its_groups_do(phases: list[GroupPhase], establis
     assert found.phase is (Phase.DEPLOYED if serving else Phase.DEPLOYING)
     away = [n for n, p in enumerate(phases) if p in (GroupPhase.PENDING, GroupPhase.STARTING)]
     assert all((f"why {n}" in found.reason) == (n in away) for n in range(len(phases)))
-    assert (f"{serving} of {len(phases)} groups answer meanwhile" in found.reason) == bool(
+    assert (f"{serving} of {len(phases)} groups answer" in found.reason) == bool(
         away and serving and established
     )
 

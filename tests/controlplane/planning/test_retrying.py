@@ -127,14 +127,14 @@ def test_the_reason_names_failure_and_next_attempt() -> None:
     first = retrying.failed(Attempts(), retrying.cause(error), 100.0, retrying.LOADING)
     assert first == Attempts(1, 100.0, 102.0, "the engine of 'b' died during this call")
     assert retrying.describe(first, retrying.LOADING) == (
-        "attempt 1 of 5 failed (the engine of 'b' died during this call); the next one begins after 2 s"
+        "attempt 1 of 5 failed (the engine of 'b' died during this call); the next attempt begins after 2 s"
     )
     last = retrying.given_up(Attempts(4, 100.0, 130.0, "x"), error, 131.0, "look into its log")
     assert isinstance(last, errors.EngineFailed)
     assert last.retry_after_s == 5
     assert last.details == {"group": "b"}
     assert last.message == (
-        "5 attempts within 31 s failed, the last one: the engine of 'b' died during this call; "
+        "5 attempts within 31 s failed, the last error: the engine of 'b' died during this call; "
         "look into its log"
     )
     assert retrying.cause(ConnectionResetError("peer; gone")) == "ConnectionResetError: peer"

@@ -205,7 +205,7 @@ async def test_the_next_measuring_waits_for_an_engine_that_waits(world: World) -
     """Otherwise a row of registrations would keep it out for ever."""
     async with world.controlled():
         second, deploying = await engine_waits(world)
-        third = await waiting(world, "three", "until the engine of 'one' has its place")
+        third = await waiting(world, "three", "until the engine of 'one' is placed")
         cluster(world).go.set()
         assert (await world.end(deploying)).phase is Phase.DEPLOYED
         assert (await world.end(second)).phase is Phase.READY
@@ -246,7 +246,7 @@ async def test_plans_and_moves_name_what_they_would_wait_for(world: World) -> No
         await world.until(lambda: "waits until" in asked(world, deploying).reason)
         told = rebalancing.propose(world.repository.read(), inventory, world.settings)
         assert told.proposal is None
-        assert "it fits, and waits until the architecture of 'two'" in told.refusal
+        assert "there is room, but waits until the architecture of 'two'" in told.refusal
 
 
 @pytest.mark.parametrize(("holder", "kind", "victims"), [("measuring:k", "h200", ("k",)), ("m", "cpu", ())])
@@ -314,7 +314,7 @@ async def test_a_measurement_gives_way_to_an_engine_that_is_placed_again(
         cluster(world).go.set()
         ended = await world.end(second)
         found = profile(world, "two")
-    assert any("gave its memory to the engine of 'one'" in event.message for event in ended.events)
+    assert any("its memory went to the engine of 'one'" in event.message for event in ended.events)
     assert found is not None
     assert progress.is_whole(found)
     first, again = cluster(world).orders

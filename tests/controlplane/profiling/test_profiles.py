@@ -190,7 +190,7 @@ async def test_a_cancelled_profile_leaves_the_model(measured: World) -> None:
         cancel(measured.repository, operation.id)
         ended = await measured.end(operation)
         assert ended.phase is Phase.CANCELLED
-        assert "what was measured is kept" in ended.reason
+        assert "finished measurements are kept" in ended.reason
         assert measured.repository.read().models["base"].record.phase is Phase.READY
         await measured.until(lambda: profiles(measured)[0].settled)
 
@@ -216,7 +216,7 @@ async def test_a_variant_s_profile_is_that_of_its_base(measured: World) -> None:
     ("changes", "said"),
     [
         ({"free_bytes": GIB // 2}, "measuring needs"),
-        ({"engine": ""}, "no vLLM is installed"),
+        ({"engine": ""}, "vLLM is not installed"),
     ],
 )
 async def test_the_missing_measurements_are_named(
@@ -269,7 +269,9 @@ def test_a_profile_is_measured_on_its_own_kind_of_device(files: Path, settings: 
     assert key is not None
     profile = progress.fresh_profile(key, 1.0)
     assert job.profiling_job(profile, model, Inventory((*others, ours)), settings).node == ours.node
-    with pytest.raises(errors.ProfilingFailed, match=r"this profile is of a CPU x4 .*and there is none now"):
+    with pytest.raises(
+        errors.ProfilingFailed, match=r"this profile needs a CPU x4 .*which the cluster lacks"
+    ):
         job.profiling_job(profile, model, Inventory(others), settings)
 
 

@@ -215,7 +215,7 @@ async def test_a_measurement_that_does_not_stop_is_reported_as_too_long(
     async with world.controlled():
         ended = await world.end(world.register("one"))
         go.set()
-    assert "had not ended" in ended.reason
+    assert "did not end within" in ended.reason
 
 
 async def test_the_reason_names_the_running_measurement(world: World) -> None:

@@ -48,7 +48,7 @@ async def test_a_node_that_hangs_holds_no_other_up(ray: FakeRay, book: AgentBook
         while seen.get("a") != "" or "did not answer" not in seen["b"]:
             seen = {n.name: n.problem for n in await book.nodes()}
     assert seen["b"].startswith("node b has not reported yet")
-    assert "its agent did not answer within" in seen["b"]
+    assert "the node's agent did not answer within" in seen["b"]
     ray.actors["agent-id-b"].hung = False
     await until(book, lambda n: not n.problem)
 

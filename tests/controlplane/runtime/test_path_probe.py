@@ -36,7 +36,7 @@ class Groups:
         self.log.append(f"{group_id}: {marker}")
         await asyncio.sleep(0)
         if group_id in self.gone:
-            raise errors.Unavailable(f"the engine of '{group_id}' is not there")
+            raise errors.Unavailable(f"the engine of '{group_id}' is not available")
         before = [await worker.answer_at_once(marker) for worker in self.workers[group_id]]
         self.answered.append(f"{group_id}: {marker}")
         return before

@@ -166,5 +166,5 @@ def test_a_missing_answer_of_serve_does_not_mean_that_no_engine_runs(monkeypatch
             raise RayServeException("There is no Serve instance running on this Ray cluster.")
 
     monkeypatch.setattr(serve, "_get_global_client", absent)
-    with pytest.raises(errors.Unavailable, match="does not say which engines run"):
+    with pytest.raises(errors.Unavailable, match="does not list its applications"):
         serve.installations()

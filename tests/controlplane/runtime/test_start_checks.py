@@ -78,13 +78,13 @@ def test_a_misspelt_variable_is_refused_with_the_nearest_name(name: str, near: s
     ("name", "place"),
     [
         ("MERGED_SLOT", "it is engine.mergedSlot of a deployment"),
-        ("PROFILE", "OSTINATO_PROFILE_SECONDS=0 measures nothing"),
-        ("ECHO_TPOT_S", "OSTINATO_ENGINE=echo:S has it"),
+        ("PROFILE", "set OSTINATO_PROFILE_SECONDS=0 to measure nothing"),
+        ("ECHO_TPOT_S", "set OSTINATO_ENGINE=echo:S"),
         ("BODY_TIMEOUT_S", "its value is fixed"),
     ],
 )
 def test_a_setting_of_an_earlier_version_is_refused_with_its_new_place(name: str, place: str) -> None:
-    with pytest.raises(errors.InvalidRequest, match=f"OSTINATO_{name} is no setting any more: {place}"):
+    with pytest.raises(errors.InvalidRequest, match=f"OSTINATO_{name} is no longer a setting: {place}"):
         start_checks.require_known_variables([f"OSTINATO_{name}"])
 
 
@@ -168,7 +168,7 @@ def test_a_stranger_on_the_port_of_a_cluster_that_ended_is_not_taken_for_it(
     (tmp_path / "cluster.json").write_text(json.dumps(asdict(ended)))
     assert local.find(settings) is None
     said: list[str] = []
-    with pytest.raises(errors.Unavailable, match=f"127.0.0.1:{stranger} cannot be listened on"):
+    with pytest.raises(errors.Unavailable, match=f"cannot listen on 127.0.0.1:{stranger}"):
         local.up(settings, said.append)
     assert said == []
     assert not (tmp_path / "supervisor.json").exists()
@@ -182,7 +182,7 @@ def test_other_settings_than_those_of_the_running_cluster_are_named(tmp_path: Pa
     asked = running.model_copy(update={"max_model_len": 4096, "api_key": "second-secret-key"})
     with pytest.raises(errors.InvalidRequest, match="ostinato down") as refused:
         start_checks.require_same_settings(asked, running.as_env())
-    assert "OSTINATO_MAX_MODEL_LEN is '2048' there, '4096' was asked" in refused.value.message
+    assert "OSTINATO_MAX_MODEL_LEN is '2048' there, but '4096' is set now" in refused.value.message
     assert "OSTINATO_API_KEY" in refused.value.message
     assert "secret-key" not in refused.value.message
 

@@ -157,7 +157,7 @@ def test_a_copy_outside_its_memory_is_refused(wrong: dict[str, Any]) -> None:
     copy = described(matrix, range(4), range(8), into)
     assert copying.copy([copy], memory_of(matrix), memory) is None
     before = memory.copy()
-    with pytest.raises(ValueError, match="does not lie within"):
+    with pytest.raises(ValueError, match="expected each copy within"):
         copying.copy([copy, copy._replace(**wrong)], memory_of(matrix), memory)
     assert np.array_equal(memory, before)
 

@@ -106,7 +106,7 @@ def test_tensors_that_do_not_fit_together_are_refused() -> None:
     with pytest.raises(ValueError, match="two bytes of values"):
         _ = Delta(torch.zeros(4, 3, dtype=torch.uint8), bytes_, torch.zeros(4, 1)).shape
     rows = Rows(4, 1, CPU)
-    with pytest.raises(ValueError, match="side by side"):
+    with pytest.raises(ValueError, match="as wide as all slices"):
         sparse_delta.apply(torch.zeros(2, 8), torch.zeros(2, 5), bytes_, bytes_, rows, (4,))
     with pytest.raises(ValueError, match="table of 2 columns"):
         sparse_delta.apply(torch.zeros(2, 8), torch.zeros(2, 4), bytes_, bytes_, rows, (4,))

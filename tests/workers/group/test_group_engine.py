@@ -222,7 +222,7 @@ def _a_rank_dies(lab: Lab, following: Following, pid: int) -> None:
     long = asyncio.run_coroutine_threadsafe(lab.ask(PROMPTS[1], tokens=200), lab.loop)
     psutil.Process(pid).kill()
     reason = following.wait()
-    assert reason == "rank 1 ended with exit code -9 while it served"
+    assert reason == "rank 1 ended with exit code -9 while serving"
     lab.worker.abort(reason)
     assert long.result(90).status >= 500
     with pytest.raises(LaunchError, match="rank 1 ended with exit code -9"):
@@ -243,9 +243,7 @@ def test_a_rank_without_its_planned_memory_fails_the_launch(
         lab.run(lab.worker.start())
     said = str(refusal.value)
     print(said)
-    assert said.startswith(
-        "rank 1 failed at claiming its device: NoMemory: rank 1 was planned with 931322.57 GiB"
-    )
+    assert said.startswith("rank 1 failed while claiming its device: NoMemory: rank 1 needs 931322.57 GiB")
     assert "on cpu 0 of here, where " in said
     assert traces.left() == []
 
@@ -257,7 +255,7 @@ def test_a_rank_that_is_killed_while_the_group_starts(
     starting = asyncio.run_coroutine_threadsafe(lab.worker.start(), loop)
     victim = _first_word_of(1, starting)
     psutil.Process(victim).kill()
-    with pytest.raises(LaunchError, match=rf"rank 1 \(process {victim}\) ended without a word at"):
+    with pytest.raises(LaunchError, match=rf"rank 1 \(process {victim}\) ended without an error while"):
         starting.result(300)
     assert traces.left() == []
 

@@ -18,7 +18,9 @@ def test_the_rank_that_raised_is_to_blame(tmp_path: Path) -> None:
             raise SystemExit  # as vLLM's handler of SIGTERM does
     with pytest.raises(ValueError, match="shapes"), Journal(tmp_path, 1).doing(LOADING):
         raise ValueError("shapes\n  differ")
-    assert verdict(tmp_path, (0, 1, 2), "?") == "rank 1 failed at loading weights: ValueError: shapes differ"
+    assert (
+        verdict(tmp_path, (0, 1, 2), "?") == "rank 1 failed while loading weights: ValueError: shapes differ"
+    )
 
 
 def test_a_dead_rank_is_named_with_the_rank_that_lost_its_connection(tmp_path: Path) -> None:
@@ -26,8 +28,10 @@ def test_a_dead_rank_is_named_with_the_rank_that_lost_its_connection(tmp_path: P
         raise ConnectionError("closed by peer")
     Journal(tmp_path, 1).write(LOADING)
     said = verdict(tmp_path, (0, 1), "?")
-    assert said.startswith("rank 0 failed at claiming its device: ConnectionError: closed by peer; rank 1 (")
-    assert said.endswith("ended without a word at loading weights")
+    assert said.startswith(
+        "rank 0 failed while claiming its device: ConnectionError: closed by peer; rank 1 ("
+    )
+    assert said.endswith("ended without an error while loading weights")
 
 
 def test_a_rank_that_ended_without_a_word_is_named_with_the_last_of_its_log(tmp_path: Path) -> None:
@@ -37,7 +41,7 @@ def test_a_rank_that_ended_without_a_word_is_named_with_the_last_of_its_log(tmp_
             logging.getLogger("vllm.loader").warning("shard %d", line)
     said = verdict(tmp_path, (0,), "?")
     assert said.startswith("rank 0 (process ")
-    assert "ended without a word at loading weights" in said
+    assert "ended without an error while loading weights" in said
     assert said.endswith(" / ".join(f"WARNING shard {line}" for line in range(4, 9)))
     assert len(last_lines(tmp_path, 0)) == 5
 

@@ -76,13 +76,13 @@ def test_launches_are_equal_contiguous_and_each_on_one_node(nodes: list[str]) ->
     ("config", "said"),
     [
         (group([("a", 0), ("a", 0)]), "rank 1 shares GPU 0 of a"),
-        (group([("a", 0), ("a", 1), ("a", 2)], 2), "3 ranks do not make up stages of 2"),
+        (group([("a", 0), ("a", 1), ("a", 2)], 2), "divisible by 2, the ranks of a stage, got 3"),
         (replace(echo_config(), ranks=()), "0 ranks"),
         (
             replace(echo_config(2), ranks=(*ranks_of((1,)), *ranks_of((2,)))),
             r"stage 0 have \[1, 2\] layers",
         ),
-        (replace(echo_config(), ranks=(*ranks_of((1,)), *group([("a", 0)]).ranks)), "want both"),
+        (replace(echo_config(), ranks=(*ranks_of((1,)), *group([("a", 0)]).ranks)), "got both"),
     ],
 )
 def test_a_group_that_cannot_run_is_refused(config: EngineConfig, said: str) -> None:

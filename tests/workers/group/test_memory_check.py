@@ -45,15 +45,15 @@ def test_the_refusal_names_planned_and_found_memory_and_its_holders() -> None:
     )
     said = refusal(1, RANK, gpu(13 * GIB, *others))
     assert said == (
-        "rank 1 was planned with 5.00 GiB on nvidia-h200 3 of a, where 3.00 of 16.00 GiB are free; in use: "
-        "9.00 GiB by process 12 of the engine of 'llama', 2.00 GiB by process 11, no engine of this cluster, "
-        "1.00 GiB by process 13, no engine of this cluster, "
-        "1.00 GiB by processes that cannot be told apart here"
+        "rank 1 needs 5.00 GiB on nvidia-h200 3 of a, but only 3.00 of 16.00 GiB are free; in use: "
+        "9.00 GiB by process 12 of the engine of 'llama', 2.00 GiB by process 11, which is not an engine of "
+        "this cluster, 1.00 GiB by process 13, which is not an engine of this cluster, "
+        "1.00 GiB by processes that are not visible here"
     )
 
 
 def test_memory_without_a_known_holder_is_reported_as_such() -> None:
-    assert refusal(0, RANK, gpu(15 * GIB)).endswith("15.00 GiB by processes that cannot be told apart here")
+    assert refusal(0, RANK, gpu(15 * GIB)).endswith("15.00 GiB by processes that are not visible here")
 
 
 def test_reports_are_shown_with_the_plan_in_rank_order() -> None:
@@ -79,5 +79,5 @@ def test_a_model_with_a_link_out_of_its_folder_is_not_started(tmp_path: Path) ->
     (tmp_path / "secret").write_text("s3cret")
     (tmp_path / "root/model/model.safetensors").symlink_to(tmp_path / "secret")
     config = replace(echo_config(), model_path=str(tmp_path / "root/model"), roots=(str(tmp_path / "root"),))
-    with pytest.raises(LaunchError, match=r"model\.safetensors links to a place outside"):
+    with pytest.raises(LaunchError, match=r"model\.safetensors links to a file outside"):
         Launch(config).begin()

@@ -85,10 +85,10 @@ def test_weights_that_were_changed_since_they_were_registered_are_not_started(fo
     config = config_of(folder)
     path = folder / "model.safetensors"
     save_file({name: tensor + 1 for name, tensor in load_file(path).items()}, path, metadata={"format": "pt"})
-    with pytest.raises(LaunchError, match="are not those that were registered as b; put the"):
+    with pytest.raises(LaunchError, match="differ from those registered as b; restore the"):
         Launch(config).begin()
     path.unlink()
-    with pytest.raises(LaunchError, match=r"cannot be read any more: expected model\.safetensors"):
+    with pytest.raises(LaunchError, match=r"can no longer be read: expected model\.safetensors"):
         Launch(config).begin()
     assert begun(replace(config, load_format="dummy", fingerprint="")).name != folder.name
 

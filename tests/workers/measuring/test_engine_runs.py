@@ -164,8 +164,8 @@ def test_the_engine_that_imports_ends_with_the_one_that_failed(
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
-        ({"seconds": 0.3}, "not finished within 0 s; raise OSTINATO_PROFILE_SECONDS"),
-        ({"device_bytes": 1 << 20}, "where 1 MiB may be used; raise OSTINATO_PROFILE_BYTES"),
+        ({"seconds": 0.3}, "did not end within 0 s; raise OSTINATO_PROFILE_SECONDS"),
+        ({"device_bytes": 1 << 20}, "but may take 1 MiB; raise OSTINATO_PROFILE_BYTES"),
     ],
 )
 def test_too_much_time_or_output_ends_the_run(

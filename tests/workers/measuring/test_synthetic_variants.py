@@ -63,9 +63,9 @@ def test_seeds_make_them_differ(base: ModelSpec, tmp_path: Path) -> None:
 
 
 def test_low_rank_deltas_are_not_made(base: ModelSpec, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="LoRA stands for them"):
+    with pytest.raises(ValueError, match="LoRA represents low-rank deltas"):
         synthetic_spec(base, SyntheticVariant("svd_delta"))
-    with pytest.raises(ValueError, match="LoRA stands for them"):
+    with pytest.raises(ValueError, match="LoRA represents low-rank deltas"):
         synthetic_variants.write(SyntheticVariant("svd_delta"), base, 1, tmp_path / "made")
 
 

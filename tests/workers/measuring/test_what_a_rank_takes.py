@@ -47,7 +47,7 @@ def test_memory_that_never_stands_still_is_waited_for_a_while() -> None:
 
 def test_memory_that_another_process_returned_is_no_measurement() -> None:
     assert taken(9, 2, 0) == 7
-    with pytest.raises(RuntimeError, match="GPU 3 of this engine has 5 MiB more free"):
+    with pytest.raises(RuntimeError, match="GPU 3 has 5 MiB more free"):
         taken(1 << 20, 6 << 20, 3)
 
 

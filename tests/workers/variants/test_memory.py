@@ -584,5 +584,5 @@ def test_long_runs_of_sparse_deltas_are_merged() -> None:
 
 
 def test_more_rows_than_there_is_room_for_are_refused() -> None:
-    with pytest.raises(ValueError, match="5 rows; room was made for 4"):
+    with pytest.raises(ValueError, match="at most 4 rows, got 5"):
         Rows(4, SLOTS, CPU).update(np.zeros(5, np.int32))

@@ -243,7 +243,7 @@ def test_an_unsound_tensor_of_a_single_file_is_refused_too(base: Path, tmp_path:
     )
     where = ", ".join(str(size - 1) for size in last.shape)
     with pytest.raises(
-        ValueError, match=rf"{re.escape(last.name)} holds a value that is not finite at \[{where}\]"
+        ValueError, match=rf"{re.escape(last.name)} has a value that is not finite at \[{where}\]"
     ):
         pack(opened, layers(), torch.float32, False, LoaderThreads(2))
     os.truncate(path, len(whole) - 4)
@@ -309,7 +309,7 @@ def test_a_variant_that_never_fits_is_refused_before_it_is_read(base: Path, tmp_
     folder = random_variants.write(base, tmp_path / "delta", RandomDelta("d", 1))
     opened = open_variant(folder, read_model(base), CONFIG)
     os.truncate(folder / "layer-00000.safetensors", 100)
-    with pytest.raises(ValueError, match="only 1000 are set aside"):
+    with pytest.raises(ValueError, match="only 1000 are reserved"):
         pack(opened, layers(), torch.float32, False, None, Room(1000))
 
 

@@ -96,7 +96,7 @@ def test_sampled_rows_are_the_same_before_and_after(model: Model, batch: Batch) 
     assert model.compute_logits(torch.zeros(4, 5)) == sampled
     runners()[0](model)._get_prompt_logprobs_dict(torch.zeros(8, 5), [(0, 8)])
     assert model.compute_logits(torch.zeros(4, 5)) == sampled
-    with pytest.raises(RuntimeError, match="no rows of this step's"):
+    with pytest.raises(RuntimeError, match="rows of this step's"):
         runners()[1]().compute_prompt_logprobs(lambda x: model.compute_logits(x.clone()), torch.zeros(8, 5))
     assert batch.head_rows is batch.samples
     assert model.compute_logits(torch.zeros(4, 5)) == sampled
@@ -123,5 +123,5 @@ def test_a_stretch_begins_where_it_was_cut(first: int) -> None:
     ],
 )
 def test_an_invalid_range_of_prompt_rows_is_refused(part: torch.Tensor) -> None:
-    with pytest.raises(RuntimeError, match="in another way than is known here"):
+    with pytest.raises(RuntimeError, match="in an unknown way"):
         first_row(torch.zeros(6, 4), part)

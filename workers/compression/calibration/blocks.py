@@ -142,8 +142,8 @@ def _check_ids(texts: Texts, vocabulary: int) -> None:
     largest = max(int(row.max()) for row in texts.rows)
     if largest >= vocabulary:
         raise CheckpointError(
-            f"the tokenizer makes token {largest} of {texts.source}, but the model's embedding has "
-            f"{vocabulary} rows; put the tokenizer that it was trained with into its folder"
+            f"the tokenizer turns {texts.source} into token {largest}, but the model's embedding has only "
+            f"{vocabulary} rows; copy the tokenizer that the model was trained with into its folder"
         )
 
 

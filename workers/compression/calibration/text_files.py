@@ -36,7 +36,7 @@ def read_documents(path: Path, characters: int) -> list[Document]:
     text = _read(path)
     documents = _lines(text, path) if path.suffix == ".jsonl" else _joined(text, path, characters)
     if not documents:
-        raise CheckpointError(f"{path} holds no text; give texts like those that the model is to serve")
+        raise CheckpointError(f"{path} has no text; give typical texts of the model's requests")
     return documents
 
 
@@ -46,13 +46,13 @@ def _read(path: Path) -> str:
         if size > MAX_FILE_BYTES:
             raise CheckpointError(
                 f"expected {path} to have at most {MAX_FILE_BYTES >> 20} MiB, got {size >> 20} MiB; give a "
-                "sample of it: a few MB suffice"
+                "sample of it (a few MB are enough)"
             )
         return path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise CheckpointError(
-            f"expected {path} to be UTF-8, got byte {error.object[error.start]:#04x} at {error.start}; "
-            "convert it, for instance with iconv"
+            f"expected {path} to be UTF-8, got byte {error.object[error.start]:#04x} at position "
+            f"{error.start}; convert the file, for instance with iconv"
         ) from error
     except OSError as error:
         raise CheckpointError(

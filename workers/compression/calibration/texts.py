@@ -70,7 +70,7 @@ def read_texts(path: Path, folder: Path, rows: int = ROWS, tokens: int = TOKENS)
         cut = _cut([_ids(tokenizer, document, folder) for document in documents], rows, tokens)
     cut = _within(cut, path.stat().st_size)
     if not cut:
-        raise CheckpointError(f"the tokenizer in {folder} makes no tokens of {path}; give other texts")
+        raise CheckpointError(f"the tokenizer in {folder} turns {path} into no tokens; give other texts")
     kept = tuple(torch.tensor(row, dtype=torch.int64) for row in _evenly(cut, rows))
     widest = max(linear.into for linear in description.linears.values())
     return Texts(kept, str(path), _warnings(kept, str(path), widest, rows * tokens))
@@ -82,11 +82,11 @@ def _warnings(rows: Sequence[torch.Tensor], source: str, widest: int, asked: int
         return ()
     found = (
         f"{source} gives {tokens} tokens in {len(rows)} rows, fewer than the {widest} inputs of the model's "
-        "widest layer: it cannot tell all of them apart; "
+        "widest layer, so calibration cannot tell all inputs apart; "
     )
     if asked < widest:
-        return (f"{found}take more than these {asked} (--rows, --tokens): {widest} or more",)
-    return (f"{found}give {widest} tokens or more, at best {asked}",)
+        return (f"{found}raise --rows or --tokens from {asked} to {widest} tokens or more in all",)
+    return (f"{found}give a file of at least {widest} tokens, better {asked}",)
 
 
 def _tokenizer(folder: Path) -> Any:
@@ -98,7 +98,7 @@ def _tokenizer(folder: Path) -> Any:
 def _ids(tokenizer: Any, document: Document, folder: Path) -> list[int]:
     if document.messages and not tokenizer.chat_template:
         raise CheckpointError(
-            f"{document.where} holds messages, but the tokenizer in {folder} has no chat template; give "
+            f"{document.where} has messages, but the tokenizer in {folder} has no chat template; give "
             '{"text": "..."} lines, or copy the chat template there'
         )
     try:
@@ -110,7 +110,8 @@ def _ids(tokenizer: Any, document: Document, folder: Path) -> list[int]:
         raise  # its memory is limited
     except Exception as error:  # all errors of the tokenizer or of the template's own code
         raise CheckpointError(
-            f"{document.where}: the tokenizer in {folder} refuses it: {str(error)[:300]}; correct that text"
+            f"{document.where}: the tokenizer in {folder} refuses this text: {str(error)[:300]}; correct the "
+            "text"
         ) from error
 
 

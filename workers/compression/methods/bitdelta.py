@@ -21,7 +21,7 @@ def _step(problem: Problem) -> Compressed:
     scale = delta.abs().mean().half().float()
     if not bool(scale.isfinite()):
         raise ValueError(
-            "expected finite differences, got NaN, infinity or too large ones; check both checkpoints"
+            "expected finite differences, got NaN, infinity or too large values; check both checkpoints"
         )
     signs = torch.where(delta < 0, -1.0, 1.0)
     return Compressed(problem.base + scale * signs, -(-delta.numel() // 8) + 2)

@@ -36,7 +36,7 @@ def _rounded(weights: torch.Tensor, bits: int, group_size: int) -> torch.Tensor:
     top = 2**bits - 1
     scale = ((high - low) / top).half().float()
     if not bool(scale.isfinite().all()):
-        raise ValueError("expected finite weights below 65504, got larger ones; check the checkpoint")
+        raise ValueError("expected finite weights below 65504, got larger weights; check the checkpoint")
     divisor = torch.where(scale > 0, scale, 1.0)
     zero = (-low / divisor).round().clamp(0, top)
     codes = ((padded / divisor).round() + zero).clamp(0, top)

@@ -24,7 +24,9 @@ def apply(
     """Replace biases in `out`, which holds the base's bias if there is one. Rows of the base stay."""
     if out.ndim != 2 or (base_bias is not None and base_bias.shape != out.shape[1:]):
         given = None if base_bias is None else list(base_bias.shape)
-        raise ValueError(f"A base bias {given} for outputs {list(out.shape)}; expected one for each column.")
+        raise ValueError(
+            f"expected a base bias with a value for each column of outputs {list(out.shape)}, got {given}"
+        )
     if out.device.type == "cpu":
         return reference.apply(out, base_bias, arena, table, rows)
     from workers.kernels.bias import kernel

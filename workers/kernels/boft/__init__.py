@@ -35,11 +35,11 @@ def rotate(
     """
     if x.ndim != 2 or into.ndim != 3 or into.shape[1] != len(x) or into.dtype != x.dtype:
         raise ValueError(
-            f"Inputs {list(x.shape)} of {x.dtype} into {list(into.shape)} of {into.dtype}; expected [rows,"
-            " columns] into [slices, rows, columns] of the same type."
+            f"expected inputs [rows, columns] and outputs [slices, rows, columns] of the same type, got"
+            f" {list(x.shape)} of {x.dtype} and {list(into.shape)} of {into.dtype}"
         )
     if not 0 <= start <= start + into.shape[2] <= x.shape[1]:
-        raise ValueError(f"Columns {start} to {start + into.shape[2]} of {x.shape[1]} were asked for.")
+        raise ValueError(f"expected columns within 0 to {x.shape[1]}, got {start} to {start + into.shape[2]}")
     _check_table(table, len(into))
     if x.device.type == "cpu":
         return reference.rotate(x, into, arena, table, rows, start)
@@ -61,9 +61,11 @@ def rescale(
     The bias is the slot's own if the slot has one, otherwise the base's.
     """
     if out.ndim != 2 or out.shape[1] != sum(slices):
-        raise ValueError(f"Outputs {list(out.shape)} of slices {list(slices)}; expected them side by side.")
+        raise ValueError(
+            f"expected outputs as wide as all slices {list(slices)} together, got {list(out.shape)}"
+        )
     if base_bias is not None and base_bias.shape != out.shape[1:]:
-        raise ValueError(f"A bias {list(base_bias.shape)} for {out.shape[1]} outputs; expected one each.")
+        raise ValueError(f"expected a bias for each of {out.shape[1]} outputs, got {list(base_bias.shape)}")
     _check_table(table, len(slices))
     if out.device.type == "cpu":
         return reference.rescale(out, base_bias, arena, table, rows, slices)
@@ -75,5 +77,5 @@ def rescale(
 def _check_table(table: torch.Tensor, num_slices: int) -> None:
     if table.shape[1] != width(num_slices):
         raise ValueError(
-            f"A table of {table.shape[1]} columns for {num_slices} slices; expected {width(num_slices)}."
+            f"expected a table of {width(num_slices)} columns for {num_slices} slices, got {table.shape[1]}"
         )

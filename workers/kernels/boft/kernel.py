@@ -252,7 +252,7 @@ def rotate(
     tiles = rows.tiles(num_rows)
     x, written = (t if t.stride(-1) == 1 else t.contiguous() for t in (x, into))
     if written is not into or not into.is_contiguous():
-        raise ValueError("Rotated inputs must be written to contiguous memory.")
+        raise ValueError("expected contiguous memory for rotated inputs, got strided memory")
     # A range that begins before the window needs one more program.
     config = config or config_for(tiles.block)
     stretches = triton.cdiv(size, config.columns) + (start > 0)

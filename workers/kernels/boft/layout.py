@@ -38,11 +38,11 @@ class Shape:
     def __post_init__(self) -> None:
         if self.factors < 1 or self.block < 2 or self.inputs % (self.block << (self.factors - 1)):
             raise ValueError(
-                f"{self.factors} factors of blocks of {self.block} for {self.inputs} inputs; expected the"
-                " inputs to be a multiple of the block size times 2^(factors - 1)."
+                f"expected inputs to be a multiple of the block size times 2^(factors - 1), got {self.inputs}"
+                f" inputs for {self.factors} factors of blocks of {self.block}"
             )
         if self.factors > 1 and self.block % 2:
-            raise ValueError(f"Blocks of {self.block} in {self.factors} factors; only even ones are halved.")
+            raise ValueError(f"expected an even block size for {self.factors} factors, got {self.block}")
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ class Rotation:
     def shape(self) -> Shape:
         if self.blocks.ndim != 4 or self.blocks.shape[2] != self.blocks.shape[3] or self.scale.ndim != 1:
             raise ValueError(
-                f"Blocks {list(self.blocks.shape)} and scales {list(self.scale.shape)}; expected [factors,"
-                " blocks, size, size] and [outputs]."
+                f"expected blocks [factors, blocks, size, size] and scales [outputs], got"
+                f" {list(self.blocks.shape)} and {list(self.scale.shape)}"
             )
         factors, count, block, _ = self.blocks.shape
         return Shape(count * block, len(self.scale), factors, block, self.bias is not None)

@@ -33,8 +33,8 @@ def apply(
     columns, behind = len(kept), len(work) - len(kept)
     if columns % FOUR or behind < 0 or len(work) > MAX_COLUMNS:
         raise ValueError(
-            f"{columns} columns to fix of {len(work)}; expected a multiple of {FOUR}, and no more than "
-            f"{MAX_COLUMNS} in all."
+            f"expected a multiple of {FOUR} columns, and at most {MAX_COLUMNS} in all, got {columns} of "
+            f"{len(work)}"
         )
     if work.device.type == "cpu" or work.dtype != torch.float32:
         rounded = reference.steps(scales.to(work.dtype), bits)

@@ -128,7 +128,9 @@ def apply(
 ) -> None:
     size, outputs = work.shape
     if not all(t.is_contiguous() for t in (work, kept, errors, deviations, scales)) or answers.stride(1) != 1:
-        raise ValueError("Columns of weights, masks and errors must be contiguous, and rows of answers.")
+        raise ValueError(
+            "expected contiguous columns of weights, masks and errors, and contiguous rows of answers"
+        )
     with torch.cuda.device_of(work):
         _fix_columns[(triton.cdiv(outputs, OUTPUTS),)](
             work, kept.view(torch.uint8), errors, deviations, answers, scales,

@@ -61,8 +61,8 @@ def copy(copies: Sequence[Copy], source: Memory, into: Memory) -> tuple[int, int
     jobs = np.array(copies, dtype=machine_code.JOB).view(np.recarray)
     if len(outside := np.flatnonzero(_outside(jobs, len(source), len(into)))):
         raise ValueError(
-            f"{copies[outside[0]]} does not lie within {len(source)} bytes that were read, or not within the"
-            f" {len(into)} that it is copied to."
+            f"expected each copy within the {len(source)} bytes that were read and the {len(into)} bytes of"
+            f" its target, got {copies[outside[0]]}"
         )
     most = max(each.columns * (1 + machine_code.BLOCK * each.transposed) for each in copies)
     floats = np.empty(most, np.float32)

@@ -52,8 +52,8 @@ def norm(
     """
     if source.shape != out.shape or source.ndim != 2 or source.dtype != out.dtype:
         raise ValueError(
-            f"A norm of {list(source.shape)}, {source.dtype}, into {list(out.shape)}, {out.dtype};"
-            " expected the same, [M, K]."
+            f"expected a norm's input and output of the same shape [M, K] and type, got {list(source.shape)}"
+            f" of {source.dtype} and {list(out.shape)} of {out.dtype}"
         )
     _check(table)
     if out.device.type == "cpu":
@@ -77,7 +77,7 @@ def embed(
     A table row may place E at a byte outside of the arena: in host memory, which is page-locked for a GPU.
     """
     if out.ndim != 2 or ids.shape != out.shape[:1]:
-        raise ValueError(f"{list(ids.shape)} ids into {list(out.shape)}; expected [M] into [M, K].")
+        raise ValueError(f"expected ids [M] and outputs [M, K], got {list(ids.shape)} and {list(out.shape)}")
     _check(table)
     if out.device.type == "cpu":
         return reference.embed(ids, out, first, arena, table, rows)
@@ -95,7 +95,9 @@ def head(
 ) -> None:
     """out = x H^T, or out += x D^T, over this rank's shard of the vocabulary."""
     if x.ndim != 2 or out.ndim != 2 or len(x) != len(out):
-        raise ValueError(f"A head of {list(x.shape)} into {list(out.shape)}; expected [M, K] into [M, V].")
+        raise ValueError(
+            f"expected a head's inputs [M, K] and outputs [M, V], got {list(x.shape)} and {list(out.shape)}"
+        )
     _check(table)
     if out.device.type == "cpu":
         return reference.head(x, out, arena, table, rows)
@@ -113,8 +115,8 @@ def add(
     """Compute out = base + D, rounded once; all arrays are contiguous."""
     if not base.shape == codes.shape == out.shape or scales.shape != base.shape[:1]:
         raise ValueError(
-            f"Codes {list(codes.shape)} and scales {list(scales.shape)} for {list(base.shape)} into"
-            f" {list(out.shape)}; expected the same, [rows, K], and [rows]."
+            "expected codes, base and outputs of one shape [rows, K], and scales [rows], got "
+            f"{list(codes.shape)}, {list(base.shape)}, {list(out.shape)} and {list(scales.shape)}"
         )
     if out.device.type == "cpu":
         return reference.add(base, codes, scales, out)
@@ -125,4 +127,4 @@ def add(
 
 def _check(table: torch.Tensor) -> None:
     if table.shape[1] != WIDTH:
-        raise ValueError(f"A table of {table.shape[1]} columns; expected {WIDTH}.")
+        raise ValueError(f"expected a table of {WIDTH} columns, got {table.shape[1]}")

@@ -36,9 +36,9 @@ def width(num_slices: int) -> int:
 def parts(inputs: int, slices: Sequence[int], ranks: Sequence[int], dtype: torch.dtype) -> tuple[Part, ...]:
     """The arrays of one linear; a rank of zero means that the slice has no adapter."""
     if len(slices) != len(ranks):
-        raise ValueError(f"{len(ranks)} ranks were given for {len(slices)} slices; each slice has one.")
+        raise ValueError(f"expected a rank for each of {len(slices)} slices, got {len(ranks)} ranks")
     if min(ranks) < 0:
-        raise ValueError(f"A rank is negative: {tuple(ranks)}.")
+        raise ValueError(f"expected ranks of at least 0, got {tuple(ranks)}")
     stacked = Part("a", dtype, (sum(ranks), inputs))  # [R, K]
     expanding = [
         Part(_b(index), dtype, (rank, outputs))  # [r, N]
@@ -58,8 +58,8 @@ def pack(adapter: Sequence[Factors | None], into: Mapping[str, torch.Tensor]) ->
         stored = into[_b(index)]
         if factors.b.shape[1] != rank or stored.shape != (rank, outputs):
             raise ValueError(
-                f"Slice {index} has A {tuple(factors.a.shape)} and B {tuple(factors.b.shape)}; "
-                f"room was made for rank {stored.shape[0]} and {stored.shape[1]} outputs."
+                f"expected A and B of slice {index} for rank {stored.shape[0]} and {stored.shape[1]} "
+                f"outputs, got {tuple(factors.a.shape)} and {tuple(factors.b.shape)}"
             )
         into["a"][first : first + rank].copy_(factors.a)
         stored.copy_(factors.b.T)

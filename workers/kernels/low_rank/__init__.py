@@ -28,7 +28,9 @@ class Scratch:
 
     def check_rows(self, x: torch.Tensor) -> None:
         if x.shape[0] > self.max_rows:
-            raise ValueError(f"The batch has {x.shape[0]} rows; scratch was made for {self.max_rows}.")
+            raise ValueError(
+                f"expected a batch of at most {self.max_rows} rows, the scratch memory's, got {x.shape[0]}"
+            )
 
 
 P = TypeVar("P")
@@ -109,9 +111,11 @@ class Operation(Generic[P, S]):
 
 def check_slices(slices: Sequence[int], out: torch.Tensor, most: int | None = None) -> None:
     if sum(slices) != out.shape[1]:
-        raise ValueError(f"Slices {tuple(slices)} do not add up to the output's {out.shape[1]} columns.")
+        raise ValueError(
+            f"expected slices that add up to the output's {out.shape[1]} columns, got {tuple(slices)}"
+        )
     if most is not None and len(slices) > most:
-        raise ValueError(f"A linear of {len(slices)} slices; at most {most} are supported.")
+        raise ValueError(f"expected a linear layer of at most {most} slices, got {len(slices)}")
 
 
 @functools.cache

@@ -59,12 +59,12 @@ def apply(
     """Add every row's delta. `out`: [M, sum(slices)], `x`: [M, K], `table`: [slots, width(len(slices))]."""
     if out.ndim != 2 or x.ndim != 2 or out.shape[0] != x.shape[0] or out.shape[1] != sum(slices):
         raise ValueError(
-            f"Outputs {list(out.shape)} and inputs {list(x.shape)} of slices {list(slices)}; expected as many"
-            " rows of both, and the slices side by side in the outputs."
+            f"expected inputs and outputs of the same number of rows, and outputs as wide as all slices, got"
+            f" {list(x.shape)}, {list(out.shape)} and {list(slices)}"
         )
     if table.shape[1] != width(len(slices)):
         raise ValueError(
-            f"A table of {table.shape[1]} columns for {len(slices)} slices; expected {width(len(slices))}."
+            f"expected a table of {width(len(slices))} columns for {len(slices)} slices, got {table.shape[1]}"
         )
     if x.device.type == "cpu":
         return reference.apply(x, out, arena, table, rows, slices)

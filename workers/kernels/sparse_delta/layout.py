@@ -55,19 +55,22 @@ class Shape:
 
     def __post_init__(self) -> None:
         if self.bits not in (2, 4):
-            raise ValueError(f"A sparse delta of {self.bits} bits; expected 2 or 4.")
+            raise ValueError(f"expected a sparse delta of 2 or 4 bits, got {self.bits}")
         if self.inputs % 8:
-            raise ValueError(f"A sparse delta of {self.inputs} columns; expected a multiple of 8.")
+            raise ValueError(f"expected a sparse delta with a multiple of 8 columns, got {self.inputs}")
         if self.inputs % self.scales or (self.inputs // self.scales) % GROUP:
             raise ValueError(
-                f"{self.scales} scales for {self.inputs} columns; each must serve as many columns as the"
-                " others, a multiple of 4."
+                f"expected each scale to serve the same number of columns, a multiple of 4, got {self.scales}"
+                f" scales for {self.inputs} columns"
             )
         if problem := group_problem(self.inputs, self.columns_per_scale):
-            raise ValueError(f"A sparse delta of {self.inputs} columns, {problem}, or one scale a row.")
+            raise ValueError(
+                f"a sparse delta has {self.inputs} columns, {problem}; or use one scale for each row"
+            )
         if self.squares and not squares.fits(self.inputs, self.outputs):
             raise ValueError(
-                f"[{self.outputs}, {self.inputs}] in squares; expected multiples of {squares.SIDE}."
+                f"expected outputs and inputs in multiples of {squares.SIDE}, got [{self.outputs}, "
+                f"{self.inputs}]"
             )
 
     @property
@@ -100,9 +103,9 @@ class Delta:
         bits = {2 * eighths: 4, eighths: 2}.get(self.values.shape[1])
         if bits is None or len(self.values) != outputs or len(self.scales) != outputs:
             raise ValueError(
-                f"A sparse delta of values {list(self.values.shape)}, indices {list(self.indices.shape)} and"
-                f" scales {list(self.scales.shape)}; expected as many rows of each, and two bytes of values"
-                " (4 bits) or one (2 bits) for each byte of indices."
+                f"expected values, indices and scales with the same number of rows, and two bytes of values"
+                f" (4 bits) or one byte (2 bits) for each byte of indices, got {list(self.values.shape)},"
+                f" {list(self.indices.shape)} and {list(self.scales.shape)}"
             )
         return Shape(outputs, 8 * eighths, bits, self.scales.shape[1])
 

@@ -180,7 +180,7 @@ def apply(
 ) -> None:
     """Add every row's delta, for deltas in squares. `config`: replaces the choice of `config_for`."""
     if len(slices) > MAX_SLICES:
-        raise ValueError(f"{len(slices)} slices in a layer; expected at most {MAX_SLICES}.")
+        raise ValueError(f"expected at most {MAX_SLICES} slices in a layer, got {len(slices)}")
     num_rows = x.shape[0]
     if num_rows == 0:
         return

@@ -49,7 +49,7 @@ def chosen(dtype: torch.dtype) -> bool:
     if not hopper or os.environ.get(SWITCH) == "0":
         return False
     if found := problem(dtype, torch.device("cuda", torch.cuda.current_device())):
-        log.error("sparse deltas are not multiplied on sparse tensor cores: %s", found)
+        log.error("sparse deltas are not multiplied on sparse tensor cores, but by slower kernels: %s", found)
     return not found
 
 

@@ -97,7 +97,7 @@ def width(num_slices: int) -> int:
 def parts(inputs: int, slices: Sequence[int], ranks: Sequence[Ranks]) -> tuple[Part, ...]:
     """The arrays of one linear; an empty mapping means that the slice has no delta."""
     if len(slices) != len(ranks):
-        raise ValueError(f"Ranks of {len(ranks)} slices were given for {len(slices)} slices.")
+        raise ValueError(f"expected ranks for each of {len(slices)} slices, got ranks for {len(ranks)}")
     made = []
     for index, (outputs, by_bits) in enumerate(zip(slices, ranks, strict=True)):
         digits, halves = num_digits(by_bits), by_bits.get(HALF, 0)
@@ -153,7 +153,7 @@ def places(ranks: Sequence[Ranks]) -> int:
 def num_digits(by_bits: Ranks) -> int:
     unknown = set(by_bits) - set(BITS)
     if unknown:
-        raise ValueError(f"Ranks of {sorted(unknown)} bits; expected bits of {BITS}.")
+        raise ValueError(f"expected ranks with bits of {BITS}, got {sorted(unknown)}")
     return sum(_digits_of(by_bits, bits) for bits in DIGITS)
 
 
@@ -208,7 +208,7 @@ def _digits_of(by_bits: Ranks, bits: int) -> int:
 def _write_halves(matrices: Sequence[Matrix], into: torch.Tensor) -> None:
     values = torch.cat([matrix.values for matrix in matrices])
     if values.shape != into.shape:
-        raise ValueError(f"Values {list(values.shape)} of 16 bits; room was made for {list(into.shape)}.")
+        raise ValueError(f"expected 16-bit values of shape {list(into.shape)}, got {list(values.shape)}")
     into.copy_(values)
 
 
@@ -217,8 +217,8 @@ def _write_coded(matrices: Sequence[tuple[int, Matrix]], into: torch.Tensor) -> 
     digits = sum(DIGITS[bits] * matrix.values.shape[0] for bits, matrix in matrices)
     if into.numel() != coded_bytes(digits, columns):
         raise ValueError(
-            f"{digits} digits of {columns} columns take {coded_bytes(digits, columns)} bytes; "
-            f"room was made for {into.numel()}."
+            f"expected {digits} digits of {columns} columns to take {into.numel()} bytes, got "
+            f"{coded_bytes(digits, columns)}"
         )
     stored, start = coded(into, digits, columns), 0
     for rest in stored.unused:
@@ -233,7 +233,7 @@ def _write_group(bits: int, matrix: Matrix, stored: Coded, place: slice) -> None
     (rank, columns), scales, zeros = matrix.values.shape, matrix.scales, matrix.zeros
     panels = -(-columns // PANEL)
     if scales is None or zeros is None or scales.shape != (rank, panels) or zeros.shape != scales.shape:
-        raise ValueError(f"Codes of {bits} bits need scales and zeros of shape {(rank, panels)}.")
+        raise ValueError(f"expected scales and zeros of shape {(rank, panels)} for codes of {bits} bits")
     if columns == panels * PANEL:
         codes = matrix.values.contiguous()
     else:
@@ -243,7 +243,7 @@ def _write_group(bits: int, matrix: Matrix, stored: Coded, place: slice) -> None
     # the bits that no code may have
     most = torch.full((8,), 255 - (1 << bits) + 1, dtype=torch.uint8).view(torch.int64)
     if bits < 8 and (int(zeros.max()) >> bits or bool((eight & most).any())):
-        raise ValueError(f"A code or zero point does not fit into {bits} bits.")
+        raise ValueError(f"expected codes and zero points of {bits} bits, got a larger value")
     for digit in range(DIGITS[bits]):
         at = slice(place.start + digit, place.stop, DIGITS[bits])
         stored.words[:, at] = _words(eight, digit).transpose(0, 1)
@@ -252,7 +252,7 @@ def _write_group(bits: int, matrix: Matrix, stored: Coded, place: slice) -> None
         shifts = 2 * torch.arange(IN_WORD, dtype=torch.int16)
         stored.zeros[:, at] = (digits.unflatten(1, (-1, IN_WORD)) << shifts).sum(2, dtype=torch.int16).T
     if not bool(stored.scales[:, place].isfinite().all()):
-        raise ValueError(f"A scale of {bits} bits is not finite, or too large for a float16 digit.")
+        raise ValueError(f"expected finite scales for {bits} bits that fit a float16 digit, got others")
 
 
 def _words(eight: torch.Tensor, digit: int) -> torch.Tensor:

@@ -74,6 +74,6 @@ def admit(ranks: Sequence[Ranks], max_rank: int) -> None:
         needed = places([by_bits])
         if needed > most_places(max_rank):
             raise ValueError(
-                f"a matrix's singular ranks take {needed} places of scratch memory, which was made for "
-                f"{most_places(max_rank)}; serve it where deltas of more than {max_rank} ranks may be loaded"
+                f"a matrix's singular ranks take {needed} places of scratch memory, which has "
+                f"{most_places(max_rank)}; use an engine for deltas of more than {max_rank} ranks"
             )

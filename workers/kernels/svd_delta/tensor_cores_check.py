@@ -41,7 +41,7 @@ def chosen(dtype: torch.dtype) -> bool:
     if not hopper or os.environ.get(SWITCH) == "0":
         return False
     if found := problem(dtype, torch.device("cuda", torch.cuda.current_device())):
-        log.error("singular-value deltas are not added in CUDA: %s", found)
+        log.error("singular-value deltas are not added by CUDA kernels, but by slower kernels: %s", found)
     return not found
 
 

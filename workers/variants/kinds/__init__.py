@@ -53,7 +53,7 @@ def open_variant(folder: Path, base: ModelSpec, config: VariantConfig) -> OpenVa
     spec = manifest.spec
     if spec.kind not in config.kinds:
         raise ValueError(
-            f"this engine was started for variants of kind {', '.join(config.kinds)}, not {spec.kind}; "
+            f"this engine was started for variants of the kinds {', '.join(config.kinds)}, not {spec.kind}; "
             f"{REMEDY}"
         )
     if isinstance(manifest, SvdManifest):

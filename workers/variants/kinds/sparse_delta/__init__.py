@@ -56,8 +56,8 @@ def _shape(module: SparseModule, part: Slice, layer: LinearShape, squares: bool)
     unit = COLUMNS_PER_BYTE if whole_row else module.group_size
     if layer.in_start % unit or layer.in_size % unit:
         raise ValueError(
-            f"{part.name}: this rank holds columns {layer.in_start} to {layer.in_start + layer.in_size} of "
-            f"{layer.in_full}, but {unit} columns belong together; use another tensor parallelism"
+            f"{part.name}: this rank has columns {layer.in_start} to {layer.in_start + layer.in_size} of "
+            f"{layer.in_full}, but groups of {unit} columns cannot be split; use another tensor parallelism"
         )
     scales = 1 if whole_row else layer.in_size // module.group_size
     return layout.Shape(part.size, layer.in_size, module.bits, scales, squares)
