@@ -153,6 +153,6 @@ def merge(folder: Path, *, own_tokenizer: bool, rows: int | None = None, then: s
         ".save_pretrained(new); m.merge_and_unload().save_pretrained(new)"
     )
     return (
-        f'`pip install peft`, `python -c "{code}" {quoted(folder)} {quoted(folder, "-merged")}`, {then}then '
-        f"{register(folder, '-merged')}"
+        f'`pip install peft`, then `python -c "{code}" {quoted(folder)} {quoted(folder, "-merged")}`, '
+        f"{then}then {register(folder, '-merged')}"
     )

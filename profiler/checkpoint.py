@@ -155,8 +155,8 @@ def declared_dtype_bytes(raw: dict[str, Any], where: Path) -> int | None:
         return None
     if not isinstance(name, str) or name not in CONFIG_DTYPES:
         raise CheckpointError(
-            f'{where}: dtype {shown(name)} is not one of {", ".join(CONFIG_DTYPES)}; write "dtype": '
-            '"auto" there, which takes the type that the weights are stored in, and register the model again'
+            f"{where}: expected dtype to be one of {', '.join(CONFIG_DTYPES)}, got {shown(name)}; write "
+            '"dtype": "auto" there, which means the stored type of the weights, and register the model again'
         )
     return CONFIG_DTYPES[name]
 

@@ -83,7 +83,7 @@ def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
     if raw.startswith(codecs.BOM_UTF8):
         raise CheckpointError(
             f"{path} begins with a byte-order mark, so transformers cannot read it; remove the mark: "
-            f"`sed -i '1s/^\\xEF\\xBB\\xBF//' {advice.quoted(path)}`"
+            f"`sed -i '1s/^\\xEF\\xBB\\xBF//' {advice.quoted(path)}`, and register the folder again"
         )
     mend = f"correct it in an editor, or download it again: {advice.download(path.parent, path.name)}"
     return parse_json(raw, str(path), mend)

@@ -152,8 +152,8 @@ def _fixed(text: str) -> Meaning:
 
 def _prefixed(old: str, origin: str, lost: str, saving: str) -> Meaning:
     return lambda found: (
-        f"{origin}; remove {old} from the names{lost}: {found.renaming(old, '')}; or, where the model was "
-        f"trained, save it again with `{saving}`"
+        f"{origin}; remove {old} from the names{lost}: {found.renaming(old, '')}, and register the model "
+        f"again, or, where the model was trained, save it again with `{saving}`"
     )
 
 
@@ -169,7 +169,7 @@ def _of_images(old: str, new: str) -> Meaning:
             return f"{_IMAGES} (these files have more than a language model: {others[0]})"
         return (
             "they belong to the language model of a model for text and images, and these files have nothing "
-            f"else; rename the tensors: {found.renaming(old, new)}"
+            f"else; rename the tensors: {found.renaming(old, new)}, and register the model again"
         )
 
     return meaning
@@ -186,7 +186,7 @@ def _with_adapter(found: _Found) -> str:
 
 
 def _without_head(found: _Found) -> str:
-    saved = "AutoModel saved them, which leaves out the head for generating text. "
+    saved = "AutoModel saved them without the head for generating text. "
     if found.description.tied:
         return (
             f"{saved}This model's head is its embedding (tie_word_embeddings), so nothing is lost; save the "
@@ -271,7 +271,7 @@ def _known_extras(description: Description, expected: Shapes, tensors: Tensors, 
     found = _Found(folder, description, expected, tensors)
     for match, meaning in _EXTRAS:
         if names := {name for name in tensors.keys() - expected.keys() if match(name)}:
-            return f"{folder}: {tensors[min(names)].file} holds {_some(names)}: {meaning(found)}"
+            return f"{folder}: {tensors[min(names)].file} has {_some(names)}: {meaning(found)}"
     return None
 
 
@@ -287,7 +287,7 @@ _EXTRAS: tuple[tuple[Callable[[str], bool], Meaning], ...] = (
     ),
     (
         _starts("v_head.", "value_head."),
-        _left_out("a value head of TRL, which trains a model by PPO and is not needed to generate text"),
+        _left_out("a value head of TRL, which only training by PPO needs"),
     ),
     (
         _starts("score.", "classifier.", "summary."),

@@ -15,6 +15,7 @@ from starlette.types import Scope
 
 from controlplane import errors
 from controlplane.api.hidden_paths import Hide
+from controlplane.management.schemas.common import NAME_PATTERN
 
 log = logging.getLogger(__name__)
 
@@ -60,8 +61,14 @@ async def _validation(request: Request, exc: Exception) -> JSONResponse:
     assert isinstance(exc, RequestValidationError)
     first = exc.errors()[0]
     where = ".".join(str(part) for part in first["loc"][1:]) or str(first["loc"][0])
-    message = f"{where}: {first['msg']}{_got(first)}"
+    message = f"{where}: {_problem(first)}{_got(first)}"
     return respond(errors.InvalidRequest(message, param=where))
+
+
+def _problem(found: dict[str, Any]) -> str:
+    if found["type"] == "string_pattern_mismatch" and found["ctx"]["pattern"] == NAME_PATTERN:
+        return "expected 1 to 95 letters, digits, '.', '_' or '-', beginning with a letter or digit"
+    return str(found["msg"]).removeprefix("Value error, ")
 
 
 def _got(problem: dict[str, Any]) -> str:

@@ -154,7 +154,7 @@ def _calibrated(options: Options) -> bool:
 
 def _target(folder: Path | None, out: Path | None) -> Path:
     if (folder is None) == (out is None):
-        raise typer.BadParameter("expected one folder to write to", param_hint="--out")
+        raise typer.BadParameter("expected one folder to write to, as OUT or --out", param_hint="--out")
     target = out or folder
     assert target is not None
     return target

@@ -162,7 +162,7 @@ def _layers(text: str | None) -> list[int] | None:
         return [int(part) for part in text.split(",")]
     except ValueError as e:
         raise typer.BadParameter(
-            f"expected numbers of layers such as 10,22; got {text!r}", param_hint="--layers"
+            f"expected numbers of layers such as 10,22, got {text!r}", param_hint="--layers"
         ) from e
 
 

@@ -26,7 +26,7 @@ def _name(value: str) -> str:
     if not re.fullmatch(TENANT_NAME, value) or value == "default":
         raise typer.BadParameter(
             "expected 1 to 63 letters, digits, '.', '_' or '-', other than 'default', which is the "
-            f"installation's own tenant; got {value[:80]!r}"
+            f"installation's own tenant, got {value[:80]!r}"
         )
     return value
 

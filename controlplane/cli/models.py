@@ -215,7 +215,7 @@ def _accuracies(pairs: list[str]) -> dict[str, float]:
             name = ""
         if not name:
             raise typer.BadParameter(
-                f"expected NAME=ACCURACY, such as int8=99.2; got {pair!r}", param_hint="--compression"
+                f"expected NAME=ACCURACY, such as int8=99.2, got {pair!r}", param_hint="--compression"
             )
     return accuracies
 

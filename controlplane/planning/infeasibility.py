@@ -115,7 +115,7 @@ def _sentence(outcome: NotPlaced, relaxations: list[dict[str, Any]]) -> str:
         return f"no plan meets all limits together; possible: {' and '.join(texts)}"
     what = outcome.reason
     if outcome.binding is not Constraint.MEMORY:
-        what = f"no plan meets the limits: {name_of(outcome.binding)} prevents it"
+        what = f"no plan meets the limits, because of {name_of(outcome.binding)}"
     return f"{what}; possible: {'; or '.join(texts)}" if texts else what
 
 

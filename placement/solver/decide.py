@@ -77,7 +77,7 @@ def _why_not(able: AbleDevices, request: Request, gpus: int) -> NotPlaced:
     alone = relaxations(request, find, gpus, fits)
     if alone:
         nearest = alone[0]
-        reason = f"the limit {nearest.constraint} prevents it: {nearest.text}"
+        reason = f"no plan meets the limits, because of {nearest.constraint}: {nearest.text}"
         if nearest.constraint is Constraint.MEMORY:
             reason = _no_memory(*parts[0])
         return NotPlaced(request.name, nearest.constraint, reason, alone)

@@ -51,7 +51,7 @@ def read_tasks(path: Path) -> tuple[Task, ...]:
     """
     files = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
     if not files:
-        raise TaskError(f"{path}: expected a {SUFFIX} file or a folder with such files; this folder has none")
+        raise TaskError(f"{path}: expected a {SUFFIX} file or a folder with such files, found none")
     tasks = tuple(read_task(file) for file in files)
     files_of: dict[str, Path] = {}
     for task, file in zip(tasks, files, strict=True):
@@ -153,7 +153,7 @@ def _kind(row: Mapping[str, Any], where: str) -> TaskKind:
             return kind
     raise TaskError(
         f"{where}: expected the fields prompt and answer (exact match), prompt, choices and answer (multiple "
-        f"choice), or text (perplexity); got {', '.join(map(repr, row)) or 'none'}"
+        f"choice), or text (perplexity), got {', '.join(map(repr, row)) or 'none'}"
     )
 
 

@@ -60,11 +60,10 @@ def _merging(folder: Path, own: bool, when: str | None = None, rows: int | None 
 
 def _naming(modules: list[str]) -> str:
     """How to write a pattern without an expression."""
-    having = f"; this adapter has {', '.join(modules)}" if modules else ""
+    having = f" (this adapter has {', '.join(modules)})" if modules else ""
     return (
-        "replace the pattern by the modules that it names, each with the pattern's number, such as "
+        f"replace the pattern by the modules that it names{having}, each with the pattern's number, such as "
         f'"{modules[0] if modules else "q_proj"}": 8, or "layers.0.self_attn.q_proj": 8 for a single layer'
-        f"{having}"
     )
 
 

@@ -32,7 +32,7 @@ def narrow(start: Start, monkeypatch: pytest.MonkeyPatch) -> Installation:
 def test_a_larger_rank_gets_a_new_engine_while_the_old_one_answers(narrow: Installation) -> None:
     narrow.cluster.held.add("base@1")
     shown = narrow.post("/plan", {"model": "rank"}).json()
-    reason = "takes the place of base, for LoRA adapters up to rank 64"
+    reason = "replaces base, for LoRA adapters up to rank 64"
     assert (shown["running"], shown["waits"]) == (True, f"waits for a new engine that {reason}")
     accepted = narrow.post("/deploy_model", {"model": "rank"})
     assert [(g["name"], g["reason"]) for g in groups(narrow)] == [("base", ""), ("base@1", reason)]
@@ -57,7 +57,7 @@ def test_without_room_for_a_new_engine_following_the_advice_works(narrow: Instal
     for reply in (narrow.post("/deploy_model", {"model": "rank"}), narrow.post("/plan", {"model": "rank"})):
         assert (reply.status_code, reply.json()["error"]["code"]) == (422, "no_feasible_plan")
         message = reply.json()["error"]["message"]
-        assert message.startswith("'rank' has rank 64, and the engines of 'base' take LoRA adapters up to")
+        assert message.startswith("'rank' has rank 64, but the engines of 'base' take LoRA adapters up to")
         assert "; undeploy 'v1', 'base' and deploy them again" in message
     assert narrow.records() == before
     narrow.cluster.devices = devices

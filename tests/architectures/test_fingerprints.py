@@ -81,7 +81,7 @@ def test_layers_that_differ_in_weights_are_refused_by_key(family: str, changes: 
 
 @pytest.mark.parametrize("layers", [0, -1, 4, True, 1.0, "1", None])
 def test_an_impossible_number_of_layers_is_refused(layers: Any) -> None:
-    with pytest.raises(CheckpointError, match="the model has 3"):
+    with pytest.raises(CheckpointError, match="at most the model's 3 layers"):
         fingerprint_config(raw_of(TINY[0]), layers)
 
 

@@ -117,7 +117,7 @@ def test_each_family_has_its_possible_numbers_of_ranks() -> None:
     ("case", "tp", "words"),
     [
         (("Llama", ""), 3, "4 heads cannot be split 3 ways"),
-        (("Llama", ""), 0, "not positive"),
+        (("Llama", ""), 0, "a positive tensor parallelism, got 0"),
         (("Mixtral", ""), 4, "has only 3 experts for 4 ranks"),
         (("Qwen2Moe", ""), 4, "4 ranks|outputs of mlp"),
     ],

@@ -292,7 +292,7 @@ def test_cluster_lists_holders_of_memory_and_unused_nodes(cli: Cli) -> None:
     assert device.strip().endswith("smol 3.0 GiB / 1.0 GiB")  # promised / taken
     assert rest == [
         "Ostinato places no new engines on n2: stale report: the last report of node n2 was 7.2 s ago",
-        "n2 does not report h200:3, of which old holds 1.0 GiB",
+        "n2 no longer reports h200:3, where old has reserved 1.0 GiB",
     ]
 
 

@@ -82,7 +82,7 @@ def test_an_invalid_name_does_not_become_another_call(
 ) -> None:
     ended = cli(command, name)
     assert ended.code == 1
-    assert ended.err.startswith(("Error: expected a name, got ", "Error: the name "))
+    assert ended.err.startswith(("Error: expected a name, got ", "Error: expected a name in UTF-8, got "))
     assert len(ended.err.splitlines()) == 2
     assert api.asked == []
 

@@ -141,7 +141,7 @@ def put(asked: dict[str, Any], path: str, value: object) -> None:
         ("deployments.0.model.layers", 0, "deployments.0.model.layers: .*greater than or equal to 1"),
         ("deployments.0.model.layer_mib", -5, "layer_mib: .*greater than or equal to 0.001"),
         ("deployments.0.model.kv_heads", 3, "8 heads for 3 KV heads"),
-        ("deployments.0.model", {"layers": 3}, "expected config, or heads"),
+        ("deployments.0.model", {"layers": 3}, "got figures without heads"),
         ("deployments.0.model.config", "x", "got both"),
         ("deployments.0.model", {"config": "nowhere"}, "expected a config.json at"),
         ("deployments.0.intent", "cheapest", "minCost"),

@@ -54,8 +54,8 @@ def test_a_header_names_the_task_and_sets_how_it_is_asked() -> None:
         (lines({**ADD, "more": 1}), "got 'prompt', 'answer', 'more'"),
         (lines({**ADD, "prompt": ""}), "expected `prompt` to be a text that is not empty"),
         (lines({**ADD, "answer": 4}), "expected `answer` to be a list of texts"),
-        (lines({**PICK, "answer": 2}), "index of the right choice, 0 to 1; got 2"),
-        (lines({**PICK, "answer": True}), "0 to 1; got True"),
+        (lines({**PICK, "answer": 2}), "index of the right choice, 0 to 1, got 2"),
+        (lines({**PICK, "answer": True}), "0 to 1, got True"),
         (lines({**PICK, "choices": ["one"]}), "at least two choices, got 1"),
         (lines({**PICK, "choices": ["one", ""]}), "list of texts that are not empty"),
         (lines({"task": "a", "tokens": 3}, ADD), "line 1: unknown setting 'tokens'"),
@@ -91,7 +91,7 @@ def test_a_folder_holds_a_task_in_each_file(tmp_path: Path) -> None:
 def test_a_missing_or_binary_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="expected a file of tasks"):
         read_tasks(tmp_path / "none.jsonl")
-    with pytest.raises(TaskError, match="this folder has none"):
+    with pytest.raises(TaskError, match="with such files, found none"):
         read_tasks(tmp_path)
     (tmp_path / "latin.jsonl").write_bytes(b'{"text": "caf\xe9"}')
     with pytest.raises(TaskError, match="UTF-8"):

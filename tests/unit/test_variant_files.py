@@ -301,7 +301,7 @@ def drop(*path: Any) -> Edit:
         (
             "sparse_delta",
             put("files", "../x.safetensors", value={"size_bytes": 1, "sha256": "0" * 64}),
-            "name of",
+            "names of",
         ),
         (
             "sparse_delta",
@@ -316,7 +316,11 @@ def drop(*path: Any) -> Edit:
             put("modules", "lm_head", value={"file": "full.safetensors"}),
             "modules of hidden layers that variants can adapt",
         ),
-        ("sparse_delta", put("full", "lm_head.weight", value={"file": "full.safetensors"}), "does not"),
+        (
+            "sparse_delta",
+            put("full", "lm_head.weight", value={"file": "full.safetensors"}),
+            "found it elsewhere",
+        ),
         ("svd_delta", put("group_size", value=64), "128"),
         ("svd_delta", put("modules", Q, "groups", value=[]), "groups of ranks"),
         ("svd_delta", put("modules", Q, "groups", 0, "bits", value=5), "bits"),
@@ -349,7 +353,7 @@ def test_a_folder_holds_one_variant(tmp_path: Path, base: ModelSpec) -> None:
     (folder / "adapter_config.json").write_text("{}")
     with pytest.raises(CheckpointError, match="both"):
         read_variant(folder, base, LIMITS)
-    with pytest.raises(CheckpointError, match=r"found it in d, .*register that: .*/d`"):
+    with pytest.raises(CheckpointError, match=r"found it in its folder d; register that folder: .*/d`"):
         read_variant(tmp_path, base, LIMITS)
 
 

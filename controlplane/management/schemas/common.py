@@ -10,9 +10,10 @@ if TYPE_CHECKING:
     from profiler.types import Interval
 
 
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,94}$"
 Name = Annotated[
     str,
-    StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,94}$"),
+    StringConstraints(pattern=NAME_PATTERN),
     Field(description="1 to 95 letters, digits, '.', '_' or '-', beginning with a letter or digit."),
 ]
 

@@ -61,7 +61,7 @@ def test_the_load_of_a_host_is_its_mean_utilisation() -> None:
         (replace(HEARD, silent_s=31), "node a is lost: its last report was 31.0 s ago", True),
         (replace(HEARD, alive=False), "node a is gone; its last report was 0.4 s ago", True),
         (
-            NodeContact("a", True, 3.0, None, "it has no agent yet"),
+            NodeContact("a", True, 3.0, None, "the node has no agent yet"),
             "node a has not reported yet, 3.0 s after it joined: the node has no agent yet",
             False,
         ),

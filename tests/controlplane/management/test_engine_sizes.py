@@ -261,7 +261,7 @@ def test_an_adapter_of_a_larger_rank_than_the_engines_take_gets_new_engines() ->
     before = served(16).deployments["b"].record
     base = base_after(served(16), context())
     assert [(g.number, g.replaces) for g in base.groups] == [(0, None), (1, 0)]
-    assert base.groups[1].reason == "takes the place of b, for LoRA adapters up to rank 64"
+    assert base.groups[1].reason == "replaces b, for LoRA adapters up to rank 64"
     plan = decide(MODEL, replace(base, groups=()), HERE, SETTINGS, [adapter(64)]).plan
     assert before.chosen is not None
     assert sizes_of(plan) == replace(before.chosen, lora_rank=64)

@@ -140,7 +140,9 @@ def test_a_tenants_highest_priority_lowers_defaults_and_refuses_wishes() -> None
         ({}, {"service_tier": "priority"}, "service_tier"),
         ({}, {"priority": -1}, "priority"),
     ):
-        with pytest.raises(errors.InvalidRequest, match="at most normal, which tenant 'small'") as refusal:
+        with pytest.raises(
+            errors.InvalidRequest, match="at most normal, the highest priority of tenant 'small'"
+        ) as refusal:
             terms(headers, body, tenant=SMALL)
         assert refusal.value.param == name
 
