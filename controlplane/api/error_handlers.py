@@ -66,8 +66,13 @@ async def _validation(request: Request, exc: Exception) -> JSONResponse:
 
 
 def _problem(found: dict[str, Any]) -> str:
-    if found["type"] == "string_pattern_mismatch" and found["ctx"]["pattern"] == NAME_PATTERN:
-        return "expected 1 to 95 letters, digits, '.', '_' or '-', beginning with a letter or digit"
+    match found["type"]:
+        case "string_pattern_mismatch" if found["ctx"]["pattern"] == NAME_PATTERN:
+            return "expected 1 to 95 letters, digits, '.', '_' or '-', beginning with a letter or digit"
+        case "extra_forbidden":
+            return "unknown field; correct its name, or remove it (docs/api.md lists the fields)"
+        case "missing":
+            return "this field is required; add it"
     return str(found["msg"]).removeprefix("Value error, ")
 
 

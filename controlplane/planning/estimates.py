@@ -338,7 +338,7 @@ def _split(spec: ModelSpec, shape: Shape) -> tuple[int, ...]:
     if stages is not None and stages != len(layers):
         raise PlanError(
             "layersPerStage",
-            f"expected layersPerStage to list {stages} stages, got {len(layers)}; leave one of the two "
+            f"expected layersPerStage to list {stages} stages, got {len(layers)}; leave one of the "
             "fields out",
         )
     return layers

@@ -79,20 +79,22 @@ def _nearest(name: str) -> str:
 
 
 def describe_unknown(found: Mapping[str, str]) -> str:
-    """One sentence for the variables that `unknown_variables` found."""
+    """One message for the variables that `unknown_variables` found."""
     said = [_said(name, near) for name, near in found.items()]
-    return ". ".join(said) + " (docs/settings.md lists the settings; unset every other)"
+    return (
+        f"{', '.join(said)}; unset these variables, or correct their names (docs/settings.md lists them)"
+    )
 
 
 def _said(name: str, near: str) -> str:
     word = name.removeprefix(PREFIX)
     if word in OF_DEPLOYMENTS:
-        return f"{name} is no longer a setting: use {OF_DEPLOYMENTS[word]} of a deployment"
+        return f"{name} is no longer a setting (use {OF_DEPLOYMENTS[word]} of a deployment)"
     if word in NOW:
-        return f"{name} is no longer a setting: {NOW[word]}"
+        return f"{name} is no longer a setting ({NOW[word]})"
     if word in FIXED:
-        return f"{name} is no longer a setting: its value is fixed"
-    return f"{name} is not a setting" + (f"; did you mean {near}?" if near else "")
+        return f"{name} is no longer a setting (its value is fixed)"
+    return f"{name} is not a setting" + (f" (did you mean {near}?)" if near else "")
 
 
 def require_known_variables(environment: Iterable[str]) -> None:

@@ -43,7 +43,7 @@ def open_store(url: str, must_exist: bool = False) -> StateStore:
         return _open_redis(url)
     # Only the scheme is repeated: the rest of a mistyped URL may hold a password.
     raise InvalidRequest(
-        f"expected {_ACCEPTED} as the state store's URL, got {scheme.split(':')[0]!r}", param="state"
+        f"expected OSTINATO_STORE_URL to be {_ACCEPTED}, got {scheme.split(':')[0]!r}", param="state"
     )
 
 
@@ -81,7 +81,7 @@ def _sqlite_path(url: str) -> str:
     path = unquote(parts.path)
     if parts.netloc or parts.query or parts.fragment or not path.startswith("/") or path.endswith("/"):
         raise InvalidRequest(
-            f"expected sqlite:///absolute/path.db, with three slashes and without options, got {url!r} "
+            f"expected OSTINATO_STORE_URL to be sqlite:///absolute/path.db (no options), got {url!r} "
             "(write '?' and '#' in a path as %3F and %23)",
             param="state",
         )
@@ -98,7 +98,7 @@ def _open_redis(url: str) -> StateStore:
     prefix, replicas = options.pop("prefix", DEFAULT_PREFIX), options.pop("replicas", "0")
     if not re.fullmatch(r"\d{1,2}", replicas):
         raise InvalidRequest(
-            f"expected 0 to 99 for replicas in the state store's URL, got {replicas!r}", param="state"
+            f"expected 0 to 99 for replicas in OSTINATO_STORE_URL, got {replicas!r}", param="state"
         )
     # redis-py would silently use database 0 for a path that is not a number.
     if parts.scheme != "unix" and parts.path.strip("/") and not parts.path.strip("/").isdecimal():

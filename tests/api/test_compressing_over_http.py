@@ -99,7 +99,7 @@ def test_a_model_without_an_evaluation_has_no_accuracy(
     assert served.end(served.post("/register_model", body(served.files)))["phase"] == "Ready"
     assert served.http.get("/models/v").json()["compressionTechnique"] == {}
     reply = served.post("/deploy_model", {"model": "v", "intent": "accSLO", "SLOs": {"accuracy": 1}})
-    assert "was not measured" in reply.json()["error"]["message"]
+    assert "the accuracy of 'v' is unknown" in reply.json()["error"]["message"]
     assert served.deploy("v")["phase"] == "Deployed", "who asks for none gets it"
 
 

@@ -108,7 +108,7 @@ def test_an_estimate_says_that_variants_beyond_the_slots_wait(profiled: Installa
     assert together["variantsAtOnce"] == {"registered": 5, "atOnce": 4, "tooLarge": []}
     assert "run at once" not in " ".join(together["notes"])
     waiting = ask(profiled, batch=5, inputTokens=8, outputTokens=4, variants=names)
-    assert any(note.startswith("4 of these 5 variants run at once") for note in waiting["notes"])
+    assert any(note.startswith("only 4 of these 5 variants run at once") for note in waiting["notes"])
     for name in names[2:]:
         profiled.end(profiled.http.delete(f"/models/{name}"))
 
@@ -194,7 +194,7 @@ def test_an_estimate_says_that_requests_beyond_the_limit_wait(profiled: Installa
     most = 16  # on a CPU
     within, beyond = (ask(profiled, batch=batch, inputTokens=8, outputTokens=8) for batch in (most, most + 1))
     assert not any("at once" in note for note in within["notes"])
-    assert any(f"an engine runs {most} requests at once" in note for note in beyond["notes"])
+    assert any(f"an engine runs {most} of these {most + 1} requests at once" in note for note in beyond["notes"])
 
 
 def test_a_busy_device_is_reported_and_its_ranges_are_wider(

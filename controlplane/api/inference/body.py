@@ -18,7 +18,7 @@ def parse_body(raw: bytes) -> dict[str, Any]:
     try:
         body = json.loads(raw.decode("ascii") if is_plain(raw) else raw)
     except (ValueError, RecursionError) as e:
-        raise errors.InvalidRequest(f"the body is not JSON: {e}") from e
+        raise errors.InvalidRequest(f"the body is not valid JSON: {e}; correct it") from e
     if not isinstance(body, dict):
         raise errors.InvalidRequest(f"expected a JSON object as the body, got a {type(body).__name__}")
     if _ESCAPED_HALF.search(raw) or _CODED_HALF.search(raw) or b"\0" in raw[:4]:  # UTF-16, UTF-32: a zero
