@@ -94,6 +94,6 @@ def require_role(tenant: Tenant, method: str, path: str) -> None:
     needed = needed_role(method, path)
     if _LEVELS[tenant.role] < _LEVELS[needed]:
         raise errors.Forbidden(
-            f"{method} {path[:200]} needs the role {needed}, but the key of tenant '{tenant.name}' has "
-            f"{tenant.role}"
+            f"{method} {path[:200]} needs the role {needed}, but the key of tenant '{tenant.name}' has the "
+            f"role {tenant.role}; use a key with the role {needed}"
         )

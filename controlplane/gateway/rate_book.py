@@ -142,8 +142,8 @@ class RateBook:
         if wait_s > 0:
             unit = what.partition("_")[0]
             raise errors.RateLimited(
-                f"tenant '{tenant.name}' has reached its limit of {limit:g} {unit} a minute; "
-                "try again later, or ask the administrator to raise the quota",
+                f"tenant '{tenant.name}' has reached its limit of {limit:,.10g} {unit} a minute; "
+                "try again later, or ask an administrator to raise the quota",
                 details={"reason": what},
                 retry_after_s=math.ceil(wait_s),
             )

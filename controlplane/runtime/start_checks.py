@@ -81,9 +81,7 @@ def _nearest(name: str) -> str:
 def describe_unknown(found: Mapping[str, str]) -> str:
     """One message for the variables that `unknown_variables` found."""
     said = [_said(name, near) for name, near in found.items()]
-    return (
-        f"{', '.join(said)}; unset these variables, or correct their names (docs/settings.md lists them)"
-    )
+    return f"{', '.join(said)}; unset these variables, or correct their names (docs/settings.md lists them)"
 
 
 def _said(name: str, near: str) -> str:

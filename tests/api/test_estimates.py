@@ -194,7 +194,9 @@ def test_an_estimate_says_that_requests_beyond_the_limit_wait(profiled: Installa
     most = 16  # on a CPU
     within, beyond = (ask(profiled, batch=batch, inputTokens=8, outputTokens=8) for batch in (most, most + 1))
     assert not any("at once" in note for note in within["notes"])
-    assert any(f"an engine runs {most} of these {most + 1} requests at once" in note for note in beyond["notes"])
+    assert any(
+        f"an engine runs {most} of these {most + 1} requests at once" in note for note in beyond["notes"]
+    )
 
 
 def test_a_busy_device_is_reported_and_its_ranges_are_wider(

@@ -150,7 +150,7 @@ def test_merge_by_name_where_the_folders_are_not(cli: Cli, api: FakeApi, tmp_pat
         ([*COMPRESS, "NEW", "--group-size", "12"], 2, "multiple of 8"),
         ([*COMPRESS, "NEW", "--method", "zip"], 2, "deltacompress, deltamix"),
         ([*COMPRESS, "NEW", "--method", "auto", "--evaluation", "BASE"], 2, "largest allowed loss"),
-        ([*COMPRESS, "NEW", "--method", "auto", "--max-loss", "1"], 2, "needs tasks"),
+        ([*COMPRESS, "NEW", "--method", "auto", "--max-loss", "1"], 2, "needs a file of tasks"),
         ([*COMPRESS, "NEW", "--max-loss", "1"], 2, "only auto takes max_loss"),
         ([*COMPRESS, "NEW", "--max-loss", "nan"], 2, "'--max-loss': expected a finite number, got nan"),
         (["simulate", "BASE", "--for-slo", "nan"], 2, "Invalid value for '--for-slo'"),

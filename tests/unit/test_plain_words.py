@@ -1,4 +1,4 @@
-"""Comments, docstrings, messages and test names are plain English: the patterns that readers stumble over stay out."""
+"""Comments, docstrings, messages and names of tests are plain English, without patterns that stop readers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import inspect
 import io
 import re
 import tokenize
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pytest

@@ -133,13 +133,13 @@ def judge(found: Scan, base: Source, tuned: Source, force: bool) -> list[str]:
         return []
     figures = (
         f"the linear layers of {tuned.origin} differ from those of {base.origin} by {found.distance:.2f} of "
-        f"their norm ({found.delta_norm:.4g} of {found.base_norm:.4g}); fine-tunes differ by less than 0.1, "
-        "unrelated models by about 1.4"
+        f"their norm ({found.delta_norm:.4g} of {found.base_norm:.4g}), where fine-tunes differ by less "
+        "than 0.1 and unrelated models by about 1.4"
     )
     if found.distance <= IMPLAUSIBLE or force:
         return [f"{figures}; check that the fine-tune was trained from this base"]
     raise ImplausibleBase(
-        f"{figures}. Expected at most {IMPLAUSIBLE}; give the checkpoint that the fine-tune was trained from"
+        f"{figures} (allowed: {IMPLAUSIBLE}); give the checkpoint that the fine-tune was trained from"
     )
 
 

@@ -59,7 +59,7 @@ def check_request(request: Request) -> None:
     check(request.options)
     auto = request.options.method is MethodName.auto
     if auto and request.max_loss is None:
-        raise OptionError("max_loss", "the method auto needs the largest allowed loss, in percent")
+        raise OptionError("max_loss", "the method auto needs the largest allowed loss in percent, such as 2")
     if request.max_loss is not None and not math.isfinite(request.max_loss):
         raise OptionError("max_loss", f"expected a finite percentage, got {request.max_loss:g}")
     if not auto and request.max_loss is not None:
@@ -68,7 +68,7 @@ def check_request(request: Request) -> None:
             f"only auto takes max_loss, not {request.options.method}; leave max_loss out, or choose auto",
         )
     if auto and request.evaluation is None:
-        raise OptionError("evaluation", "the method auto needs tasks to measure the loss on")
+        raise OptionError("evaluation", "the method auto needs a file of tasks to measure the loss on")
     rate = request.storage_mb_per_s
     if rate is not None and not (request.lossless and 0 < rate < math.inf):
         raise OptionError("storage_mb_per_s", "expected a rate above 0, together with lossless")
