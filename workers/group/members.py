@@ -61,9 +61,7 @@ def check(config: EngineConfig) -> None:
     """Raises ValueError, with the error, for ranks that do not form a group."""
     tp, ranks = config.tensor_parallel, config.ranks
     if tp < 1 or not ranks or len(ranks) % tp:
-        raise ValueError(
-            f"expected a number of ranks divisible by {tp}, the ranks of a stage, got {len(ranks)}"
-        )
+        raise ValueError(f"expected a positive multiple of {tp} ranks (a stage has {tp}), got {len(ranks)}")
     for stage in range(len(ranks) // tp):
         layers = {rank.layers for rank in ranks[stage * tp : (stage + 1) * tp]}
         if len(layers) > 1:

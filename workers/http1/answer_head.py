@@ -50,7 +50,7 @@ def answer_head(status: int, headers: Headers, keeps_alive: bool, may_chunk: boo
         lines += 1
     data = b"".join(parts)
     if data.count(b"\n") != lines or data.count(b"\r") != lines:
-        raise ValueError("expected headers of one line each, got one with a line's end in it")
+        raise ValueError("expected headers of one line each, got a header with a line break")
     return Head(data + b"\r\n", None if is_chunked else length, is_chunked, closes or not keeps_alive)
 
 

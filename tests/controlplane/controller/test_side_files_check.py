@@ -103,7 +103,7 @@ def test_a_class_that_changes_ids_is_reported(reader: FileReader, files: Path, t
             "chat template 'tool_use'",
         ),
         ({"tokenizer__json": words(r"(a+)+$")}, "is too slow"),
-        ({"tokenizer__json": words(r"\s+$")}, "4 times as much of ' ' takes"),
+        ({"tokenizer__json": words(r"\s+$")}, "4 times as much of the text ' ' takes"),
         (
             {
                 "tokenizer__json": words(

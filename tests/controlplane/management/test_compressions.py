@@ -184,7 +184,7 @@ async def test_a_quantization_with_a_failed_engine_leaves_the_rest_and_can_be_me
         world.cluster.fails_after = 0
         failed = await registered(world, "both", BOTH)
         assert (failed.phase, quantizations(failed)) == (Phase.READY, quantizations(first))
-        assert "then: the engine ended" in failed.reason
+        assert "before this: the engine ended" in failed.reason
         assert not progress.is_whole(failed)
         assert f"{len(first.measurements) - 1} of {failed.all_points} loads" in failed.reason
         placed = await deployed(world, "both")

@@ -76,8 +76,8 @@ def test_launches_are_equal_contiguous_and_each_on_one_node(nodes: list[str]) ->
     ("config", "said"),
     [
         (group([("a", 0), ("a", 0)]), "rank 1 shares GPU 0 of a"),
-        (group([("a", 0), ("a", 1), ("a", 2)], 2), "divisible by 2, the ranks of a stage, got 3"),
-        (replace(echo_config(), ranks=()), "0 ranks"),
+        (group([("a", 0), ("a", 1), ("a", 2)], 2), r"multiple of 2 ranks .*got 3"),
+        (replace(echo_config(), ranks=()), "got 0"),
         (
             replace(echo_config(2), ranks=(*ranks_of((1,)), *ranks_of((2,)))),
             r"stage 0 have \[1, 2\] layers",
