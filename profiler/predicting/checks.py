@@ -51,7 +51,7 @@ def check_load(spec: ModelSpec, workload: Workload) -> None:
         ("outputTokens", workload.output_tokens),
     ):
         if not 1 <= count <= MAX_COUNT:
-            raise PlanError(name, f"expected {name} of 1 to {MAX_COUNT}, got {count}")
+            raise PlanError(name, f"expected {name} of 1 to {MAX_COUNT}, got {count}; correct {name}")
     length = workload.input_tokens + workload.output_tokens
     if length > spec.max_position:
         raise PlanError(

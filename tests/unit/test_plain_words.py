@@ -75,7 +75,7 @@ def messages(source: str) -> Iterator[tuple[int, str]]:
         if isinstance(node, ast.JoinedStr):
             others |= {id(part) for part in ast.walk(node) if isinstance(part, ast.Constant)} - _nested(node)
     for node in ast.walk(tree):
-        if id(node) not in others and (text := _literal(node)).count(" ") > 1:
+        if isinstance(node, ast.expr) and id(node) not in others and (text := _literal(node)).count(" ") > 1:
             yield node.lineno, text
 
 
