@@ -127,7 +127,7 @@ def test_the_bundled_text_gives_rows(tmp_path: Path) -> None:
         ("a.csv", b"x", r"expected a \.txt, \.md or \.jsonl file"),
         ("a.txt", b" \n\n ", "has no text"),
         ("a.jsonl", b"\n\n", "has no text"),
-        ("a.txt", b"ab\xffcd", r"UTF-8, got byte 0xff at 2"),
+        ("a.txt", b"ab\xffcd", r"UTF-8, got byte 0xff at position 2"),
         ("a.jsonl", b'{"text": "w1"}\n{"text": \n', r"a\.jsonl, line 2: expected .*invalid JSON"),
         ("a.jsonl", b'{"text": "w1"}\n\n[1]\n', r"a\.jsonl, line 3: expected .*got \[1\]"),
         ("a.jsonl", b'{"text": 5}', r"line 1: expected"),
@@ -137,10 +137,10 @@ def test_the_bundled_text_gives_rows(tmp_path: Path) -> None:
         (
             "a.jsonl",
             b'{"messages": [{"role": "user", "content": "w1"}]}',
-            "line 1 holds messages.*no chat template",
+            "line 1 has messages.*no chat template",
         ),
         ("a.jsonl", b'{"text": ""}', "into no tokens"),
-        ("a.jsonl", b'{"text": "\\ud800"}', "line 1: the tokenizer in .* refuses it"),
+        ("a.jsonl", b'{"text": "\\ud800"}', "line 1: the tokenizer in .* refuses this text"),
     ],
 )
 def test_files_of_no_use_are_refused(name: str, content: bytes, said: str, tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_messages_that_the_template_refuses_are_named(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "model", "{{ raise_exception('roles must alternate') }}")
     file = jsonl(tmp_path / "a.jsonl", {"messages": [{"role": "user", "content": "w1"}]})
-    with pytest.raises(CheckpointError, match=r"line 1: the tokenizer in .* refuses it: roles must"):
+    with pytest.raises(CheckpointError, match=r"line 1: the tokenizer in .* refuses this text: roles must"):
         read_texts(file, folder)
 
 

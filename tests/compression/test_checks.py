@@ -118,7 +118,9 @@ def test_a_base_that_is_not_the_base(tmp_path: Path, base: Path) -> None:
     distance = float(re.findall(r"differ .* by ([\d.]+) of", said)[0])
     assert distance == pytest.approx(2**0.5, rel=0.05)
     result = compress(Job(base, other, tmp_path / "delta", magnitude(), force=True))
-    assert any("check that this is the base" in warning for warning in result.warnings)
+    assert any(
+        "check that the fine-tune was trained from this base" in warning for warning in result.warnings
+    )
 
 
 def test_a_refused_registration_names_the_command_that_can_force_it(tmp_path: Path, base: Path) -> None:
