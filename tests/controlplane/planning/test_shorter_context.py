@@ -73,7 +73,7 @@ def shorter(more: dict[str, Any], tokens: int) -> dict[str, Any]:
 @given(seed=st.integers(0, 10**6))
 def test_the_offer_is_the_longest_context_that_is_placed(seed: int) -> None:
     rng = random.Random(seed)
-    device, context = rng.choice((GPU, GPU, HOST)), rng.randint(60, 320)
+    device, context = rng.choice((GPU, GPU, HOST)), rng.randint(24, 80)
     more: dict[str, Any] = {"intent": rng.choice(tuple(Intent)), "requests": rng.choice((None, 1, 3))}
     if rng.random() < 0.5:
         more["load"] = ExpectedLoad(0.0, rng.randint(1, 20), rng.randint(1, 20))
