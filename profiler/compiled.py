@@ -18,8 +18,8 @@ from typing import Any, TypeAlias, TypeVar
 import numba
 import numpy as np
 import numpy.typing as npt
-from llvmlite.binding import ffi
-from numba.core import caching
+
+from profiler.patches import llvmlite_names, numba_cache
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -56,40 +56,18 @@ def records(dtype: npt.DTypeLike, shape: int | Sequence[int]) -> Records:
     return np.zeros(shape, dtype=np.dtype(dtype, align=True)).view(np.recarray)
 
 
-def _hide_special_names() -> None:
-    """Let llvmlite's library raise AttributeError for special names such as `__dict__`.
-
-    The library takes every name for one of its functions. vLLM inspects everything in a module, so its
-    engine failed to start in a process that had imported numba."""
-    library = type(ffi.lib)
-    function_named = library.__getattr__
-
-    def attribute(self: Any, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return function_named(self, name)
-
-    library.__getattr__ = attribute
-
-
-_hide_special_names()
+llvmlite_names.install()
 
 
 @functools.cache
 def _use_cache() -> None:
     if not numba.config.DISABLE_JIT:
         numba.config.CACHE_DIR = str(folder())
-        _of_numba("CacheImpl")._locator_classes.insert(0, _Place)
+        numba_cache.ask_first(_Place)
 
 
-def _of_numba(name: str) -> Any:
-    """A class of numba's cache; older versions of numba have it with an underscore."""
-    return getattr(caching, name, None) or getattr(caching, f"_{name}")
-
-
-class _Place(_of_numba("UserProvidedCacheLocator")):  # type: ignore[misc]
-    """The place of a function's machine code. Numba identifies sources by path and time, so it would compile
-    the same release in another folder again. We identify our sources by the digest of their content."""
+class _Place(numba_cache.of_numba("UserProvidedCacheLocator")):  # type: ignore[misc]
+    """The place of a function's machine code, by the digest of our sources."""
 
     def __init__(self, function: Callable[..., Any], file: str) -> None:
         super().__init__(function, file)

@@ -17,16 +17,16 @@ def register() -> None:
     Also make vLLM's engine core and ranks end with the process that started them. The core forks its ranks
     and the process that compiles grammars first, and the cost of grammars per step is bounded.
     """
-    import vllm.v1.worker.lora_model_runner_mixin as runners
-
-    from workers.group import grammar_masks, grammar_process
+    from workers.group import grammar_process
     from workers.group.processes import die_with_parent
+    from workers.patches.vllm import adapter_manager, grammar_backends, grammar_costs
     from workers.variants.manager import VariantManager
     from workers.vllm_environment import fork_ranks
 
     die_with_parent()
     if multiprocessing.current_process().name.startswith(ENGINE_CORE):
         fork_ranks()
-        grammar_masks.bound()
+        grammar_costs.install()
+        grammar_backends.install()
         grammar_process.fork()
-    runners.LRUCacheWorkerLoRAManager = VariantManager
+    adapter_manager.install(VariantManager)

@@ -6,9 +6,9 @@
     python -m benchmarks.profiling merge --into FOLDER FOLDER ...
 
 `truth` is the whole model (made-up weights) in many plans; `fingerprints` what a profile of it measures, with
-a few layers' weights (workers/measuring/layer_sharing.py). The command writes rows as they come. It does not
-measure again what FOLDER, or a folder that is `known`, holds. failures.jsonl says what failed and why; logs
-are in logs/. Two commands may share a host, each with its own `--first-gpu`.
+a few layers' weights (workers/patches/vllm/layer_sharing.py). The command writes rows as they come. It does
+not measure again what FOLDER, or a folder that is `known`, holds. failures.jsonl says what failed and why;
+logs are in logs/. Two commands may share a host, each with its own `--first-gpu`.
 """
 
 from __future__ import annotations

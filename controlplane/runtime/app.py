@@ -38,11 +38,11 @@ with uncollected():
     from controlplane.runtime import start_checks
     from controlplane.runtime.front_door import environment
     from controlplane.runtime.loopback import keep_replica_on_loopback
+    from controlplane.runtime.patches.ray.serve_news import keep_asking
     from controlplane.runtime.ray_cluster import RayCluster
     from controlplane.runtime.replica_http import answer_first
     from controlplane.runtime.replica_logs import log_at_once
     from controlplane.runtime.serve import answers_of, installations, own_handle
-    from controlplane.runtime.serve_news import keep_asking
     from controlplane.runtime.step_models import StepModelBook
     from controlplane.settings import Settings
     from controlplane.state.repository import Repository

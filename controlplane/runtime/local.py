@@ -28,8 +28,9 @@ import psutil
 
 from controlplane import errors
 from controlplane.gateway.tenants_file import tenants_of
-from controlplane.runtime import loopback, serve_news, start_checks, supervision, supervisor_process
+from controlplane.runtime import loopback, start_checks, supervision, supervisor_process
 from controlplane.runtime.front_door import environment
+from controlplane.runtime.patches.ray import serve_news
 from controlplane.settings import Settings
 from controlplane.state.installation import Missing, identity_of
 from controlplane.state.stores import open_store

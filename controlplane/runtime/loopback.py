@@ -7,7 +7,7 @@ replicas, is bound by `keep_replica_on_loopback`.
 
 from __future__ import annotations
 
-from typing import Any
+from controlplane.runtime.patches.ray import replica_port
 
 LOOPBACK = "127.0.0.1"
 # The name refers to the systems on which 0 is the default; Ray reads it everywhere.
@@ -20,14 +20,6 @@ def keep_replica_on_loopback() -> None:
     Called from a deployment's constructor, which Serve runs before it opens that port.
     """
     import ray
-    from ray.serve._private import replica
 
-    if ray.util.get_node_ip_address() != LOOPBACK:
-        return
-    bind = replica.add_port_to_grpc_server
-
-    def bind_loopback(server: Any, address: str) -> int:
-        port: int = bind(server, address.replace("[::]", LOOPBACK))
-        return port
-
-    replica.add_port_to_grpc_server = bind_loopback
+    if ray.util.get_node_ip_address() == LOOPBACK:
+        replica_port.install(LOOPBACK)

@@ -47,8 +47,9 @@ def app_name(group_id: str) -> str:
 
 def deploy(application: serve.Application, name: str) -> None:
     """Deploy an application. Blocks, but returns before the application runs."""
+    target = serve.RunTarget(application, name=name, route_prefix=None)
     # serve.run would wait until the engine runs, and hold up every other deployment.
-    serve.api._run(application, name=name, route_prefix=None, _blocking=False)
+    serve.run_many([target], wait_for_applications_running=False)
 
 
 Application = Mapping[str, Any]

@@ -147,7 +147,7 @@ def test_a_variants_template_chooses_its_parsers(tmp_path: Path, tokenizer: PreT
 async def test_text_that_a_grammar_forces_is_no_reasoning(more: dict[str, Any], serving: str) -> None:
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
-    from workers.engine.chat_parsers import ByGrammar
+    from workers.patches.vllm.app_state import ByGrammar
 
     class Serving:
         def __init__(self, name: str) -> None:

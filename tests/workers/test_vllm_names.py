@@ -9,12 +9,13 @@ from __future__ import annotations
 import ast
 import re
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from controlplane.gateway import engine_errors
+from testkit import package_sources
+from workers.vllm_environment import environment
 
 RUNNER_FILES = ("v1/worker/lora_model_runner_mixin.py", "v1/worker/gpu_model_runner.py", "v1/worker/gpu")
 SCHEDULER = "v1/core/sched/scheduler.py"
@@ -23,7 +24,7 @@ VOCABULARY = "model_executor/layers/vocab_parallel_embedding.py"
 
 # file of vLLM's, class there, its methods and attributes (inherited ones are named where they are made)
 RELIED_ON = [
-    # workers.group.attention_splits
+    # workers.patches.vllm.attention_splits
     (
         "v1/attention/backends/flash_attn.py",
         "FlashAttentionMetadataBuilder",
@@ -49,9 +50,10 @@ RELIED_ON = [
     ("v1/request.py", "RequestStatus", ("PREEMPTED", "FINISHED_ERROR")),
     ("v1/engine/__init__.py", "EngineCoreOutput", ("request_id", "new_token_ids", "finish_reason")),
     ("v1/engine/__init__.py", "EngineCoreOutputs", ("outputs",)),
-    # workers.engine.chat_parsers
+    # workers.patches.vllm.app_state
     ("entrypoints/openai/chat_completion/serving.py", "OpenAIServingChat", ("create_chat_completion",)),
-    # workers.group.grammar_masks
+    ("entrypoints/openai/models/serving.py", "OpenAIServingModels", ("lora_requests",)),
+    # workers.patches.vllm.grammar_costs and grammar_backends
     (
         "v1/structured_output/backend_xgrammar.py",
         "XgrammarGrammar",
@@ -74,7 +76,7 @@ RELIED_ON = [
         ("json", "regex", "choice", "grammar", "json_object", "structural_tag", "_backend"),
     ),
     ("sampling_params.py", "SamplingParams", ("_validate_structured_outputs",)),
-    # workers.engine.checked_grammars
+    # workers.engine.checked_grammars and workers.patches.vllm.grammar_validation
     (
         "sampling_params.py",
         "StructuredOutputsParams",
@@ -82,7 +84,7 @@ RELIED_ON = [
     ),
     ("sampling_params.py", "StructuredOutputsParams", ("_backend_was_auto", "all_constraints_none")),
     ("v1/engine/async_llm.py", "AsyncLLM", ("add_request",)),
-    # workers.engine.instant_answers
+    # workers.patches.vllm.instant_answers
     ("v1/engine/__init__.py", "EngineCoreOutput", ("events",)),
     ("v1/engine/__init__.py", "EngineCoreEvent", ("new_event",)),
     ("v1/engine/__init__.py", "EngineCoreEventType", ("QUEUED", "SCHEDULED")),
@@ -90,7 +92,7 @@ RELIED_ON = [
     ("v1/engine/async_llm.py", "AsyncLLM", ("engine_core",)),
     ("v1/engine/core_client.py", "AsyncMPClient", ("add_request_async", "outputs_queue")),
     ("lora/request.py", "LoRARequest", ("lora_name", "lora_int_id", "lora_path")),
-    # workers.engine.request_guard
+    # workers.engine.request_guard and workers.patches.vllm.failed_answers
     (
         "v1/engine/output_processor.py",
         "OutputProcessor",
@@ -100,7 +102,7 @@ RELIED_ON = [
     ("v1/engine/output_processor.py", "RequestOutputCollector", ("put",)),
     ("v1/engine/async_llm.py", "AsyncLLM", ("output_processor",)),
     ("sampling_params.py", "SamplingParams", ("_bad_words_token_ids", "_all_stop_token_ids")),
-    # workers.engine.own_applications
+    # workers.engine.own_applications and workers.patches.vllm.engine_copy
     ("entrypoints/anthropic/serving.py", "AnthropicServingMessages", ("_detect_merge_inline_system",)),
     ("v1/engine/async_llm.py", "AsyncLLM", ("renderer", "input_processor", "vllm_config", "model_config")),
     ("v1/engine/async_llm.py", "AsyncLLM", ("output_handler", "shutdown", "__del__")),
@@ -113,7 +115,7 @@ RELIED_ON = [
     ("v1/metrics/stats.py", "SchedulerStats", ("num_running_reqs", "num_waiting_reqs", "kv_cache_usage")),
     ("v1/metrics/stats.py", "IterationStats", ("inter_token_latencies_iter", "finished_requests")),
     ("v1/metrics/stats.py", "FinishedRequestStats", ("num_prompt_tokens", "prefill_time")),
-    # workers.variants.hooking and layers
+    # workers.variants.hooking and layers, workers.patches.vllm.layer_methods
     (LINEAR, "LinearBase", ("input_size", "output_size", "quant_method", "tp_rank", "tp_size")),
     (LINEAR, "RowParallelLinear", ("input_size_per_partition",)),
     (LINEAR, "MergedColumnParallelLinear", ("output_sizes",)),
@@ -125,12 +127,12 @@ RELIED_ON = [
     (VOCABULARY, "ParallelLMHead", ("__init__",)),
     ("model_executor/layers/layernorm.py", "RMSNorm", ("variance_epsilon", "weight")),
     ("model_executor/layers/layernorm.py", "GemmaRMSNorm", ("variance_epsilon", "weight")),
-    # workers.variants.prompt_scoring
+    # workers.patches.vllm.prompt_scoring
     ("v1/worker/gpu_model_runner.py", "GPUModelRunner", ("_get_prompt_logprobs_dict",)),
     ("v1/worker/gpu/sample/prompt_logprob.py", "PromptLogprobsWorker", ("compute_prompt_logprobs",)),
     ("forward_context.py", "ForwardContext", ("no_compile_layers",)),
     ("config/compilation.py", "CompilationConfig", ("static_forward_context",)),
-    # workers.variants.graph_choice
+    # workers.patches.vllm.graph_choice
     ("v1/worker/gpu/model_runner.py", "GPUModelRunner", ("execute_model", "cudagraph_manager")),
     ("v1/worker/gpu_model_runner.py", "GPUModelRunner", ("execute_model", "cudagraph_dispatcher")),
     ("v1/core/sched/output.py", "SchedulerOutput", ("scheduled_new_reqs",)),
@@ -146,7 +148,10 @@ RELIED_ON = [
     # workers.group.first_use
     ("v1/sample/sampler.py", "Sampler", ("gather_logprobs",)),
     ("v1/worker/gpu_model_runner.py", "GPUModelRunner", ("sampler", "model_config", "device")),
-    # workers.measuring.probe
+    # workers.patches.vllm.layer_sharing
+    ("config/compilation.py", "CompilationConfig", ("static_all_moe_layers",)),
+    ("distributed/parallel_state.py", "GroupCoordinator", ("rank_in_group", "world_size")),
+    # workers.measuring.probe and workers.patches.vllm.graph_memory
     ("v1/worker/gpu_worker.py", "Worker", ("init_snapshot", "peak_activation_memory")),
     ("v1/worker/gpu_model_runner.py", "GPUModelRunner", ("capture_model",)),
     ("v1/worker/gpu/model_runner.py", "GPUModelRunner", ("capture_model",)),
@@ -160,10 +165,10 @@ RELIED_ON = [
 
 @cache
 def vllm() -> Path:
-    found = find_spec("vllm")
-    if found is None or not found.submodule_search_locations:
+    folder = package_sources.folder_of("vllm")
+    if folder is None:
         pytest.skip("vLLM is not installed")
-    return Path(found.submodule_search_locations[0])
+    return folder
 
 
 @cache
@@ -172,27 +177,11 @@ def tree(file: str) -> ast.Module:
 
 
 def class_in(file: str, name: str) -> ast.ClassDef:
-    found = [n for n in ast.walk(tree(file)) if isinstance(n, ast.ClassDef) and n.name == name]
-    assert found, f"vllm/{file} has no class {name}"
-    return found[0]
+    return package_sources.class_in(tree(file), name)
 
 
 def function_in(owner: ast.AST, name: str) -> ast.FunctionDef:
     return next(n for n in ast.walk(owner) if isinstance(n, ast.FunctionDef) and n.name == name)
-
-
-def names_of(made: ast.ClassDef) -> set[str]:
-    """The names that a class defines, in its body or as attributes of `self`."""
-    names = set()
-    for node in ast.walk(made):
-        match node:
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
-                names.add(name)
-            case ast.Name(id=name, ctx=ast.Store()):
-                names.add(name)
-            case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()):
-                names.add(name)
-    return names
 
 
 @pytest.mark.parametrize(
@@ -207,8 +196,7 @@ def names_of(made: ast.ClassDef) -> set[str]:
     ],
 )
 def test_graphs_are_asked_for_by_names_that_we_replace(file: str, function: str, named: set[str]) -> None:
-    """workers.variants.graph_choice needs it: otherwise a merged variant's step would run from its variants'
-    graph."""
+    """`workers.patches.vllm.graph_choice` does. Else a merged variant runs from its variants' graph."""
     calls = [
         node
         for node in ast.walk(function_in(tree(file), function))
@@ -223,7 +211,7 @@ def test_graphs_are_asked_for_by_names_that_we_replace(file: str, function: str,
 
 @pytest.mark.parametrize(("file", "name", "wanted"), RELIED_ON)
 def test_a_class_has_what_we_use(file: str, name: str, wanted: tuple[str, ...]) -> None:
-    missing = set(wanted) - names_of(class_in(file, name))
+    missing = set(wanted) - package_sources.names_in(class_in(file, name))
     assert not missing, f"{name} in vllm/{file} has no {', '.join(sorted(missing))}"
 
 
@@ -270,7 +258,8 @@ def test_prompts_are_scored_on_stretches_of_the_steps_hidden_states() -> None:
     scorers = [
         f for f in worker.body if isinstance(f, ast.FunctionDef) and "logits_fn" in ast.unparse(f.args)
     ]
-    assert {f.name for f in scorers} == {"compute_prompt_logprobs", "compute_prompt_token_id_logprobs"}
+    known = {"compute_prompt_logprobs", "compute_prompt_token_id_logprobs"}  # 0.26 has the first one only
+    assert "compute_prompt_logprobs" in {f.name for f in scorers} <= known
     assert all("hidden_states" in [a.arg for a in f.args.args] for f in scorers)
     assert "logits_fn(prompt_hidden_states[start_idx:end_idx])" in ast.unparse(tree(file))
     asked = ast.unparse(class_in("v1/worker/gpu/model_runner.py", "GPUModelRunner"))
@@ -375,3 +364,8 @@ def test_schemas_are_validated_by_functions_that_we_call() -> None:
 def test_a_prompt_keeps_its_requests_salt() -> None:
     """`workers.engine.checked_grammars` reads the tenant there."""
     assert "engine_input['cache_salt'] = cache_salt" in ast.unparse(tree("renderers/base.py"))
+
+
+@pytest.mark.parametrize("name", sorted(n for n in environment((1, 1)) if n.startswith("VLLM_")))
+def test_a_variable_is_one_that_vllm_reads(name: str) -> None:
+    assert f'"{name}"' in (vllm() / "envs.py").read_text()

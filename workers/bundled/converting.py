@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -55,23 +53,6 @@ def package_folder(package: str) -> Path | None:
     """The folder of an installed package, found without importing it; None if it is not installed."""
     spec = find_spec(package)
     return None if spec is None or spec.origin is None else Path(spec.origin).parent
-
-
-@contextmanager
-def read_once() -> Iterator[None]:
-    """Within the context, each GGUF is read once.
-
-    transformers reads it three times for a tokenizer and a configuration, and 262,144 tokens take 10 s each
-    time.
-    """
-    import gguf
-
-    own = gguf.GGUFReader
-    gguf.GGUFReader = functools.cache(lambda path: own(str(path)))
-    try:
-        yield
-    finally:
-        gguf.GGUFReader = own
 
 
 def save_config(config: Any, architecture: str, target: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from workers.bundled import converting
 from workers.bundled.converting import Progress, silent
+from workers.patches.gguf.read_once import read_once
 
 NAME = "gemma-3-270m"
 URI = f"bundled://{NAME}"
@@ -63,7 +64,7 @@ def parts() -> list[Path]:
 
 
 def _convert(pieces: list[Path], target: Path, progress: Progress) -> None:
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder, converting.read_once():
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder, read_once():
         source = Path(folder) / "gemma.gguf"
         progress(f"joining the {PARTS} parts of {NAME}")
         assemble(pieces, source)

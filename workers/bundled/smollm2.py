@@ -15,6 +15,7 @@ from typing import Any
 
 from workers.bundled import converting
 from workers.bundled.converting import Progress, silent
+from workers.patches.gguf.read_once import read_once
 
 NAME = "smollm2-135m-instruct"
 URI = f"bundled://{NAME}"
@@ -97,7 +98,7 @@ def fetched(folder: Path, progress: Progress = silent) -> Path:
 
 
 def _convert(source: Path, target: Path, progress: Progress) -> None:
-    with converting.read_once():
+    with read_once():
         progress(f"reading the tokenizer and the configuration of {NAME}")
         config = _save_config(source, target)
         progress("dequantizing the weights")

@@ -76,32 +76,6 @@ def arguments(args: Any, template: Path, tools: str, reasoning: str) -> Any:
     return given
 
 
-class ByGrammar:
-    """vLLM's serving of chats: `reasoning` for free answers, `plain` for answers that a grammar forces.
-
-    The engine's core knows only the base's reasoning parser, so a grammar begins with the answer's first
-    token and there is no reasoning to read.
-    """
-
-    def __init__(self, reasoning: Any, plain: Any) -> None:
-        self._reasoning, self._plain = reasoning, plain
-
-    async def create_chat_completion(self, request: Any, *args: Any, **kwargs: Any) -> Any:
-        serving = self._plain if _is_forced(request) else self._reasoning
-        return await serving.create_chat_completion(request, *args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._reasoning, name)
-
-
-def _is_forced(request: Any) -> bool:
-    """Whether a grammar restricts the answer."""
-    form, choice = getattr(request, "response_format", None), getattr(request, "tool_choice", None)
-    if getattr(request, "structured_outputs", None) is not None or (form is not None and form.type != "text"):
-        return True
-    return bool(getattr(request, "tools", None)) and choice not in (None, "auto", "none")
-
-
 def _register() -> None:
     from vllm.tool_parsers import ToolParserManager
 

@@ -18,6 +18,7 @@ import subprocess
 import sys
 from collections import OrderedDict
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from workers.clean_environment import clean_environment
 from workers.engine.grammar_queue import GrammarQueue
 from workers.group import grammar_process
 from workers.group.grammar_process import CPU_S, FIELDS, TOO_LARGE
+from workers.patches.vllm import grammar_validation
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +35,6 @@ KEPT = 512  # grammars whose result is remembered
 START_S = 120.0
 OPTIONS = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
 ADVICE = "make it smaller, with fewer alternatives and without repetitions within repetitions"
-_CHECKED = "_ostinato_checked"
 
 
 class GrammarsAway(RuntimeError):
@@ -173,28 +174,8 @@ def _outcome(answer: dict[str, Any]) -> Outcome:
 
 def check_grammars(llm: Any, grammars: Grammars) -> None:
     """Make every request of this AsyncLLM, and of copies of it, pass `grammars`."""
-    from vllm.sampling_params import SamplingParams
-
-    llm.grammars = grammars
-    kind = type(llm)
-    if hasattr(kind, "grammars"):
-        return
-    add_request, validate = kind.add_request, SamplingParams._validate_structured_outputs
-
-    async def checked_request(
-        self: Any, request_id: str, prompt: Any, params: Any, *args: Any, **kw: Any
-    ) -> Any:
-        outputs = getattr(params, "structured_outputs", None)
-        if self.grammars is not None and outputs is not None and not outputs.all_constraints_none():
-            await _check(self.grammars, outputs, tenant_of(_salt(prompt)))
-        return await add_request(self, request_id, prompt, params, *args, **kw)
-
-    def validated(self: Any, *args: Any) -> None:
-        if not getattr(self.structured_outputs, _CHECKED, False):
-            validate(self, *args)
-
-    kind.grammars, kind.add_request = None, checked_request
-    SamplingParams._validate_structured_outputs = validated
+    llm.grammars = grammars  # closed with the engine
+    grammar_validation.install(llm, partial(_check, grammars))
 
 
 def _salt(prompt: Any) -> str | None:
@@ -203,16 +184,15 @@ def _salt(prompt: Any) -> str | None:
     return salt if isinstance(salt, str) else None
 
 
-async def _check(grammars: Grammars, outputs: Any, tenant: str) -> None:
+async def _check(grammars: Grammars, prompt: Any, outputs: Any) -> None:
     """Check a request's grammar. Raises vLLM's request error."""
     from vllm.exceptions import VLLMValidationError
 
-    if getattr(outputs, _CHECKED, False):  # as for each beam of a beam search
-        return
-    outcome = await grammars.outcome({name: getattr(outputs, name) for name in (*FIELDS, *OPTIONS)}, tenant)
+    outcome = await grammars.outcome(
+        {name: getattr(outputs, name) for name in (*FIELDS, *OPTIONS)}, tenant_of(_salt(prompt))
+    )
     if outcome.refusal:
         raise VLLMValidationError(outcome.refusal, parameter="structured_outputs")
     for name, value in outcome.fields:
         setattr(outputs, name, value)
     outputs._backend, outputs._backend_was_auto = outcome.backend, True
-    setattr(outputs, _CHECKED, True)

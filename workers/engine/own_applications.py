@@ -9,7 +9,6 @@ engine. Variants with equal files share one; variants without files, or with the
 from __future__ import annotations
 
 import asyncio
-import copy
 import hashlib
 import itertools
 import json
@@ -26,6 +25,7 @@ from profiler.files import is_file, read_json
 from profiler.inside import here
 from profiler.variants.side_files import GENERATION, chat_template, side_files, write_together
 from workers.engine.template_process import TemplateFailed, Templates
+from workers.patches.vllm.engine_copy import engine_copy
 from workers.tokenizer_loading import FILE, load_tokenizer
 
 MOST = 16  # cached applications; those of more variants are made again on demand
@@ -155,7 +155,8 @@ class OwnApplications:
         if words.tokenizer:
             side = getattr(tokenizer, "truncation_side", "left")
             tokenizer = await asyncio.to_thread(_own_tokenizer, words.folder, side)
-        return await self._make(_client(self._llm, words, tokenizer), words.template)
+        generation = words.folder if words.generation else None
+        return await self._make(engine_copy(self._llm, tokenizer, generation), words.template)
 
 
 def _digest(folder: Path) -> str:
@@ -185,68 +186,3 @@ def _identity(tokenizer: Any) -> str:
 
 def _json(where: Path) -> dict[str, Any]:
     return read_json(where) if is_file(where) else {}
-
-
-def _client(llm: Any, words: Words, tokenizer: Any) -> Any:
-    """A copy of AsyncLLM around the same engine, with these files, that makes requests of prompts."""
-    from vllm.entrypoints.anthropic import serving
-    from vllm.v1.engine.input_processor import InputProcessor
-
-    # vLLM renders the template in the server here, for a call that gateways do not have.
-    serving.AnthropicServingMessages._detect_merge_inline_system = staticmethod(bool)
-    config, model = copy.copy(llm.vllm_config), copy.copy(llm.model_config)
-    config.model_config = model
-    if words.generation:
-        model.generation_config = str(words.folder)
-    renderer = type(llm.renderer)(config, tokenizer)
-    renderer.warmup = _no_warmup
-    client = object.__new__(_borrowing(type(llm)))
-    client.__dict__.update(llm.__dict__)
-    client.vllm_config, client.model_config, client.renderer = config, model, renderer
-    client.input_processor = InputProcessor(config, renderer)
-    client.output_processor = _Outputs(llm.output_processor, renderer.tokenizer)
-    return client
-
-
-def _no_warmup(*_: Any) -> None:
-    """Replaces vLLM's warm-up, which renders the template in the server's loop and delays all requests."""
-
-
-def _borrowing(kind: type[Any]) -> type[Any]:
-    """A subclass of AsyncLLM that does not end its engine, which belongs to another object."""
-
-    class Borrowing(kind):  # type: ignore[misc]
-        def shutdown(self, timeout: float | None = None) -> None:
-            pass
-
-        def __del__(self) -> None:
-            pass
-
-    return Borrowing
-
-
-class _Outputs:
-    """The engine's OutputProcessor, for requests with another tokenizer."""
-
-    def __init__(self, shared: Any, tokenizer: Any) -> None:
-        self._shared, self._tokenizer = shared, tokenizer
-
-    def add_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
-        shared, before = self._shared, self._shared.tokenizer
-        _end_grammars(request.sampling_params, getattr(before, "eos_token_id", None))
-        shared.tokenizer = self._tokenizer
-        try:
-            shared.add_request(request, *args, **kwargs)
-        finally:
-            shared.tokenizer = before
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._shared, name)
-
-
-def _end_grammars(params: Any, token: int | None) -> None:
-    """Add the base's end token to a request's stop tokens: the core emits it at the end of every grammar."""
-    if token is None or params is None or params.structured_outputs is None or params.ignore_eos:
-        return
-    params.stop_token_ids = [*dict.fromkeys((*(params.stop_token_ids or ()), token))]
-    params.all_stop_token_ids.add(token)

@@ -14,6 +14,8 @@ from datetime import datetime
 from functools import lru_cache, wraps
 from typing import Any
 
+from workers.patches.jinja2 import folded_constants
+
 MAX_SOURCE = 4 << 20
 MEMORY_BYTES = 512 << 20  # in addition to the process's memory at its start
 
@@ -52,20 +54,13 @@ def check(template: str) -> str:
     """Compile the template, as servers do to analyse it: jinja2 then computes constants such as 'x' *
     10**9.
     """
-    from jinja2 import nodes
-
     trying = environment().overlay()
     trying.filters = {name: _small(filter_) for name, filter_ in trying.filters.items()}
-    operators, nodes._binop_to_func = (
-        nodes._binop_to_func,
-        {name: _small(operator) for name, operator in nodes._binop_to_func.items()},
-    )
     try:
-        source = trying.compile(template, raw=True)
+        with folded_constants.limited(_small):
+            source = trying.compile(template, raw=True)
     except _TooLarge:
         source = None
-    finally:
-        nodes._binop_to_func = operators
     if source is None or len(source) > MAX_SOURCE:
         raise ValueError(f"the template's code and constants have more than {MAX_SOURCE} characters")
     return ""

@@ -1,8 +1,8 @@
 """Renders chat templates in separate processes, within limits.
 
 A template is a program of the user who registered the model. In the engine's server it could delay every
-client of the base, or take the server's memory. transformers compiles a template by its text
-(`_compile_jinja_template`) and renders the result: in an engine's server, that is a `Remote`.
+client of the base, or take the server's memory. In an engine's server, transformers compiles each template to
+a `Remote`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from workers.engine import template_child
+from workers.patches.transformers import chat_templates
 
 CHILD = "workers.engine.template_child"
 CPU_S = 5  # of one chat; templates take milliseconds
@@ -46,10 +47,7 @@ class Templates:
 
     def install(self) -> None:
         """Make transformers render every chat of this process here, until `close`."""
-        from transformers.utils import chat_template_utils as utils
-
-        before, utils._compile_jinja_template = utils._compile_jinja_template, partial(Remote, self)
-        self._uninstall = partial(setattr, utils, "_compile_jinja_template", before)
+        self._uninstall = chat_templates.install(partial(Remote, self))
 
     def check(self, template: str) -> None:
         """Check that servers may analyse the template, as vLLM does. Raises TemplateFailed."""

@@ -11,7 +11,6 @@ import copy
 import logging
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 from profiler.model_files import is_tekken
@@ -20,7 +19,6 @@ from workers.bus.client import VariantClient
 from workers.bus.faults import LoadFailed, exception_of, fault_of
 from workers.engine import base_template, chat_parsers, torch_check
 from workers.engine.checked_grammars import Grammars, check_grammars
-from workers.engine.instant_answers import InstantAnswers
 from workers.engine.no_variants import NoVariants
 from workers.engine.own_applications import OwnApplications
 from workers.engine.request_guard import guard
@@ -36,6 +34,8 @@ from workers.group.vllm_arguments import engine_arguments
 from workers.group.vllm_entrypoints import entrypoints
 from workers.imports import quick_children, uncollected
 from workers.messages import EngineConfig, EngineResidency, RankReport, VariantRef
+from workers.patches.vllm import app_state
+from workers.patches.vllm.instant_answers import InstantAnswers
 from workers.tokenizer_loading import served_folder
 
 log = logging.getLogger(__name__)
@@ -66,8 +66,7 @@ class VllmEngine:
         self.version = version
         self._locks: dict[str, asyncio.Lock] = {}
         self._table = VariantTable()
-        # The table in which vLLM resolves `model`.
-        applications.app.state.openai_serving_models.lora_requests = self._table
+        app_state.resolve_in(applications.app.state, self._table)
         self._instant = InstantAnswers(llm.engine_core)
 
     @classmethod
@@ -117,8 +116,7 @@ class VllmEngine:
 
         async def prepare(made: Any, client: Any, args: Any) -> None:
             await vllm["init_app_state"](client, made.state, args, tasks)
-            # vLLM's handler of a dead engine ends its own server with this; Ray Serve replaces us instead.
-            made.state.server = SimpleNamespace(should_exit=False)
+            app_state.keep_running(made.state)
 
         async def one_more(client: Any, template: Path | None) -> Any:
             """Another copy of the application with its own state; it finds variants in the shared table."""
@@ -128,7 +126,7 @@ class VllmEngine:
                 made.state = type(app.state)()
                 await prepare(made, client, given)
                 table = app.state.openai_serving_models.lora_requests
-                made.state.openai_serving_models.lora_requests = table
+                app_state.resolve_in(made.state, table)
                 return made
 
             if template is None:
@@ -139,8 +137,7 @@ class VllmEngine:
                 plain = await made_of(
                     chat_parsers.arguments(args, template, parsers.tools, config.reasoning_parser)
                 )
-                chats = made.state.openai_serving_chat, plain.state.openai_serving_chat
-                made.state.openai_serving_chat = chat_parsers.ByGrammar(*chats)
+                app_state.answer_by_grammar(made.state, plain.state)
             return made
 
         await prepare(app, llm, args)

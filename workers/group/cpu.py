@@ -6,11 +6,12 @@ import os
 from typing import Any
 
 from workers.agent import host
-from workers.group import first_use, processes
+from workers.group import processes
 from workers.group.cpu_pipeline import CpuRank
 from workers.group.rank import PlannedRank
+from workers.patches.vllm import token_ranking
 
-first_use.rank_tokens_uncompiled()  # vLLM imports this module in each rank before it serves
+token_ranking.install()  # vLLM imports this module in each rank before it serves
 
 
 class PlannedCpuRank(PlannedRank, CpuRank):

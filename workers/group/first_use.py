@@ -1,8 +1,8 @@
 """Compiles at the start what vLLM otherwise compiles at the first request that needs it.
 
 vLLM compiles its ranking of tokens when a request first asks for log-probabilities, in the process that
-computes the steps of all requests. That takes 2 s once in each engine's life on a CPU, and 10 s without a
-cache.
+computes the steps of all requests. (On a CPU our function needs no compilation:
+`workers.patches.vllm.token_ranking`.)
 """
 
 from __future__ import annotations
@@ -12,24 +12,6 @@ from typing import Any
 import torch
 
 DIFFERENT_ROWS = (1, 2)  # torch compiles one row separately from several
-
-
-def count_not_less(scores: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """int64 [rows]: how many of `scores` [rows, vocabulary] are at least their row's value in `values` [rows,
-    1].
-
-    The same as vLLM's `batched_count_greater_than`. vLLM compiles it to avoid a temporary of one byte per
-    score, which is small on a CPU.
-    """
-    counted: torch.Tensor = (scores >= values).sum(-1)
-    return counted
-
-
-def rank_tokens_uncompiled() -> None:
-    """Replace the compiled function in a rank's process on a CPU. May run twice."""
-    from vllm.v1.sample import sampler
-
-    sampler.batched_count_greater_than = count_not_less
 
 
 def compile_token_ranking(runner: Any) -> None:

@@ -8,8 +8,9 @@ import torch
 from vllm.v1.worker.gpu_worker import Worker
 
 from workers.agent.reports import DeviceSample
-from workers.group import attention_splits, devices, first_use, token_broadcast
+from workers.group import devices, first_use, token_broadcast
 from workers.group.rank import PlannedRank
+from workers.patches.vllm import attention_splits
 
 # vLLM imports this module in each rank before it builds its part of the model.
 attention_splits.install()

@@ -28,10 +28,10 @@ from typing import Any
 from setproctitle import setproctitle
 
 from workers.clean_environment import clean_environment
-from workers.group.grammar_masks import MASK_LIMIT_S
 from workers.group.grammar_walks import slowest_mask_s
 from workers.group.plan import from_environment
 from workers.group.processes import PR_SET_PDEATHSIG
+from workers.patches.vllm.grammar_costs import MASK_LIMIT_S
 from workers.vllm_environment import REGEX_LIMIT
 
 log = logging.getLogger(__name__)

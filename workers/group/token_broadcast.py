@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 
 from workers.group import shared_ring
-from workers.group.after_init import after_init
 from workers.group.shared_ring import Counts, Layout, Ring
 from workers.kernels.nvrtc import checked
+from workers.patches.vllm import token_broadcast as patch
 
 log = logging.getLogger(__name__)
 
@@ -92,27 +92,25 @@ class StreamCounts:
         return torch.cuda.current_stream().cuda_stream
 
 
-def install() -> None:
-    """Replace the broadcast in a rank's process on a GPU, before its model runner is built. May run twice."""
-    from vllm.v1.worker.gpu import pp_utils
+def install(handler: Any = None) -> None:
+    """Replace the broadcast in a rank's process on a GPU, before its model runner is built.
 
-    told_by_shared_memory(pp_utils.PPHandler)
-
-
-def told_by_shared_memory(handler: Any) -> None:
-    """Make vLLM's class broadcast through one of our groups, if its stages share memory."""
-    after_init(handler, _share)
+    `handler` is the class of vLLM's handlers; without it, vLLM's.
+    """
+    patch.install(_group_for, handler)
 
 
-def _share(made: Any, max_num_reqs: int, num_speculative_steps: int, device: torch.device) -> None:
+def _group_for(
+    max_num_reqs: int, num_speculative_steps: int, device: torch.device
+) -> dist.ProcessGroup | None:
+    """The group for a handler of vLLM's; None: vLLM's group."""
     if device.type != "cuda":
-        return
+        return None
     from vllm.distributed.parallel_state import get_pp_group
 
     pipeline = get_pp_group()
     size = TOKEN_BYTES * max_num_reqs * (1 + num_speculative_steps)
-    group = shared_group(pipeline.group_ranks, pipeline.cpu_group, size, StreamCounts)
-    made.broadcast_group = group or made.broadcast_group
+    return shared_group(pipeline.group_ranks, pipeline.cpu_group, size, StreamCounts)
 
 
 def shared_group(

@@ -16,8 +16,9 @@ from workers.bus.client import new_address
 from workers.group.cuda_graphs import compilation, graph_sizes, sizes_for
 from workers.group.vllm_arguments import SCHEDULER, slot_rank
 from workers.imports import quick_children, uncollected
-from workers.measuring import layer_sharing, start_barrier
+from workers.measuring import start_barrier
 from workers.measuring.engine_run_job import VARIANTS_VARIABLE, Job, tokens_of
+from workers.patches.vllm import layer_sharing
 from workers.variant_config import ADDRESS_VARIABLE, VariantConfig
 from workers.vllm_environment import cache_apart, set_environment
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import psutil
 import torch
 
 from workers import plugin
-from workers.group import attention_splits, token_broadcast
-from workers.measuring import graph_memory, layer_sharing, start_barrier
+from workers.group import token_broadcast
+from workers.measuring import start_barrier
 from workers.measuring.engine_run_job import VARIANTS_VARIABLE
 from workers.measuring.free_memory_wait import Sample, stable_free_bytes, taken
 from workers.measuring.timing import decode_ms
+from workers.patches.torch.graph_replays import GraphReplays
+from workers.patches.vllm import attention_splits, graph_memory, layer_sharing
 
 # vLLM imports this module in each rank before the rank touches its device or builds its part of the model.
 layer_sharing.install()
@@ -121,35 +123,12 @@ class Probe:
 
     def probe_begin(self) -> None:
         """Time every replay of a captured graph from now on; on a CPU there are none."""
-        self._timed: dict[int, list[tuple[Any, Any]]] = {}
-        if torch.cuda.is_available():
-            self._replay = torch.cuda.CUDAGraph.replay
-            _patch(_timing(self._replay, self._timed))
+        self._replays = GraphReplays() if torch.cuda.is_available() else None
 
     def probe_end(self) -> float:
         """Seconds of a decode step since `probe_begin`; 0 if no graph was replayed."""
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-            _patch(self._replay)
-        if not self._timed:
-            return 0.0
-        replays = [[begin.elapsed_time(end) for begin, end in events] for events in self._timed.values()]
-        return decode_ms(replays) / 1e3
-
-
-def _patch(replay: Callable[[Any], None]) -> None:
-    setattr(torch.cuda.CUDAGraph, "replay", replay)  # noqa: B010  # vLLM calls the class's method
-
-
-def _timing(replay: Callable[[Any], None], timed: dict[int, list[tuple[Any, Any]]]) -> Callable[[Any], None]:
-    def replay_timed(graph: Any) -> None:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        replay(graph)
-        end.record()
-        timed.setdefault(id(graph), []).append((begin, end))
-
-    return replay_timed
+        replays = self._replays.end() if self._replays is not None else []
+        return decode_ms(replays) / 1e3 if replays else 0.0
 
 
 def _stored_bytes(nested: Any) -> int:

@@ -19,6 +19,7 @@ from vllm.model_executor.layers.linear import (
 )
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
+from workers.patches.vllm import layer_methods
 from workers.variants.layer_context import LayerContext
 from workers.variants.layers import NormHook, VariantEmbedding, VariantHead, VariantLinear, norm_class
 from workers.variants.shapes import LayerShape, LinearShape, NormShape, Slice, VocabularyShape
@@ -107,17 +108,14 @@ def hook(module: Any, shape: LayerShape, context: LayerContext, register: Callab
     """Install the hook. `register(module, hook)` makes it accessible inside torch.compile."""
     match shape:
         case LinearShape():
-            module.quant_method = VariantLinear(module.quant_method, module, shape, context)
-            # otherwise vLLM would fuse its activation with quantizing
-            module.requires_unquantized_input = True
+            layer_methods.put_linear(module, VariantLinear(module.quant_method, module, shape, context))
             register(module, module.quant_method)
         case VocabularyShape(is_head=True):
-            module.quant_method = VariantHead(module.quant_method, context)
+            layer_methods.put_head(module, VariantHead(module.quant_method, context))
         case VocabularyShape():
-            # Otherwise several ranks on GPUs look rows up without asking the quant_method (vLLM 0.32).
-            module.use_fused_embedding = False
-            module.quant_method = VariantEmbedding(module.quant_method, module, shape, context)
-            register(module, module.quant_method)
+            made = VariantEmbedding(module.quant_method, module, shape, context)
+            layer_methods.put_embedding(module, made)
+            register(module, made)
         case NormShape():
-            module.__class__ = norm_class(type(module))
+            layer_methods.put_norm(module, norm_class(type(module)))
             register(module, NormHook(shape, module.variance_epsilon, context))

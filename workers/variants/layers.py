@@ -132,7 +132,7 @@ class VariantHead:
     """The head's arithmetic.
 
     It runs outside torch.compile and CUDA graphs, on the sampled rows, or on the rows of prompts that are
-    scored (prompt_scoring.py).
+    scored (`workers.patches.vllm.prompt_scoring`).
     """
 
     def __init__(self, inner: Any, context: LayerContext) -> None:
@@ -238,6 +238,7 @@ _SCHEMAS = (
     ),
     ("norm(Tensor(a!) out, Tensor source, Tensor tag) -> ()", _norm, _norm_shape),
 )
+_IMPLEMENTED: set[tuple[str, str]] = set()  # operators of this process, by name and kind of device
 
 
 def define_operators(device_type: str) -> None:
@@ -246,7 +247,8 @@ def define_operators(device_type: str) -> None:
         name = schema.split("(", 1)[0]
         if not hasattr(torch.ops.ostinato, name):
             _LIBRARY.define(schema)
-            _LIBRARY._register_fake(name, shape)
+            torch.library.register_fake(f"ostinato::{name}", shape, lib=_LIBRARY)
         key = "CUDA" if device_type == "cuda" else "CPU"
-        if not torch._C._dispatch_has_kernel_for_dispatch_key(f"ostinato::{name}", key):
+        if (name, key) not in _IMPLEMENTED:
             _LIBRARY.impl(name, run, key)
+            _IMPLEMENTED.add((name, key))

@@ -20,8 +20,9 @@ from profiler.checkpoint import read_model
 from profiler.inside import confine
 from workers.group import plan
 from workers.kernels import copying, sparse_delta
+from workers.patches.vllm import graph_choice, prompt_scoring
 from workers.variant_config import VariantConfig, from_additional
-from workers.variants import graph_choice, hooking, loader_threads, merged_slot, prompt_scoring, warming
+from workers.variants import hooking, loader_threads, merged_slot, warming
 from workers.variants.batch import Batch
 from workers.variants.device import DeviceMemory, NoRoom
 from workers.variants.kinds import open_variant

@@ -4,10 +4,34 @@ from __future__ import annotations
 
 from typing import Any
 
+from workers.patches.vllm.graph_choice import Graph
 from workers.variants.alone import BASE_UID, Alone
-from workers.variants.graph_choice import Graph, Requests
 from workers.variants.merged_slot import MergedSlot
 from workers.variants.variant_cache import VariantCache
+
+
+class Requests:
+    """The variant of each request of the runner: vLLM names it once, with a request's first step."""
+
+    def __init__(self) -> None:
+        self._uid_of: dict[str, int] = {}
+
+    def see(self, step: Any) -> None:
+        """Update from `step`, vLLM's SchedulerOutput."""
+        for request_id in step.finished_req_ids:
+            self._uid_of.pop(request_id, None)
+        for new in step.scheduled_new_reqs:
+            if new.lora_request is not None:
+                self._uid_of[new.req_id] = new.lora_request.lora_int_id
+
+    def alone(self, step: Any) -> int:
+        """The variant of all requests of this step; BASE_UID if they have several or none."""
+        uids = self.variants(step)
+        return uids.pop() if len(uids) == 1 else BASE_UID
+
+    def variants(self, step: Any) -> set[int]:
+        """The variants of all requests of this step; BASE_UID for requests of the base."""
+        return {self._uid_of.get(request_id, BASE_UID) for request_id in step.num_scheduled_tokens}
 
 
 class StepChoice:

@@ -269,7 +269,7 @@ applications:
 # The gateway answers inference calls in its replica's own server, so both share one loop.
 - name: RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD
   value: "0"
-# So often news of replicas are asked for again (controlplane/runtime/serve_news.py).
+# So often news of replicas are asked for again (controlplane/runtime/patches/ray/serve_news.py).
 - name: LISTEN_FOR_CHANGE_REQUEST_TIMEOUT_S_LOWER_BOUND
   value: "5"
 - name: LISTEN_FOR_CHANGE_REQUEST_TIMEOUT_S_UPPER_BOUND

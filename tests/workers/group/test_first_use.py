@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workers.group import first_use
+from workers.patches.vllm.token_ranking import count_not_less
 
 ON_A_CPU = """
 import torch
@@ -33,7 +34,7 @@ def test_tokens_are_ranked_as_sorting_ranks_them(rows: list[list[int]], token: i
     """The last place among equal values."""
     scores = torch.tensor(rows, dtype=torch.float32)
     places = [len([score for score in row if score >= row[token]]) for row in rows]
-    assert first_use.count_not_less(scores, scores[:, token : token + 1]).tolist() == places
+    assert count_not_less(scores, scores[:, token : token + 1]).tolist() == places
 
 
 def test_a_rank_on_a_cpu_compiles_nothing_for_log_probabilities() -> None:

@@ -231,8 +231,8 @@ def test_a_handler_elsewhere_than_on_a_gpu_is_vllms() -> None:
         def __init__(self, max_num_reqs: int, num_speculative_steps: int, device: torch.device) -> None:
             self.broadcast_group: Any = SimpleNamespace(of=(max_num_reqs, num_speculative_steps))
 
-    token_broadcast.told_by_shared_memory(Handler)
+    token_broadcast.install(Handler)
     made = Handler.__init__
-    token_broadcast.told_by_shared_memory(Handler)
+    token_broadcast.install(Handler)
     assert Handler.__init__ is made
     assert Handler(8, 0, torch.device("cpu")).broadcast_group.of == (8, 0)

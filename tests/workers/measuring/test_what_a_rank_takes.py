@@ -22,8 +22,8 @@ from workers.measuring.free_memory_wait import (
     stable_free_bytes,
     taken,
 )
-from workers.measuring.graph_memory import graph_bytes, record
 from workers.measuring.timing import warm_up_tokens
+from workers.patches.vllm import graph_memory
 
 
 @given(st.lists(st.builds(Sample, st.tuples(st.integers(0, 2)), st.integers(0, 1)), min_size=1, max_size=60))
@@ -64,10 +64,10 @@ def test_graphs_are_what_capturing_them_returned() -> None:
         def compile_or_warm_up_model(self) -> str:
             return f"took {self.model_runner.capture_model()}"
 
-    record(Worker)
+    graph_memory.install(Worker)
     one, other = Worker(), Worker()
     assert one.compile_or_warm_up_model() == "took 123"
-    assert (graph_bytes(one), graph_bytes(other)) == (123, 0)
+    assert tuple(map(graph_memory.graph_bytes, (one, other))) == (123, 0)
 
 
 @pytest.mark.parametrize("batch", [1, 2, 8, 32, 128])

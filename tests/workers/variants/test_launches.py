@@ -27,11 +27,11 @@ from testkit.random_variants import RandomDelta
 from workers.group.vllm_arguments import variant_config
 from workers.measuring.engine import variant_options
 from workers.measuring.engine_run_job import Job
+from workers.patches.vllm.graph_choice import Graph
 from workers.variant_config import VariantConfig
 from workers.variants import hooking, operators
 from workers.variants.alone import COST
 from workers.variants.alone import ROWS as ROWS_PER_STEP
-from workers.variants.graph_choice import Graph
 from workers.variants.hooking import find_layers
 from workers.variants.layers import NormHook, VariantEmbedding
 from workers.variants.manager import VariantManager

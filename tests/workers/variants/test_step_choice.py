@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from workers.patches.vllm.graph_choice import Graph
 from workers.variants.alone import BASE_UID, COST, ROWS
-from workers.variants.graph_choice import Graph
-from workers.variants.step_choice import StepChoice
+from workers.variants.step_choice import Requests, StepChoice
 
 SPARSE, OTHER_SPARSE, LORA, BOFT, STAND_IN, ELSEWHERE = 7, 12, 8, 9, 10, 11
 LONG = round(COST * ROWS)  # rows that are merged at once
@@ -153,3 +153,52 @@ def test_every_step_has_the_weights_that_its_graph_assumes(
         assert as_base == (graph is Graph.OF_THE_BASE)
         assert slot.holds == (next(iter(uids)) if as_base else BASE_UID)
         assert not as_base or uids in ({SPARSE}, {OTHER_SPARSE})
+
+
+def scheduled(
+    rows: dict[str, int], new: dict[str, int | None] | None = None, finished: tuple[str, ...] = ()
+) -> Any:
+    """vLLM's SchedulerOutput. `new`: the variant of each request that begins, None for the base."""
+    asked = [
+        SimpleNamespace(req_id=name, lora_request=uid and SimpleNamespace(lora_int_id=uid))
+        for name, uid in (new or {}).items()
+    ]
+    return SimpleNamespace(
+        num_scheduled_tokens=rows, scheduled_new_reqs=asked, finished_req_ids=set(finished)
+    )
+
+
+def test_requests_keep_their_variants_from_their_first_step_on() -> None:
+    requests = Requests()
+    requests.see(scheduled({"a": 600, "b": 600, "c": 3}, {"a": 7, "b": None, "c": 9}))
+    later = scheduled({"c": 700}, {})
+    requests.see(later)
+    assert requests.alone(later) == 9
+    again = scheduled({"a": 512}, {"a": 8}, finished=("a",))
+    requests.see(again)
+    assert requests.alone(again) == 8
+
+
+def test_ended_requests_are_forgotten() -> None:
+    requests = Requests()
+    requests.see(scheduled({"a": 1}, {"a": 7}))
+    last = scheduled({"a": 600}, finished=("a",))
+    requests.see(last)
+    assert requests.alone(last) == BASE_UID
+
+
+@pytest.mark.parametrize(
+    ("rows", "alone"),
+    [
+        ({"a": 1}, 7),
+        ({"a": 1, "b": 4}, 7),
+        ({"a": 1, "c": 1}, BASE_UID),
+        ({"a": 1, "base": 1}, BASE_UID),
+        ({"base": 1}, BASE_UID),
+        ({}, BASE_UID),
+    ],
+)
+def test_a_variant_is_alone_if_all_requests_are_for_it(rows: dict[str, int], alone: int) -> None:
+    requests = Requests()
+    requests.see(scheduled({}, {"a": 7, "b": 7, "c": 9, "base": None}))
+    assert requests.alone(scheduled(rows)) == alone

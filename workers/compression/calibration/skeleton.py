@@ -22,6 +22,7 @@ from profiler.errors import CheckpointError
 from profiler.files import read_json
 from profiler.odd_tensors import ROTARY
 from workers.model_view import temporary_view
+from workers.patches.torch import block_calls
 
 
 class _Reached(Exception):
@@ -46,7 +47,7 @@ class Skeleton:
         _move_buffers(self._model, self._device)
         self._blocks: list[Any] = list(self._model.get_submodule(self.prefix.rstrip(".")))
         for number, block in enumerate(self._blocks):
-            block.forward = functools.partial(self._call_block, number, block.forward)
+            block_calls.intercept(block, functools.partial(self._call_block, number))
         self._wanted, self._hidden = 0, torch.empty(0)
         self._until_block = False
 

@@ -12,22 +12,23 @@ from pathlib import Path
 import pytest
 
 from controlplane.runtime.front_door import environment, fallback
+from controlplane.runtime.patches.uvicorn.closed_proxy import Closed
 
 
 def test_serves_controller_starts_an_actor_that_keeps_asking() -> None:
     """In a process of its own: what is changed is Serve's."""
     script = """
-        from controlplane.runtime import serve_news
         from controlplane.runtime.front_door import manager
+        from controlplane.runtime.patches.ray import haproxy_manager
         from ray.serve._private import controller, long_poll
 
         manager.prepare()
         actor = controller.HAProxyManager
         assert actor.__ray_metadata__.class_name == "HAProxyManager"
         before = long_poll.LongPollClient._poll_next
-        manager.HAProxyManager._haproxy = None
+        haproxy_manager.HAProxyManager._haproxy = None
         try:
-            manager.HAProxyManager()
+            haproxy_manager.HAProxyManager()
         except TypeError:  # it was given nothing
             pass
         assert long_poll.LongPollClient._poll_next is not before
@@ -52,8 +53,8 @@ async def test_serves_own_proxy_ends_each_connection(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(auto, "AutoHTTPProtocol", auto.AutoHTTPProtocol)  # put back afterwards
     assert fallback.prepare() == []
-    assert auto.AutoHTTPProtocol is fallback.Closed
-    server = await asyncio.get_running_loop().create_server(fallback.Closed, "127.0.0.1", 0)
+    assert auto.AutoHTTPProtocol is Closed
+    server = await asyncio.get_running_loop().create_server(Closed, "127.0.0.1", 0)
     async with server:
         reader, _ = await asyncio.open_connection(*server.sockets[0].getsockname())
         with pytest.raises(ConnectionResetError):

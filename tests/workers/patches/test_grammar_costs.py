@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from workers.group import grammar_masks
+from workers.patches.vllm import grammar_costs
 
 WORDS = [*"abcdefghij", "ab", "abc", "</s>"]
 
@@ -18,9 +18,9 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Any:
     import xgrammar
     from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 
-    grammar_masks.bound()
-    grammar_masks.bound()  # the plug-in may be registered twice
-    monkeypatch.setattr(grammar_masks, "_slow", {})
+    grammar_costs.install()
+    grammar_costs.install()  # the plug-in may be registered twice
+    monkeypatch.setattr(grammar_costs, "_slow", {})
     made = object.__new__(XgrammarBackend)
     info = xgrammar.TokenizerInfo(WORDS, vocab_size=len(WORDS), stop_token_ids=[len(WORDS) - 1])
     made.compiler = xgrammar.GrammarCompiler(info, max_threads=1)
@@ -48,14 +48,14 @@ def test_a_grammar_within_the_limit_continues(backend: Any) -> None:
 def test_a_grammar_beyond_the_limit_ends_with_its_next_token(
     backend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grammar_masks, "MASK_LIMIT_S", -1.0)
+    monkeypatch.setattr(grammar_costs, "MASK_LIMIT_S", -1.0)
     slow, mask = compiled(backend, "[a-j]*"), backend.allocate_token_bitmask(1)
     slow.fill_bitmask(mask, 0)
     slow.fill_bitmask(mask, 0)  # vLLM may have asked for the step after this one
     assert int(mask[0][0]) == -1
-    monkeypatch.setattr(grammar_masks, "MASK_LIMIT_S", 60.0)
+    monkeypatch.setattr(grammar_costs, "MASK_LIMIT_S", 60.0)
     assert not slow.accept_tokens("r", [0])
-    with pytest.raises(grammar_masks.SlowGrammar):
+    with pytest.raises(grammar_costs.SlowGrammar):
         compiled(backend, "[a-j]*")
     other = compiled(backend, "[a-i]*")
     other.fill_bitmask(mask, 0)
@@ -63,12 +63,12 @@ def test_a_grammar_beyond_the_limit_ends_with_its_next_token(
 
 
 def test_the_number_of_remembered_grammars_is_bounded(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_masks, "MASK_LIMIT_S", -1.0)
-    monkeypatch.setattr(grammar_masks, "KEPT", 2)
+    monkeypatch.setattr(grammar_costs, "MASK_LIMIT_S", -1.0)
+    monkeypatch.setattr(grammar_costs, "KEPT", 2)
     mask = backend.allocate_token_bitmask(1)
     for pattern in ("a", "b", "c"):
         compiled(backend, pattern).fill_bitmask(mask, 0)
     compiled(backend, "a")
     for pattern in ("b", "c"):
-        with pytest.raises(grammar_masks.SlowGrammar):
+        with pytest.raises(grammar_costs.SlowGrammar):
             compiled(backend, pattern)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from workers.group.attention_splits import bound
+from workers.patches.vllm import attention_splits
 
 
 def builder_class() -> Any:
@@ -26,8 +26,8 @@ def test_only_decoding_is_taken_for_a_whole_graph(
     largest: int | None, sequences: int, expected: int | None
 ) -> None:
     builder = builder_class()
-    bound(builder)
-    bound(builder)
+    attention_splits.install(builder)
+    attention_splits.install(builder)
     config = SimpleNamespace(
         compilation_config=SimpleNamespace(max_cudagraph_capture_size=largest),
         scheduler_config=SimpleNamespace(max_num_seqs=sequences),

@@ -7,8 +7,17 @@ sends events.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
+from profiler.patches.target import Target
+
+ADD = Target(
+    "vllm.v1.engine.core_client",
+    "AsyncMPClient.add_request_async",
+    ("request",),
+    read={"0.26": "048060ef541b", "0.32": "048060ef541b"},
+)
 TOKEN = 0  # every vocabulary has it
 
 
@@ -17,19 +26,26 @@ class InstantAnswers:
 
     def __init__(self, core: Any) -> None:
         self._core = core
-        self._add = core.add_request_async
         self._marker = ""
+        self._put_back: Callable[[], None] | None = None
 
     def expect(self, marker: str) -> None:
         """Answer requests with `marker` in their ids; with "", stop answering."""
         self._marker = marker
-        self._core.add_request_async = self._answered if marker else self._add
+        if self._put_back is not None:
+            self._put_back()
+            self._put_back = None
+        if marker:
+            self._put_back = ADD.replace(self._answering, self._core)
 
-    async def _answered(self, request: Any) -> None:
-        if self._marker in request.request_id:
-            self._core.outputs_queue.put_nowait(_outputs(request.request_id))
-        else:
-            await self._add(request)
+    def _answering(self, add: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Awaitable[None]]:
+        async def add_request_async(request: Any) -> None:
+            if self._marker in request.request_id:
+                self._core.outputs_queue.put_nowait(_outputs(request.request_id))
+            else:
+                await add(request)
+
+        return add_request_async
 
 
 def _outputs(request_id: str) -> Any:

@@ -17,15 +17,21 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
+from profiler.patches.target import Target
+
+WRAP = Target(
+    "vllm.model_executor.offloader.base",
+    "NoopOffloader.wrap_modules",
+    ("modules_generator",),
+    read={"0.26": "02e58cef63b4", "0.32": "e0b3b8ec42af"},
+)
 VARIABLE = "OSTINATO_DISTINCT_LAYERS"
 
 
 def install() -> None:
     """Share layers in a process that will build a part of the model; does nothing without VARIABLE."""
     if VARIABLE in os.environ:
-        from vllm.model_executor.offloader.base import NoopOffloader
-
-        NoopOffloader.wrap_modules = _shared_layers
+        WRAP.replace_once(lambda _: _shared_layers)
 
 
 def _shared_layers(self: Any, modules: Iterator[Any], *others: Any) -> list[Any]:

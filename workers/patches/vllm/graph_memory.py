@@ -6,23 +6,29 @@ the runtime's memory before graphs are captured.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+from profiler.patches.target import Target
+
+WARM_UP = Target(
+    "vllm.v1.worker.gpu_worker",
+    "Worker.compile_or_warm_up_model",
+    read={"0.26": "3573e4138a8f", "0.32": "30919865f4d7"},
+)
 ATTRIBUTE = "graph_bytes"
 
 
-def install() -> None:
-    """Record the memory in a rank on a GPU; must be called before it makes its worker."""
-    from vllm.v1.worker.gpu_worker import Worker
+def install(worker: Any = None) -> None:
+    """Make a worker keep the result of its runner's `capture_model`, for any runner.
 
-    record(Worker)
+    Must be called before a rank makes its worker. `worker` is the workers' class; without it, vLLM's.
+    """
+    WARM_UP.replace_once(_recording, worker)
 
 
-def record(worker: Any) -> None:
-    """Make a vLLM worker class keep the result of its runner's `capture_model`, for any runner."""
-    warm_up = worker.compile_or_warm_up_model
-
+def _recording(warm_up: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @wraps(warm_up)
     def recorded(self: Any) -> Any:
         capture = self.model_runner.capture_model
@@ -35,7 +41,7 @@ def record(worker: Any) -> None:
         self.model_runner.capture_model = captured
         return warm_up(self)
 
-    worker.compile_or_warm_up_model = recorded
+    return recorded
 
 
 def graph_bytes(worker: Any) -> int:

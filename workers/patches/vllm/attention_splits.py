@@ -10,23 +10,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from workers.group.after_init import after_init
+from profiler.patches.target import Target
+
+BUILDER = Target(
+    "vllm.v1.attention.backends.flash_attn",
+    "FlashAttentionMetadataBuilder.__init__",
+    read={"0.26": "a86c25314e91", "0.32": "b2326acf5a29"},
+)
 
 
-def install() -> None:
-    """Limit the buffers in a rank's process on a GPU, before its model runner is built. May run twice."""
-    from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadataBuilder
+def install(builder: Any = None) -> None:
+    """Limit the buffers in a rank's process on a GPU, before its model runner is built.
 
-    bound(FlashAttentionMetadataBuilder)
-
-
-def bound(builder: Any) -> None:
-    """Make a class of vLLM's attention metadata builders treat only decoding steps as whole graphs."""
-    after_init(builder, _bound)
+    `builder` is the class of attention metadata builders; without it, vLLM's.
+    """
+    BUILDER.call_after(_bound, builder)
 
 
 def _bound(made: Any, *args: Any, **kwargs: Any) -> None:
-    largest = getattr(made, "max_cudagraph_size", None)
+    largest = made.max_cudagraph_size
     if largest is not None:
         speculative = getattr(made.vllm_config, "num_speculative_tokens", 0)
         decoding = made.vllm_config.scheduler_config.max_num_seqs * (1 + speculative)

@@ -4,23 +4,86 @@ Before each step vLLM asks each request's grammar which tokens may follow, one a
 scheduling loop. With nested repetitions this takes seconds, in which every stream stops. So if a grammar
 takes longer than MASK_LIMIT_S for one token, its request ends in an error with the next token. The grammar is
 not compiled again.
-
-vLLM chooses a backend for each request, but then compiles with the backend of the engine's first request. A
-grammar meant for another backend is ignored, or fails. Here each request uses its own backend.
 """
 
 from __future__ import annotations
 
-import copy
 import logging
 import time
+from collections.abc import Callable
 from typing import Any
+
+from profiler.patches.target import Target
 
 log = logging.getLogger(__name__)
 
 # CPU time of the thread, so that a busy machine ends no request. JSON schemas take 5 ms at most.
 MASK_LIMIT_S = 0.1
 KEPT = 1024  # grammars that are known to be slow
+
+_BACKENDS = "vllm.v1.structured_output.backend_"
+_COMPILED = ("request_type", "grammar_spec")
+_ACCEPTED = ("request_id", "tokens")
+COMPILE = (
+    Target(
+        f"{_BACKENDS}xgrammar",
+        "XgrammarBackend.compile_grammar",
+        _COMPILED,
+        read={"0.26": "335b8670ea23", "0.32": "b1ebb9c0c209"},
+    ),
+    Target(
+        f"{_BACKENDS}guidance",
+        "GuidanceBackend.compile_grammar",
+        _COMPILED,
+        read={"0.26": "b97511d9e931", "0.32": "bb18ae1bd7b1"},
+    ),
+    Target(
+        f"{_BACKENDS}outlines",
+        "OutlinesBackend.compile_grammar",
+        _COMPILED,
+        read={"0.26": "f1adb07253fe", "0.32": "c4930f1d69bf"},
+    ),
+)
+FILL = (
+    Target(
+        f"{_BACKENDS}xgrammar",
+        "XgrammarGrammar.fill_bitmask",
+        ("bitmask", "idx"),
+        read={"0.26": "a235f340d787", "0.32": "a235f340d787"},
+    ),
+    Target(
+        f"{_BACKENDS}guidance",
+        "GuidanceGrammar.fill_bitmask",
+        ("bitmask", "idx"),
+        read={"0.26": "937b9a3118e6", "0.32": "937b9a3118e6"},
+    ),
+    Target(
+        f"{_BACKENDS}outlines",
+        "OutlinesGrammar.fill_bitmask",
+        ("bitmask", "idx"),
+        read={"0.26": "f226ec2c93c6", "0.32": "f226ec2c93c6"},
+    ),
+)
+ACCEPT = (
+    Target(
+        f"{_BACKENDS}xgrammar",
+        "XgrammarGrammar.accept_tokens",
+        _ACCEPTED,
+        read={"0.26": "64cae580a6c4", "0.32": "bcc62b086404"},
+    ),
+    Target(
+        f"{_BACKENDS}guidance",
+        "GuidanceGrammar.accept_tokens",
+        _ACCEPTED,
+        read={"0.26": "33e0a68db322", "0.32": "22a338056c8c"},
+    ),
+    Target(
+        f"{_BACKENDS}outlines",
+        "OutlinesGrammar.accept_tokens",
+        _ACCEPTED,
+        read={"0.26": "577f552f94a3", "0.32": "1cfdefa75412"},
+    ),
+)
 
 _slow: dict[int, None] = {}  # hashes of grammars, in the order in which they were found
 
@@ -29,46 +92,14 @@ class SlowGrammar(ValueError):
     """A grammar was too slow in an earlier request."""
 
 
-def bound() -> None:
-    """Bound vLLM's grammars in this process. A second call changes nothing."""
-    from vllm.v1.structured_output import StructuredOutputManager
-    from vllm.v1.structured_output.backend_guidance import GuidanceBackend, GuidanceGrammar
-    from vllm.v1.structured_output.backend_outlines import OutlinesBackend, OutlinesGrammar
-    from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend, XgrammarGrammar
-
-    bound_grammars(XgrammarBackend, XgrammarGrammar)
-    bound_grammars(GuidanceBackend, GuidanceGrammar)
-    bound_grammars(OutlinesBackend, OutlinesGrammar)
-    separate_backends(StructuredOutputManager)
+def install() -> None:
+    """Bound the grammars of an engine's core."""
+    for targets, make in ((COMPILE, _compiling), (FILL, _filling), (ACCEPT, _accepting)):
+        for target in targets:
+            target.replace_once(make)
 
 
-def separate_backends(manager: Any) -> None:
-    """Make a manager of vLLM's compile each grammar with the backend chosen for it."""
-    if hasattr(manager, "ostinato_managers"):
-        return
-    init = manager.grammar_init
-
-    def grammar_init(self: Any, request: Any) -> None:
-        if request.structured_output_request is None:
-            return
-        name = request.sampling_params.structured_outputs._backend
-        self.ostinato_managers = self.ostinato_managers or {}
-        if name not in self.ostinato_managers:
-            self.ostinato_managers[name] = copy.copy(self)
-            self.ostinato_managers[name].backend = None
-        own = self.ostinato_managers[name]
-        init(own, request)
-        self.backend = self.backend or own.backend  # its masks are used for all
-
-    manager.ostinato_managers, manager.grammar_init = None, grammar_init
-
-
-def bound_grammars(backend: Any, grammar: Any) -> None:
-    """Bound a backend of vLLM's and the grammars that it compiles (both are classes)."""
-    if hasattr(grammar, "ostinato_slow"):
-        return
-    fill, accept, compile_ = grammar.fill_bitmask, grammar.accept_tokens, backend.compile_grammar
-
+def _compiling(compile_: Callable[..., Any]) -> Callable[..., Any]:
     def compile_grammar(self: Any, request_type: Any, grammar_spec: str, *args: Any, **kwargs: Any) -> Any:
         key = hash((request_type, grammar_spec))
         if key in _slow:
@@ -79,8 +110,13 @@ def bound_grammars(backend: Any, grammar: Any) -> None:
         if not hasattr(self, "ostinato_width"):
             self.ostinato_width = self.allocate_token_bitmask(1).shape[1]
         made.ostinato_key, made.ostinato_width = key, self.ostinato_width
+        made.ostinato_slow = False
         return made
 
+    return compile_grammar
+
+
+def _filling(fill: Callable[[Any, Any, int], None]) -> Callable[[Any, Any, int], None]:
     def fill_bitmask(self: Any, bitmask: Any, idx: int) -> None:
         if self.ostinato_slow:  # it ends with this step's token, whichever that is
             bitmask[idx].fill_(-1)
@@ -94,6 +130,10 @@ def bound_grammars(backend: Any, grammar: Any) -> None:
             bitmask[idx] = own[0, :width]
         _judge(self, time.thread_time() - began_s)
 
+    return fill_bitmask
+
+
+def _accepting(accept: Callable[[Any, str, list[int]], Any]) -> Callable[[Any, str, list[int]], bool]:
     def accept_tokens(self: Any, request_id: str, tokens: list[int]) -> bool:
         if self.ostinato_slow:
             return False
@@ -102,9 +142,7 @@ def bound_grammars(backend: Any, grammar: Any) -> None:
         _judge(self, time.thread_time() - began_s)
         return accepted
 
-    grammar.ostinato_slow, grammar.ostinato_key = False, None
-    grammar.fill_bitmask, grammar.accept_tokens = fill_bitmask, accept_tokens
-    backend.compile_grammar = compile_grammar
+    return accept_tokens
 
 
 def _judge(grammar: Any, took_s: float) -> None:
@@ -112,7 +150,6 @@ def _judge(grammar: Any, took_s: float) -> None:
         return
     grammar.ostinato_slow = True
     log.warning("finding the next tokens of a grammar took %.2f s; the engine ends the request", took_s)
-    if grammar.ostinato_key is not None:
-        _slow[grammar.ostinato_key] = None
-        while len(_slow) > KEPT:
-            del _slow[next(iter(_slow))]
+    _slow[grammar.ostinato_key] = None
+    while len(_slow) > KEPT:
+        del _slow[next(iter(_slow))]

@@ -5,69 +5,19 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
 
-from workers.variants import graph_choice
-from workers.variants.alone import BASE_UID
-from workers.variants.graph_choice import RUNNERS, Graph, Requests
-
-
-def step(
-    rows: dict[str, int], new: dict[str, int | None] | None = None, finished: tuple[str, ...] = ()
-) -> Any:
-    """vLLM's SchedulerOutput. `new`: the variant of each request that begins, None for the base."""
-    asked = [
-        SimpleNamespace(req_id=name, lora_request=uid and SimpleNamespace(lora_int_id=uid))
-        for name, uid in (new or {}).items()
-    ]
-    return SimpleNamespace(
-        num_scheduled_tokens=rows, scheduled_new_reqs=asked, finished_req_ids=set(finished)
-    )
-
-
-def test_requests_keep_their_variants_from_their_first_step_on() -> None:
-    requests = Requests()
-    requests.see(step({"a": 600, "b": 600, "c": 3}, {"a": 7, "b": None, "c": 9}))
-    later = step({"c": 700}, {})
-    requests.see(later)
-    assert requests.alone(later) == 9
-    again = step({"a": 512}, {"a": 8}, finished=("a",))
-    requests.see(again)
-    assert requests.alone(again) == 8
-
-
-def test_ended_requests_are_forgotten() -> None:
-    requests = Requests()
-    requests.see(step({"a": 1}, {"a": 7}))
-    last = step({"a": 600}, finished=("a",))
-    requests.see(last)
-    assert requests.alone(last) == BASE_UID
-
-
-@pytest.mark.parametrize(
-    ("rows", "alone"),
-    [
-        ({"a": 1}, 7),
-        ({"a": 1, "b": 4}, 7),
-        ({"a": 1, "c": 1}, BASE_UID),
-        ({"a": 1, "base": 1}, BASE_UID),
-        ({"base": 1}, BASE_UID),
-        ({}, BASE_UID),
-    ],
-)
-def test_a_variant_is_alone_if_all_requests_are_for_it(rows: dict[str, int], alone: int) -> None:
-    requests = Requests()
-    requests.see(step({}, {"a": 7, "b": 7, "c": 9, "base": None}))
-    assert requests.alone(step(rows)) == alone
+from workers.patches.vllm import graph_choice
+from workers.patches.vllm.graph_choice import RUNNERS, Graph
 
 
 @pytest.fixture(params=RUNNERS, ids=["v1", "v2"])
 def runner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A runner of a class like vLLM's, in a module of that name."""
-    module, chooser = request.param
+    target, chooser, _ = request.param
 
     class GPUModelRunner:
         def __init__(self) -> None:
@@ -75,28 +25,28 @@ def runner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> A
             self.ran: list[Any] = []
             self.dispatched: list[dict[str, Any]] = []
 
-        def execute_model(self, step: Any, *others: Any, fails: bool = False) -> tuple[Any, ...]:
-            self.ran.append(step)
+        def execute_model(self, scheduler_output: Any, *others: Any, fails: bool = False) -> tuple[Any, ...]:
+            self.ran.append(scheduler_output)
             of_variants = {"num_active_loras": 2, **({"has_lora": True} if "dispatcher" in chooser else {})}
             self.dispatched.append(getattr(self, chooser).dispatch(num_tokens=9, **of_variants))
             if fails:
                 raise RuntimeError("as if it had failed")
-            return (step, *others)
+            return (scheduler_output, *others)
 
-    stand_in = ModuleType(module)
+    stand_in = ModuleType(target.module)
     stand_in.GPUModelRunner = GPUModelRunner  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, module, stand_in)
-    for other, _ in RUNNERS:
-        if other != module:
-            monkeypatch.delitem(sys.modules, other, raising=False)
+    monkeypatch.setitem(sys.modules, target.module, stand_in)
+    for other, _, _ in RUNNERS:
+        if other != target:
+            monkeypatch.delitem(sys.modules, other.module, raising=False)
     return GPUModelRunner()
 
 
 class Chooser:
     """Like what chooses a runner's graphs: it gives back what it was asked for."""
 
-    def dispatch(self, **asked: Any) -> dict[str, Any]:
-        return asked
+    def dispatch(self, num_tokens: int, num_active_loras: int, **more: Any) -> dict[str, Any]:
+        return {"num_tokens": num_tokens, "num_active_loras": num_active_loras, **more}
 
 
 class Engine:

@@ -11,7 +11,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RaySystemError
 from ray.serve._private import long_poll
 from ray.serve._private.long_poll import LongPollClient, LongPollState, UpdatedObject
 
-from controlplane.runtime import serve_news
+from controlplane.runtime.patches.ray import serve_news
 
 
 class Ref:
@@ -75,7 +75,6 @@ async def test_news_come_one_after_the_other() -> None:
 async def test_an_answer_that_is_lost_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(long_poll, "LISTEN_FOR_CHANGE_REQUEST_TIMEOUT_S", (0.0, 0.0))
     monkeypatch.setattr(serve_news, "SILENT_S", 0.02)
-    serve_news.keep_asking()
     controller, told = Controller(), list[Any]()
     client(controller, told)
     lost = await controller.call(1)
@@ -95,7 +94,6 @@ async def test_an_answer_that_is_lost_is_asked_for_again(monkeypatch: pytest.Mon
 async def test_each_silence_of_serve_lengthens_the_next_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(long_poll, "LISTEN_FOR_CHANGE_REQUEST_TIMEOUT_S", (0.0, 0.0))
     monkeypatch.setattr(serve_news, "SILENT_S", 0.01)
-    serve_news.keep_asking()
     controller, loop = Controller(), asyncio.get_running_loop()
     waits = list[float]()
     call_later = loop.call_later
@@ -114,7 +112,6 @@ async def test_each_silence_of_serve_lengthens_the_next_wait(monkeypatch: pytest
 async def test_a_client_of_serve_asks_again_after_days_of_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(long_poll, "LISTEN_FOR_CHANGE_REQUEST_TIMEOUT_S", (0.0, 0.0))
     monkeypatch.setattr(serve_news, "MOST_SILENT_S", 0.0)
-    serve_news.keep_asking()
     controller = Controller()
     client(controller, [])
     await controller.call(1200)  # two to that power is no float

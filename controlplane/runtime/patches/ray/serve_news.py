@@ -13,8 +13,11 @@ import logging
 import time
 from typing import Any
 
+from profiler.patches.target import Moved, Target
+
 log = logging.getLogger(__name__)
 
+POLL = Target("ray.serve._private.long_poll", "LongPollClient._poll_next", read={"2.60": "27b287f45148"})
 TESTED = "2.60."
 # Serve's controller answers within these limits in seconds, with or without news (`local.ray_switches`).
 ANSWERS_S = (5, 10)
@@ -27,16 +30,12 @@ REMIND_S = 60.0
 
 def keep_asking() -> None:
     """Keep asking, in all of this process, from now on. Only a client's newest call counts, so there is at
-    most one chain of calls."""
+    most one chain of calls. Raises Moved."""
     import ray
     from ray.exceptions import ActorDiedError, RayTaskError
-    from ray.serve._private.long_poll import LISTEN_FOR_CHANGE_REQUEST_TIMEOUT_S, LongPollClient
 
     if not ray.__version__.startswith(TESTED):
-        log.warning("gateways may miss new replicas: expected Ray %s, got %s", TESTED, ray.__version__)
-        return
-    process = LongPollClient._process_update
-    answers_s = LISTEN_FOR_CHANGE_REQUEST_TIMEOUT_S[1]
+        raise Moved(f"gateways may miss new replicas: expected Ray {TESTED}*, got {ray.__version__}")
 
     def ask(client: Any, in_vain: int = 0) -> None:
         """Call Serve's controller. Runs in the client's event loop."""
@@ -45,7 +44,7 @@ def keep_asking() -> None:
         number = client._asked = getattr(client, "_asked", 0) + 1
         if (timer := getattr(client, "_timer", None)) is not None:
             timer.cancel()
-        silent_s = answers_s + min(MOST_SILENT_S, SILENT_S * 2**in_vain)
+        silent_s = _answers_s() + min(MOST_SILENT_S, SILENT_S * 2**in_vain)
         client._timer = client.event_loop.call_later(silent_s, ask_again, client, number, in_vain)
         client._callbacks_processed_count = 0
         try:
@@ -62,7 +61,7 @@ def keep_asking() -> None:
         is_known = not isinstance(news, BaseException) or isinstance(news, ActorDiedError | RayTaskError)
         try:
             if is_known:
-                process(client, news)
+                client._process_update(news)
                 return
             _tell("cannot be reached (%r)", news)
         except Exception as e:
@@ -78,10 +77,17 @@ def keep_asking() -> None:
 
     def ask_again(client: Any, number: int, in_vain: int) -> None:
         if client._asked == number and client.is_running:
-            _tell("did not answer for %.0f s", answers_s)
+            _tell("did not answer for %.0f s", _answers_s())
             ask(client, min(in_vain + 1, MOST_IN_VAIN))
 
-    LongPollClient._poll_next = ask
+    POLL.replace_once(lambda _: ask)
+
+
+def _answers_s() -> float:
+    """The time within which Serve's controller answers, as Serve's own client knows it."""
+    from ray.serve._private import long_poll
+
+    return float(long_poll.LISTEN_FOR_CHANGE_REQUEST_TIMEOUT_S[1])
 
 
 _told: list[float] = []  # time of the last warning

@@ -11,12 +11,13 @@ import pytest
 import torch
 
 from workers.kernels.rows import BASE
-from workers.variants import prompt_scoring
+from workers.patches.vllm import prompt_scoring
+from workers.patches.vllm.prompt_scoring import first_row
 from workers.variants.batch import Batch
-from workers.variants.prompt_scoring import first_row
 
 CPU = torch.device("cpu")
 CHUNK = 3
+ONE, TWO = (prompt_scoring.SCORERS[number].module for number in (0, 1))
 UIDS = [7, 7, 0, 9, 9, 9, 9, 0]  # of each token row
 SLOT_OF = {7: 1, 9: 0}
 
@@ -41,6 +42,8 @@ class Second:
     ) -> list[Any]:
         return [logits_fn(hidden_states[a : a + CHUNK]) for a in range(0, len(hidden_states), CHUNK)]
 
+    compute_prompt_token_id_logprobs = compute_prompt_logprobs
+
 
 class Model:
     """Tells which slot each row that its head is run on belongs to."""
@@ -63,17 +66,15 @@ def batch() -> Batch:
 def model(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> Model:
     """Followed, with classes of its own for vLLM's: a process keeps what was wrapped."""
     first, second = (type(made.__name__, (made,), dict(vars(made))) for made in (First, Second))
-    (one, _, _), (two, _, _) = prompt_scoring.SCORERS
-    monkeypatch.setitem(sys.modules, one, SimpleNamespace(GPUModelRunner=first))
-    monkeypatch.setitem(sys.modules, two, SimpleNamespace(PromptLogprobsWorker=second))
+    monkeypatch.setitem(sys.modules, ONE, SimpleNamespace(GPUModelRunner=first))
+    monkeypatch.setitem(sys.modules, TWO, SimpleNamespace(PromptLogprobsWorker=second))
     followed = Model(batch)
     prompt_scoring.follow(followed, batch)
     return followed
 
 
 def runners() -> tuple[Any, Any]:
-    (one, _, _), (two, _, _) = prompt_scoring.SCORERS
-    return sys.modules[one].GPUModelRunner, sys.modules[two].PromptLogprobsWorker
+    return sys.modules[ONE].GPUModelRunner, sys.modules[TWO].PromptLogprobsWorker
 
 
 EXPECTED = [SLOT_OF.get(uid, BASE) for uid in UIDS]

@@ -1,0 +1,1 @@
+"""Changes to Ray 2.60, in the processes of Serve that run our code."""
