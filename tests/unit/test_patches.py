@@ -28,7 +28,7 @@ ELSEWHERE = {
 }
 # Private names that modules use without replacing them: the module, and the names.
 PRIVATE = {
-    "controlplane/runtime/cluster.py": {"ray._private.worker._global_node.get_logs_dir_path"},
+    "controlplane/runtime/ray_cluster.py": {"ray._private.worker._global_node.get_logs_dir_path"},
     "controlplane/runtime/replica_http.py": {
         "ray.serve._private.common.RequestMetadata",
         "ray.serve._private.constants.RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD",

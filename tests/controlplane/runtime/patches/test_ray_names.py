@@ -28,7 +28,7 @@ CLASSES = [
     # controlplane.runtime.serve
     ("ray.serve._private.client", "ServeControllerClient", ("get_serve_details",)),
     ("ray.serve.handle", "DeploymentBroadcastResponse", ("_fetch_replica_results_async",)),
-    # controlplane.runtime.cluster
+    # controlplane.runtime.ray_cluster
     ("ray._private.node", "Node", ("get_logs_dir_path",)),
     # controlplane.runtime.replica_http
     (REPLICA, "Replica", ("_metrics_manager",)),
@@ -41,7 +41,7 @@ FUNCTIONS = [
 ]
 # module, variable
 VARIABLES = [
-    ("ray._private.worker", "_global_node"),  # controlplane.runtime.cluster
+    ("ray._private.worker", "_global_node"),  # controlplane.runtime.ray_cluster
     (LONG_POLL, "LISTEN_FOR_CHANGE_REQUEST_TIMEOUT_S"),  # controlplane.runtime.patches.ray.serve_news
     ("ray.serve._private.constants", "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD"),
 ]
