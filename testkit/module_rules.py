@@ -69,23 +69,22 @@ def modules(root: Path) -> Iterator[Path]:
 
 def _assigned(node: ast.AST) -> Iterator[tuple[ast.Attribute, ast.expr | None]]:
     """The attributes that a statement assigns or deletes, each with its value."""
+    pairs: list[tuple[ast.expr, ast.expr | None]]
     match node:
         case ast.Assign(targets=targets, value=value):
             pairs = [pair for target in targets for pair in _unpacked(target, value)]
-        case ast.AugAssign(target=target, value=value):
-            pairs = [(target, value)]
-        case ast.AnnAssign(target=target, value=value):
-            pairs = [(target, value)]
+        case ast.AugAssign() | ast.AnnAssign():
+            pairs = [(node.target, node.value)]
         case ast.Delete(targets=targets):
             pairs = [(target, None) for target in targets]
         case _:
             return
-    for target, value in pairs:
-        if isinstance(target, ast.Attribute):
-            yield target, value
+    for assigned, given in pairs:
+        if isinstance(assigned, ast.Attribute):
+            yield assigned, given
 
 
-def _unpacked(target: ast.expr, value: ast.expr) -> list[tuple[ast.expr, ast.expr]]:
+def _unpacked(target: ast.expr, value: ast.expr) -> list[tuple[ast.expr, ast.expr | None]]:
     if isinstance(target, ast.Tuple):
         values = value.elts if isinstance(value, ast.Tuple) else [value] * len(target.elts)
         return list(zip(target.elts, values, strict=False))
