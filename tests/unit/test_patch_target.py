@@ -57,11 +57,12 @@ def test_a_method_of_one_object_is_that_objects_only(package: Any) -> None:
 
 
 def test_a_second_call_for_the_same_part_changes_nothing(package: Any) -> None:
-    for name, call in (
-        ("Owner.method", lambda: package.Owner().method(1)),
-        ("Owner.static", lambda: package.Owner.static(3)),
-        ("function", lambda: package.function(3)),
-    ):
+    calls: dict[str, Callable[[], int]] = {
+        "Owner.method": lambda: package.Owner().method(1),
+        "Owner.static": lambda: package.Owner.static(3),
+        "function": lambda: package.function(3),
+    }
+    for name, call in calls.items():
         target(name).replace_once(ten_more)
         target(name).replace_once(ten_more)
         assert call() == 13
