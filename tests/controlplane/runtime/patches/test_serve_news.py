@@ -102,11 +102,9 @@ async def test_each_silence_of_serve_lengthens_the_next_wait(monkeypatch: pytest
         waits.append(delay_s)
         return call_later(delay_s, *rest)
 
-    one = client(controller, [])
-    await controller.call(1)
-    one.event_loop = Loop(noted, loop)
+    client(controller, []).event_loop = Loop(noted, loop)  # before its first call
     await controller.call(5)
-    assert waits[:3] == [0.02, 0.04, 0.08]
+    assert waits[:4] == [0.01, 0.02, 0.04, 0.08]
 
 
 async def test_a_client_of_serve_asks_again_after_days_of_silence(monkeypatch: pytest.MonkeyPatch) -> None:
