@@ -48,6 +48,7 @@ def counted(folder: Path, name: str, source: str) -> str:
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
     shutil.copy(compiled.__file__, package)
+    shutil.copytree(Path(compiled.__file__).with_name("patches"), package / "patches", dirs_exist_ok=True)
     (package / "numbers.py").write_text(source)
     code = (
         "from profiler.numbers import twice; import profiler; assert profiler.__path__ == [%r]; "

@@ -31,6 +31,7 @@ from workers.clean_environment import clean_environment
 from workers.group.grammar_walks import slowest_mask_s
 from workers.group.plan import from_environment
 from workers.group.processes import PR_SET_PDEATHSIG
+from workers.patches.vllm import schema_backends
 from workers.patches.vllm.grammar_costs import MASK_LIMIT_S
 from workers.vllm_environment import REGEX_LIMIT
 
@@ -212,19 +213,11 @@ class Backends:
         return Backends(tokenizer, mode, vocabulary)
 
     def validated(self, grammar: dict[str, Any]) -> Any:
-        """vLLM's parameters of a grammar, after its validation.
-
-        vLLM gives schemas with `patternProperties` to outlines, which ignores them and takes seconds for a
-        small schema. llguidance follows them, unless two patterns overlap.
-        """
-        from vllm.v1.structured_output import backend_guidance
-
-        of_vllm = backend_guidance.has_guidance_unsupported_json_features
-        backend_guidance.has_guidance_unsupported_json_features = lambda schema: False
+        """vLLM's parameters of a grammar, after its validation: for llguidance where that is possible."""
         try:
-            return self._chosen_by_vllm(grammar)
+            with schema_backends.llguidance_for_all():
+                return self._chosen_by_vllm(grammar)
         except Exception:
-            backend_guidance.has_guidance_unsupported_json_features = of_vllm
             return self._chosen_by_vllm(grammar)
 
     def _chosen_by_vllm(self, grammar: dict[str, Any]) -> Any:

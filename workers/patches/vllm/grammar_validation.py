@@ -30,7 +30,7 @@ Check = Callable[[Any, Any], Awaitable[None]]
 def install(llm: Any, check: Check) -> None:
     """Make every request of this AsyncLLM, and of copies of it, await `check(its prompt, its grammar)`.
 
-    `check` gets vLLM's StructuredOutputsParams as the grammar. It changes them as vLLM's validation would, and
+    `check` gets vLLM's StructuredOutputsParams as the grammar. It changes them as vLLM's validation does, and
     raises vLLM's error for a request.
     """
     setattr(llm, _CHECK, check)
