@@ -116,6 +116,6 @@ class Target:
         takes = f" with the parameters {', '.join(self.parameters)}" if self.parameters else ""
         package = self.module.partition(".")[0]
         return (
-            f"expected {self.path}{takes}, but {got}: this version of {package} is not supported; install one"
-            " that pyproject.toml names"
+            f"expected {self.path}{takes}, but {got}: this version of {package} is not supported; install"
+            " a version that pyproject.toml names"
         )

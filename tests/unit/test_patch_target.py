@@ -86,7 +86,7 @@ def test_without_once_replacements_lie_on_each_other(package: Any) -> None:
         ("Owner.method", ("second", "first"), "its parameters are self, first, second"),
     ],
 )
-def test_what_has_moved_is_an_error_that_says_what_was_expected(
+def test_a_moved_part_is_an_error_that_says_what_was_expected(
     package: Any, name: str, parameters: tuple[str, ...], said: str
 ) -> None:
     for replace in (target(name, *parameters).replace, target(name, *parameters).replace_once):

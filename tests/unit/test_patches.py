@@ -132,7 +132,7 @@ def change(owner, self):
 """
 
 
-def test_what_a_module_replaces_is_found_in_its_source() -> None:
+def test_replacements_are_found_in_the_source_of_a_module() -> None:
     tree = ast.parse(SAMPLE)
     assert module_rules.replacements(tree) == {
         "numpy.random.seed",
