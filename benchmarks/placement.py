@@ -4,10 +4,12 @@
 
 `gaps`: objectives over the optimum of the exact program on random small instances. `scale`: CPU seconds of a
 decision on clusters up to 100,000 GPUs. `paper`: how many of 21 models fit on 8 x 48 GB, by estimates alone.
+A plot is written next to the JSON.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -23,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import placement_instances as instances
-from benchmarks import rehearsing
+from benchmarks import placement_plot, rehearsing
 from controlplane.baselines.placement.exact import Exact
 from controlplane.baselines.placement.maveriq import Maveriq, Selection
 from placement.solver.cluster import Cluster
@@ -166,7 +168,9 @@ def _timed(decide: Callable[[], Any]) -> tuple[Any, float]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = rehearsing.parser(__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--instances", type=int, default=200)
     parser.add_argument("--only", default="gaps,scale,paper")
@@ -185,13 +189,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name in asked.only.split(","):
         result[name] = parts[name]()
         rehearsing.write_result(asked.out, result)
+    placement_plot.plot(result, asked.out.with_suffix(".png"))
 
 
 def rehearse(folder: Path) -> None:
-    """All parts, of few instances, a cluster of ten GPUs and four models."""
+    """All parts, of few instances, a cluster of ten GPUs and four models, and their plot."""
     out = folder / "placement.json"
     main(["--out", str(out), "--instances", "4", "--sizes", "10", "--models", "4"])
     rehearsing.check(out, "gaps", "scale", "paper")
+    assert out.with_suffix(".png").stat().st_size > 1000
 
 
 if __name__ == "__main__":

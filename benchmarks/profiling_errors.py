@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import rehearsing
+from benchmarks import plot_style, rehearsing
 from benchmarks.profiling.cost import compared
 from benchmarks.profiling.results import by_shape, merged
 from benchmarks.profiling.shapes import spec
@@ -30,7 +30,9 @@ from profiler.physical.memory import known_ranks
 from profiler.predicting.predict import Ground, predict
 from profiler.types import DeviceRates, Interval, Plan, Workload
 
+FIGURES = ("TTFT", "TPOT", "memory")
 REHEARSED = "llama-2-7b"
+GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -164,10 +166,12 @@ def write(
     found: list[Error],
     command: str,
     out: Path,
+    title: str,
     costs: dict[str, Any] | None = None,
     gaps: Sequence[Gap] = (),
 ) -> None:
-    """The summary as JSON, printed too, with unpredicted runs and the cost of measuring by shape."""
+    """The summary as JSON, printed too, with unpredicted runs and the cost of measuring by shape, and the
+    plot next to it."""
     rows = summary(found)
     for row in rows:
         print(" ".join(str(value) for value in row.values()))
@@ -177,6 +181,44 @@ def write(
     if gaps:
         record["not_predicted"] = [asdict(gap) for gap in gaps]
     rehearsing.write_result(out, record)
+    if found:
+        plot(found, out.with_suffix(".png"), title)
+
+
+def plot(found: list[Error], path: Path, title: str) -> None:
+    """Above predicted against measured, below the errors by batch: medians, and up to the 90th percentile."""
+    figures = [name for name in FIGURES if any(error.figure == name for error in found)]
+    drawing, axes = plot_style.new(2, len(figures), (4.6, 3.9))
+    for (above, below), figure in zip(axes.T, figures, strict=True):
+        mine = [error for error in found if error.figure == figure]
+        _scatter(above, mine, figure)
+        _by_batch(below, mine)
+    plot_style.legend(drawing, axes)
+    drawing.suptitle(title)
+    plot_style.save(drawing, path)
+
+
+def _scatter(axis: Any, found: list[Error], figure: str) -> None:
+    per, unit = (GIB, "GiB") if figure == "memory" else (1e-3, "ms")
+    for shape in sorted({error.shape for error in found}):
+        mine = [error for error in found if error.shape == shape]
+        actual, predicted = [e.actual / per for e in mine], [e.predicted / per for e in mine]
+        axis.loglog(actual, predicted, ".", alpha=0.5, label=shape)
+    low, high = axis.get_xlim()
+    axis.plot([low, high], [low, high], color="black", linewidth=0.8)
+    for each in axis.xaxis, axis.yaxis:
+        plot_style.plain_log(each)
+    axis.set(title=figure, xlabel=f"measured ({unit})", ylabel=f"predicted ({unit})")
+
+
+def _by_batch(axis: Any, found: list[Error]) -> None:
+    batches = sorted({error.batch for error in found})
+    errors_of = {b: [100 * e.relative for e in found if e.batch == b] for b in batches}
+    median = np.array([np.median(errors_of[b]) for b in batches])
+    most = np.array([np.quantile(errors_of[b], 0.9) for b in batches])
+    names = ["any" if batch == 0 else str(batch) for batch in batches]
+    axis.bar(names, median, yerr=[np.zeros_like(median), most - median], capsize=4)
+    axis.set(xlabel="batch", ylabel="error (%): median, 90th percentile")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -192,7 +234,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     files = f"--fingerprints {given.fingerprints.name} --truth {given.truth.name}"
     command = f"python -m benchmarks.profiling_errors {files} --out {given.out.name}"
     costs = {name: costs_of(fingerprints.get(name, []), truth[name]) for name in truth}
-    write(found, command, given.out, costs, gaps)
+    write(found, command, given.out, "Measured on H200s", costs, gaps)
 
 
 def costs_of(fingerprints: list[Measurement], truth: list[Measurement]) -> dict[str, Any]:
@@ -212,6 +254,7 @@ def rehearse(folder: Path) -> None:
     files = [f"--{kind}={merged(kind, folder)}" for kind in (Kind.FINGERPRINTS, Kind.TRUTH)]
     main([*files, "--out", str(out)])
     rehearsing.check(out, "rows", "costs")
+    assert out.with_suffix(".png").stat().st_size > 1000
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ kills one group's engine this number of seconds after the arrivals began. The lo
 machine's cores.
 
 Every request ends up answered, refused, dropped, failed with a type, or lost; the last must be none. Memory
-is sampled every 5 s. Writes the result, and next to it a CSV with a line for each request. The
+is sampled every 5 s. Writes the result, and next to it a plot, and a CSV with a line for each request. The
 exit status is 1 when a check fails.
 """
 
@@ -23,6 +23,8 @@ import argparse
 import asyncio
 import csv
 import math
+import os
+import platform
 import secrets
 import statistics
 import sys
@@ -37,8 +39,8 @@ from benchmarks import rehearsing
 from benchmarks.live import groups, memory
 from benchmarks.live.arrivals import ANYBODY, LENGTHS, REHEARSED_LENGTHS, Mix, Share, endless, poisson
 from benchmarks.live.streaming import Kind, Outcome, Target, closed_loop, open_loop
-from benchmarks.overload import classes, report
-from benchmarks.overload.classes import CLASSES, FACTOR, PriorityClass, shares
+from benchmarks.overload import classes, plot, report
+from benchmarks.overload.classes import CLASSES, FACTOR, PriorityClass, attained, shares
 from benchmarks.overload.killing import Killing
 from benchmarks.simulator_reality import product
 from benchmarks.simulator_reality.measuring import Workload
@@ -129,6 +131,9 @@ def measure(running: groups.Running, given: Given) -> dict[str, Any]:
         },
         "classes": report.by_class(outcomes, given.classes, tpot_s),
         "tenants": report.by_tenant(outcomes),
+        "over_time": plot.over_time(
+            [(o.ask.at_s, o.ask.group, _ended(o, given.classes, tpot_s)) for o in outcomes], given.seconds
+        ),
         "memory": seen,
         "requests": [_row(o) for o in outcomes],
     }
@@ -142,6 +147,13 @@ def _without_targets(keys: Mapping[str, str]) -> tuple[Share, ...]:
         )
         or ANYBODY
     )
+
+
+def _ended(outcome: Outcome, priorities: Sequence[PriorityClass], tpot_s: float) -> str:
+    if outcome.kind != Kind.ANSWERED:
+        return outcome.kind.value
+    one = next(c for c in priorities if c.name == outcome.ask.group)
+    return "answered in time" if attained(outcome, one, tpot_s)[0] else "answered late"
 
 
 def _row(outcome: Outcome) -> list[Any]:
@@ -184,7 +196,9 @@ def table(result: dict[str, Any]) -> str:
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = rehearsing.parser(__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--factor", type=float, default=2.0)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--capacity-seconds", type=float, default=60.0)
@@ -249,13 +263,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     requests = found.pop("requests")
     result = {
         "command": "python -m benchmarks.overload " + " ".join(sys.argv[1:] if argv is None else argv),
-        "machine": rehearsing.machine(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
         "served": {**vars(served), "ranks": list(ranks)},
         **found,
     }
     rehearsing.write_result(args.out, result)
     with args.out.with_suffix(".csv").open("w", newline="") as file:
         csv.writer(file).writerows([COLUMNS, *requests])
+    plot.draw(result, args.out.with_suffix(".png"))
     print(table(result))
     return int(any(result["checks"].values()))
 
@@ -273,6 +288,7 @@ def rehearse(folder: Path) -> None:
     assert not result["checks"]["every request ended once"]
     assert not result["checks"]["every error has a type"]
     assert sum(row["answered"] for row in result["classes"]) > 0
+    assert out.with_suffix(".png").stat().st_size > 0
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from typing import Any, TypeAlias
 from scipy import stats
 
 from benchmarks import rehearsing
+from benchmarks.routing import plot
 from benchmarks.routing.rates import largest_rate
 from benchmarks.routing.scenarios import BGMV, H200, MBGMV, Mix, Scenario
 from benchmarks.routing.simulated import simulate
@@ -114,7 +115,9 @@ def _finite(number: float) -> float | None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = rehearsing.parser(__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--scenarios", default=",".join(scenario.name for scenario in SCENARIOS))
     parser.add_argument("--policies", default=",".join(POLICIES))
@@ -182,6 +185,7 @@ def _write(out: Path, result: dict[str, Any]) -> None:
     result["popularity"] = "synthetic: Zipf with exponent 1"
     result["summary"] = summary(result["rows"])
     rehearsing.write_result(out, result)
+    plot.rates(result, out.with_suffix(".png"))
 
 
 def rehearse(folder: Path) -> None:
@@ -190,6 +194,7 @@ def rehearse(folder: Path) -> None:
     few = ["--groups", "3", "--variants", "50", "--seconds", "5", "--seeds", "1"]
     main(["--out", str(out), "--scenarios", "bgmv,mixed", "--policies", f"{OURS},most-idle", *few])
     rehearsing.check(out, "rows", "summary")
+    assert out.with_suffix(".png").stat().st_size > 1000
 
 
 if __name__ == "__main__":

@@ -19,19 +19,21 @@ DeltaZip's `deltazip-azure-ar0.5.jsonl` and `-ar1.0.jsonl`. Six engines, each on
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
+import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks import rehearsing
+from benchmarks import plot_style, rehearsing
 from benchmarks.serving.metrics import PROMISES, highest_rates
 from benchmarks.serving.workload import Request, azure_lengths, parse_case, synthetic, trace_requests
 from controlplane.simulation.experiment import Case, Experiment
@@ -258,16 +260,72 @@ def figures(world: World, drain_s: float) -> dict[str, float]:
     }
 
 
+Rows = Sequence[dict[str, Any]]
+
+
+def draw(rows: Rows, path: Path) -> None:
+    """TTFT above, TPOT below, of 90% of requests, with both promises; a column for each popularity. Lines are
+    simulated, the mean of the seeds; rings were served."""
+    simulated = [(row, parse_case(row["case"])) for row in rows if "ttft_p90_s" in row]
+    served = [(row, parse_case(row["served_case"])) for row in rows if "served_case" in row]
+    figure, axes = plot_style.new(2, 2, (4.6, 3.2), sharex=True)
+    engines = _in_order(row["engine"] for row, _ in simulated)
+    for line, (name, title) in enumerate((("ttft_p90_s", "TTFT"), ("tpot_p90_s", "TPOT"))):
+        for column, kind in enumerate(("uniform", "zipf")):
+            axis = axes[line, column]
+            for number, engine in enumerate(engines):
+                own = [(row, case) for row, case in simulated if (row["engine"], case.kind) == (engine, kind)]
+                rates = _in_order(case.rate for _, case in own)
+                means = [_mean(row[name] for row, case in own if case.rate == rate) for rate in rates]
+                axis.plot(rates, means, color=f"C{number}", label=engine)
+                rings = [
+                    (case.rate, row["measured"][name])
+                    for row, case in served
+                    if (row["served_as"], case.kind) == (engine, kind)
+                ]
+                axis.plot(
+                    *zip(*rings, strict=True) if rings else ([], []), "o", mfc="none", color=f"C{number}"
+                )
+            for goals in PROMISES.values():
+                axis.axhline(goals[line], color="0.6", linestyle=":")
+            _log(axis)
+            axis.set_title(kind if line == 0 else "")
+            axis.set_xlabel("requests a second" if line == 1 else "")
+            axis.set_ylabel(f"{title}, 90% within, s" if column == 0 else "")
+    figure.suptitle("32 fine-tunes on an H200, simulated; rings: served")
+    plot_style.legend(figure, axes)
+    plot_style.save(figure, path)
+
+
+def _log(axis: Any) -> None:
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    plot_style.plain_log(axis.xaxis, [0.5, 1, 2, 4, 8])
+    plot_style.plain_log(axis.yaxis)
+
+
+def _in_order(values: Iterable[Any]) -> list[Any]:
+    return list(dict.fromkeys(values))
+
+
+def _mean(values: Iterable[float]) -> float:
+    known = list(values)
+    return statistics.fmean(known) if known else float("nan")
+
+
 def compute(data: Path, out: Path, size: Size, command: str) -> None:
     began = time.process_time()
     rows = promises(data, size)
     host = {"cores": len(os.sched_getaffinity(0)), "python": platform.python_version()}
     took_s = round(time.process_time() - began, 1)
     rehearsing.write_result(out, {"command": command, "host": host, "cpu_s": took_s, "rows": rows})
+    draw(rows, out.with_suffix(".png"))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = rehearsing.parser(__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--data", type=Path, default=Path("traces"))
     parser.add_argument("--seeds", type=int, default=2)
@@ -290,6 +348,7 @@ def rehearse(folder: Path) -> None:
     out = folder / "serving_simulated.json"
     compute(folder, out, Size((1.0,), 1, 20.0, 3), "rehearsal")
     assert any("served_case" in row for row in rehearsing.check(out, "rows")["rows"])
+    assert out.with_suffix(".png").stat().st_size > 1000
 
 
 if __name__ == "__main__":

@@ -69,7 +69,8 @@ class DeploymentActions:
         if deployment.established:
             raise Superseded(name)  # its groups show why
         failed = [view for g in deployment.group_ids() if (view := self._view(g)) and view.status == "failed"]
-        detail = rescheduling.readable(failed[0].message) if failed else "no reason given"(deployment)
+        detail = rescheduling.readable(failed[0].message) if failed else "no reason given"
+        await self._stop_groups(deployment)
         await self.fail_all(name, errors.EngineFailed(f"the engine of '{name}' could not start: {detail}"))
 
     async def _stop_groups(self, deployment: Deployment) -> None:
