@@ -170,5 +170,5 @@ def test_inputs_that_are_not_finite_are_named(tmp_path: Path) -> None:
 def test_tokens_that_the_model_does_not_have_are_refused(tmp_path: Path) -> None:
     checkpoint = loaded(LLAMA, tmp_path / "model")
     rows = Texts((torch.tensor([3, 40]),), "these rows")
-    with pytest.raises(CheckpointError, match=r"token 40 of these rows.*has 40 rows"):
+    with pytest.raises(CheckpointError, match=r"turns these rows into token 40.*has only 40 rows"):
         open_blocks(checkpoint, rows, DEVICE, torch.float32)

@@ -168,7 +168,7 @@ def test_a_folder_without_a_tokenizer_is_refused(stub: str | None, tmp_path: Pat
     if stub is not None:
         (tmp_path / "model" / "tokenizer.json").write_text(stub)
     file = jsonl(tmp_path / "a.jsonl", {"text": "w1"})
-    with pytest.raises(CheckpointError, match="expected a tokenizer in"):
+    with pytest.raises(CheckpointError, match=r"the tokenizer in .* cannot be loaded"):
         read_texts(file, tmp_path / "model")
 
 

@@ -208,15 +208,19 @@ LONGER = {"rope_parameters": {**NEW_LLAMA3["rope_parameters"], "factor": 32.0}}
 @pytest.mark.parametrize(
     ("before", "after", "words"),
     [
-        ({"rope_theta": 10000.0}, {"rope_theta": 500000.0}, ["rope_theta 500000.0, the base has 10000.0"]),
-        ({}, {"rope_theta": 500000.0}, ["rope_theta 500000.0, the base has 10000.0"]),
-        ({}, {"rope_scaling": LINEAR}, [f"rope_scaling {LINEAR}, the base has None"]),
-        ({"rope_scaling": LINEAR}, {"rope_scaling": None}, [f"rope_scaling None, the base has {LINEAR}"]),
+        (
+            {"rope_theta": 10000.0},
+            {"rope_theta": 500000.0},
+            ["rope_theta 500000.0, but the base has 10000.0"],
+        ),
+        ({}, {"rope_theta": 500000.0}, ["rope_theta 500000.0, but the base has 10000.0"]),
+        ({}, {"rope_scaling": LINEAR}, [f"rope_scaling {LINEAR}, but the base has None"]),
+        ({"rope_scaling": LINEAR}, {"rope_scaling": None}, [f"rope_scaling None, but the base has {LINEAR}"]),
         (NEW_LLAMA3, LONGER, ["'factor': 32.0", "'factor': 8.0"]),
         ({}, {"partial_rotary_factor": 0.5}, ["rope_scaling {'partial_rotary_factor': 0.5}"]),
-        ({"rms_norm_eps": 1e-5}, {"rms_norm_eps": 1e-6}, ["rms_norm_eps 1e-06, the base has 1e-05"]),
-        ({"sliding_window": None}, {"sliding_window": 512}, ["sliding_window 512, the base has None"]),
-        ({"sliding_window": 512}, {"sliding_window": None}, ["sliding_window None, the base has 512"]),
+        ({"rms_norm_eps": 1e-5}, {"rms_norm_eps": 1e-6}, ["rms_norm_eps 1e-06, but the base has 1e-05"]),
+        ({"sliding_window": None}, {"sliding_window": 512}, ["sliding_window 512, but the base has None"]),
+        ({"sliding_window": 512}, {"sliding_window": None}, ["sliding_window None, but the base has 512"]),
         ({"query_pre_attn_scalar": 8}, {"query_pre_attn_scalar": 4}, ["query_pre_attn_scalar 4"]),
     ],
 )
