@@ -265,18 +265,18 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
         lambda f: write(f, tensors={name: torch.zeros(0) for name in weights()}),
         "empty.*ZeRO-3.*save the adapter again.*ask its author",
     ),
-    "no tensors": (lambda f: write(f, tensors={}), "holds no tensors.*save the adapter again"),
+    "no tensors": (lambda f: write(f, tensors={}), "has no tensors.*save the adapter again"),
     "a state_dict's names": (
         lambda f: write(f, tensors=weights(suffix=".default.weight")),
         r"\(default\).*`python -c",
     ),
     "torch.compile's names": (
         lambda f: write(f, tensors=weights(prefix="base_model.model._orig_mod.model.")),
-        "_orig_mod.*take it out.*`python -c",
+        "_orig_mod.*remove _orig_mod.*`python -c",
     ),
     "names of a model for images": (
         lambda f: write(f, tensors=weights(prefix="base_model.model.model.language_model.")),
-        "text and images; if .*names some/base.*take language_model. out.*`python -c.*do not know, choose",
+        "text and images; if .*names some/base.*remove language_model. from.*`python -c.*do not know, choose",
     ),
     "no prefix of PEFT": (
         lambda f: write(f, tensors=weights(prefix="model.")),

@@ -312,7 +312,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
             ),
             f,
         )[-1],
-        "both hold .*files of two models are mixed.*save",
+        "both have .*files of two models are mixed.*save",
     ),
     "a pickle alone": (
         lambda f: without(pickled(plain(f)), SINGLE),

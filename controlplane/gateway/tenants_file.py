@@ -72,7 +72,8 @@ def tenants_from(document: Any, secret: bytes = b"") -> Tenants:
         tenant = _tenant(where, entry, secret)
         if tenant.name in names:
             raise ValueError(
-                f"{where}.name: expected a different name for each tenant, got {tenant.name!r} twice"
+                f"{where}.name: expected a different name for each tenant, other than 'default', got "
+                f"{tenant.name!r}"
             )
         names.add(tenant.name)
         for key in _keys(where, entry):

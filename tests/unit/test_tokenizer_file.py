@@ -46,8 +46,10 @@ def registered(folder: Path) -> Model:
 def test_registering_names_tokens_without_a_row(tmp_path: Path) -> None:
     found = registered(write(tmp_path / "padded", with_pad()))
     assert found.phase is Phase.READY
-    assert found.reason.endswith("; no row for '[PAD]' (64) of its tokenizer: requests with them are refused")
-    assert "no row" not in registered(write(tmp_path / "plain", ONE_WORD)).reason
+    assert found.reason.endswith(
+        "; requests with '[PAD]' (64) are refused, because the vocabulary has no rows for them"
+    )
+    assert "no rows" not in registered(write(tmp_path / "plain", ONE_WORD)).reason
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_each_takes_the_first_free_port_until_none_is_left(held: ExitStack) -> N
     assert sorted(found) == [f"{LOOPBACK}:{ports.first}", f"{LOOPBACK}:{ports.last}"]
     SEEN.inc()
     assert all(samples(address)["ostinato_tests_of_metrics_total"] >= 1 for address in found)
-    expected = f"{LOOPBACK}.*{ports.first}-{ports.last} are all taken.*OSTINATO_METRICS_PORTS"
+    expected = f"{LOOPBACK}.*{ports.first}-{ports.last} are all in use.*OSTINATO_METRICS_PORTS"
     with pytest.raises(OSError, match=expected):
         serve_metrics(LOOPBACK, ports)
 

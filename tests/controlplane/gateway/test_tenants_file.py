@@ -71,7 +71,7 @@ def test_salts_are_one_for_each_tenant_and_secret() -> None:
         ({"tenants": ["a"]}, r"tenants\[0\]: expected an object"),
         (of(name=""), r"tenants\[0\].name"),
         (of(name="a b"), r"tenants\[0\].name"),
-        (of(name="default"), "a name of its own"),
+        (of(name="default"), "a different name for each tenant"),
         (of(speed=1), "speed"),
         (of(weight=0), "weight: expected a number from 0.001 to 1000"),
         (of(weight=1e-308), "weight"),
@@ -94,7 +94,7 @@ def test_salts_are_one_for_each_tenant_and_secret() -> None:
         (of(keys=["secret"]), "64 lower-case"),
         (of(keys=[KEYS[0].upper()]), "64 lower-case"),
         (of(keys=KEYS[:1] * 2), "key of 'a' already"),
-        ({"tenants": [*of()["tenants"], *of()["tenants"]]}, "a name of its own"),
+        ({"tenants": [*of()["tenants"], *of()["tenants"]]}, "a different name for each tenant"),
         ({"tenants": [*of()["tenants"], *of(name="b")["tenants"]]}, "key of 'a' already"),
     ],
 )

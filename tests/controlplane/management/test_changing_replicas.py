@@ -58,7 +58,7 @@ def test_a_sleeping_deployment_is_woken_when_it_may_no_longer_sleep() -> None:
     asleep = replace(BASE, scaling=Scaling(0, 1), groups=())
     awake = change_replicas(asleep, change(min=1))
     assert (active(awake), awake.phase) == (1, Phase.DEPLOYING)
-    assert "sleeps" not in awake.reason
+    assert "idle" not in awake.reason
     assert change_replicas(asleep, change(max=2)).groups == ()
 
 

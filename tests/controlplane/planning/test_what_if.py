@@ -236,4 +236,4 @@ def test_the_ceilings_of_the_installation_bound_the_sizes_of_a_plan(tmp_path: Pa
     ((_, placed),) = what_if(read_form(file), tmp_path, bounded).outcomes
     assert isinstance(placed, Placement)
     assert (placed.plan.max_model_len, placed.plan.sequences) == (1024, 24)
-    assert "context 1,024 as this installation allows, 24 requests at once" in placed.choice.sizes
+    assert "context 1,024 (the installation's limit), 24 requests at once" in placed.choice.sizes

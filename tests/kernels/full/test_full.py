@@ -282,13 +282,13 @@ def test_a_packages_functions_choose_by_device_and_refuse_what_does_not_fit() ->
     out = torch.zeros(22, 4)
     full.norm(torch.ones(22, 4), out, 0.0, arena, table, _rows(cpu))
     assert torch.equal(out[2], torch.ones(4))
-    with pytest.raises(ValueError, match="expected the same"):
+    with pytest.raises(ValueError, match="input and output of the same shape"):
         full.norm(torch.ones(2, 4), torch.ones(2, 5), 0.0, arena, table, _rows(cpu))
     with pytest.raises(ValueError, match="expected ids"):
         full.embed(torch.ones(3), torch.ones(2, 4), 0, arena, table, _rows(cpu))
     with pytest.raises(ValueError, match="expected a head's inputs"):
         full.head(torch.ones(3, 4), torch.ones(2, 9), arena, table, _rows(cpu))
-    with pytest.raises(ValueError, match="Codes"):
+    with pytest.raises(ValueError, match="expected codes, base and outputs"):
         full.add(torch.ones(2, 4), torch.ones(2, 5), torch.ones(2), torch.ones(2, 4))
-    with pytest.raises(ValueError, match="table of 1 columns"):
+    with pytest.raises(ValueError, match=r"a table of .* got 1"):
         full.head(torch.ones(2, 4), torch.ones(2, 9), arena, table[:, :1], _rows(cpu))

@@ -90,8 +90,8 @@ def test_every_row_gets_its_own_variants_delta(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     ("shape", "says"),
     [
-        ({"outputs": 4, "inputs": 12, "bits": 4}, "12 columns"),
-        ({"outputs": 4, "inputs": 16, "bits": 3}, "3 bits"),
+        ({"outputs": 4, "inputs": 12, "bits": 4}, "multiple of 8 columns, got 12"),
+        ({"outputs": 4, "inputs": 16, "bits": 3}, "2 or 4 bits, got 3"),
         ({"outputs": 4, "inputs": 16, "bits": 4, "scales": 3}, "3 scales"),
         ({"outputs": 4, "inputs": 128, "bits": 4, "scales": 4}, "multiple of 64"),
     ],
@@ -108,5 +108,5 @@ def test_tensors_that_do_not_fit_together_are_refused() -> None:
     rows = Rows(4, 1, CPU)
     with pytest.raises(ValueError, match="as wide as all slices"):
         sparse_delta.apply(torch.zeros(2, 8), torch.zeros(2, 5), bytes_, bytes_, rows, (4,))
-    with pytest.raises(ValueError, match="table of 2 columns"):
+    with pytest.raises(ValueError, match=r"a table of .* got 2"):
         sparse_delta.apply(torch.zeros(2, 8), torch.zeros(2, 4), bytes_, bytes_, rows, (4,))
