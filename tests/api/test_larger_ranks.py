@@ -37,7 +37,7 @@ def test_a_larger_rank_gets_a_new_engine_while_the_old_one_answers(narrow: Insta
     accepted = narrow.post("/deploy_model", {"model": "rank"})
     assert [(g["name"], g["reason"]) for g in groups(narrow)] == [("base", ""), ("base@1", reason)]
     where = f"/operations/{accepted.json()['id']}"
-    wait_for(lambda: "it waits for base@1: " in str(narrow.http.get(where).json()["events"]))
+    wait_for(lambda: "'rank' waits for base@1: " in str(narrow.http.get(where).json()["events"]))
     assert ("base", "rank") not in narrow.cluster.loads
     for model in ("base", "v1"):
         assert narrow.chat("hello", model).status_code == 200

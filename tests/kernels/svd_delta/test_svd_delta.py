@@ -293,7 +293,7 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         svd_delta.apply(torch.ones(1, 8), torch.ones(1, 4), model.arena, model.table, rows, (3,), scratch)
     into = views(torch.zeros(4096, dtype=torch.uint8), layout.parts(8, (4,), ({2: 1},)), 0)
     good, wide = matrix(2, 1, 4, random, 1.0), matrix(2, 1, 300, random, 1.0)
-    with pytest.raises(ValueError, match="expected 16-bit values"):
+    with pytest.raises(ValueError, match=r"digits of .* columns to take"):
         layout.pack([[RankGroup(2, wide, good)]], into)
     small = matrix(2, 1, 8, random, 1.0)
     with pytest.raises(ValueError, match="expected codes and zero points of 2 bits"):
