@@ -191,7 +191,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "the head of the base beside its adapter": (
         lambda f: write(f, tensors={**HEAD_LORA, **also(lm_head__base_layer__weight=(96, 128))}),
-        f"lm_head.base_layer.weight is the base's head, which PEFT stores beside.*{MERGED}",
+        f"lm_head.base_layer.weight is the base's head, which PEFT stores together with.*{MERGED}",
     ),
     "an adapter of the head": (
         lambda f: write(f, tensors=HEAD_LORA, target_modules=["q_proj", "v_proj", "lm_head"]),
@@ -221,7 +221,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "KaSA by its tensors": (
         lambda f: write(f, tensors=also(model__layers__0__self_attn__q_proj__lora_diag=(4,))),
-        f"lora_diag is of KaSA.*output folder of the training.*author.*{MERGED}",
+        f"lora_diag belongs to KaSA.*output folder of the training.*author.*{MERGED}",
     ),
     "VeLoRA": (lambda f: write(f, velora_config={"scale": 1}), f"velora_config is set: VeLoRA.*{MERGED}"),
     "VeLoRA by its tensors": (
@@ -320,7 +320,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "a pattern of alphas that looks ahead": (
         lambda f: write(f, alpha_pattern={"(?!q).*": 8}),
-        'not supported; .*such as "q_proj": 8.*this adapter has q_proj, v_proj',
+        'not supported; .*this adapter has q_proj, v_proj.*such as "q_proj": 8',
     ),
     "ranks that differ": (
         lambda f: write(f, tensors=MIXED),
@@ -328,7 +328,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "a checkpoint in a trainer's folder": (
         lambda f: write(f / "checkpoint-500").parent,
-        "found it in checkpoint-500.*`ostinato register NAME --base BASE --adapter .*checkpoint-500`",
+        "found it in its folder checkpoint-500.*`ostinato register NAME --base BASE --adapter .*checkpoint-500`",
     ),
     "a pickle": (
         lambda f: (write(f) / "adapter_model.safetensors").rename(f / "adapter_model.bin").parent,
@@ -348,6 +348,6 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "the weights alone": (
         lambda f: without(write(f), "adapter_config.json"),
-        "alone; copy adapter_config.json there.*the adapter's own repository",
+        "found only .*; copy adapter_config.json there.*the adapter's own repository",
     ),
 }

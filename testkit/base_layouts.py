@@ -266,7 +266,7 @@ def gptq(folder: Path) -> Path:
 REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "a git-lfs pointer for the weights": (
         lambda f: as_pointer(plain(f), SINGLE),
-        r"model\.safetensors is not the file.* a git-lfs pointer.*hf download REPO .*git lfs pull",
+        r"model\.safetensors is not the real file.* a git-lfs pointer.*hf download REPO .*git lfs pull",
     ),
     "git-lfs pointers for shards": (
         lambda f: as_pointer(sharded(f), *(p.name for p in shards_of(f))),
@@ -302,7 +302,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "one file and the shards of an index": (
         lambda f: both(plain(f), sharded(f.parent / "sharded")),
-        "weights twice.*serve model.safetensors, which transformers reads: `mv .*index.json.unused`.*only if",
+        "weights twice.*keep model.safetensors, which transformers reads: `mv .*index.json.unused`.*only if",
     ),
     "a tensor in two shards": (
         lambda f: (
@@ -337,7 +337,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "no weights": (lambda f: without(plain(f), SINGLE), "found no weights; copy .*hf download"),
     "the weights lie in a folder in it": (
         lambda f: (plain(f / "snapshots" / "abc"), f)[-1],
-        "a model in .*snapshots/abc; register that: `ostinato register NAME .*snapshots/abc`",
+        "a model in .*snapshots/abc; register that folder: `ostinato register NAME .*snapshots/abc`",
     ),
     "weights in a folder beside the config": (
         lambda f: (
@@ -346,7 +346,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
             (f / "tokenizer.json").write_text("{}"),
             f,
         )[-1],
-        r"a model in .*inner; register that: `ostinato register NAME .*inner`",
+        r"a model in .*inner; register that folder: `ostinato register NAME .*inner`",
     ),
     "an adapter and a whole model": (
         lambda f: with_files(stray(plain(f), "adapter_model.safetensors"), adapter_config__json="{}"),
@@ -358,35 +358,35 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "GPTQ": (
         lambda f: configured(gptq(f), quantization_config={"quant_method": "gptq"}),
-        "quantized by gptq.*register the unquantized",
+        "quantized by gptq.*register the original model",
     ),
     "GPTQ by quantize_config.json": (
         lambda f: with_files(gptq(f), quantize_config__json="{}"),
-        "quantize_config.json says how.*qweight.*register the",
+        "see quantize_config.json.*qweight.*register the",
     ),
-    "GPTQ that nothing tells of": (gptq, "qweight.*GPTQ or AWQ.*register the unquantized"),
+    "GPTQ that nothing tells of": (gptq, "qweight.*GPTQ or AWQ.*register the original model"),
     "ModelOpt by hf_quant_config.json": (
         lambda f: with_files(quantized(plain(f), "weight", "weight_scale"), hf_quant_config__json="{}"),
-        "hf_quant_config.json says how.*weight_scale.*register the unquantized",
+        "see hf_quant_config.json.*weight_scale.*register the original model",
     ),
     "compression_config": (
         lambda f: configured(
             quantized(plain(f), "weight", "weight_scale"),
             compression_config={"quant_method": "compressed-tensors"},
         ),
-        "quantized by compressed-tensors .compression_config.*register the unquantized",
+        "quantized by compressed-tensors .compression_config.*register the original model",
     ),
     "fp8 in blocks": (
         lambda f: configured(
             quantized(plain(f), "weight", "weight_scale_inv"), quantization_config={"quant_method": "fp8"}
         ),
-        "quantized by fp8.*register the unquantized",
+        "quantized by fp8.*register the original model",
     ),
     "cast to fp8": (
         lambda f: cast(plain(f), torch.float8_e4m3fn, but="norm"),
-        "F8_E4M3, which is not served.*bfloat16",
+        "F8_E4M3, but only .* are served.*bfloat16",
     ),
-    "float64": (lambda f: cast(plain(f), torch.float64), "F64, which is not served.*bfloat16"),
+    "float64": (lambda f: cast(plain(f), torch.float64), "F64, but only .* are served.*bfloat16"),
     "scales of an fp8 KV cache": (
         lambda f: added(plain(f), model__layers__0__self_attn__k_proj__k_scale=(1,)),
         "k_scale.*write a copy without these tensors",
@@ -451,7 +451,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
         lambda f: with_files(
             plain(f, QWEN), modules__json='[{"type": "sentence_transformers.models.Pooling"}]'
         ),
-        r"modules\.json says .*sentence-transformers.*choose such a model.*modules.json.unused",
+        r"modules\.json this is .*sentence-transformers.*choose such a model.*modules.json.unused",
     ),
     "Qwen2.5-1M": (
         lambda f: configured(plain(f, QWEN), dual_chunk_attention_config=CHUNKS),
@@ -459,7 +459,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "transformers_weights names another file": (
         lambda f: configured(plain(f), transformers_weights="old.safetensors"),
-        "names old.safetensors.*delete transformers_weights.*Ostinato then serves .model.safetensors",
+        "names old.safetensors.*delete transformers_weights.*Ostinato then serves model.safetensors",
     ),
     "transformers_weights names another file of the folder": (
         lambda f: configured(stray(plain(f), "old.safetensors"), transformers_weights="old.safetensors"),
@@ -483,7 +483,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "dtype float8": (
         lambda f: configured(plain(f), dtype="float8_e4m3fn"),
-        'float8_e4m3fn is not one of.*write "dtype": "auto"',
+        'got float8_e4m3fn.*write "dtype": "auto"',
     ),
     "a byte-order mark": (
         lambda f: with_files(plain(f), config__json="\ufeff" + (f / "config.json").read_text()),

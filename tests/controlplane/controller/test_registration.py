@@ -83,7 +83,7 @@ def test_variants_of_gemma3_are_registered(tmp_path: Path) -> None:
         assert read_model_files(asked, ready, limits, no_bundles).phase is phase
         assert ready.spec is not None
         older = replace(ready, spec=replace(ready.spec, linear_shapes={}))
-        with pytest.raises(errors.AdapterMismatch, match="delete it and register it again"):
+        with pytest.raises(errors.AdapterMismatch, match="delete the base and register it again"):
             read_model_files(asked, older, limits, no_bundles)
 
 

@@ -285,7 +285,7 @@ def test_less_than_is_asked_for_is_refused_with_what_there_is() -> None:
 
 
 def test_an_unmeasured_loss_is_not_taken_as_zero() -> None:
-    with pytest.raises(errors.NoFeasiblePlan, match="was not measured"):
+    with pytest.raises(errors.NoFeasiblePlan, match="is unknown"):
         accuracy.base_limit(made(), 50.0)
     lora = Model("v", 7, Phase.READY, base="b", adapter="/a")
     assert accuracy.base_limit(lora, 99.0) == pytest.approx(99.0)

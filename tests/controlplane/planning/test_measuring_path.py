@@ -86,7 +86,7 @@ def test_a_path_measurement_is_retried_after_growing_pauses_for_ever() -> None:
     assert len(set(pauses)) > 30
     settings, devices = Settings(engine="vllm"), [CPU]
     known = state(replace(tried, key=request_paths.path_key(settings, devices)))
-    assert "could not be measured: a reason" in request_paths.note(known, settings, devices)
+    assert "could not be measured (a reason)" in request_paths.note(known, settings, devices)
 
 
 def test_another_base_is_tried_after_a_failure() -> None:
