@@ -93,7 +93,8 @@ def _check_grammars(body: Mapping[str, Any], most: int) -> None:
     for name in grammars_of(body):
         if _depth(body[name]) > DEEPEST:
             raise errors.InvalidRequest(
-                f"{name} is nested more than {DEEPEST} levels deep; make it flatter", param=name
+                f"{name}: expected at most {DEEPEST} levels of lists and objects, got more; make it flatter",
+                param=name,
             )
         if (size := len(json.dumps(body[name]))) > most:
             raise errors.InvalidRequest(
