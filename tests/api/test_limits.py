@@ -315,7 +315,7 @@ async def test_a_watcher_of_an_operation_does_not_read_the_store(
     monkeypatch.setattr(operations, "KEEP_ALIVE_S", 0.001)
     await book.refresh()
     monkeypatch.setattr(own, "read", None)  # for each watcher, ten times a second
-    assert await anext(watching) == b": still at it\n\n"
+    assert await anext(watching) == b": still running\n\n"
     monkeypatch.undo()
     ended = Operation("op-1", OperationKind.REGISTER, "x", Phase.READY)
     fresh.repository.commit([Put(ended, found.version)])
