@@ -141,7 +141,9 @@ class Guard:
         tenant = tenants.of_key(key) if key else None
         if tenant is None:
             raise errors.Unauthorized(
-                "expected a valid API key of this installation; send it as `Authorization: Bearer KEY`"
+                f"expected a valid API key of this installation, got {'another key' if key else 'no key'}; "
+                "send it as `Authorization: Bearer KEY`; the key is the installation's OSTINATO_API_KEY, or "
+                "a tenant's key, which an administrator makes with `ostinato keys new`"
             )
         return Caller(tenant, shown(key))
 

@@ -99,8 +99,9 @@ def tune(  # noqa: PLR0913 - typer reads a command's options from its parameters
     place_anew = place_anew or bool(sizes)
     if profile + place_anew + (max_active_variants is not None or bool(named) or bool(aimed)) != 1:
         raise typer.BadParameter(
-            "give exactly one of these: --max-active-variants N or options of replicas or targets, "
-            "--profile, or --place-anew or options of the engine's size"
+            "expected one kind of change in each command: --profile; or engines of another size "
+            "(--place-anew, --context, --requests, --slots, --lora-rank, --host-gib, --merged-slot); "
+            "or all other options; run `ostinato tune` once for each kind"
         )
     measured: Profile | None = None
     with cli.client() as client:
@@ -164,8 +165,9 @@ def _successors(deployment: DeploymentView, replaced: Sequence[str]) -> list[Gro
         if group.name not in coming and group.phase == GroupPhase.SERVING:
             why = group.reason.replace("; ", ", ") or "no new engine replaced it"
             raise EngineFailed(
-                f"{group.name} was not replaced and still serves: {why}; look for free memory in `ostinato "
-                f"cluster`, or undeploy '{deployment.model}' and deploy it again"
+                f"{group.name} was not replaced and still serves: {why}; new engines need memory in addition "
+                "to the old engines: `ostinato cluster` shows which models hold it, `ostinato undeploy OTHER` "
+                f"frees it; or undeploy '{deployment.model}' and deploy it again, without service meanwhile"
             )
     return [coming[group.name] for group in left if group.name in coming]
 

@@ -103,8 +103,8 @@ class ApiAnswerer:
         if ids is None or (rows is None and top is not None):
             raise errors.EngineFailed(
                 f"the engine of '{self._model}' returns no log-probabilities of prompts (vLLM's "
-                "prompt_logprobs and prompt_token_ids); use an engine of vLLM, or tasks that need no "
-                "log-probabilities"
+                "prompt_logprobs and prompt_token_ids); start Ostinato with OSTINATO_ENGINE=vllm and deploy "
+                "the model again, or evaluate lines with `prompt` and `answer` (exact match), which need none"
             )
         return Prompt(ids, [_by_id(row) for row in (rows or [])[1:]])
 

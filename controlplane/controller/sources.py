@@ -65,9 +65,10 @@ def _allowed(path: Path, roots: Sequence[Path], param: str) -> Path:
         raise errors.InvalidRequest(f"expected the path of a folder, got '{path}': {e}", param=param) from e
     if not is_inside(real, roots):
         raise errors.PathNotAllowed(
-            f"'{path}' is outside the folders that this installation reads from (OSTINATO_ALLOWED_ROOTS; for "
-            "a tenant, the folder of its name there); move the files there, or add their folder to "
-            "OSTINATO_ALLOWED_ROOTS and start Ostinato again (`ostinato down`, then `ostinato up`)",
+            f"'{path}' is outside the folders that this installation reads from "
+            "(OSTINATO_ALLOWED_ROOTS, with ':' between them (for a tenant, the folder of its name in each); "
+            "move the files there, or add their folder and start Ostinato again (`ostinato down`, then "
+            "`OSTINATO_ALLOWED_ROOTS=FOLDER:FOLDER ostinato up`)",
             param=param,
         )
     return real

@@ -27,7 +27,8 @@ _SAYS = {
     Reason.FULL_TENANT: "too many requests of tenant '{}' wait; send fewer at once, or try again",
     Reason.DISPLACED: "a more urgent request, or a request of a tenant below its share, took this request's"
     " place in the queue for '{}'; try again",
-    Reason.PROMISE: "the request would wait for '{}' longer than its target; try again, or raise its target",
+    Reason.PROMISE: "the request would wait for '{}' longer than its target allows; try again later, or send"
+    " a larger x-ostinato-ttft-ms or x-ostinato-deadline-ms",
 }
 
 
@@ -177,8 +178,8 @@ def late(host: str, request: InferenceRequest) -> errors.Late:
     named = [("TTFT", terms.ttft_s), ("deadline", terms.deadline_s)]
     targets = " and ".join(f"{name} of {limit_s:g} s" for name, limit_s in named if limit_s is not None)
     return errors.Late(
-        f"the request to '{host}' missed its {targets} and was dropped; raise its target, or set `late` to "
-        "finish",
+        f"the request to '{host}' missed its {targets} and was dropped; raise that target "
+        "(x-ostinato-ttft-ms, x-ostinato-deadline-ms), or set x-ostinato-late to finish",
         details={"reason": str(Reason.LATE)},
     )
 

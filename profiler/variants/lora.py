@@ -202,7 +202,8 @@ def _compiled(text: str, key: str) -> str | NamePattern:
         return NamePattern(text)
     except ValueError as error:
         raise AdapterError(
-            f"{CONFIG}: {key} has a pattern that cannot be used, {text[:80]!r}: {error}; in that file "
+            f"{CONFIG}: {key} has a pattern that cannot be used, {text[:80]!r}: {error}; the pattern "
+            "names each module for which Python's re.match(PATTERN, NAME) is not None; in that file "
             f"{RANKS if key == 'rank_pattern' else MODULES}, and register the adapter again"
         ) from error
 

@@ -87,7 +87,7 @@ def test_tune_finds_the_limit_by_a_profile(cli: Cli, api: FakeApi, monkeypatch: 
 def test_tune_needs_one_way(options: list[str], cli: Cli, api: FakeApi) -> None:
     ended = cli("tune", "smol", *options)
     assert ended.code == 2
-    assert "give exactly one of these: --max-active-variants N" in ended.err
+    assert "expected one kind of change in each command: --profile" in ended.err
     assert not api.asked
 
 

@@ -260,7 +260,11 @@ class DeployModelRequest(Strict):
     def _slo_is_given(self) -> DeployModelRequest:
         wanted = SLO_FIELDS.get(self.intent, ())
         if wanted and all(getattr(self.SLOs, name) is None for name in wanted):
-            raise ValueError(f"the intent {self.intent} needs at least one of SLOs.{', SLOs.'.join(wanted)}")
+            options = ", ".join("--" + name.replace("_", "-") for name in wanted)
+            raise ValueError(
+                f"the intent {self.intent} needs at least one of SLOs.{', SLOs.'.join(wanted)} "
+                f"(`ostinato deploy`: {options})"
+            )
         stages = len(self.layersPerStage)
         if stages and self.pipelineParallel and stages not in self.pipelineParallel:
             raise ValueError(
