@@ -166,8 +166,8 @@ def _successors(deployment: DeploymentView, replaced: Sequence[str]) -> list[Gro
             why = group.reason.replace("; ", ", ") or "no new engine replaced it"
             raise EngineFailed(
                 f"{group.name} was not replaced and still serves: {why}; new engines need memory in addition "
-                "to the old engines: `ostinato cluster` shows which models hold it, `ostinato undeploy OTHER` "
-                f"frees it; or undeploy '{deployment.model}' and deploy it again, without service meanwhile"
+                "to the old engines: `ostinato cluster` shows which models hold it, `ostinato undeploy "
+                f"OTHER` frees it; or undeploy '{deployment.model}' and deploy it again, without service meanwhile"
             )
     return [coming[group.name] for group in left if group.name in coming]
 
