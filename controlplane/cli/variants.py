@@ -167,7 +167,7 @@ def _successors(deployment: DeploymentView, replaced: Sequence[str]) -> list[Gro
             raise EngineFailed(
                 f"{group.name} was not replaced and still serves: {why}; new engines need memory in addition "
                 "to the old engines: `ostinato cluster` shows which models hold it, `ostinato undeploy "
-                f"OTHER` frees it; or undeploy '{deployment.model}' and deploy it again, without service meanwhile"
+                f"OTHER` frees it; or undeploy '{deployment.model}' and deploy it again: it pauses meanwhile"
             )
     return [coming[group.name] for group in left if group.name in coming]
 
