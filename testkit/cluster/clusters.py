@@ -36,8 +36,7 @@ class Cluster:
             http_port=free_port(),
             engine=engine,
             allowed_roots=allowed_roots,
-            api_key="",
-            **{"store_url": "", "gateway_replicas": 1, **settings},
+            **{"store_url": "", "gateway_replicas": 1, "api_key": "", **settings},
         )
         self.local: LocalCluster
 
@@ -47,7 +46,7 @@ class Cluster:
         """Start the cluster. Returns the seconds that it took."""
         started = time.monotonic()
         self.local = local.up(self.settings, lambda message: None)
-        self.http = httpx.Client(base_url=self.url, timeout=120, trust_env=False)
+        self.http = self.client(self.settings.api_key)
         return time.monotonic() - started
 
     def down(self) -> float:
@@ -71,6 +70,11 @@ class Cluster:
     @property
     def url(self) -> str:
         return self.local.url
+
+    def client(self, key: str = "") -> httpx.Client:
+        """A client with this API key."""
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        return httpx.Client(base_url=self.url, headers=headers, timeout=120, trust_env=False)
 
     # --- its API ---------------------------------------------------------------------------------
 

@@ -43,8 +43,8 @@ def serving(cluster: Cluster, base_folder: Path, adapters: dict[str, Path]) -> I
 
 def openai_client(cluster: Cluster) -> Iterator[openai.OpenAI]:
     """The official client, with its defaults."""
-    http = openai.DefaultHttpxClient(trust_env=False)
+    http, key = openai.DefaultHttpxClient(trust_env=False), cluster.settings.api_key or "unused"
     with openai.OpenAI(
-        base_url=f"{cluster.url}/v1", api_key="unused", max_retries=0, timeout=GIVE_UP_S, http_client=http
+        base_url=f"{cluster.url}/v1", api_key=key, max_retries=0, timeout=GIVE_UP_S, http_client=http
     ) as made:
         yield made

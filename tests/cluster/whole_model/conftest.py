@@ -1,24 +1,42 @@
-"""One cluster for the tests of this folder: vLLM with all of SmolLM2 and the demo's adapters."""
+"""One cluster for the tests of this folder: vLLM with all of SmolLM2 and the demo's adapters, and a tenant
+whose tokens are limited."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import openai
 import pytest
 
+from testkit.api import tenants
 from testkit.cluster.clusters import Cluster
 from testkit.cluster.served import BASE, MAX_OUTPUT, openai_client
 
 DEMO_ADAPTERS = Path(__file__).parents[3] / "controlplane" / "demo" / "adapters"
 
 
+TENANT = "limited"
+TOKENS_PER_MINUTE = 3 * MAX_OUTPUT // 2
+
+
 @pytest.fixture(scope="package")
-def whole(smollm2_folder: Path) -> Iterator[Cluster]:
+def whole(smollm2_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """One slot, two variants, and host memory that holds one of them."""
-    roots = f"{smollm2_folder.parent}:{DEMO_ADAPTERS}"
-    made = Cluster("vllm", roots, max_variants=1, variant_host_bytes=1 << 20, profile_seconds=0)
+    file = tmp_path_factory.mktemp("tenants") / "tenants.json"
+    tenants.write(file, tenants.entry(TENANT, tokensPerMinute=TOKENS_PER_MINUTE))
+    made = Cluster(
+        "vllm",
+        f"{smollm2_folder.parent}:{DEMO_ADAPTERS}",
+        max_variants=1,
+        variant_host_bytes=1 << 20,
+        profile_seconds=0,
+        api_key=tenants.OWN_KEY,
+        tenants=str(file),
+    )
+    environment = pytest.MonkeyPatch()
+    environment.setenv("OSTINATO_API_KEY", tenants.OWN_KEY)  # for the commands that are tested
     try:
         made.up()
         made.serve_base(BASE, str(smollm2_folder), MAX_OUTPUT)
@@ -27,9 +45,17 @@ def whole(smollm2_folder: Path) -> Iterator[Cluster]:
         yield made
         made.down()
     finally:
+        environment.undo()
         made.discard()
 
 
 @pytest.fixture(scope="package")
 def whole_client(whole: Cluster) -> Iterator[openai.OpenAI]:
     yield from openai_client(whole)
+
+
+@pytest.fixture(scope="package")
+def limited(whole: Cluster) -> Iterator[httpx.Client]:
+    """A client with the tenant's key."""
+    with whole.client(tenants.key_of(TENANT)) as client:
+        yield client
