@@ -1,5 +1,5 @@
-"""One cluster for the tests of this folder: vLLM with all of SmolLM2 and the demo's adapters, and a tenant
-whose tokens are limited."""
+"""One cluster for the tests of this folder: vLLM with all of SmolLM2 and the demo's adapters, and two tenants,
+of which one has limited tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from testkit.cluster.served import BASE, MAX_OUTPUT, openai_client
 DEMO_ADAPTERS = Path(__file__).parents[3] / "controlplane" / "demo" / "adapters"
 
 
-TENANT = "limited"
+LIMITED, OTHER = "limited", "other"
 TOKENS_PER_MINUTE = 3 * MAX_OUTPUT // 2
 
 
@@ -25,7 +25,7 @@ TOKENS_PER_MINUTE = 3 * MAX_OUTPUT // 2
 def whole(smollm2_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """One slot, two variants, and host memory that holds one of them."""
     file = tmp_path_factory.mktemp("tenants") / "tenants.json"
-    tenants.write(file, tenants.entry(TENANT, tokensPerMinute=TOKENS_PER_MINUTE))
+    tenants.write(file, tenants.entry(LIMITED, tokensPerMinute=TOKENS_PER_MINUTE), tenants.entry(OTHER))
     made = Cluster(
         "vllm",
         f"{smollm2_folder.parent}:{DEMO_ADAPTERS}",
@@ -56,6 +56,13 @@ def whole_client(whole: Cluster) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture(scope="package")
 def limited(whole: Cluster) -> Iterator[httpx.Client]:
-    """A client with the tenant's key."""
-    with whole.client(tenants.key_of(TENANT)) as client:
+    """A client of the tenant with limited tokens."""
+    with whole.client(tenants.key_of(LIMITED)) as client:
+        yield client
+
+
+@pytest.fixture(scope="package")
+def other(whole: Cluster) -> Iterator[httpx.Client]:
+    """A client of the tenant without limits."""
+    with whole.client(tenants.key_of(OTHER)) as client:
         yield client

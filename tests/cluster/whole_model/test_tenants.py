@@ -93,7 +93,7 @@ class Reader(threading.Thread):
     ("schema", "said"), [(TOO_SLOW, "more than 4 s of CPU time"), (TOO_LARGE, "more than 512 MiB of memory")]
 )
 def test_a_grammar_beyond_its_limits_is_refused_and_other_streams_go_on(
-    whole: Cluster, limited: httpx.Client, schema: dict[str, Any], said: str
+    whole: Cluster, other: httpx.Client, schema: dict[str, Any], said: str
 ) -> None:
     """The stream gets events while the grammar is compiled. It gets none if that holds the server's loop."""
     asked = {"model": BASE, "prompt": "a", "max_tokens": 2}
@@ -101,7 +101,7 @@ def test_a_grammar_beyond_its_limits_is_refused_and_other_streams_go_on(
         stream = Reader(http)
         assert stream.begun.wait(GIVE_UP_S)
         before = len(stream.events)
-        refusal = limited.post(
+        refusal = other.post(
             "/v1/completions", json={**asked, "structured_outputs": {"json": schema}}, timeout=GIVE_UP_S
         )
         during = len(stream.events) - before
@@ -112,5 +112,5 @@ def test_a_grammar_beyond_its_limits_is_refused_and_other_streams_go_on(
     assert during >= ALIVE or before + during == len(stream.events)
     assert stream.events[-1] == "[DONE]"
     assert json.loads(stream.events[-2])["choices"][0]["finish_reason"] == "length"
-    good = limited.post("/v1/completions", json={**asked, "structured_outputs": {"choice": ["yes", "no"]}})
+    good = other.post("/v1/completions", json={**asked, "structured_outputs": {"choice": ["yes", "no"]}})
     assert good.status_code == 200, good.text
