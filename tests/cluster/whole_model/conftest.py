@@ -1,5 +1,5 @@
-"""One cluster for the tests of this folder: vLLM with all of SmolLM2, the demo's adapters, and two tenants, of
-which one has limited tokens."""
+"""One cluster for the tests of this folder: vLLM with all of SmolLM2, the demo's adapters, and two tenants.
+The tokens of one tenant are limited."""
 
 from __future__ import annotations
 
