@@ -328,7 +328,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "a checkpoint in a trainer's folder": (
         lambda f: write(f / "checkpoint-500").parent,
-        "found it in its folder checkpoint-500.*`ostinato register NAME --base BASE --adapter .*checkpoint-500`",
+        "found it in its folder checkpoint-500.*`ostinato register NAME --base BASE --adapter .*-500`",
     ),
     "a pickle": (
         lambda f: (write(f) / "adapter_model.safetensors").rename(f / "adapter_model.bin").parent,
