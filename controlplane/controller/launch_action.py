@@ -1,7 +1,7 @@
 """How a worker group gets a place and is launched there, or waits for a place.
 
-The placement is in the records before its engine is launched: if the controller is killed in between, its
-successor launches the same placement, or decides again.
+The placement is in the records before its engine is launched. If the controller is killed in between, its
+successor decides again, without counting the group's own reservation. It usually finds the same place.
 """
 
 from __future__ import annotations

@@ -229,7 +229,8 @@ def _most(device: Device, settings: Settings) -> int:
 
 
 def _choose(state: State, model: Model, seen: list[_Seen]) -> _Seen | Queued:
-    """The chosen device: a GPU before a CPU, the node of earlier attempts before others."""
+    """The chosen device: a GPU before a CPU, the node where the job ran under an earlier controller
+    before others."""
     delta = require_delta(model)
     others = _compressing_on(state, reservations.compressing(model.name))
     idle = [s for s in seen if others[s.device.node] < PER_NODE]

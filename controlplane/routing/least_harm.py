@@ -51,7 +51,8 @@ def pick(snapshot: Snapshot, request: Records, state: RouterState) -> int:
 
 @compiled
 def _pick(snapshot: Snapshot, request: Records) -> int:
-    """The candidate with the least `predicted_s`."""
+    """The candidate where the request costs least. Groups of other pools are considered only if the best of
+    the own pool costs PENALTY_S or more."""
     wanted = pool_of(snapshot, request)
     own, own_s = _cheapest(snapshot, request, wanted, True)
     if own >= 0 and own_s < PENALTY_S:

@@ -1,8 +1,8 @@
 """Recorded traffic: the CSVs of Azure's LLM inference traces, and DeltaZip's JSON lines.
 
-- Azure (2023): `TIMESTAMP,ContextTokens,GeneratedTokens`. It has no variants, so these are drawn. - DeltaZip:
-objects with `timestamp` (seconds), `model`, `prompt` and `max_tokens`. A prompt counts one token for every
-four bytes, as in the gateway.
+- Azure (2023): `TIMESTAMP,ContextTokens,GeneratedTokens`. It has no variants, so these are drawn.
+- DeltaZip: objects with `timestamp` (seconds), `model`, `prompt` and `max_tokens`. A prompt counts one token
+for every four bytes, as in the gateway.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class HostRouter:
 
     @property
     def error(self) -> float | None:
-        """The mean relative error of predicted times per token, before correction; None: unknown."""
+        """The mean relative error of predicted times per token, as corrected so far; None: unknown."""
         seen = [member.error for member in self._members if member.error > 0]
         return sum(seen) / len(seen) if seen else None
 

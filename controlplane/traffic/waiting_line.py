@@ -7,9 +7,9 @@ more than its share by marking its requests as urgent. A tenant is near if it is
 of the tenant that is furthest behind. Among near tenants, the one with the highest waiting priority is next.
 - Within a tenant, the highest priority goes first. Aging: while a request of a lower priority has waited
 `aging_s`, one of every `turns` turns of the tenant (two or more) goes to such a request. It is taken from the
-priority without a turn for the longest time. - Within a tenant and priority: by due time, which is the TTFT
-target (or deadline) or `aging_s` after the arrival, whichever is sooner. Requests with equal terms go in the
-order of arrival.
+priority without a turn for the longest time.
+- Within a tenant and priority: by due time, which is the TTFT target, the deadline or `aging_s` after the
+arrival, whichever is soonest. Requests with equal terms go in the order of arrival.
 
 Fairness: while two tenants both have requests waiting, compare the tokens that each was served, divided by
 its weight. They differ by at most LEAD + 1 times the sum of each tenant's largest request divided by its

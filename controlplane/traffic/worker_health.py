@@ -6,7 +6,8 @@ not run for a while has not looked meanwhile, so it does not consider workers si
 - Silent: the worker reported its load before, and for `quiet` looks in a row it has not. This also covers a
 process that hangs and a broken network. A worker that never reports its load (an older one) is never silent.
 - Failing: `failures` requests in a row broke off or had no first byte in time. The worker rests for a while,
-which grows with the number of failures. - Doubtful: as many answers in a row said that the engine failed.
+which grows with the number of failures.
+- Doubtful: as many answers in a row said that the engine failed.
 Each may be a request's own fault, and a client with such requests must not take an engine from others: the
 gateway sends a harmless probe itself. If the probe fails, too, the worker is failing.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import assert_never
 
 from profiler.physical.calibration import Calibration, Cut, KindsTogether, VariantCost, VariantCosts
 from profiler.physical.prefill import PrefillSteps
@@ -292,6 +293,8 @@ def _flops(spec: ModelSpec, variant: VariantSpec, rank: int | None) -> float:
                 total += 2 * SPARSE_SHARE * out * into
             case VariantKind.BOFT:  # each factor multiplies every feature with one block's row
                 total += 2 * facts.factors * facts.block_size * into + out
+            case unknown:
+                assert_never(unknown)
     return total
 
 

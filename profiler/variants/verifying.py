@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import assert_never
 
 import numpy as np
 
@@ -225,6 +226,8 @@ def refs_of(module: LoraModule | BoftModule | SparseModule | SvdModule) -> Itera
             factors = (factor for group in groups for factor in (group.v, group.u))
             for factor in factors:
                 yield from (r for r in (factor.codes, factor.scales, factor.zeros) if r is not None)
+        case unknown:
+            assert_never(unknown)
 
 
 def tensors_of(manifest: Manifest) -> Iterator[TensorRef]:

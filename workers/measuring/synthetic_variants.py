@@ -10,6 +10,7 @@ import json
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import assert_never
 
 import numpy as np
 import numpy.typing as npt
@@ -61,6 +62,8 @@ def write(variant: SyntheticVariant, base: ModelSpec, layers: int, folder: Path)
             _write_sparse(variant, base, layers, folder, rng)
         case VariantKind.SVD_DELTA:
             raise ValueError("expected another kind than a low-rank delta: LoRA represents low-rank deltas")
+        case unknown:
+            assert_never(unknown)
     return folder
 
 

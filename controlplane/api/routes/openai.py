@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
 
 from controlplane import errors
-from controlplane.api import operations
+from controlplane.api import operations, request_bounds
 from controlplane.api.inference import answering
 from controlplane.api.middleware import tenant_of
 from controlplane.api.own_names import ADAPTERS, spoken_of_as
@@ -41,7 +41,12 @@ _COMMON = {
     "temperature": {"type": "number", "minimum": 0, "maximum": 2},
     "top_p": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
     "seed": {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
-    "stop": {"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": 4},
+    "stop": {
+        "anyOf": [
+            {"type": "string"},
+            {"type": "array", "items": {"type": "string"}, "maxItems": request_bounds.MAX_WORDS},
+        ]
+    },
 }
 
 

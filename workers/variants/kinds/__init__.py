@@ -1,7 +1,7 @@
 """One folder per kind of variant: from a manifest to the weights of each layer.
 
-A new kind needs a folder here with `layer_weights(manifest, files, layer, dtype)`, a line in `_KINDS`, and
-its operation in `workers/kernels`.
+A new kind needs a folder here with `layer_weights(manifest, files, layer, dtype)` and a line in `_KINDS`;
+docs/variants.md has the other steps.
 """
 
 from __future__ import annotations
