@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol, cast
 
 import ray
@@ -22,6 +23,7 @@ from controlplane.api.early_refusal import EarlyRefusal, EarlyRefusals
 from controlplane.api.inference.fast_path import InferenceFirst
 from controlplane.runtime.front_door.sign_of_life import OFFSET, SignOfLife
 from controlplane.runtime.loopback import LOOPBACK
+from controlplane.runtime.patches.ray import replica_server
 from workers.http1.limits import Limits
 from workers.http1.server_connection import ServerConnection, Serving
 
@@ -33,19 +35,30 @@ def answer_first(inference: ASGIApp, early: EarlyRefusal) -> None:
     where Serve would run the application in another thread than the server: two threads would change shared
     data.
     """
-    from ray.serve._private import constants, replica
+    from ray.serve._private import constants
 
     if constants.RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD:
         raise RuntimeError(
             "expected RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD=0, got 1; set this, or"
             " RAY_SERVE_THROUGHPUT_OPTIMIZED=1, for all processes of Ray (deploy/ray.env)"
         )
-    start = replica.start_asgi_http_server
 
-    async def start_ours(app: ASGIApp, options: Any, **more: Any) -> Any:
+    server = _GatewayServer(inference, early)
+    replica_server.install(lambda start: partial(server.start, start))
+
+
+class _GatewayServer:
+    """Starts the server of one gateway, as Serve does, around `inference` and Serve's own application."""
+
+    def __init__(self, inference: ASGIApp, early: EarlyRefusal) -> None:
+        self._inference = inference
+        self._early = early
+
+    async def start(self, start: Callable[..., Any], app: ASGIApp, options: Any, **more: Any) -> Any:
+        """The task and the server that Serve's `start` makes of the application."""
         if ray.util.get_node_ip_address() == LOOPBACK:  # HAProxy, the only client, is on this machine
             options.host = LOOPBACK
-        counted = Counted(inference, cast(Any, app).__self__._metrics_manager)
+        counted = Counted(self._inference, cast(Any, app).__self__._metrics_manager)
         life = _begin_life(options.host, options.port)
         try:
             task, server = await start(app, options, **more)
@@ -53,20 +66,16 @@ def answer_first(inference: ASGIApp, early: EarlyRefusal) -> None:
             life.close()
             raise
         config = server.config  # read when the task first runs
-        make = config.app
-
-        def ours_first() -> ASGIApp:
-            """Put ProxyHeadersMiddleware around Serve's application only; uvicorn would put it around all.
-            Any caller of this port may state the client's address: HAProxy does, and the API's clients do
-            not reach the port."""
-            others = ProxyHeadersMiddleware(make(), "*")
-            return cast(ASGIApp, EarlyRefusals(InferenceFirst(cast(ASGIApp, others), counted), early))
-
-        config.app, config.proxy_headers = ours_first, False
-        config.http = cast(Any, connections_of(early))
+        config.app, config.proxy_headers = partial(self._application, config.app, counted), False
+        config.http = cast(Any, connections_of(self._early))
         return task, server
 
-    replica.start_asgi_http_server = start_ours
+    def _application(self, make: Callable[[], ASGIApp], counted: ASGIApp) -> ASGIApp:
+        """Put ProxyHeadersMiddleware around Serve's application only; uvicorn would put it around all. Any
+        caller of this port may state the client's address: HAProxy does, and the API's clients do not reach
+        the port."""
+        others = cast(ASGIApp, ProxyHeadersMiddleware(cast(Any, make()), "*"))
+        return cast(ASGIApp, EarlyRefusals(InferenceFirst(others, counted), self._early))
 
 
 def _begin_life(host: str, port: int) -> SignOfLife:

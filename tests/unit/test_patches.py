@@ -23,8 +23,8 @@ FOLDERS = (profiler.patches, workers.patches, controlplane.runtime.patches)
 # Replacements outside of folders `patches`, and why.
 ELSEWHERE = {
     "profiler/compiled.py": {"numba.config.CACHE_DIR"},  # a setting, as numba documents it
-    # The server of a gateway.
-    "controlplane/runtime/replica_http.py": {"replica.start_asgi_http_server", "config.app"},
+    # The application and the connections of a server that is about to start.
+    "controlplane/runtime/replica_http.py": {"config.app"},
 }
 # Private names that modules use without replacing them: the module, and the names.
 PRIVATE = {
@@ -32,7 +32,6 @@ PRIVATE = {
     "controlplane/runtime/replica_http.py": {
         "ray.serve._private.common.RequestMetadata",
         "ray.serve._private.constants.RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD",
-        "ray.serve._private.replica.start_asgi_http_server",
     },
     "controlplane/runtime/serve.py": {"ray.serve.context._get_global_client"},
     "workers/kernels/nvrtc.py": {"torch._C._cuda_getCurrentRawStream"},
