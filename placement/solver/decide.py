@@ -116,6 +116,7 @@ def _no_memory(shared: Shared, request: Request) -> str:
     need = min(total_bytes(estimator, shape, layers) for shape in every)
     free, largest = sum(view.usable.tolist()), max(view.usable.tolist())
     return (
-        f"memory: the smallest plan needs {need / GIB:.2f} GiB over all ranks; {max(0, free) / GIB:.2f} GiB "
-        f"are free on {len(view)} {device}s, at most {max(0, largest) / GIB:.2f} GiB on a single {device}"
+        f"memory: the smallest plan needs {need / GIB:.2f} GiB over all ranks, and {max(0, free) / GIB:.2f} "
+        f"GiB are free on {len(view)} {device}s (at most {max(0, largest) / GIB:.2f} GiB on one); `ostinato "
+        f"cluster` shows the models that hold memory: undeploy one, or add a {device}"
     )

@@ -93,7 +93,7 @@ def test_sizes_that_are_left_out_are_those_of_a_plan(
         "slots": plan.max_variants,
         "why": placed.choice.sizes,
     }
-    assert "rank 128 for registered adapters" in engine["why"]
+    assert "rank 128 (for registered adapters)" in engine["why"]
 
 
 def test_sizes_that_are_given_stay(folder: Path) -> None:
