@@ -87,7 +87,7 @@ def _refusal(cluster: Cluster, name: str, ended: dict[str, Any]) -> dict[str, An
     assert ended["phase"] == "Failed", ended
     error: dict[str, Any] = ended["error"]["error"]
     assert ended["reason"] == error["message"]
-    assert sum(event["message"].startswith("loading it") for event in ended["events"]) == 1, ended
+    assert sum(event["message"].startswith("loading the variant") for event in ended["events"]) == 1, ended
     assert all(d["model"] != name for d in cluster.get("/deployments")["deployments"])
     print(f"\n{name}: Failed in {ended['updatedAt'] - ended['createdAt']:.1f} s: {ended['reason']}")
     return error

@@ -42,7 +42,7 @@ def test_each_sensible_number_is_measured_and_the_best_applied(client: Client) -
     assert [m.limit for m in profile.measurements] == [1, 2]
     assert all(m.tokens_per_s > 0 and m.requests > 0 and 0 < m.ttft_s < 60 for m in profile.measurements)
     assert client.deployment("base").maxActiveVariants == profile.chosen == limit_of(client)
-    assert any("2 at once" in line for line in told)
+    assert any("2 variants at once" in line for line in told)
 
 
 def test_a_slot_profile_requests_all_variants_at_one_length(tiered: Installation, client: Client) -> None:
@@ -77,7 +77,7 @@ def test_a_deployment_without_slots_cannot_be_profiled(tiered: Installation, cli
     with pytest.raises(errors.InvalidRequest, match="its base, 'base'"):
         variant_limit_profile.run(client, "v1", BURST, None, lambda line: None)
     tiered.end(tiered.http.delete("/deployments/v2"))
-    with pytest.raises(errors.InvalidRequest, match="at least two deployed variants, 'base' has 1"):
+    with pytest.raises(errors.InvalidRequest, match="at least two deployed variants, but 'base' has 1"):
         variant_limit_profile.run(client, "base", BURST, None, lambda line: None)
     with pytest.raises(errors.NotDeployed):
         variant_limit_profile.run(client, "nobody", BURST, None, lambda line: None)

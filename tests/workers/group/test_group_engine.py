@@ -242,9 +242,8 @@ def test_a_rank_without_its_planned_memory_fails_the_launch(
     with pytest.raises(LaunchError) as refusal:
         lab.run(lab.worker.start())
     said = str(refusal.value)
-    print(said)
     assert said.startswith("rank 1 failed while claiming its device: NoMemory: rank 1 needs 931322.57 GiB")
-    assert "on cpu 0 of here, where " in said
+    assert "on cpu 0 of here, but only " in said
     assert traces.left() == []
 
 
