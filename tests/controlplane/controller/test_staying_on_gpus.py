@@ -112,4 +112,4 @@ def test_kinds_survive_the_store_and_older_records_have_none() -> None:
     assert records.load(Deployment, records.dump(fresh)).device_kind == "h200"
     text = '{"model":"b","uid":1,"host":"b","phase":"Deployed","intent":"minCost","max_output_tokens":1}'
     older = records.load(Deployment, text)
-    assert (older.kind, older.groups[0].kind, older.groups[0].node_ids) == ("", "", {})
+    assert older.kind == ""

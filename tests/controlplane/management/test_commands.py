@@ -118,7 +118,7 @@ def test_a_variant_joins_a_base_with_the_same_parsers_only(
     ready(repository, BASE, V1)
     submit(repository, deploy_model, deploy("base", toolCallParser="mistral", reasoningParser="qwen3"))
     with pytest.raises(
-        errors.InvalidRequest, match=r"run with (mistral|qwen3); leave .* out, or undeploy 'base'"
+        errors.InvalidRequest, match=r"whose \w+ is (mistral|qwen3); leave .* out, or undeploy 'base'"
     ):
         submit(repository, deploy_model, deploy("v1", **asked))
     submit(repository, deploy_model, deploy("v1", toolCallParser="mistral"))

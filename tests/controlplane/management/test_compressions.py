@@ -189,7 +189,7 @@ async def test_a_quantization_with_a_failed_engine_leaves_the_rest_and_can_be_me
         assert f"{len(first.measurements) - 1} of {failed.all_points} loads" in failed.reason
         placed = await deployed(world, "both")
         assert placed.plan.quantization == "none"
-        assert "fp8 was left out, because it is not measured on such a device" in placed.choice.notes
+        assert "fp8 was left out: it has not been measured on such a device" in placed.choice.notes
         world.cluster.fails_after = None
         await world.end(submit(world.repository, profile_model, "both", False))
     (found,) = world.repository.read().profiles.values()

@@ -108,7 +108,7 @@ def test_a_limit_of_tpot_bounds_the_requests() -> None:
     slo_s = free.estimate.tpot_s * 1.1
     placed = decide(MODEL, wanted(Intent.MIN_LATENCY, slos=Slos(tpot_s=slo_s)), HERE, SETTINGS)
     assert 1 <= placed.plan.sequences < 128
-    assert f"{placed.plan.sequences} requests at once as SLOs.tpot_ms allows" in placed.reason
+    assert f"{placed.plan.sequences} requests at once (as SLOs.tpot_ms allows)" in placed.reason
     assert placed.plan.max_model_len == 131072
 
 
@@ -155,7 +155,7 @@ def test_registered_variants_determine_slots_rank_and_host_memory() -> None:
     beside = decide(MODEL, wanted(Intent.MIN_LATENCY), Inventory((H200, small_host)), SETTINGS, [sparse])
     assert beside.plan.variant_host_bytes == 3 * GIB
     assert placed.plan.merged_slot  # a Hopper, least latency, a sparse delta
-    assert "rank 128 for registered adapters" in placed.reason
+    assert "rank 128 (for registered adapters)" in placed.reason
     tight = replace(H200, free_bytes=36 * GIB)  # no room for the weights twice
     assert not decide(
         MODEL, wanted(Intent.MIN_LATENCY), Inventory((tight,)), SETTINGS, [sparse]
