@@ -41,7 +41,7 @@ def test_only_what_is_named_changes(fields: dict[str, Any], scaling: Scaling) ->
 
 @pytest.mark.parametrize("fields", [{"min": 3}, {"min": 2, "max": 1}])
 def test_bounds_stay_in_order(fields: dict[str, Any]) -> None:
-    with pytest.raises(errors.InvalidRequest, match="expected replicas.min <= replicas.max") as refusal:
+    with pytest.raises(errors.InvalidRequest, match=r"expected replicas\.min <= replicas\.max") as refusal:
         change_replicas(BASE, change(**fields))
     assert refusal.value.param == "replicas"
 
