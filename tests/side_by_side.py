@@ -55,7 +55,6 @@ LONGEST = (
     "tests/workers/every_kind",
     "tests/cluster/own_nodes/test_group_nodes.py",
     "tests/benchmarks/test_rehearsals.py::test_every_rehearsal_runs[hardening]",
-    "tests/benchmarks/test_serving_simulated.py",
     "tests/workers/group/test_group_engine.py",
     "tests/workers/test_families.py",
     "tests/benchmarks/test_rehearsals.py::test_every_rehearsal_runs[compression.quality]",

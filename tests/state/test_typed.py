@@ -245,7 +245,7 @@ def test_an_undecodable_record_is_left_out_and_named(
     store.commit([Write("model", "odd", text, 0)])
     with caplog.at_level(logging.ERROR):
         states = [repository.read() for _ in range(3)]
-        with pytest.raises(Unavailable, match="stored model 'odd' cannot be read"):
+        with pytest.raises(Unavailable, match="cannot read the stored model 'odd'"):
             repository.get(Model, "odd")
     for state in states:
         assert state.undecodable == ("model/odd",)
