@@ -6,7 +6,7 @@ TORCH ?= torch==2.13.0
 PACKAGES := controlplane workers placement profiler
 CODE := $(PACKAGES) testkit tests benchmarks scripts
 # Which tests run in one process, and which processes start engines: tests/side_by_side.py.
-SIDE_BY_SIDE := -n 4 --dist loadscope --no-loadscope-reorder
+SIDE_BY_SIDE := -n 3 --dist loadscope --no-loadscope-reorder
 
 # Tests start hundreds of processes: our code is compiled once for all of them.
 test test-long unit: export PYTHONDONTWRITEBYTECODE =
