@@ -15,6 +15,7 @@ LOOPBACK = "127.0.0.1"
 MAX_SEQUENCES = 1024  # of one request, whatever gateways allow
 V2_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
+TEMPLATE_LIMIT = "VLLM_CHAT_TEMPLATE_RENDER_TIMEOUT"
 REGEX_LIMIT = "VLLM_REGEX_COMPILATION_TIMEOUT_S"
 BINDING, UNBOUND = "VLLM_CPU_OMP_THREADS_BIND", "nobind"
 
@@ -34,6 +35,7 @@ def environment(
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_XGRAMMAR_CACHE_MB": "64",  # instead of 512: requests fill it
         REGEX_LIMIT: "0",  # a wall-clock limit; `workers.group.grammar_process` has limited the CPU time
+        TEMPLATE_LIMIT: "600",  # of the clock; `workers.engine.template_process` has limits of its own
         "VLLM_MAX_N_SEQUENCES": str(MAX_SEQUENCES),
         "VLLM_HOST_IP": host_ip,
         "HF_HUB_OFFLINE": "1",
