@@ -18,10 +18,9 @@ from controlplane import errors
 from controlplane.api.access import OPEN_PATHS, require_role
 from controlplane.api.error_handlers import respond
 from controlplane.traffic.body_bounds import check_parts
+from controlplane.traffic.request_fields import FIELDS
 from controlplane.traffic.tenants import INSTALLATION, ONE_TENANT, Caller, Tenant, Tenants, shown
 
-# `inference/fast_path.py` reads the bodies of these calls at once, and bounds them itself at less cost.
-TIMED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
 _CALLER = "ostinato.caller"
 _BEARER = b"bearer"
 
@@ -100,7 +99,8 @@ class Guard:
         bounded = b"content-length" in headers and b"transfer-encoding" not in headers
         if not bounded:
             receive = self._counted(receive)
-        if scope["path"] not in TIMED_PATHS:
+        # `inference/fast_path.py` reads bodies of inference calls at once and bounds them at less cost.
+        if scope["path"] not in FIELDS:
             receive = _readable(_within(receive, self._body_timeout_s), self._max_parts)
         await self._app(scope, receive, send)
 

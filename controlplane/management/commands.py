@@ -183,7 +183,8 @@ def _with_rank(base: Model, present: Deployment, variant: Model, ctx: Context) -
         return present
     if ctx.tenant not in ("", base.tenant):
         advice = (
-            f"an admin's key deploys it, or starts such engines with `ostinato tune {base.name} --place-anew`"
+            "an admin's key deploys it, or an admin starts engines that take it with "
+            f"`ostinato tune {base.name} --place-anew`"
         )
         raise errors.InvalidRequest(
             lora_ranks.mismatch(variant, base.name, lora_ranks.largest_rank(variant, present), advice),

@@ -6,7 +6,7 @@ something that the request needs:
 - the group that has the beginning of the request's prompt cached
 - groups that have its variant in a slot, or on its way there, or among their rows: no load, no other slot
 - groups that have the variant in the host's memory, because reading it from elsewhere may take seconds
-- of each shelf (`controlplane.routing.orders`) the first groups of every order
+- the first groups of every order of each shelf (`controlplane.routing.orders`)
 
 If more than NEAR groups have the variant, or more than HOST have it in memory, the first ones in order are
 taken. Among equals the request's key chooses, so that requests and gateways do not all consider the same idle
