@@ -19,7 +19,7 @@ from controlplane.management import commands
 from controlplane.state import transactions
 from controlplane.state.records import Operation
 from controlplane.state.repository import Repository
-from controlplane.state.worker_groups import host_of
+from controlplane.state.worker_groups import base_of
 from controlplane.traffic.request_terms import NO_TERMS, RequestTerms
 from placement.types import Device, Inventory
 from profiler.request_path import Burst
@@ -182,7 +182,7 @@ class ScriptedWorker(Worker):
 class InMemoryCluster:
     """Implements `ClusterControl` for the controller and `ClusterAccess` for the API.
 
-    An engine starts when it is observed, unless its launch is held; hosts in `broken` fail to start.
+    An engine starts when it is observed, unless its launch is held; bases in `broken` fail to start.
     """
 
     def __init__(self, inventory: Inventory = Inventory((CPU,))) -> None:  # noqa: B008
@@ -214,58 +214,58 @@ class InMemoryCluster:
 
     async def observe(self) -> dict[str, EngineView]:
         self.looks += 1
-        for host, engine in list(self.engines.items()):
-            if engine.view.status is EngineStatus.STARTING and host not in self.held:
-                await self._start(host, engine)
+        for group_id, engine in list(self.engines.items()):
+            if engine.view.status is EngineStatus.STARTING and group_id not in self.held:
+                await self._start(group_id, engine)
         return {
-            host: replace(engine.view, installation=engine.config.installation)
-            for host, engine in self.engines.items()
+            group_id: replace(engine.view, installation=engine.config.installation)
+            for group_id, engine in self.engines.items()
         }
 
     def installations(self) -> set[str]:
         return {engine.config.installation for engine in list(self.engines.values())}
 
-    async def _start(self, host: str, engine: Engine) -> None:
-        if host_of(host) in self.broken:
+    async def _start(self, group_id: str, engine: Engine) -> None:
+        if base_of(group_id) in self.broken:
             trace = "Traceback:\n  ...\nRuntimeError: out of memory\n"
             engine.view = EngineView(EngineStatus.FAILED, trace)
             return
         await engine.worker.start()
-        self.scripted(host).refused = self.refused
-        self.scripted(host).faults = self.faults
+        self.scripted(group_id).refused = self.refused
+        self.scripted(group_id).faults = self.faults
         engine.view = replace(engine.view, status=EngineStatus.RUNNING, replicas=1)
 
-    def scripted(self, host: str) -> ScriptedEngine:
-        found = self._engine(host).worker.engine
+    def scripted(self, name: str) -> ScriptedEngine:
+        found = self._engine(name).worker.engine
         assert isinstance(found, ScriptedEngine)
         return found
 
-    def _engine(self, host: str) -> Engine:
+    def _engine(self, wanted: str) -> Engine:
         """The engine of a worker group by its name, or of any group of a base."""
-        ours = [name for name in sorted(self.engines) if host_of(name) == host]
-        if host not in self.engines and ours:
+        ours = [name for name in sorted(self.engines) if base_of(name) == wanted]
+        if wanted not in self.engines and ours:
             return self.engines[ours[0]]
-        if host not in self.engines:
-            raise errors.Unavailable(f"the engine of '{host}' is not there", retry_after_s=5)
-        return self.engines[host]
+        if wanted not in self.engines:
+            raise errors.Unavailable(f"the engine of '{wanted}' is not there", retry_after_s=5)
+        return self.engines[wanted]
 
-    async def load_variant(self, host: str, variant: VariantRef) -> None:
-        self.loads.append((host, variant.name))
-        engine = self._engine(host)
+    async def load_variant(self, group: str, variant: VariantRef) -> None:
+        self.loads.append((group, variant.name))
+        engine = self._engine(group)
         try:
             await engine.worker.load_variant(variant)
         except ValueError as e:
             raise refused(e) from e
         engine.loaded[variant.name] = variant
 
-    async def unload_variant(self, host: str, variant: VariantRef) -> None:
-        if host in self.engines:
-            await self.engines[host].worker.unload_variant(variant)
-            self.engines[host].loaded.pop(variant.name, None)
+    async def unload_variant(self, group: str, variant: VariantRef) -> None:
+        if group in self.engines:
+            await self.engines[group].worker.unload_variant(variant)
+            self.engines[group].loaded.pop(variant.name, None)
 
-    async def probe_path(self, host: str, group_ids: Sequence[str], max_tokens: int) -> list[Burst]:
+    async def probe_path(self, base: str, group_ids: Sequence[str], max_tokens: int) -> list[Burst]:
         """As if the request path took 5 ms, and each that came with it half of one more."""
-        self._engine(host)
+        self._engine(base)
         return [
             Burst(16 * length, tuple(5e-3 + 1e-6 * 16 * length + 1e-3 * k for k in range(batch)))
             for batch, length in ((1, 1), (1, 4), (8, 1))
@@ -305,23 +305,23 @@ class InMemoryCluster:
             raise errors.SourceUnreadable(f"'{name}' is not installed")
         return self.bundled
 
-    async def call(self, host: str, request: EngineCall, terms: RequestTerms = NO_TERMS) -> EngineReply:
+    async def call(self, base: str, request: EngineCall, terms: RequestTerms = NO_TERMS) -> EngineReply:
         self.heard = terms
         if self.refusal is not None:
             raise self.refusal
         try:
-            return await self._engine(host).worker.call(request)
+            return await self._engine(base).worker.call(request)
         except errors.OstinatoError:
             raise
         except Exception as e:
-            raise errors.EngineFailed(f"the engine of '{host}' failed: {e}") from e
+            raise errors.EngineFailed(f"the engine of '{base}' failed: {e}") from e
 
     async def stream(
-        self, host: str, request: EngineCall, terms: RequestTerms = NO_TERMS
+        self, base: str, request: EngineCall, terms: RequestTerms = NO_TERMS
     ) -> AsyncGenerator[EngineHead | bytes, None]:
         self.heard = terms
         try:
-            async with contextlib.aclosing(self._engine(host).worker.stream(request)) as items:
+            async with contextlib.aclosing(self._engine(base).worker.stream(request)) as items:
                 async for item in items:
                     if self.refusal is not None and isinstance(item, bytes):
                         raise self.refusal  # as one that comes too late to be told by a status
@@ -329,31 +329,31 @@ class InMemoryCluster:
         except errors.OstinatoError:
             raise
         except Exception as e:
-            raise errors.EngineFailed(f"the engine of '{host}' failed: {e}") from e
+            raise errors.EngineFailed(f"the engine of '{base}' failed: {e}") from e
 
-    async def reports(self, host: str) -> list[WorkerReport]:
-        return [await self._engine(host).worker.report()]
+    async def reports(self, base: str) -> list[WorkerReport]:
+        return [await self._engine(base).worker.report()]
 
-    async def residency(self, host: str) -> list[EngineResidency]:
-        return [await self._reached(host).worker.residency()]
+    async def residency(self, base: str) -> list[EngineResidency]:
+        return [await self._reached(base).worker.residency()]
 
-    def _reached(self, host: str) -> Engine:
+    def _reached(self, base: str) -> Engine:
         """Serve does not reach one that starts."""
-        engine = self._engine(host)
+        engine = self._engine(base)
         if engine.view.status is EngineStatus.STARTING:
-            raise errors.Unavailable(f"no engine of '{host}' is there; try again", retry_after_s=5)
+            raise errors.Unavailable(f"no engine of '{base}' is there; try again", retry_after_s=5)
         return engine
 
-    async def limit_variants(self, host: str, limit: int) -> None:
-        await self._reached(host).worker.limit_variants(limit)
+    async def limit_variants(self, base: str, limit: int) -> None:
+        await self._reached(base).worker.limit_variants(limit)
 
-    async def prefetch(self, host: str, variant: VariantRef) -> None:
+    async def prefetch(self, base: str, variant: VariantRef) -> None:
         try:
-            await self._reached(host).worker.prefetch(variant)
+            await self._reached(base).worker.prefetch(variant)
         except ValueError as e:
             raise refused(e) from e
 
-    async def logs(self, host: str, lines: int) -> str:
+    async def logs(self, base: str, lines: int) -> str:
         return "a line\n" * min(lines, 3)
 
     async def metrics_targets(self) -> list[tuple[str, str]]:

@@ -16,7 +16,7 @@ from benchmarks.simulator_reality.seeing import Seen
 from benchmarks.simulator_reality.types import Asked, Facts, Play, Timed, VariantFacts
 from controlplane.management.schemas.estimates import EstimateRequest
 from controlplane.profiling.usual_engine import BATCHED_TOKENS
-from controlplane.traffic.host_router import RoutingRules
+from controlplane.traffic.base_router import RoutingRules
 
 
 async def measured(running: Running, work: Workload, repeats: int) -> Measured:

@@ -28,14 +28,14 @@ from placement.types import Inventory, Placement
 
 @dataclass(frozen=True)
 class Preview:
-    """The result of a preview. `running`: `host` is deployed already, or being deployed.
+    """The result of a preview. `running`: `base` is deployed already, or being deployed.
 
     `placement`: of the first group, None until it is decided. `waits`: the measurement, or the new engines,
-    that the deployment would wait for. `at_once`: how many of the host's variants run at once.
+    that the deployment would wait for. `at_once`: how many of the base's variants run at once.
     """
 
     model: str
-    host: str
+    base: str
     running: bool
     placement: Placement | None
     waits: str = ""
@@ -49,23 +49,23 @@ def preview(
     requested.require_ceilings(request.engine, settings)
     made = [c.record for c in deploy_model(state, request, ctx).changes if isinstance(c, Put)]
     wanted = {record.model: record for record in made if isinstance(record, Deployment)}
-    host = wanted[request.model].host
+    base = wanted[request.model].base
     counted = partial(
-        at_once_in, base=find_model(state, host), variants=state.variants_of(host), settings=settings
+        at_once_in, base=find_model(state, base), variants=state.variants_of(base), settings=settings
     )
-    if host in state.deployments:
-        running = state.deployments[host].record.placement
+    if base in state.deployments:
+        running = state.deployments[base].record.placement
         begun = new_engines(state, inventory, settings, request.model, made)
         waits = f"waits for a new engine that {begun}" if begun else ""
-        return Preview(request.model, host, True, running, waits, counted(running))
+        return Preview(request.model, base, True, running, waits, counted(running))
     rested = reservations.without_starts(inventory, state, ctx.now_s)
-    seen = reclaimable_memory.free_memory(rested, state.ledgers, settings.headroom, exclude=host)
+    seen = reclaimable_memory.free_memory(rested, state.ledgers, settings.headroom, exclude=base)
     present = [d.record for d in state.deployments.values()]
-    places = _places(state, wanted[host], present, seen, settings)
+    places = _places(state, wanted[base], present, seen, settings)
     victims = sorted({key for place in places for key in place.victims})
     waits = queue.waiting_reason(state, victims) if victims else ""
     first = places[0].placement
-    return Preview(request.model, host, False, first, waits, counted(first))
+    return Preview(request.model, base, False, first, waits, counted(first))
 
 
 def new_engines(
@@ -111,7 +111,7 @@ def require_room_anew(state: State, inventory: Inventory, settings: Settings, re
     except errors.NoFeasiblePlan as e:
         reason = e.message.partition("; ")[0]
         possible = [f"; or {relaxation['text']}" for relaxation in e.details.get("relaxations", ())]
-        variants = sorted(d.model for d in others if d.host == name)
+        variants = sorted(d.model for d in others if d.base == name)
         every = ", ".join(f"'{model}'" for model in (*variants, name))
         raise errors.NoFeasiblePlan(
             f"there is no room for new engines of '{name}' while the present engines serve ({reason}); "
@@ -134,7 +134,7 @@ def _places(
         try:
             place = reclaimable_memory.place(decide, seen)
         except errors.NoFeasiblePlan as e:
-            raise _named(e, group_id_of(deployment.host, group.number), len(places)) from e
+            raise _named(e, group_id_of(deployment.base, group.number), len(places)) from e
         seen = seen.less(place.placement)
         places.append(place)
         deployment = deployments.with_group(deployment, replace(group, placement=place.placement))

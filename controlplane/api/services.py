@@ -40,28 +40,28 @@ from workers.messages import (
 
 
 class ClusterAccess(Protocol):
-    """The cluster for the routes: its engines, by the base model that hosts them, and its nodes.
+    """The cluster for the routes: its engines, by their base model, and its nodes.
 
     `controlplane.runtime.ray_cluster.RayCluster` implements it.
     """
 
-    async def call(self, host: str, request: EngineCall, terms: RequestTerms) -> EngineReply: ...
+    async def call(self, base: str, request: EngineCall, terms: RequestTerms) -> EngineReply: ...
 
     def stream(
-        self, host: str, request: EngineCall, terms: RequestTerms
+        self, base: str, request: EngineCall, terms: RequestTerms
     ) -> AsyncGenerator[EngineHead | bytes, None]: ...
 
     async def observe(self) -> dict[str, EngineView]: ...
 
-    async def residency(self, host: str) -> list[EngineResidency]:
-        """The location of the variants in each of the host's replicas."""
+    async def residency(self, base: str) -> list[EngineResidency]:
+        """The location of the variants in each of the base's replicas."""
         ...
 
-    async def limit_variants(self, host: str, limit: int) -> None: ...
+    async def limit_variants(self, base: str, limit: int) -> None: ...
 
-    async def prefetch(self, host: str, variant: VariantRef) -> None: ...
+    async def prefetch(self, base: str, variant: VariantRef) -> None: ...
 
-    async def logs(self, host: str, lines: int) -> str: ...
+    async def logs(self, base: str, lines: int) -> str: ...
 
     async def metrics_targets(self) -> list[tuple[str, str]]:
         """(address, component) of every process that serves metrics."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from controlplane.state.records import Deployment, Model, ModelProfile, NodeLedger, Phase, Reservation
 from controlplane.state.repository import Change, Delete, Put, State, Versioned
-from controlplane.state.worker_groups import GroupPhase, host_of
+from controlplane.state.worker_groups import GroupPhase, base_of
 from placement.solver.cluster import LOAD_WINDOW
 from placement.types import Device, DeviceKey, Inventory, Placement, key_of
 
@@ -138,7 +138,7 @@ def _uid_of(state: State, holder: str) -> int | None:
         return profile.record.rounds if profile and profile.record.phase is Phase.PROFILING else None
     if holder.startswith(COMPRESSING):
         return _uid_compressing(state, holder.removeprefix(COMPRESSING))
-    deployment = state.deployments.get(host_of(holder))
+    deployment = state.deployments.get(base_of(holder))
     return deployment.record.uid if deployment and holder in deployment.record.group_ids() else None
 
 
@@ -148,7 +148,7 @@ def _is_unreadable(state: State, holder: str) -> bool:
         return state.unreadable(ModelProfile, holder.removeprefix(MEASURING))
     if holder.startswith(COMPRESSING):
         return state.unreadable(Model, holder.removeprefix(COMPRESSING))
-    return state.unreadable(Deployment, host_of(holder))
+    return state.unreadable(Deployment, base_of(holder))
 
 
 def _uid_compressing(state: State, name: str) -> int | None:

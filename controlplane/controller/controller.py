@@ -80,7 +80,7 @@ from controlplane.state.queries import require_host_bytes
 from controlplane.state.records import Model, Operation, OperationKind, Phase
 from controlplane.state.repository import Change, Repository, State
 from controlplane.state.transactions import Superseded, edit, persist
-from controlplane.state.worker_groups import host_of
+from controlplane.state.worker_groups import base_of
 
 log = logging.getLogger(__name__)
 log.addFilter(Rarely())
@@ -224,8 +224,8 @@ class Controller:
         """Wait for all actions that run now."""
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
-    async def _fail_all(self, host: str, error: errors.OstinatoError) -> None:
-        await self._deployments.fail_all(host, error)
+    async def _fail_all(self, base: str, error: errors.OstinatoError) -> None:
+        await self._deployments.fail_all(base, error)
 
     def _view(self, group_id: str) -> EngineView | None:
         return self._engines.get(group_id)
@@ -260,7 +260,7 @@ class Controller:
         if (kind := OPERATION_OF.get(type(action))) is not None:
             message = f"{retrying.cause(error)}; the controller tries again after {pause_s:.0f} s"
             with suppress(Exception):  # the store may be what failed
-                await asyncio.to_thread(persist, lambda: self._tell(kind, host_of(action.target), message))
+                await asyncio.to_thread(persist, lambda: self._tell(kind, base_of(action.target), message))
         await asyncio.sleep(pause_s)
 
     def _forget_failures(self, keys: Collection[str]) -> None:
@@ -330,7 +330,7 @@ class Controller:
             raise
 
     async def _launch(self, group_id: str) -> None:
-        await self._renew(host_of(group_id))
+        await self._renew(base_of(group_id))
         await self._groups.launch(group_id)
 
     async def _renew(self, name: str) -> None:

@@ -29,9 +29,9 @@ class DemandBook:
         did not report, so only the bounds apply. A variant that waits to be served for the first time adds
         one."""
         self._now_s, self._silent = now_s, counts is None
-        scaled = {d.model: d for d in deployments if d.model == d.host and _scales(d)}
+        scaled = {d.model: d for d in deployments if d.model == d.base and _scales(d)}
         if counts is not None:
-            waited_for = {d.host for d in deployments if d.model != d.host and _waits(d)}
+            waited_for = {d.base for d in deployments if d.model != d.base and _waits(d)}
             self._seen = {
                 name: self._noted(deployment, counts.get(name, 0) + (name in waited_for))
                 for name, deployment in scaled.items()

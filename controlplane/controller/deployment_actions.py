@@ -44,7 +44,7 @@ class _DeployedVariant(NamedTuple):
     """The deployment (None: gone) and name of a variant's base, and the variant as its engines know it."""
 
     base: Deployment | None
-    host: str
+    base_name: str
     variant: VariantRef
 
 
@@ -63,7 +63,7 @@ class DeploymentActions:
         if name not in state.deployments:
             raise Superseded(name)
         deployment = state.deployments[name].record
-        if deployment.host != name:
+        if deployment.base != name:
             await self._fail_one(name, errors.EngineFailed(f"the base of '{name}' could not be deployed"))
             return
         if deployment.established:
@@ -77,19 +77,19 @@ class DeploymentActions:
         for group_id in deployment.group_ids():
             await self._stop(group_id)
 
-    async def fail_all(self, host: str, error: errors.OstinatoError) -> None:
+    async def fail_all(self, base_name: str, error: errors.OstinatoError) -> None:
         """End the deployments of a base and of all its variants with the same error, at once; do nothing if
         the base serves. A base that has ever served stays, and its variants show why they are unavailable."""
 
         def change(state: State) -> Sequence[Change]:
-            base = state.deployments.get(host)
+            base = state.deployments.get(base_name)
             if base is not None and (base.record.serving_ids() or base.record.phase is Phase.DELETING):
-                raise Superseded(host)
+                raise Superseded(base_name)
             changes = _failed(state, base, error) if base else []
-            return [*changes, *_failed_variants(state, host, error)]
+            return [*changes, *_failed_variants(state, base_name, error)]
 
         with suppress(Superseded):
-            await self._conclude(OperationKind.DEPLOY, host, End.failed(error), change)
+            await self._conclude(OperationKind.DEPLOY, base_name, End.failed(error), change)
 
     async def _fail_one(self, name: str, error: errors.OstinatoError) -> None:
         """End a variant's deployment, unless it is being undeployed. A variant that has ever served stays,
@@ -104,12 +104,12 @@ class DeploymentActions:
         with suppress(Superseded):
             await self._conclude(OperationKind.DEPLOY, name, End.failed(error), change)
 
-    async def undeploy(self, host: str) -> None:
-        await self._note(OperationKind.UNDEPLOY, host, Phase.DELETING, "stopping the engine", 0.3)
-        deployment = (await self._repository.read_async()).deployments.get(host)
+    async def undeploy(self, base_name: str) -> None:
+        await self._note(OperationKind.UNDEPLOY, base_name, Phase.DELETING, "stopping the engine", 0.3)
+        deployment = (await self._repository.read_async()).deployments.get(base_name)
         if deployment is not None:
             await self._stop_groups(deployment.record)
-        await self._forget_deployment(host)
+        await self._forget_deployment(base_name)
 
     async def _forget_deployment(self, name: str) -> None:
         """Delete a deployment that was to be deleted; end its open operations."""
@@ -130,9 +130,11 @@ class DeploymentActions:
         state = await self._repository.read_async()
         if name not in state.deployments or name not in state.models:
             raise Superseded(name)
-        host = state.deployments[name].record.host
-        base = state.deployments.get(host)
-        return _DeployedVariant(base.record if base else None, host, variant_ref(state.models[name].record))
+        base_name = state.deployments[name].record.base
+        base = state.deployments.get(base_name)
+        return _DeployedVariant(
+            base.record if base else None, base_name, variant_ref(state.models[name].record)
+        )
 
     async def load_variant(self, name: str) -> None:
         """Load a variant into the engines of its base.
@@ -141,14 +143,16 @@ class DeploymentActions:
         that is about to be replaced, the successor is asked. If no engine can be reached, the attempt is
         repeated as `retrying` says.
         """
-        base, host, variant = await self._variant(name)
-        await self._note(OperationKind.DEPLOY, name, Phase.DEPLOYING, await self._loading(name, host), 0.7)
+        base, base_name, variant = await self._variant(name)
+        await self._note(
+            OperationKind.DEPLOY, name, Phase.DEPLOYING, await self._loading(name, base_name), 0.7
+        )
         narrow = await self._narrow(name, base)
         group_ids = [group_id for group_id in base.serving_ids() if group_id not in narrow] if base else []
         calls = (self._cluster.load_variant(group_id, variant) for group_id in group_ids)
         answers = await asyncio.gather(*calls, return_exceptions=True)
         failed = narrow | {
-            group_id: _as_error(answer, host)
+            group_id: _as_error(answer, base_name)
             for group_id, answer in zip(group_ids, answers, strict=True)
             if isinstance(answer, BaseException)
         }
@@ -162,10 +166,10 @@ class DeploymentActions:
         failures = list(failed.values())
         # An engine that cannot be reached now loads it with its next request.
         if len(failures) == len(answers):
-            none = errors.Unavailable(f"no engine of '{host}' serves at the moment")
-            await self._not_loaded(name, host, variant, failures[0] if failures else none)
+            none = errors.Unavailable(f"no engine of '{base_name}' serves at the moment")
+            await self._not_loaded(name, base_name, variant, failures[0] if failures else none)
             return
-        message = f"served by the engine of '{host}', in one batch with the base"
+        message = f"served by the engine of '{base_name}', in one batch with the base"
         await self._conclude(
             OperationKind.DEPLOY,
             name,
@@ -195,8 +199,8 @@ class DeploymentActions:
         told = ""
         while True:
             state = await self._repository.read_async()
-            host = find_loading(state, name, variant.uid).record.host
-            successors = _successors(state, host, refused)
+            base_name = find_loading(state, name, variant.uid).record.base
+            successors = _successors(state, base_name, refused)
             if "" in successors:
                 return False
             if not successors:
@@ -207,11 +211,11 @@ class DeploymentActions:
                 told = message
             await asyncio.sleep(LOOK_S)
 
-    async def _loading(self, name: str, host: str) -> str:
+    async def _loading(self, name: str, base_name: str) -> str:
         """The message about the current attempt, and the failure before it."""
         deployment = (await self._repository.read_async()).deployments.get(name)
         message, loading = (
-            f"loading the variant into the engine of '{host}'",
+            f"loading the variant into the engine of '{base_name}'",
             deployment and deployment.record.loading,
         )
         if not loading or not loading.failures:
@@ -220,14 +224,14 @@ class DeploymentActions:
         return f"{message}, {attempt}; the last attempt failed: {loading.reason}"
 
     async def _not_loaded(
-        self, name: str, host: str, variant: VariantRef, error: errors.OstinatoError
+        self, name: str, base_name: str, variant: VariantRef, error: errors.OstinatoError
     ) -> None:
         """Record the time of the next attempt, with the reason in the operation; or end the deployment."""
         now_s, state = time.time(), await self._repository.read_async()
         loading = find_loading(state, name, variant.uid).record.loading
         attempts = retrying.failed(loading, retrying.cause(error), now_s, retrying.LOADING, name)
         if attempts is None:
-            advice = f"`ostinato logs {host}` shows why, then deploy '{name}' again"
+            advice = f"`ostinato logs {base_name}` shows why, then deploy '{name}' again"
             await self._fail_one(name, retrying.given_up(loading, error, now_s, advice))
             return
         message = retrying.describe(attempts, retrying.LOADING, name)
@@ -253,9 +257,9 @@ class DeploymentActions:
                 await asyncio.gather(*calls, return_exceptions=True)
 
     async def unload_variant(self, name: str) -> None:
-        base, host, variant = await self._variant(name)
+        base, base_name, variant = await self._variant(name)
         await self._note(
-            OperationKind.UNDEPLOY, name, Phase.DELETING, f"unloading the variant from '{host}'", 0.5
+            OperationKind.UNDEPLOY, name, Phase.DELETING, f"unloading the variant from '{base_name}'", 0.5
         )
         for group_id in base.group_ids() if base else ():
             await self._cluster.unload_variant(group_id, variant)
@@ -264,7 +268,7 @@ class DeploymentActions:
     async def stop_cancelled(self, name: str) -> None:
         """Stop the engine of a base whose deployment is cancelled, and fail the variants that wait for it."""
         state = await self._repository.read_async()
-        if name not in state.deployments or state.deployments[name].record.host != name:
+        if name not in state.deployments or state.deployments[name].record.base != name:
             return
         await self._stop_groups(state.deployments[name].record)
         error = errors.EngineFailed(f"the deployment of its base '{name}' was cancelled")
@@ -272,49 +276,50 @@ class DeploymentActions:
             await self._fail_one(variant.record.model, error)
 
 
-def _as_error(failure: BaseException, host: str) -> errors.OstinatoError:
+def _as_error(failure: BaseException, base_name: str) -> errors.OstinatoError:
     if isinstance(failure, errors.OstinatoError):
         return failure
-    return errors.EngineFailed(f"the engine of '{host}' failed: {type(failure).__name__}: {failure}")
+    return errors.EngineFailed(f"the engine of '{base_name}' failed: {type(failure).__name__}: {failure}")
 
 
 def _failed(state: State, deployment: Versioned[Deployment], error: errors.OstinatoError) -> list[Change]:
     """The changes for a deployment that cannot continue; none while it is being undeployed."""
     record = deployment.record
-    if record.phase is Phase.DELETING or (record.established and record.host == record.model):
+    if record.phase is Phase.DELETING or (record.established and record.base == record.model):
         return []
     if record.established:
         return mark_unavailable(deployment, error.message)
     return delete_deployment(state, deployment)
 
 
-def _failed_variants(state: State, host: str, error: errors.OstinatoError) -> list[Change]:
+def _failed_variants(state: State, base_name: str, error: errors.OstinatoError) -> list[Change]:
     """As `_failed`, for a base's variants, with the ends of their operations."""
     changes: list[Change] = []
-    for variant in _variants(state, host):
+    for variant in _variants(state, base_name):
         changes += _failed(state, variant, error)
         changes += end_open_operations(state, OperationKind.DEPLOY, variant.record.model, End.failed(error))
     return changes
 
 
-def _successors(state: State, host: str, group_ids: Collection[str]) -> list[str]:
+def _successors(state: State, base_name: str, group_ids: Collection[str]) -> list[str]:
     """The successor of each of these groups that still serves; empty for a group that stays."""
-    deployment = state.deployments.get(host)
+    deployment = state.deployments.get(base_name)
     if deployment is None:
         return []
     groups = deployment.record.groups
-    spares = {group_id_of(host, g.replaces or 0): g.number for g in groups if is_spare(g, groups)}
+    spares = {group_id_of(base_name, g.replaces or 0): g.number for g in groups if is_spare(g, groups)}
     return [
-        group_id_of(host, spares[group_id]) if group_id in spares else ""
+        group_id_of(base_name, spares[group_id]) if group_id in spares else ""
         for group_id in deployment.record.serving_ids()
         if group_id in group_ids
     ]
 
 
-def _variants(state: State, host: str) -> list[Versioned[Deployment]]:
+def _variants(state: State, base_name: str) -> list[Versioned[Deployment]]:
     """The deployments of a base's variants, except those that are being undeployed."""
     return [
         variant
         for variant in state.deployments.values()
-        if variant.record.host == host != variant.record.model and variant.record.phase is not Phase.DELETING
+        if variant.record.base == base_name != variant.record.model
+        and variant.record.phase is not Phase.DELETING
     ]

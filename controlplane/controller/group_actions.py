@@ -33,7 +33,7 @@ from controlplane.state.operations import End
 from controlplane.state.records import Deployment, OperationKind, Phase
 from controlplane.state.repository import Change, Repository, State
 from controlplane.state.transactions import Superseded, persist
-from controlplane.state.worker_groups import MeasuredRank, WorkerGroup, host_of, is_spare, number_of
+from controlplane.state.worker_groups import MeasuredRank, WorkerGroup, base_of, is_spare, number_of
 from workers.messages import WorkerReport
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class GroupActions:
     async def confirm(self, group_id: str) -> None:
         """The engine answers. The memory of its ranks is recorded, and its profile learns from it."""
         begun, before = find_group(await self._repository.read_async(), group_id)
-        ranks, host = await self._ranks(group_id), host_of(group_id)
+        ranks, base = await self._ranks(group_id), base_of(group_id)
         inventory = inventory_of(await self._cluster.nodes(wait=False))
 
         def change(state: State) -> Sequence[Change]:
@@ -72,12 +72,12 @@ class GroupActions:
             served, group = mark_serving(state, group_id, ranks, time.time())
             return [
                 served,
-                *clear_reasons(state, host),
-                *memory_feedback.memory_correction(state, host, group, inventory, self._settings),
+                *clear_reasons(state, base),
+                *memory_feedback.memory_correction(state, base, group, inventory, self._settings),
             ]
 
         message = "; ".join(filter(None, ("the engine answers", memory_feedback.describe(ranks))))
-        await self._hooks.conclude(OperationKind.DEPLOY, host, End(Phase.DEPLOYED, message), change)
+        await self._hooks.conclude(OperationKind.DEPLOY, base, End(Phase.DEPLOYED, message), change)
 
     async def _ranks(self, group_id: str) -> tuple[MeasuredRank, ...]:
         """The memory of the ranks, as their engine reports; empty without a report, which is not required."""
@@ -105,17 +105,17 @@ class GroupActions:
         await unplace(self._repository, group_id, change)
         await self.stop(group_id)
 
-    async def scale(self, host: str) -> None:
+    async def scale(self, base: str) -> None:
         """Add or remove groups according to the load."""
 
         def change(deployment: Deployment) -> Deployment:
             if deployment.phase is Phase.DELETING:
-                raise Superseded(host)
+                raise Superseded(base)
             count = self._hooks.wanted(deployment)
-            log.info("%s gets %d worker groups in place of %d", host, count, autoscaling.active(deployment))
+            log.info("%s gets %d worker groups in place of %d", base, count, autoscaling.active(deployment))
             return autoscaling.resized(deployment, count)
 
-        await asyncio.to_thread(transactions.edit, self._repository, Deployment, host, change)
+        await asyncio.to_thread(transactions.edit, self._repository, Deployment, base, change)
 
     async def retire(self, group_id: str) -> None:
         """The group serves: drain the group that it replaces."""
@@ -125,7 +125,7 @@ class GroupActions:
                 raise Superseded(group_id)
             return rebalancing.retired(deployment, number_of(group_id))
 
-        await asyncio.to_thread(transactions.edit, self._repository, Deployment, host_of(group_id), change)
+        await asyncio.to_thread(transactions.edit, self._repository, Deployment, base_of(group_id), change)
 
     # --- going ---------------------------------------------------------------------------------
 

@@ -81,7 +81,7 @@ class PathProber(Protocol):
 
     async def nodes(self, wait: bool = True) -> tuple[NodeState, ...]: ...
 
-    async def probe_path(self, host: str, group_ids: Sequence[str], max_tokens: int) -> list[Burst]:
+    async def probe_path(self, base: str, group_ids: Sequence[str], max_tokens: int) -> list[Burst]:
         """Send requests to a base as clients do; its groups' engines answer at once. Prompts have at most
         about `max_tokens`.
 

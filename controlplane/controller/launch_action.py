@@ -41,7 +41,7 @@ from controlplane.state.operations import open_operation
 from controlplane.state.records import Deployment, OperationKind, Phase
 from controlplane.state.repository import Change, Put, Repository, State
 from controlplane.state.transactions import Superseded, persist
-from controlplane.state.worker_groups import GroupPhase, WorkerGroup, group_id_of, host_of, is_spare
+from controlplane.state.worker_groups import GroupPhase, WorkerGroup, base_of, group_id_of, is_spare
 from placement.rebalancing import without
 from placement.types import Constraint, Inventory, Placement
 from workers.messages import EngineConfig
@@ -105,10 +105,10 @@ class LaunchAction:
             await self._refused(group_id, e)
             return
         if isinstance(decision, _Queued):
-            await self._notify_waiting(host_of(group_id), decision.reason, 0.1)
+            await self._notify_waiting(base_of(group_id), decision.reason, 0.1)
             return
         placement, uid = decision.placement, decision.uid
-        await self._notify_waiting(host_of(group_id), f"{placement.reason}; starting the engine", 0.3)
+        await self._notify_waiting(base_of(group_id), f"{placement.reason}; starting the engine", 0.3)
         await self._await_reclaim(decision.preempting)
         state = await self._repository.read_async()
         if not is_still(state, group_id, uid, placement) or _is_cancelled(state, group_id):
@@ -146,7 +146,7 @@ class LaunchAction:
         """Give up the place, to be placed again; fail a deployment that never served after MAX_LAUNCHES."""
         versioned, group = find_group(await self._repository.read_async(), group_id)
         if not versioned.record.established and group.failures + 1 >= MAX_LAUNCHES:
-            await self._fail(host_of(group_id), errors.EngineFailed(f"the engine of '{group_id}': {reason}"))
+            await self._fail(base_of(group_id), errors.EngineFailed(f"the engine of '{group_id}': {reason}"))
             return
 
         def change(deployment: Deployment, state: State, group: WorkerGroup) -> WorkerGroup | NoSuccessor:
@@ -180,11 +180,11 @@ class LaunchAction:
 
         Errors: NoFeasiblePlan; StaleWrite when something was placed or changed meanwhile: decide again.
         """
-        state, host = self._repository.read(), host_of(group_id)
+        state, base = self._repository.read(), base_of(group_id)
         deployment, group = find_group(state, group_id)
         _require_wanted(group_id, group)
-        if host not in state.models:
-            raise Superseded(host)
+        if base not in state.models:
+            raise Superseded(base)
         usable = placement_decision.suited(without(sample.inventory, group.avoid), group.device_kind)
         try:
             place = self._find_placement(state, group_id, replace(sample, inventory=usable))
@@ -224,12 +224,12 @@ class LaunchAction:
 
     def _decide_placement(self, state: State, group_id: str, free: Inventory) -> Placement:
         """Errors: NoFeasiblePlan."""
-        host, (versioned, group) = host_of(group_id), find_group(state, group_id)
+        base, (versioned, group) = base_of(group_id), find_group(state, group_id)
         others = placement_decision.exclude_group((d.record for d in state.deployments.values()), group_id)
         if group.replaces is not None:
-            others = placement_decision.exclude_group(others, group_id_of(host, group.replaces))
+            others = placement_decision.exclude_group(others, group_id_of(base, group.replaces))
         deployment = versioned.record if group.replaces is None else rebalancing.unrelaxed(versioned.record)
-        model, variants = state.models[host].record, state.variants_of(host)
+        model, variants = state.models[base].record, state.variants_of(base)
         known = measurements_of(state, self._settings, free.devices)
         return placement_decision.decide(model, deployment, free, self._settings, variants, known, others)
 
@@ -237,8 +237,8 @@ class LaunchAction:
         self, group_id: str, state: State, usable: Inventory, nodes: Sequence[NodeState], place: Place
     ) -> _Committed:
         """Commit the placement with its reservations, which replace those of its victims."""
-        host, placement, (versioned, group) = host_of(group_id), place.placement, find_group(state, group_id)
-        model, deployment, variants = state.models[host].record, versioned.record, state.variants_of(host)
+        base, placement, (versioned, group) = base_of(group_id), place.placement, find_group(state, group_id)
+        model, deployment, variants = state.models[base].record, versioned.record, state.variants_of(base)
         config = engine_config.engine_config(
             model, placement, self._settings, variants, deployment, group=group_id
         )
@@ -275,7 +275,7 @@ class LaunchAction:
         state, nodes = await self._repository.read_async(), await self._cluster.nodes(wait=False)
         versioned, _ = find_group(state, group_id)
         if not versioned.record.established:
-            await self._fail(host_of(group_id), error)
+            await self._fail(base_of(group_id), error)
             return
 
         def change(deployment: Deployment, state: State, group: WorkerGroup) -> WorkerGroup | NoSuccessor:
@@ -288,13 +288,13 @@ class LaunchAction:
         await unplace(self._repository, group_id, change)
         log.warning("%s finds no place: %s", group_id, error.message)
         if not set(versioned.record.serving_ids()) - {group_id}:
-            await self._fail(host_of(group_id), error)  # for the variants that wait for it
+            await self._fail(base_of(group_id), error)  # for the variants that wait for it
 
-    async def _notify_waiting(self, host: str, message: str, progress: float) -> None:
+    async def _notify_waiting(self, base: str, message: str, progress: float) -> None:
         """Note a message in the operations of a base and of the variants that wait for it."""
         for versioned in (await self._repository.read_async()).deployments.values():
             deployment = versioned.record
-            if deployment.host == host and deployment.phase in (Phase.PENDING, Phase.DEPLOYING):
+            if deployment.base == base and deployment.phase in (Phase.PENDING, Phase.DEPLOYING):
                 await self._note(OperationKind.DEPLOY, deployment.model, Phase.DEPLOYING, message, progress)
 
 
@@ -325,7 +325,7 @@ def _preempted(state: State, keys: Sequence[str], group_id: str, now_s: float) -
 
 
 def _is_cancelled(state: State, group_id: str) -> bool:
-    operation = open_operation(state, OperationKind.DEPLOY, host_of(group_id))
+    operation = open_operation(state, OperationKind.DEPLOY, base_of(group_id))
     return operation is not None and operation.cancel_requested
 
 

@@ -28,21 +28,21 @@ class PathAction:
         self._repository = repository
         self._cluster = cluster
 
-    async def measure(self, host: str) -> None:
-        """Measure through an engine of the base `host`, and record the result. A failure is recorded with its
+    async def measure(self, base: str) -> None:
+        """Measure through an engine of `base`, and record the result. A failure is recorded with its
         reason and the time of the next attempt."""
         devices = inventory_of(await self._cluster.nodes(wait=False)).devices
         key = request_paths.path_key(self._settings, devices)
         state = await self._repository.read_async()
-        if host not in state.deployments or not path_measuring.is_due(state, key, time.time()):
-            raise Superseded(host)
+        if base not in state.deployments or not path_measuring.is_due(state, key, time.time()):
+            raise Superseded(base)
         versioned = state.paths.get(key)
         known = versioned.record if versioned else None
-        deployment = state.deployments[host].record
+        deployment = state.deployments[base].record
         max_tokens = path_measuring.longest_prompt(deployment)
         try:
             async with asyncio.timeout(LIMIT_S):
-                path = fit(await self._cluster.probe_path(host, deployment.serving_ids(), max_tokens))
+                path = fit(await self._cluster.probe_path(base, deployment.serving_ids(), max_tokens))
             await self._require_same(deployment)
         except Exception as e:
             log.warning("the request path could not be measured: %r", e)

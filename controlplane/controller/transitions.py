@@ -20,7 +20,7 @@ from controlplane.state.worker_groups import (
     GroupPhase,
     MeasuredRank,
     WorkerGroup,
-    host_of,
+    base_of,
     kind_of,
     number_of,
 )
@@ -123,7 +123,7 @@ class GroupOfDeployment(NamedTuple):
 def find_group(state: State, group_id: str) -> GroupOfDeployment:
     """The group `group_id` and its deployment. Raises Superseded, also when the deployment is being
     undeployed."""
-    deployment = state.deployments.get(host_of(group_id))
+    deployment = state.deployments.get(base_of(group_id))
     group = deployment.record.group(number_of(group_id)) if deployment else None
     if deployment is None or group is None or deployment.record.phase is Phase.DELETING:
         raise Superseded(group_id)
@@ -160,9 +160,9 @@ def _without_figures(text: str) -> str:
     return re.sub(r"(?<![\w.])\d+\.\d+(?![\w.]*\d)", "", text)
 
 
-def clear_reasons(state: State, host: str) -> list[Change]:
+def clear_reasons(state: State, base: str) -> list[Change]:
     """Clear the reasons of a base's variants, because its engine answers again."""
-    variants = [d for d in state.deployments.values() if d.record.host == host != d.record.model]
+    variants = [d for d in state.deployments.values() if d.record.base == base != d.record.model]
     return [
         Put(replace(d.record, reason=""), d.version)
         for d in variants

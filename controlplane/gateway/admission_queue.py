@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from controlplane import errors
 from controlplane.state.terms import Priority
 from controlplane.traffic.admission import MIN_RETRY_S, Admission, Reason, Refused
-from controlplane.traffic.host_router import HostRouter
+from controlplane.traffic.base_router import BaseRouter
 from controlplane.traffic.member import RoutedRequest
 from controlplane.traffic.request import InferenceRequest
 from controlplane.traffic.waiting_line import Backlog, LineLimits, Waiting
@@ -45,8 +45,8 @@ class _Waiter:
 class AdmissionQueue:
     """`clock` gives seconds, and never goes back."""
 
-    def __init__(self, host: str, router: HostRouter, places: int, clock: Callable[[], float]) -> None:
-        self._host = host
+    def __init__(self, base: str, router: BaseRouter, places: int, clock: Callable[[], float]) -> None:
+        self._base = base
         self._router = router
         self._clock = clock
         self._line = Admission(LineLimits(places))
@@ -100,7 +100,7 @@ class AdmissionQueue:
         now_s = self._clock()
         if len(self._line):
             for waiting in self._line.drop_late(now_s):
-                self._fail(waiting, late(self._host, self._waiters[waiting.number].request))
+                self._fail(waiting, late(self._base, self._waiters[waiting.number].request))
         while self._router.has_room and (waiter := self._next(now_s)) is not None:
             if waiter.future.done():
                 continue  # the client left meanwhile
@@ -166,19 +166,19 @@ class AdmissionQueue:
         _refuse(self._waiters.pop(waiting.number), error)
 
     def _refusal(self, reason: Reason, after_s: float | None, tenant: str = "") -> errors.Overloaded:
-        name = tenant if reason is Reason.FULL_TENANT else self._host
+        name = tenant if reason is Reason.FULL_TENANT else self._base
         retry_s = min(MAX_RETRY_S, max(MIN_RETRY_S, after_s or 0.0))
         details = {"reason": str(reason)}
         return errors.Overloaded(_SAYS[reason].format(name), details=details, retry_after_s=retry_s)
 
 
-def late(host: str, request: InferenceRequest) -> errors.Late:
+def late(base: str, request: InferenceRequest) -> errors.Late:
     """The error of a request that is dropped because its target has passed."""
     terms = request.terms
     named = [("TTFT", terms.ttft_s), ("deadline", terms.deadline_s)]
     targets = " and ".join(f"{name} of {limit_s:g} s" for name, limit_s in named if limit_s is not None)
     return errors.Late(
-        f"the request to '{host}' missed its {targets} and was dropped; raise that target "
+        f"the request to '{base}' missed its {targets} and was dropped; raise that target "
         "(x-ostinato-ttft-ms, x-ostinato-deadline-ms), or set x-ostinato-late to finish",
         details={"reason": str(Reason.LATE)},
     )

@@ -30,9 +30,9 @@ class EngineAnswer:
     """
 
     def __init__(
-        self, host: str, request: InferenceRequest, connection: Connection, on_first: Callable[[], None]
+        self, base: str, request: InferenceRequest, connection: Connection, on_first: Callable[[], None]
     ) -> None:
-        self._host = host
+        self._base = base
         self._request = request
         self._connection = connection
         self._on_first = on_first
@@ -46,7 +46,7 @@ class EngineAnswer:
     async def read(self) -> bytes:
         """The whole answer. Raises BrokenOff, Late."""
         limit_s, reading = self._request.whole_by_s, self._connection.read()
-        body = await (reading if limit_s is None else in_time(self._host, self._request, limit_s, reading))
+        body = await (reading if limit_s is None else in_time(self._base, self._request, limit_s, reading))
         self._count(body[-_TAIL_BYTES:], 0)
         self._on_first()
         return body
@@ -54,7 +54,7 @@ class EngineAnswer:
     async def piece(self) -> bytes | None:
         """The next piece of a stream. Raises BrokenOff, Late."""
         limit_s = self._request.whole_by_s if self._events else self._request.first_by_s
-        piece = await in_time(self._host, self._request, limit_s, self._connection.piece())
+        piece = await in_time(self._base, self._request, limit_s, self._connection.piece())
         if piece is None:
             self._count(self._before_last + self._last, self._events - _OTHER_EVENTS)
             return None
@@ -71,7 +71,7 @@ class EngineAnswer:
             self.tokens = int(said[-1]) if said else seen if seen > 0 else None
 
 
-async def in_time(host: str, request: InferenceRequest, limit_s: float | None, work: Awaitable[T]) -> T:
+async def in_time(base: str, request: InferenceRequest, limit_s: float | None, work: Awaitable[T]) -> T:
     """The result of `work`, which is cancelled at `limit_s` (the loop's clock). Raises Late."""
     if limit_s is None:
         return await work
@@ -79,4 +79,4 @@ async def in_time(host: str, request: InferenceRequest, limit_s: float | None, w
         async with asyncio.timeout_at(limit_s):
             return await work
     except TimeoutError as e:
-        raise late(host, request) from e
+        raise late(base, request) from e

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from controlplane import errors
 from controlplane.traffic.worker_health import HealthRules
 
-# Time between two looks at the workers of a host.
+# Time between two looks at the workers of a base.
 LOOK_S = 0.5
 
 
@@ -28,10 +28,10 @@ class EngineLimits:
         return HealthRules(quiet=max(1, round(self.silent_s / LOOK_S)))
 
 
-def no_byte(host: str, is_first: bool, limit_s: float) -> errors.Cut:
+def no_byte(base: str, is_first: bool, limit_s: float) -> errors.Cut:
     what = "begun to answer" if is_first else "continued its answer"
-    return errors.Cut(f"the engine of '{host}' has not {what} within {limit_s:g} s; try again")
+    return errors.Cut(f"the engine of '{base}' has not {what} within {limit_s:g} s; try again")
 
 
-def no_sign(host: str, limit_s: float) -> errors.Cut:
-    return errors.Cut(f"the engine of '{host}' has not responded for {limit_s:g} s; try again")
+def no_sign(base: str, limit_s: float) -> errors.Cut:
+    return errors.Cut(f"the engine of '{base}' has not responded for {limit_s:g} s; try again")

@@ -28,12 +28,12 @@ class HealthWatch:
 
     def __init__(
         self,
-        host: str,
+        base: str,
         limits: EngineLimits,
         directory: WorkerDirectory,
         set_takes: Callable[[Mapping[KnownWorker, Takes]], None],
     ) -> None:
-        self._host = host
+        self._base = base
         self._limits = limits
         self._directory = directory
         self._set_takes = set_takes
@@ -60,7 +60,7 @@ class HealthWatch:
         for worker in self._directory.watched():
             worker.seen = worker_health.looked(worker.seen, rules)
             if (worker.seen.quiet or 0) * LOOK_S >= self._limits.silent_cut_s:
-                worker.give_up(no_sign(self._host, self._limits.silent_cut_s))
+                worker.give_up(no_sign(self._base, self._limits.silent_cut_s))
         self._judge()
 
     def close(self) -> None:
@@ -94,12 +94,12 @@ class HealthWatch:
         """Find out whether the engine fails, or only the requests that it got."""
         good, in_a_row = worker.good, worker.seen.errors
         try:
-            found = await probes.verdict(worker, self._host, self._limits.first_byte_s)
+            found = await probes.verdict(worker, self._base, self._limits.first_byte_s)
         finally:
             worker.is_probed = False
         log.warning(
             "%s of %s answered %d requests in a row with an engine error; a probe found the engine %s",
-            *(worker.name, self._host, in_a_row, found.name),
+            *(worker.name, self._base, in_a_row, found.name),
             extra=REPEATED,
         )
         if found is Verdict.GONE:
@@ -115,7 +115,7 @@ class HealthWatch:
         judged = zip(known, worker_health.takes(standings), strict=True)
         changed = {worker: takes for worker, takes in judged if takes is not worker.takes}
         for worker, takes in changed.items():
-            log.warning("%s of %s takes %s: %s", worker.name, self._host, takes.name, worker.seen)
+            log.warning("%s of %s takes %s: %s", worker.name, self._base, takes.name, worker.seen)
         if changed:
             self._set_takes(changed)
         if any(worker.takes is not Takes.NONE for worker in known):

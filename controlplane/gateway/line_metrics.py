@@ -13,7 +13,7 @@ from typing import NamedTuple
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from controlplane.gateway.engine_client import HostView
+from controlplane.gateway.engine_client import BaseTraffic
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class _Families(NamedTuple):
 class LineMetrics(Collector):
     """`views` is called from the thread of the server that serves metrics."""
 
-    def __init__(self, views: Callable[[], Mapping[str, HostView]]) -> None:
+    def __init__(self, views: Callable[[], Mapping[str, BaseTraffic]]) -> None:
         self._views = views
 
     def describe(self) -> Iterator[GaugeMetricFamily]:
@@ -45,7 +45,7 @@ class LineMetrics(Collector):
                 families.step_error.add_metric([base], view.step_error)
         return iter(families)
 
-    def _read(self) -> Mapping[str, HostView]:
+    def _read(self) -> Mapping[str, BaseTraffic]:
         """Read the views again if the event loop changed them meanwhile, which Python may report as an
         error."""
         for _ in range(_TRIES):

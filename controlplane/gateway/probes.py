@@ -27,9 +27,9 @@ class Verdict(Enum):
     BUSY = auto()  # no answer in time, or the answer that the worker takes no request now
 
 
-async def verdict(worker: KnownWorker, host: str, limit_s: float) -> Verdict:
+async def verdict(worker: KnownWorker, base: str, limit_s: float) -> Verdict:
     """Whether the worker's engine generates a token of the base within `limit_s`."""
-    body = json.dumps({"model": host, "prompt": PROMPT, "max_tokens": 1}).encode()
+    body = json.dumps({"model": base, "prompt": PROMPT, "max_tokens": 1}).encode()
     try:
         connection = await _answered(worker, COMPLETIONS, body, None, limit_s)
     except (BrokenOff, errors.Cut):

@@ -19,10 +19,10 @@ from types import TracebackType
 from typing import TypeVar
 
 from controlplane import errors
+from controlplane.gateway.base_workers import RESTART_HINT_S, BaseWorkers
 from controlplane.gateway.engine_answer import EngineAnswer, in_time
 from controlplane.gateway.engine_errors import from_engine
 from controlplane.gateway.engine_limits import no_byte
-from controlplane.gateway.host_workers import RESTART_HINT_S, HostWorkers
 from controlplane.gateway.known_worker import KnownWorker
 from controlplane.traffic.member import RoutedRequest
 from controlplane.traffic.request import InferenceRequest
@@ -47,9 +47,9 @@ class RequestSender:
     """
 
     def __init__(
-        self, host: str, workers: HostWorkers, call: EngineCall, terms: RequestTerms, streams: bool
+        self, base: str, workers: BaseWorkers, call: EngineCall, terms: RequestTerms, streams: bool
     ) -> None:
-        self._host = host
+        self._base = base
         self._workers = workers
         self._call = call
         uid = call.variant.uid if call.variant is not None else 0
@@ -74,8 +74,8 @@ class RequestSender:
         finally:
             self._workers.demand.end(self._request, isinstance(error, errors.Overloaded | errors.Late))
         if isinstance(error, BrokenOff):
-            log.error("the engine of %s broke off its answer: %s", self._host, error)
-            raise _died(self._host) from error
+            log.error("the engine of %s broke off its answer: %s", self._base, error)
+            raise _died(self._base) from error
 
     async def send(self) -> EngineAnswer:
         """Send the request; the answer, whose head has come. Raises Overloaded, Late, Unavailable, Cut or
@@ -103,7 +103,7 @@ class RequestSender:
         return await read(answer)
 
     async def _send_elsewhere(self) -> EngineAnswer:
-        log.warning("a request to %s goes to another worker: %s is silent", self._host, self._worker.name)
+        log.warning("a request to %s goes to another worker: %s is silent", self._base, self._worker.name)
         self._was_moved = True
         self._release_worker()
         return await self._send(resent=True)
@@ -114,13 +114,13 @@ class RequestSender:
             try:
                 connection = await self._ask(worker)
             except NotConnected as e:
-                log.info("a worker of %s is gone: %s", self._host, e)
+                log.info("a worker of %s is gone: %s", self._base, e)
                 connection = None
             except Moved:
                 return await self._send_elsewhere()
             if connection is not None:
                 self._workers.taken()
-                self._answer = EngineAnswer(self._host, self._request, connection, self._began)
+                self._answer = EngineAnswer(self._base, self._request, connection, self._began)
                 return self._answer
             self._workers.directory.drop(worker)
             self._release_worker()
@@ -132,7 +132,7 @@ class RequestSender:
         routed = workers.queue.at_once(request, resent)
         if routed is None:
             entering = workers.enter(request, resent, self._call.variant)
-            routed = await in_time(self._host, request, request.first_by_s, entering)
+            routed = await in_time(self._base, request, request.first_by_s, entering)
         worker: KnownWorker = routed.member  # type: ignore[assignment]  # all members are
         self._routed, self._worker = routed, worker
         return worker
@@ -149,9 +149,9 @@ class RequestSender:
         head = _head(worker.address, worker.secret, call.path, call.variant, call.variant_limit)
         limit_s = request.first_by_s if request.streams else request.whole_by_s
         asking = connection.ask_with(head, call.body)
-        await (asking if limit_s is None else in_time(self._host, request, limit_s, asking))
+        await (asking if limit_s is None else in_time(self._base, request, limit_s, asking))
         if not request_headers.proves(connection.headers, worker.proof):
-            log.warning("another process than a worker of %s answers at %s", self._host, worker.address)
+            log.warning("another process than a worker of %s answers at %s", self._base, worker.address)
             return None
         return None if _REFUSED in connection.headers else connection
 
@@ -179,7 +179,7 @@ class RequestSender:
             self._check_silence_in(min(left_s, limits.next_byte_s))
         else:
             self._timer = None
-            connection.end(no_byte(self._host, is_first, limit_s))
+            connection.end(no_byte(self._base, is_first, limit_s))
 
     def _release_worker(self) -> None:
         """Give the connection and the request's place at the worker back."""
@@ -204,8 +204,8 @@ def _head(address: str, secret: str, path: str, variant: VariantRef | None, limi
     return head_of("POST", path, {"host": address, **request_headers.request_headers(secret, variant, limit)})
 
 
-def _died(host: str) -> errors.EngineFailed:
+def _died(base: str) -> errors.EngineFailed:
     return errors.EngineFailed(
-        f"the engine of '{host}' died during this request; it is being restarted, try again",
+        f"the engine of '{base}' died during this request; it is being restarted, try again",
         retry_after_s=RESTART_HINT_S,
     )

@@ -15,7 +15,7 @@ from functools import cache
 
 from controlplane.routing.bookkeeping import set_usable
 from controlplane.routing.snapshot import new_snapshot
-from controlplane.traffic.host_router import PLACE_EVERY_S, HostRouter, RoutingRules
+from controlplane.traffic.base_router import PLACE_EVERY_S, BaseRouter, RoutingRules
 from controlplane.traffic.live_snapshot import equal_rows
 from controlplane.traffic.member import Member
 from controlplane.traffic.request import InferenceRequest
@@ -81,7 +81,7 @@ def one_at_a_time() -> Iterator[None]:
 def run_through() -> None:
     """Make every call of compiled code that a router makes, with the same argument types."""
     models = equal_rows()
-    router = HostRouter(RoutingRules(), 0.0)
+    router = BaseRouter(RoutingRules(), 0.0)
     member = Member("base", 8)
     router.set_members([member])
     routed = router.send(InferenceRequest(RequestTerms(tpot_s=1.0), streams=True), 0.0)

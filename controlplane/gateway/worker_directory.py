@@ -41,11 +41,11 @@ class Listener(Protocol):
 
 
 class WorkerDirectory:
-    """`find` asks the workers of `host` for their reports. Requests in groups that are no longer `alive` are
+    """`find` asks the workers of `base` for their reports. Requests in groups that are no longer `alive` are
     cut off: their node may have vanished without notice."""
 
-    def __init__(self, host: str, find: Find, alive: Alive, rules: HealthRules, listener: Listener) -> None:
-        self._host = host
+    def __init__(self, base: str, find: Find, alive: Alive, rules: HealthRules, listener: Listener) -> None:
+        self._base = base
         self._find = find
         self._alive = alive
         self._rules = rules
@@ -91,9 +91,9 @@ class WorkerDirectory:
     async def _refresh(self) -> None:
         self._cut_dead()
         try:
-            reports = await self._find(self._host)
+            reports = await self._find(self._base)
         except Exception as e:  # the known workers stay: a request shows whether its worker is gone
-            log.info("the workers of %s did not answer: %s", self._host, e)
+            log.info("the workers of %s did not answer: %s", self._base, e)
             return
         old = {(w.address, w.secret): w for w in self.known}
         known = [

@@ -109,46 +109,46 @@ def deploy_model(state: State, request: DeployModelRequest, ctx: Context) -> Out
             f"'{request.model}' is already deployed ({present.record.phase}); undeploy it first",
             param="model",
         )
-    host = model.base or model.name
-    _check_bounds(find_model(state, host), request)
-    made = _deployment(model.name, host, request, ctx.uids[0], ctx.now_s)
+    base_name = model.base or model.name
+    _check_bounds(find_model(state, base_name), request)
+    made = _deployment(model.name, base_name, request, ctx.uids[0], ctx.now_s)
     made = dataclasses.replace(made, targets=requested.targets(request.targets))
     changes: list[Change] = [Put(made, 0)]
     message = "deployment accepted"
-    if host != model.name:
-        changes.extend(_host_changes(state, model, host, request, ctx))
-        joins = host in state.deployments
-        message += f"; '{host}' will serve it" + ("" if joins else " and is deployed with it")
+    if base_name != model.name:
+        changes.extend(_base_changes(state, model, base_name, request, ctx))
+        joins = base_name in state.deployments
+        message += f"; '{base_name}' will serve it" + ("" if joins else " and is deployed with it")
     changes.append(_unchanged(state.models[model.name]))
     operation = operations.begun(ctx, OperationKind.DEPLOY, model.name, Phase.PENDING, message, model.tenant)
     return Outcome(operation, [*changes, Put(operation, 0)])
 
 
-def _host_changes(
-    state: State, variant: Model, host: str, request: DeployModelRequest, ctx: Context
+def _base_changes(
+    state: State, variant: Model, base_name: str, request: DeployModelRequest, ctx: Context
 ) -> list[Change]:
     """The changes of the base's deployment. It is always written, so that a concurrent deletion or
     placement must read it again."""
-    present = state.deployments.get(host)
+    present = state.deployments.get(base_name)
     least = accuracy.base_limit(variant, request.SLOs.accuracy)
-    accuracy.require_base(find_model(state, host), present.record if present else None, least)
+    accuracy.require_base(find_model(state, base_name), present.record if present else None, least)
     if present is None:
-        _check_rank(variant, host, request)
-        begun = _deployment(host, host, request, ctx.uids[1], ctx.now_s)
+        _check_rank(variant, base_name, request)
+        begun = _deployment(base_name, base_name, request, ctx.uids[1], ctx.now_s)
         return [Put(dataclasses.replace(begun, slos=dataclasses.replace(begun.slos, accuracy=least)), 0)]
     if present.record.phase is Phase.DELETING:
         raise errors.NotReady(
-            f"its base '{host}' is being undeployed; try again when it is gone", param="model"
+            f"its base '{base_name}' is being undeployed; try again when it is gone", param="model"
         )
     if request.replicas is not None and requested.scaling(request) != present.record.scaling:
         raise errors.InvalidRequest(
-            f"variants are served by the engines of '{host}', which is already deployed; leave `replicas` "
-            f"out, or change the base's replicas with `ostinato tune {host}`",
+            f"variants are served by the engines of '{base_name}', which is already deployed; leave "
+            f"`replicas` out, or change the base's replicas with `ostinato tune {base_name}`",
             param="replicas",
         )
-    _check_parsers(find_model(state, host), present.record, request)
+    _check_parsers(find_model(state, base_name), present.record, request)
     _check_sizes(present.record, request)
-    base = _with_rank(find_model(state, host), present.record, variant, ctx)
+    base = _with_rank(find_model(state, base_name), present.record, variant, ctx)
     return [Put(accuracy.limited(base, least), present.version)]
 
 
@@ -164,13 +164,15 @@ def _check_parsers(base: Model, present: Deployment, request: DeployModelRequest
             )
 
 
-def _check_rank(variant: Model, host: str, request: DeployModelRequest) -> None:
+def _check_rank(variant: Model, base_name: str, request: DeployModelRequest) -> None:
     """Refuse an adapter whose rank is larger than the request allows for new engines. Errors:
     InvalidRequest."""
     most = request.engine.loraRank if request.engine else None
     if lora_ranks.exceeds(variant, most):
         advice = "ask for a larger engine.loraRank (`--lora-rank`), or leave it out"
-        raise errors.InvalidRequest(lora_ranks.mismatch(variant, host, most, advice), param="engine.loraRank")
+        raise errors.InvalidRequest(
+            lora_ranks.mismatch(variant, base_name, most, advice), param="engine.loraRank"
+        )
 
 
 def _with_rank(base: Model, present: Deployment, variant: Model, ctx: Context) -> Deployment:
@@ -198,19 +200,19 @@ def _check_sizes(present: Deployment, request: DeployModelRequest) -> None:
     asked = requested.engine(request.engine)
     if asked.or_else(known_sizes(present)) != known_sizes(present):
         raise errors.InvalidRequest(
-            f"variants are served by the engines of '{present.host}', which is already deployed; leave "
-            f"`engine` out, or change the engines' sizes with `ostinato tune {present.host}`",
+            f"variants are served by the engines of '{present.base}', which is already deployed; leave "
+            f"`engine` out, or change the engines' sizes with `ostinato tune {present.base}`",
             param="engine",
         )
 
 
-def _deployment(name: str, host: str, request: DeployModelRequest, uid: int, now_s: float) -> Deployment:
+def _deployment(name: str, base_name: str, request: DeployModelRequest, uid: int, now_s: float) -> Deployment:
     scaling = requested.scaling(request)
-    begun = max(1, scaling.min_groups) if name == host else 0
+    begun = max(1, scaling.min_groups) if name == base_name else 0
     return Deployment(
         model=name,
         uid=uid,
-        host=host,
+        base=base_name,
         phase=Phase.PENDING,
         intent=requested.intent(request),
         max_output_tokens=request.maxOutputLength,
@@ -221,9 +223,9 @@ def _deployment(name: str, host: str, request: DeployModelRequest, uid: int, now
         auto_relax=requested.auto_relax(request),
         scaling=scaling,
         groups=tuple(WorkerGroup(number) for number in range(begun)),
-        tool_parser=requested.parser(request.toolCallParser) if name == host else None,
-        reasoning_parser=requested.parser(request.reasoningParser) if name == host else None,
-        engine=requested.engine(request.engine if name == host else None),
+        tool_parser=requested.parser(request.toolCallParser) if name == base_name else None,
+        reasoning_parser=requested.parser(request.reasoningParser) if name == base_name else None,
+        engine=requested.engine(request.engine if name == base_name else None),
     )
 
 
@@ -307,7 +309,7 @@ def undeploy_model(state: State, name: str, ctx: Context) -> Outcome:
     present = state.deployments.get(name)
     if present is None:
         raise errors.NotDeployed(f"'{name}' is not deployed; `ostinato status` lists the deployments")
-    users = [d.record.model for d in state.deployments.values() if d.record.host == name != d.record.model]
+    users = [d.record.model for d in state.deployments.values() if d.record.base == name != d.record.model]
     if users:
         raise errors.InUse(
             f"'{name}' serves the variants {', '.join(sorted(users))}; undeploy them first",
@@ -331,10 +333,10 @@ def limit_variants(deployment: Deployment, limit: int) -> Deployment:
 
     Errors: InvalidRequest (a variant, or more than the slots), NotReady (slots are not known yet).
     """
-    name, host = deployment.model, deployment.host
-    if name != host:
+    name, base_name = deployment.model, deployment.base
+    if name != base_name:
         raise errors.InvalidRequest(
-            f"'{name}' is a variant; set the number of variants at once for its base, '{host}'",
+            f"'{name}' is a variant; set the number of variants at once for its base, '{base_name}'",
             param="maxActiveVariants",
         )
     if deployment.phase is Phase.DEPLOYED and deployment.placement is None:
@@ -364,10 +366,10 @@ def change_replicas(deployment: Deployment, change: ReplicasChange) -> Deploymen
 
     Errors: InvalidRequest (a variant, or `min` above `max`), NotReady (it is being undeployed).
     """
-    name, host = deployment.model, deployment.host
-    if name != host:
+    name, base_name = deployment.model, deployment.base
+    if name != base_name:
         raise errors.InvalidRequest(
-            f"'{name}' is a variant; set the replicas of its base, '{host}'", param="replicas"
+            f"'{name}' is a variant; set the replicas of its base, '{base_name}'", param="replicas"
         )
     if deployment.phase is Phase.DELETING:
         raise errors.NotReady(f"'{name}' is being undeployed; deploy it again when it is gone")
@@ -394,10 +396,10 @@ def place_anew(state: State, deployment: Deployment, sizes: EngineForm | None = 
     InvalidRequest (a variant, sizes that its engines or variants cannot have), NotReady (it is being
     undeployed, or none of its engines serves).
     """
-    name, host = deployment.model, deployment.host
-    if name != host:
+    name, base_name = deployment.model, deployment.base
+    if name != base_name:
         raise errors.InvalidRequest(
-            f"'{name}' is a variant; place the engines of its base, '{host}', again", param="placeAnew"
+            f"'{name}' is a variant; place the engines of its base, '{base_name}', again", param="placeAnew"
         )
     if deployment.phase is Phase.DELETING:
         raise errors.NotReady(f"'{name}' is being undeployed; deploy it again when it is gone")

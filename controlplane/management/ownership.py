@@ -148,4 +148,4 @@ def require_engines(tenant: Tenant, state: State, changed: Iterable[Deployment])
 
 def _engines(deployment: Deployment) -> int:
     """The largest number of engines of a deployment; a variant's deployment has none of its own."""
-    return 0 if deployment.model != deployment.host else max(1, deployment.scaling.max_groups)
+    return 0 if deployment.model != deployment.base else max(1, deployment.scaling.max_groups)

@@ -237,7 +237,7 @@ def _question(state: State, inventory: Inventory, settings: Settings, name: str,
         frozenset(
             group
             for d in state.deployments.values()
-            if d.record.host == base.name
+            if d.record.base == base.name
             for group in d.record.group_ids()
         ),
         state.deployments[base.name].record if base.name in state.deployments else None,

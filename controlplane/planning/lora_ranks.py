@@ -43,22 +43,22 @@ def largest_rank(variant: Model, base: Deployment) -> int | None:
 def narrow_groups(variant: Model, base: Deployment) -> dict[str, int]:
     """The largest rank of each group that serves and does not take the variant, by the group's id."""
     ranks = {
-        group_id_of(base.host, group.number): group.placement.plan.max_lora_rank
+        group_id_of(base.model, group.number): group.placement.plan.max_lora_rank
         for group in base.groups
         if group.phase is GroupPhase.SERVING and group.placement is not None
     }
     return {group_id: most for group_id, most in ranks.items() if exceeds(variant, most)}
 
 
-def mismatch(variant: Model, host: str, most: int | None, advice: str = "") -> str:
-    """Why the engines of `host` do not take the variant, and what to do."""
+def mismatch(variant: Model, base_name: str, most: int | None, advice: str = "") -> str:
+    """Why the engines of a base do not take the variant, and what to do."""
     rank = _rank(variant)
     advice = advice or (
-        f"run `ostinato tune {host} --lora-rank {rank}`, which replaces the engines while the present "
+        f"run `ostinato tune {base_name} --lora-rank {rank}`, which replaces the engines while the present "
         f"engines answer, then `ostinato deploy {variant.name}`"
     )
     return (
-        f"'{variant.name}' has rank {rank}, but the engines of '{host}' take LoRA adapters up to rank "
+        f"'{variant.name}' has rank {rank}, but the engines of '{base_name}' take LoRA adapters up to rank "
         f"{most}; {advice}"
     )
 

@@ -34,10 +34,10 @@ def is_due(state: State, key: str, now_s: float, quiet: bool = True) -> bool:
     return quiet or now_s - since_s > QUIET_WAIT_S
 
 
-def next_host(state: State, key: str, hosts: Sequence[str]) -> str:
+def next_base(state: State, key: str, bases: Sequence[str]) -> str:
     """The base to measure; another one after each failure, because the failure may be that base's fault."""
     known = state.paths.get(key)
-    return hosts[(known.record.failed.failures if known else 0) % len(hosts)]
+    return bases[(known.record.failed.failures if known else 0) % len(bases)]
 
 
 def longest_prompt(deployment: Deployment) -> int:

@@ -17,8 +17,8 @@ from controlplane.state.repository import Change, Put, State
 from controlplane.state.worker_groups import (
     GroupPhase,
     WorkerGroup,
+    base_of,
     group_id_of,
-    host_of,
     is_spare,
     kind_of,
     next_number,
@@ -114,26 +114,26 @@ class _Places:
 
     def _place(self, group_id: str, free: Inventory, moves: Sequence[Move], settled: bool) -> Placement:
         """Errors: NoFeasiblePlan."""
-        state, host, deployment = self.state, host_of(group_id), self._deployment(group_id)
+        state, base, deployment = self.state, base_of(group_id), self._deployment(group_id)
         group = deployment.group(number_of(group_id))
         present = [d.record for d in state.deployments.values()]
         others = placement_decision.exclude_group(_moved(present, moves, settled), group_id)
         return placement_decision.decide(
-            state.models[host].record,
+            state.models[base].record,
             deployment,
             placement_decision.suited(free, group.device_kind if group else ""),
             self.settings,
-            state.variants_of(host),
+            state.variants_of(base),
             measurements_of(state, self.settings, free.devices),
             others,
         )
 
     def _deployment(self, group_id: str) -> Deployment:
         """The deployment of a group, with the limits that the group's new place has to meet."""
-        host = host_of(group_id)
-        if self.newcomer and host == self.newcomer.model:
+        base = base_of(group_id)
+        if self.newcomer and base == self.newcomer.model:
             return self.newcomer
-        deployment = self.state.deployments[host].record
+        deployment = self.state.deployments[base].record
         return unrelaxed(deployment) if group_id in self.movable else deployment
 
 
@@ -152,8 +152,8 @@ def begun(state: State, proposal: Proposal) -> list[Change]:
     """For each move, a group to be started in the new place. Once it serves, the old group is drained."""
     changed: dict[str, Deployment] = {}
     for move in proposal.moves:
-        host = host_of(move.tenant.name)
-        deployment = changed.get(host) or state.deployments[host].record
+        base = base_of(move.tenant.name)
+        deployment = changed.get(base) or state.deployments[base].record
         spare = WorkerGroup(
             next_number(deployment.groups),
             reason=f"replaces {move.tenant.name}",
@@ -161,8 +161,8 @@ def begun(state: State, proposal: Proposal) -> list[Change]:
             avoid=move.avoid,
             kind=kind_of(move.placement),
         )
-        changed[host] = deployments.with_spare(deployment, spare)
-    return [Put(record, state.deployments[host].version) for host, record in changed.items()]
+        changed[base] = deployments.with_spare(deployment, spare)
+    return [Put(record, state.deployments[base].version) for base, record in changed.items()]
 
 
 MORE_ROOM = "with room for the variants that are registered now"
@@ -210,18 +210,18 @@ def retired(deployment: Deployment, number: int) -> Deployment:
 
 def _spares(deployment: Deployment) -> list[str]:
     return [
-        group_id_of(deployment.host, g.number) for g in deployment.groups if is_spare(g, deployment.groups)
+        group_id_of(deployment.base, g.number) for g in deployment.groups if is_spare(g, deployment.groups)
     ]
 
 
 def _waiting(deployments: Iterable[Deployment]) -> list[str]:
     """Groups that the cluster had no room for, one of each deployment, since its others need the same."""
     waiting = {
-        d.host: [g.number for g in d.groups if g.refused_on and g.phase is not GroupPhase.DRAINING]
+        d.base: [g.number for g in d.groups if g.refused_on and g.phase is not GroupPhase.DRAINING]
         for d in deployments
-        if d.model == d.host
+        if d.model == d.base
     }
-    return sorted(group_id_of(host, min(numbers)) for host, numbers in waiting.items() if numbers)
+    return sorted(group_id_of(base, min(numbers)) for base, numbers in waiting.items() if numbers)
 
 
 def _staying(deployments: Iterable[Deployment], movable: Container[str]) -> list[Placement]:
@@ -237,10 +237,10 @@ def _staying(deployments: Iterable[Deployment], movable: Container[str]) -> list
 def _tenants(state: State, deployments: Iterable[Deployment]) -> list[Tenant]:
     """The groups that serve, in the order of their ids."""
     tenants = {
-        group_id: Tenant(group_id, group.placement, _load_bytes(state.models[d.host].record), group.start_s)
+        group_id: Tenant(group_id, group.placement, _load_bytes(state.models[d.base].record), group.start_s)
         for d in deployments
         for group_id, group in zip(d.group_ids(), d.groups, strict=True)
-        if group.phase is GroupPhase.SERVING and group.placement and d.host in state.models
+        if group.phase is GroupPhase.SERVING and group.placement and d.base in state.models
     }
     return [tenants[group_id] for group_id in sorted(tenants)]
 

@@ -28,7 +28,7 @@ from controlplane.state.records import (
     Phase,
 )
 from controlplane.state.repository import State
-from controlplane.state.worker_groups import GroupPhase, WorkerGroup, group_id_of, host_of, is_spare
+from controlplane.state.worker_groups import GroupPhase, WorkerGroup, base_of, group_id_of, is_spare
 
 BEING_READ = (Phase.PENDING, Phase.PROFILING)  # phases of a model whose files are to be read, perhaps again
 
@@ -242,15 +242,15 @@ def _cancelled(state: State, kind: OperationKind, target: str) -> bool:
 
 def _engines(state: State, observed: Observed) -> Iterator[Action]:
     cluster = rescheduling.cluster_key(observed.nodes, state.ledgers)
-    for host, versioned in state.deployments.items():
+    for base, versioned in state.deployments.items():
         deployment: Deployment = versioned.record
-        if deployment.host != host or state.unreadable(Model, host):
+        if deployment.base != base or state.unreadable(Model, base):
             continue
         if deployment.phase is Phase.DELETING:
-            yield Undeploy(host)
-        elif not _cancelled(state, OperationKind.DEPLOY, host):
-            if observed.wanted.get(host, autoscaling.active(deployment)) != autoscaling.active(deployment):
-                yield Scale(host)
+            yield Undeploy(base)
+        elif not _cancelled(state, OperationKind.DEPLOY, base):
+            if observed.wanted.get(base, autoscaling.active(deployment)) != autoscaling.active(deployment):
+                yield Scale(base)
             for group in deployment.groups:
                 yield from _group(deployment, group, cluster, observed)
 
@@ -262,12 +262,12 @@ def _group(deployment: Deployment, group: WorkerGroup, cluster: str, observed: O
     earlier group of the same id. An engine that served and is gone (the cluster restarted) is launched again
     silently.
     """
-    group_id = group_id_of(deployment.host, group.number)
+    group_id = group_id_of(deployment.base, group.number)
     engine = observed.engines.get(group_id)
     if group.phase is GroupPhase.DRAINING:
         yield Drain(group_id)
     elif engine is None:
-        failing = FailDeployment(deployment.host).key in observed.busy  # it may have just stopped the engine
+        failing = FailDeployment(deployment.base).key in observed.busy  # it may have just stopped the engine
         if not failing and rescheduling.due(group, cluster, observed.now_s):
             yield Launch(group_id)
     elif engine.status is EngineStatus.DELETING:
@@ -276,11 +276,11 @@ def _group(deployment: Deployment, group: WorkerGroup, cluster: str, observed: O
         if not {Launch(group_id).key, Replan(group_id).key} & observed.busy:
             yield StopGroup(group_id)
     elif _is_to_fail(deployment, group, engine, observed):
-        yield FailDeployment(deployment.host)
+        yield FailDeployment(deployment.base)
     elif rescheduling.replacement_reason(group, engine, observed.nodes):
         yield Replan(group_id)
     elif _has_started(group, engine):
-        if FailDeployment(deployment.host).key not in observed.busy:
+        if FailDeployment(deployment.base).key not in observed.busy:
             yield ConfirmServing(group_id)
     elif group.phase is GroupPhase.SERVING and is_spare(group, deployment.groups):
         yield Retire(group_id)
@@ -294,7 +294,7 @@ def _is_to_fail(deployment: Deployment, group: WorkerGroup, engine: EngineView, 
     """Whether to fail a deployment: none of its engines starts and its devices are fine, so the user must
     act."""
     views = (
-        (other, observed.engines.get(group_id_of(deployment.host, other.number)))
+        (other, observed.engines.get(group_id_of(deployment.base, other.number)))
         for other in deployment.groups
     )
     return (
@@ -308,32 +308,32 @@ def _is_to_fail(deployment: Deployment, group: WorkerGroup, engine: EngineView, 
 def _variants(state: State, observed: Observed) -> Iterator[Action]:
     for name, versioned in state.deployments.items():
         deployment: Deployment = versioned.record
-        if deployment.host == name or _host_is_unreadable(state, deployment.host):
+        if deployment.base == name or _base_is_unreadable(state, deployment.base):
             continue
-        host = state.deployments.get(deployment.host)
+        base = state.deployments.get(deployment.base)
         if deployment.phase is Phase.DELETING:
             yield UnloadVariant(name)
-        elif host is None or host.record.phase is Phase.DELETING:
+        elif base is None or base.record.phase is Phase.DELETING:
             yield FailDeployment(name)
-        elif _may_load(state, deployment, host.record, observed):
+        elif _may_load(state, deployment, base.record, observed):
             yield LoadVariant(name)
 
 
-def _host_is_unreadable(state: State, host: str) -> bool:
-    return state.unreadable(Deployment, host) or state.unreadable(Model, host)
+def _base_is_unreadable(state: State, base: str) -> bool:
+    return state.unreadable(Deployment, base) or state.unreadable(Model, base)
 
 
-def _may_load(state: State, variant: Deployment, host: Deployment, observed: Observed) -> bool:
-    waiting = variant.phase is not Phase.DEPLOYED and _serves(host, observed)
+def _may_load(state: State, variant: Deployment, base: Deployment, observed: Observed) -> bool:
+    waiting = variant.phase is not Phase.DEPLOYED and _serves(base, observed)
     waiting = waiting and retrying.due(variant.loading, observed.now_s)
     return waiting and not _cancelled(state, OperationKind.DEPLOY, variant.model)
 
 
-def _serves(host: Deployment, observed: Observed) -> bool:
+def _serves(base: Deployment, observed: Observed) -> bool:
     """Whether one of its groups can be reached. The others load the variant with its next request."""
-    return host.phase is Phase.DEPLOYED and any(
+    return base.phase is Phase.DEPLOYED and any(
         (engine := observed.engines.get(group_id)) is not None and engine.status is EngineStatus.RUNNING
-        for group_id in host.serving_ids()
+        for group_id in base.serving_ids()
     )
 
 
@@ -341,13 +341,13 @@ def _path(state: State, observed: Observed) -> Iterator[Action]:
     if any(key.startswith(f"{MeasurePath.__name__}:") for key in observed.busy):
         return
     if path_measuring.is_due(state, observed.path_key, observed.now_s, observed.quiet):
-        hosts = sorted(
-            host
-            for host, versioned in state.deployments.items()
-            if versioned.record.host == host and _serves(versioned.record, observed)
+        bases = sorted(
+            base
+            for base, versioned in state.deployments.items()
+            if versioned.record.base == base and _serves(versioned.record, observed)
         )
-        if hosts:
-            yield MeasurePath(path_measuring.next_host(state, observed.path_key, hosts))
+        if bases:
+            yield MeasurePath(path_measuring.next_base(state, observed.path_key, bases))
 
 
 def _orphans(state: State, observed: Observed) -> Iterator[Action]:
@@ -356,7 +356,7 @@ def _orphans(state: State, observed: Observed) -> Iterator[Action]:
     }
     for group_id, engine in observed.engines.items():
         launching = Launch(group_id).key in observed.busy
-        if state.unreadable(Deployment, host_of(group_id)):
+        if state.unreadable(Deployment, base_of(group_id)):
             continue
         if group_id not in known and engine.status is not EngineStatus.DELETING and not launching:
             yield StopGroup(group_id)

@@ -34,7 +34,7 @@ def mark_start_timeouts(
 ) -> dict[str, EngineView]:
     """The engines; those that have not started within the limit count as failed."""
     starting = {
-        group_id_of(d.host, group.number): group.since_s
+        group_id_of(d.base, group.number): group.since_s
         for d in deployments
         for group in d.groups
         if group.phase is GroupPhase.STARTING and group.placement is not None

@@ -67,10 +67,10 @@ def applied(
 
 
 def memory_correction(
-    state: State, host: str, group: WorkerGroup, inventory: Inventory, settings: Settings
+    state: State, base: str, group: WorkerGroup, inventory: Inventory, settings: Settings
 ) -> list[Change]:
     """The correction of a base's profile by the ranks of a group, if all are on one type of device."""
-    model = state.models[host].record
+    model = state.models[base].record
     device = only_type(group.placement, inventory) if group.placement else None
     key = key_on(model, device, settings) if device else None
     profile = state.profiles.get(key.text) if key else None

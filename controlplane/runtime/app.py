@@ -70,7 +70,7 @@ def _cluster() -> RayCluster:
     routes = _routes()  # its table is a new one after every change
     return RayCluster(
         Settings(),
-        groups_of=lambda host: routes.table.groups.get(host, ()),
+        groups_of=lambda base: routes.table.groups.get(base, ()),
         alive=lambda group_id: group_id in routes.table.alive,
     )
 
@@ -153,7 +153,7 @@ class Gateway:
         log_at_once()
         self._controller = controller  # keeps the controller in this application
         self._metrics_address = _serve_metrics(Settings())
-        telling = _step_models().keep_telling(_cluster().hosts_with_requests, _cluster().learn)
+        telling = _step_models().keep_telling(_cluster().bases_with_requests, _cluster().learn)
         sharing = keep_sharing(_rates_of_all, _rates().hear, lambda: _tenants().tenants.any_rates)
         loop = asyncio.get_running_loop()
         loops = (telling, sharing, _early_refusal().watch())

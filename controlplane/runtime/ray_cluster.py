@@ -22,7 +22,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from controlplane import errors
 from controlplane.cluster.engine_status import EngineView
 from controlplane.cluster.inventory import NodeState, inventory_of
-from controlplane.gateway.engine_client import EngineClient, HostView
+from controlplane.gateway.engine_client import BaseTraffic, EngineClient
 from controlplane.gateway.engine_limits import EngineLimits
 from controlplane.gateway.worker_directory import Alive
 from controlplane.runtime import serve
@@ -30,7 +30,7 @@ from controlplane.runtime.engine_replica import engine_application
 from controlplane.runtime.node_agents import AgentBook, living_node_ids
 from controlplane.runtime.path_probe import Probe, answering_at_once, probe
 from controlplane.settings import Settings
-from controlplane.traffic.host_router import RoutingRules
+from controlplane.traffic.base_router import RoutingRules
 from controlplane.traffic.member_set import StepModels
 from controlplane.traffic.request_terms import RequestTerms
 from placement.types import Inventory
@@ -70,7 +70,7 @@ class RayCluster:
     def __init__(
         self,
         settings: Settings,
-        groups_of: Callable[[str], Sequence[str]] = lambda host: (host,),
+        groups_of: Callable[[str], Sequence[str]] = lambda base: (base,),
         alive: Alive = lambda group_id: True,
         starts_agents: bool = False,
     ) -> None:
@@ -134,12 +134,12 @@ class RayCluster:
     async def reports(self, group_id: str) -> list[WorkerReport]:
         return await serve.ask_replicas(group_id, "report")
 
-    async def probe_path(self, host: str, group_ids: Sequence[str], max_tokens: int) -> list[Burst]:
+    async def probe_path(self, base: str, group_ids: Sequence[str], max_tokens: int) -> list[Burst]:
         """Measure the request path from a node with a proxy, as a client there. Raises the task's errors."""
         marker = secrets.token_hex(16)
         status = await asyncio.to_thread(ray_serve.status)
         nodes = sorted(node for node, state in status.proxies.items() if state == ProxyStatus.HEALTHY)
-        asked = Probe(self._settings.local_url, host, marker, self._settings.api_key, max_tokens)
+        asked = Probe(self._settings.local_url, base, marker, self._settings.api_key, max_tokens)
         options = {"num_cpus": 0, "max_retries": 0}
         if nodes:
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node_id=nodes[0], soft=False)
@@ -153,58 +153,58 @@ class RayCluster:
 
     # --- engines of a base ---------------------------------------------------------------------
 
-    async def prefetch(self, host: str, variant: VariantRef) -> None:
+    async def prefetch(self, base: str, variant: VariantRef) -> None:
         """Prefetch a variant into every replica's host memory. Errors: those of `load_variant`."""
-        await self._ask_all(host, "prefetch", variant)
+        await self._ask_all(base, "prefetch", variant)
 
-    async def limit_variants(self, host: str, limit: int) -> None:
+    async def limit_variants(self, base: str, limit: int) -> None:
         """Let every replica run at most `limit` variants at once, from now on."""
-        await self._ask_all(host, "limit_variants", limit, timeout_s=ASK_TIMEOUT_S)
+        await self._ask_all(base, "limit_variants", limit, timeout_s=ASK_TIMEOUT_S)
 
-    async def residency(self, host: str) -> list[EngineResidency]:
+    async def residency(self, base: str) -> list[EngineResidency]:
         """The location of the variants in each replica."""
-        return await self._ask_all(host, "residency", timeout_s=ASK_TIMEOUT_S)
+        return await self._ask_all(base, "residency", timeout_s=ASK_TIMEOUT_S)
 
-    async def logs(self, host: str, lines: int) -> str:
-        return "".join(await self._ask_all(host, "logs", lines, log_folder()))
+    async def logs(self, base: str, lines: int) -> str:
+        return "".join(await self._ask_all(base, "logs", lines, log_folder()))
 
     async def _ask_all(
-        self, host: str, method: str, *args: Any, timeout_s: float = serve.LOAD_TIMEOUT_S
+        self, base: str, method: str, *args: Any, timeout_s: float = serve.LOAD_TIMEOUT_S
     ) -> list[Any]:
         """The answers of all replicas of all groups of a base. Errors: Unavailable when the base has no
         group."""
-        group_ids = self._groups_of(host)
+        group_ids = self._groups_of(base)
         if not group_ids:
-            raise errors.Unavailable(f"no engine of '{host}' is available; try again", retry_after_s=5)
+            raise errors.Unavailable(f"no engine of '{base}' is available; try again", retry_after_s=5)
         calls = (serve.ask_replicas(group_id, method, *args, timeout_s=timeout_s) for group_id in group_ids)
         return [answer for answers in await asyncio.gather(*calls) for answer in answers]
 
-    async def find_workers(self, host: str) -> list[WorkerReport]:
+    async def find_workers(self, base: str) -> list[WorkerReport]:
         """Reports of the groups that answer now. Errors: Serve's error, when no group answers."""
-        group_ids = self._groups_of(host)
+        group_ids = self._groups_of(base)
         answers = await asyncio.gather(*map(_group_workers, group_ids), return_exceptions=True)
         failures = [answer for answer in answers if isinstance(answer, BaseException)]
         if group_ids and len(failures) == len(group_ids):
             raise failures[0]
         return [report for reports in answers if not isinstance(reports, BaseException) for report in reports]
 
-    async def call(self, host: str, request: EngineCall, terms: RequestTerms) -> EngineReply:
-        return await self._requests.call(host, request, terms)
+    async def call(self, base: str, request: EngineCall, terms: RequestTerms) -> EngineReply:
+        return await self._requests.call(base, request, terms)
 
     def stream(
-        self, host: str, request: EngineCall, terms: RequestTerms
+        self, base: str, request: EngineCall, terms: RequestTerms
     ) -> AsyncGenerator[EngineHead | bytes, None]:
-        return self._requests.stream(host, request, terms)
+        return self._requests.stream(base, request, terms)
 
-    def hosts_with_requests(self) -> list[str]:
+    def bases_with_requests(self) -> list[str]:
         """Bases whose engines got requests from this process."""
-        return self._requests.hosts()
+        return self._requests.bases()
 
-    def learn(self, host: str, models: StepModels) -> None:
+    def learn(self, base: str, models: StepModels) -> None:
         """Give routing the step models of a base's engines."""
-        self._requests.learn(host, models)
+        self._requests.learn(base, models)
 
-    def views(self) -> dict[str, HostView]:
+    def views(self) -> dict[str, BaseTraffic]:
         """The requests that wait here, by base."""
         return self._requests.views()
 
@@ -361,9 +361,9 @@ async def _end(task: Any) -> None:
 def _sums(counts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Requests under way by base, of all gateways."""
     sums: dict[str, float] = {}
-    for by_host in counts:
-        for host, count in by_host.items():
-            sums[host] = sums.get(host, 0) + count
+    for by_base in counts:
+        for base, count in by_base.items():
+            sums[base] = sums.get(base, 0) + count
     return sums
 
 

@@ -30,7 +30,7 @@ def with_spare(deployment: Deployment, spare: WorkerGroup) -> Deployment:
 
 def without_spare(deployment: Deployment, spare: WorkerGroup, reason: str) -> Deployment:
     """The deployment after `spare` failed to replace another group; that group's reason explains it."""
-    spare_id = group_id_of(deployment.host, spare.number)
+    spare_id = group_id_of(deployment.base, spare.number)
     staying = deployment.group(spare.replaces) if spare.replaces is not None else None
     if staying is not None and staying.phase is GroupPhase.SERVING:
         told = replace(staying, reason=f"{spare_id} could not replace it: {reason}")
@@ -56,7 +56,7 @@ def _describe(deployment: Deployment, serving: int) -> str:
     absent = [g for g in deployment.groups if g.phase in (GroupPhase.PENDING, GroupPhase.STARTING)]
     if not absent:
         return "" if serving else "idle, so no engine runs; the next request starts an engine"
-    causes = "; ".join(f"{group_id_of(deployment.host, g.number)}: {g.reason}" for g in absent if g.reason)
+    causes = "; ".join(f"{group_id_of(deployment.base, g.number)}: {g.reason}" for g in absent if g.reason)
     if not deployment.established:
         return causes or "engine starting"
     meanwhile = "meanwhile requests are refused with Retry-After"

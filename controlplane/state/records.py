@@ -187,7 +187,7 @@ class Attempts:
 
 @dataclass(frozen=True)
 class Deployment:
-    """A desired deployment and its state. `host` is the base whose engines serve it.
+    """A desired deployment and its state. `base` is the model whose engines serve it: its base, or itself.
 
     A base has its `groups`; a variant has none of its own. Once `established` (it was Deployed), only its
     user ends it: a lost group is placed again. At most `max_active_variants` of a base's variants run at
@@ -202,7 +202,7 @@ class Deployment:
 
     model: str
     uid: int
-    host: str
+    base: Annotated[str, Field(alias="host")]
     phase: Phase
     intent: Intent
     max_output_tokens: int | None
@@ -253,11 +253,11 @@ class Deployment:
         return next((group for group in self.groups if group.number == number), None)
 
     def group_ids(self) -> tuple[str, ...]:
-        return tuple(group_id_of(self.host, group.number) for group in self.groups)
+        return tuple(group_id_of(self.base, group.number) for group in self.groups)
 
     def serving_ids(self) -> tuple[str, ...]:
         serving = (group.number for group in self.groups if group.phase is GroupPhase.SERVING)
-        return tuple(group_id_of(self.host, number) for number in serving)
+        return tuple(group_id_of(self.base, number) for number in serving)
 
 
 def _sizes_before(old: dict[str, Any]) -> dict[str, Any] | None:

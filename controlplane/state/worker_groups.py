@@ -11,8 +11,8 @@ __all__ = [
     "GroupPhase",
     "MeasuredRank",
     "WorkerGroup",
+    "base_of",
     "group_id_of",
-    "host_of",
     "is_spare",
     "kind_of",
     "next_number",
@@ -72,12 +72,12 @@ def kind_of(placement: Placement) -> str:
     return next((rank.device_kind for rank in placement.ranks), "")
 
 
-def group_id_of(host: str, number: int) -> str:
+def group_id_of(base: str, number: int) -> str:
     """The name of a group in the cluster and in the ledgers; the first group has its base's name."""
-    return f"{host}{_SEPARATOR}{number}" if number else host
+    return f"{base}{_SEPARATOR}{number}" if number else base
 
 
-def host_of(group_id: str) -> str:
+def base_of(group_id: str) -> str:
     """The base that a group with this name serves."""
     return group_id.partition(_SEPARATOR)[0]
 

@@ -12,23 +12,23 @@ from controlplane import errors
 from controlplane.state.queries import variant_ref
 from controlplane.state.records import Deployment, Model, Phase, ServingTargets
 from controlplane.state.repository import State
-from controlplane.state.worker_groups import GroupPhase, host_of
+from controlplane.state.worker_groups import GroupPhase, base_of
 from controlplane.traffic.tenants import DEFAULT, Tenant
 from workers.messages import VariantRef
 
 
 @dataclass(frozen=True)
 class Route:
-    """`host` is the base whose engine serves `model`; `variant` is None for the base itself.
+    """`base` is the base whose engine serves `model`; `variant` is None for the base itself.
 
-    At most `variant_limit` variants of the host run at once; None: as many as it has slots. `targets` apply
+    At most `variant_limit` variants of the base run at once; None: as many as it has slots. `targets` apply
     to requests that give none. `tenant` owns the model; "": all tenants may use it. `context_tokens` is the
     longest prompt and answer together, `requests_at_once` the requests that an engine runs; None: no engine
     has a place yet. Answers are cut at `max_output_tokens`; None: at the context's end.
     """
 
     model: str
-    host: str
+    base: str
     max_output_tokens: int | None
     variant: VariantRef | None
     created_at_s: float
@@ -105,7 +105,7 @@ def build_table(state: State, last: RouteTable | None = None) -> RouteTable:
         own = state.deployments.get(route.model)
         is_deployed = own is not None and own.record.phase is Phase.DEPLOYED
         hangs_on = (
-            state.unreadable(cls, n) for n in (route.model, route.host) for cls in (Deployment, Model)
+            state.unreadable(cls, n) for n in (route.model, route.base) for cls in (Deployment, Model)
         )
         return (
             (is_deployed or state.unreadable(Deployment, route.model))
@@ -115,8 +115,8 @@ def build_table(state: State, last: RouteTable | None = None) -> RouteTable:
 
     missing = {name: route for name, route in last.routes.items() if name not in made.routes}
     routes = {name: route for name, route in missing.items() if is_kept(route)}
-    groups = {host: ids for host, ids in last.groups.items() if state.unreadable(Deployment, host)}
-    alive = {group_id for group_id in last.alive if state.unreadable(Deployment, host_of(group_id))}
+    groups = {base: ids for base, ids in last.groups.items() if state.unreadable(Deployment, base)}
+    alive = {group_id for group_id in last.alive if state.unreadable(Deployment, base_of(group_id))}
     waiting = {name: d for name, d in made.waiting.items() if name not in routes}
     return replace(
         made,
@@ -136,7 +136,7 @@ def _of_state(state: State) -> RouteTable:
         if model is None or not _is_served(deployment, state):
             waiting[name] = deployment
             continue
-        route = _route(model, deployment, state.deployments[deployment.host].record)
+        route = _route(model, deployment, state.deployments[deployment.base].record)
         routes[name] = route
         if model.base is not None:
             routes[f"{model.base}:{name}"] = route
@@ -158,29 +158,29 @@ def _alive(state: State) -> frozenset[str]:
 
 def _is_served(deployment: Deployment, state: State) -> bool:
     """Whether a deployment is served; a variant is served only while its base's engine is."""
-    host = state.deployments.get(deployment.host)
-    return deployment.phase is Phase.DEPLOYED and host is not None and host.record.phase is Phase.DEPLOYED
+    base = state.deployments.get(deployment.base)
+    return deployment.phase is Phase.DEPLOYED and base is not None and base.record.phase is Phase.DEPLOYED
 
 
-def _route(model: Model, deployment: Deployment, host: Deployment) -> Route:
+def _route(model: Model, deployment: Deployment, base: Deployment) -> Route:
     return Route(
         model=model.name,
-        host=deployment.host,
+        base=deployment.base,
         max_output_tokens=deployment.max_output_tokens,
         variant=variant_ref(model) if model.is_variant else None,
         created_at_s=deployment.created_at_s,
-        variant_limit=host.max_active_variants,
-        targets=_targets(deployment, host),
+        variant_limit=base.max_active_variants,
+        targets=_targets(deployment, base),
         tenant=model.tenant,
-        context_tokens=host.placement.plan.max_model_len if host.placement else None,
-        requests_at_once=host.placement.plan.sequences if host.placement else None,
+        context_tokens=base.placement.plan.max_model_len if base.placement else None,
+        requests_at_once=base.placement.plan.sequences if base.placement else None,
     )
 
 
-def _targets(deployment: Deployment, host: Deployment) -> ServingTargets:
+def _targets(deployment: Deployment, base: Deployment) -> ServingTargets:
     """Each target from the first source that gives it: the deployment, its SLOs, its base, its base's
     SLOs."""
-    given = (deployment.targets, _of_slos(deployment), host.targets, _of_slos(host))
+    given = (deployment.targets, _of_slos(deployment), base.targets, _of_slos(base))
     targets = {
         name: next((value for source in given if (value := getattr(source, name)) is not None), None)
         for name in (field.name for field in fields(ServingTargets))

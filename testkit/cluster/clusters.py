@@ -119,9 +119,9 @@ class Cluster:
             "operations": {o["id"] for o in self.get("/operations")["operations"]},
         }
 
-    def engine_metric(self, name: str, host: str) -> float:
-        """A metric of the engine of `host`, summed over its labels, from the engine's own process."""
-        component = f"engine-{host}"
+    def engine_metric(self, name: str, base: str) -> float:
+        """A metric of the engine of `base`, summed over its labels, from the engine's own process."""
+        component = f"engine-{base}"
         address = next(
             t["targets"][0] for t in self.get("/metrics/targets") if t["labels"]["component"] == component
         )

@@ -32,11 +32,11 @@ def model(name: str, phase: Phase, base: str | None = None) -> Model:
 
 
 def deployment(
-    name: str, phase: Phase, host: str | None = None, placed: Placement | None = PLACED
+    name: str, phase: Phase, base: str | None = None, placed: Placement | None = PLACED
 ) -> Deployment:
     """A deployment. A base's has one group, in the phase that matches; a variant's has none."""
-    if host not in (None, name):
-        return Deployment(name, 1, host or name, phase, Intent.MIN_COST, 16)
+    if base not in (None, name):
+        return Deployment(name, 1, base or name, phase, Intent.MIN_COST, 16)
     group = GroupPhase.SERVING if phase is Phase.DEPLOYED else GroupPhase.STARTING
     groups = (WorkerGroup(0, group if placed else GroupPhase.PENDING, placed),)
     return Deployment(name, 1, name, phase, Intent.MIN_COST, 16, groups=groups)

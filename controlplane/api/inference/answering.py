@@ -48,7 +48,7 @@ async def answer(
         terms = terms_of(route, headers, body, len(raw), limit, tenant)
         if body.get("stream") is True:
             record.charge_tenant(terms, stream=body)
-            return await streamed(services.cluster.stream(route.host, call, terms), call.grammar, record)
+            return await streamed(services.cluster.stream(route.base, call, terms), call.grammar, record)
         record.charge_tenant(terms)
         return await _whole(services, route, call, record)
 
@@ -73,7 +73,7 @@ async def ask(services: Services, route: Route, call: EngineCall, terms: Request
     limit_s = services.settings.request_timeout_s
     try:
         with TimeLimit(limit_s):
-            reply = await services.cluster.call(route.host, call, terms)
+            reply = await services.cluster.call(route.base, call, terms)
     except TimeoutError as e:
         raise timed_out(limit_s) from e
     if reply.status >= 300:

@@ -38,7 +38,7 @@ from controlplane.management.schemas.placement import PlanView, PreviewView, Var
 from controlplane.management.schemas.status import DeviceView, EngineView, StatusView
 from controlplane.state import queries
 from controlplane.state.repository import State
-from controlplane.state.worker_groups import host_of
+from controlplane.state.worker_groups import base_of
 from controlplane.traffic.request_fields import CHAT, COMPLETIONS
 from controlplane.traffic.request_terms import (
     Headers,
@@ -97,7 +97,7 @@ def _main_job(services: Services) -> APIRouter:
         plan = None if planned.placement is None else PlanView.of(planned.placement)
         return PreviewView(
             model=planned.model,
-            host=planned.host,
+            host=planned.base,
             running=planned.running,
             plan=plan,
             waits=planned.waits,
@@ -161,9 +161,9 @@ def _deployments(services: Services) -> APIRouter:
     ) -> Response:
         """An engine's log tells of all who ask it: a tenant reads those of its own bases."""
         state = await services.read_for(caller)
-        host = variants.find_deployment(state, name).host
-        require_change(caller.tenant, state, host)
-        return PlainTextResponse(await services.cluster.logs(host, lines))
+        base = variants.find_deployment(state, name).base
+        require_change(caller.tenant, state, base)
+        return PlainTextResponse(await services.cluster.logs(base, lines))
 
     return routes
 
@@ -299,8 +299,8 @@ async def installation_status(services: Services, caller: Caller) -> StatusView:
     variants: dict[str, list[str]] = {}
     for versioned in state.deployments.values():
         deployment = versioned.record
-        if deployment.model != deployment.host:
-            variants.setdefault(deployment.host, []).append(deployment.model)
+        if deployment.model != deployment.base:
+            variants.setdefault(deployment.base, []).append(deployment.model)
     return StatusView(
         version=__version__,
         revision=state.revision,
@@ -316,14 +316,14 @@ async def installation_status(services: Services, caller: Caller) -> StatusView:
         ],
         engines=[
             EngineView(
-                host=host_of(group),
+                host=base_of(group),
                 group=group,
                 status=view.status,
                 message=view.message,
                 replicas=view.replicas,
-                variants=sorted(variants.get(host_of(group), ())),
+                variants=sorted(variants.get(base_of(group), ())),
             )
             for group, view in sorted(engines.items())
-            if caller.tenant.is_admin or host_of(group) in state.deployments
+            if caller.tenant.is_admin or base_of(group) in state.deployments
         ],
     )

@@ -125,8 +125,8 @@ def model_cards(table: RouteTable, tenant: Tenant) -> list[dict[str, Any]]:
             "object": "model",
             "created": int(r.created_at_s),
             "owned_by": "ostinato",
-            "root": r.host,
-            "parent": r.host if r.variant else None,
+            "root": r.base,
+            "parent": r.base if r.variant else None,
             "max_model_len": r.context_tokens,
         }
         for r in bare
@@ -165,7 +165,7 @@ async def _only_base(services: Services, caller: Caller) -> str:
     bases = [
         d.record.model
         for d in state.deployments.values()
-        if d.record.model == d.record.host and d.record.phase is Phase.DEPLOYED
+        if d.record.model == d.record.base and d.record.phase is Phase.DEPLOYED
     ]
     if len(bases) != 1:
         raise errors.InvalidRequest(

@@ -53,4 +53,4 @@ def _wanted(state: State, request: DeployModelRequest) -> Deployment:
         c.record for c in deploy_model(state, request, fresh_context()).changes if isinstance(c, Put)
     ]
     made = {record.model: record for record in changes if isinstance(record, Deployment)}
-    return made[made[request.model].host]
+    return made[made[request.model].base]

@@ -39,13 +39,13 @@ async def describe(services: Services, name: str, caller: Caller) -> DeploymentV
     """The deployment, and where those of its variants are that the caller sees. Errors: NotDeployed."""
     state = await services.read_for(caller)
     deployment = find_deployment(state, name)
-    view = DeploymentView.of(deployment, at_once_of(services, state, deployment.host))
-    if find_placed(state, deployment.host) is None:
+    view = DeploymentView.of(deployment, at_once_of(services, state, deployment.base))
+    if find_placed(state, deployment.base) is None:
         return view.model_copy(
-            update={"residencyReason": f"the engine of '{deployment.host}' is not placed yet"}
+            update={"residencyReason": f"the engine of '{deployment.base}' is not placed yet"}
         )
     try:
-        seen = await services.cluster.residency(deployment.host)
+        seen = await services.cluster.residency(deployment.base)
     except errors.OstinatoError as e:
         return view.model_copy(update={"residencyReason": e.message})
     names = _variants(state, deployment)
@@ -55,20 +55,20 @@ async def describe(services: Services, name: str, caller: Caller) -> DeploymentV
 def describe_all(services: Services, state: State) -> list[DeploymentView]:
     """All that the caller sees, by name, without residency. For a thread: bases may have many variants."""
     deployments = sorted((d.record for d in state.deployments.values()), key=lambda d: d.model)
-    hosts = {host: at_once_of(services, state, host) for host in {d.host for d in deployments}}
-    return [DeploymentView.of(d, hosts[d.host]) for d in deployments]
+    bases = {base: at_once_of(services, state, base) for base in {d.base for d in deployments}}
+    return [DeploymentView.of(d, bases[d.base]) for d in deployments]
 
 
-def at_once_of(services: Services, state: State, host: str) -> AtOnce | None:
+def at_once_of(services: Services, state: State, base_name: str) -> AtOnce | None:
     """How many of the base's variants that the caller sees run at once in its engine."""
-    placed, base = find_placed(state, host), state.models.get(host)
+    placed, base = find_placed(state, base_name), state.models.get(base_name)
     if placed is None or base is None:
         return None
-    return at_once_in(placed.placement, base.record, state.variants_of(host), services.settings)
+    return at_once_in(placed.placement, base.record, state.variants_of(base_name), services.settings)
 
 
-def find_placed(state: State, host: str) -> Deployment | None:
-    deployment = state.deployments.get(host)
+def find_placed(state: State, base: str) -> Deployment | None:
+    deployment = state.deployments.get(base)
     return deployment.record if deployment and deployment.record.placement is not None else None
 
 
@@ -78,8 +78,8 @@ def _variants(state: State, deployment: Deployment) -> dict[str, int]:
         d.record.model: state.models[d.record.model].record.uid
         for d in state.deployments.values()
         if d.record.model in state.models
-        and d.record.model != d.record.host
-        and deployment.model in (d.record.host, d.record.model)
+        and d.record.model != d.record.base
+        and deployment.model in (d.record.base, d.record.model)
     }
 
 
@@ -147,5 +147,5 @@ async def prefetch(services: Services, name: str, caller: Caller) -> DeploymentV
         raise errors.InvalidRequest(
             f"'{name}' is a base, which stays in memory while it is deployed; name one of its variants"
         )
-    await services.cluster.prefetch(route.host, route.variant)
+    await services.cluster.prefetch(route.base, route.variant)
     return await describe(services, route.model, caller)

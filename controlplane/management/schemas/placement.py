@@ -196,17 +196,17 @@ class GroupView(View):
     replaces: str | None = None
 
     @classmethod
-    def of(cls, host: str, group: WorkerGroup) -> GroupView:
+    def of(cls, base: str, group: WorkerGroup) -> GroupView:
         from controlplane.state.worker_groups import group_id_of  # the server's: a client has the names
 
         return cls(
-            name=group_id_of(host, group.number),
+            name=group_id_of(base, group.number),
             phase=group.phase,
             reason=group.reason,
             failures=group.failures,
             retryAt=group.retry_at_s or None,
             plan=None if group.placement is None else PlanView.of(group.placement, group.measured),
-            replaces=None if group.replaces is None else group_id_of(host, group.replaces),
+            replaces=None if group.replaces is None else group_id_of(base, group.replaces),
         )
 
 

@@ -262,8 +262,8 @@ async def test_an_accuracy_that_was_asked_for_decides(world: Compressing) -> Non
         with pytest.raises(errors.NoFeasiblePlan, match="95"):
             world.deploy("v", SLOs={"accuracy": 96})
         assert (await world.end(world.deploy("v", SLOs={"accuracy": 94}))).phase is Phase.DEPLOYED
-        host = world.repository.read().deployments["base"].record
-        assert host.slos.accuracy == pytest.approx(94 / 0.95)
+        base = world.repository.read().deployments["base"].record
+        assert base.slos.accuracy == pytest.approx(94 / 0.95)
 
 
 async def test_a_compression_beyond_its_time_limit_is_ended_and_frees_its_slot(

@@ -55,7 +55,7 @@ def test_a_group_without_room_or_start_goes_when_no_request_comes(phase: GroupPh
 
 def test_a_sleeping_base_is_woken_for_a_variant_that_waits_to_be_served() -> None:
     book = DemandBook()
-    variant = builders.deployment("v", Phase.PENDING, host="b")
+    variant = builders.deployment("v", Phase.PENDING, base="b")
     assert book.note([sleeping(), variant], {}, 0.0) == {"b": 1}
     for served in (replace(variant, established=True), replace(variant, phase=Phase.DELETING)):
         assert book.note([sleeping(), served], {}, 1.0) == {"b": 0}
@@ -108,7 +108,7 @@ def test_a_silence_neither_wakes_nor_puts_to_sleep() -> None:
 
 def test_a_target_near_zero_stops_no_other_deployment() -> None:
     odd = replace(base(Scaling(1, 3, 1e-308), GroupPhase.SERVING))
-    other = replace(odd, model="good", host="good", scaling=Scaling(1, 3, 16.0))
+    other = replace(odd, model="good", base="good", scaling=Scaling(1, 3, 16.0))
     book = DemandBook()
     for second in range(8):
         found = book.note([odd, other], {"b": 17.0, "good": 17.0}, float(second))

@@ -79,11 +79,11 @@ async def test_a_group_that_serves_is_not_stopped_for_one_that_cannot_start(
     begin, end = world.cluster._start, world.cluster.stop
     stopped: list[str] = []
 
-    async def start(host: str, engine: Any) -> None:
+    async def start(group_id: str, engine: Any) -> None:
         if len(world.cluster.launches) > 2:
-            await begin(host, engine)
+            await begin(group_id, engine)
         elif len(world.cluster.engines) == 2:
-            await begin(host, engine)  # with its end this one runs; at once the other has failed
+            await begin(group_id, engine)  # with its end this one runs; at once the other has failed
             world.cluster.engines["base"].view = EngineView(EngineStatus.FAILED, "RuntimeError: no memory")
 
     async def stop(group: str) -> None:

@@ -71,7 +71,7 @@ def test_the_expected_load_of_residents_slows_a_newcomer(busy: Deployment) -> No
 
 
 def test_a_model_s_own_load_does_not_delay_it(busy: Deployment) -> None:
-    assert where(placed(busy, gpu(0), others=tuple(exclude_group([busy], busy.host)))) == [("n", 0)]
+    assert where(placed(busy, gpu(0), others=tuple(exclude_group([busy], busy.base)))) == [("n", 0)]
 
 
 def test_the_first_ones_node_stays_its_own_when_the_second_only_asks_for_a_gpu() -> None:

@@ -89,7 +89,7 @@ async def test_the_only_group_is_placed_elsewhere_and_requests_get_an_error_mean
         assert "refused with Retry-After" in base_of(world).reason
         world.find()
         await until_serving(world, 1)
-        assert build_table(world.repository.read()).resolve("v1").host == "base"
+        assert build_table(world.repository.read()).resolve("v1").base == "base"
 
 
 def smaller(world: World) -> None:
@@ -144,12 +144,12 @@ async def test_an_idle_deployment_sleeps_and_wakes_with_a_request(world: World) 
         await world.until(lambda: not world.cluster.engines and not base_of(world).groups)
         assert world.repository.read().ledgers == {}
         table = build_table(world.repository.read())
-        assert (table.resolve("v1").host, table.groups) == ("base", {})  # a request is taken, and waits
+        assert (table.resolve("v1").base, table.groups) == ("base", {})  # a request is taken, and waits
         assert "idle, so no engine runs" in base_of(world).reason
         world.cluster.held.add("base")
         world.cluster.requests = {"base": 1}
         await world.until(lambda: "base" in world.cluster.engines)
-        assert build_table(world.repository.read()).resolve("base").host == "base"  # still waits
+        assert build_table(world.repository.read()).resolve("base").base == "base"  # still waits
         world.cluster.held.clear()
         await until_serving(world, 1)
         assert build_table(world.repository.read()).groups == {"base": ("base",)}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from controlplane.gateway import engine_limits, health_watch, host_workers
+from controlplane.gateway import base_workers, engine_limits, health_watch
 from controlplane.gateway.engine_client import EngineClient
 from controlplane.traffic.worker_health import HealthRules, Takes
 from testkit.doors import opened, part, report
@@ -65,7 +65,7 @@ class Engine:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (host_workers, health_watch, engine_limits):
+    for module in (base_workers, health_watch, engine_limits):
         monkeypatch.setattr(module, "LOOK_S", 0.02)
 
 
@@ -74,7 +74,7 @@ async def two() -> AsyncIterator[tuple[EngineClient, list[Engine]]]:
     engines = [Engine(), Engine()]
     async with opened(engines[0]) as first, opened(engines[1]) as second:
 
-        async def find(host: str) -> list[WorkerReport]:
+        async def find(base: str) -> list[WorkerReport]:
             return [report(first), report(second)]
 
         client = EngineClient(find, 100)
@@ -84,7 +84,7 @@ async def two() -> AsyncIterator[tuple[EngineClient, list[Engine]]]:
 
 
 def takes(client: EngineClient) -> list[Takes]:
-    return [worker.takes for worker in client._hosts["b"].directory.known]
+    return [worker.takes for worker in client._bases["b"].directory.known]
 
 
 async def held_up(client: EngineClient, engines: list[Engine]) -> None:
@@ -104,7 +104,7 @@ async def test_a_client_with_bad_requests_takes_no_engine_from_others(
     for _ in range(20 * FAILURES):
         assert (await client.call("b", bad)).status == status
         assert takes(client) == [Takes.ALL, Takes.ALL]
-    await until(lambda: not any(worker.is_probed for worker in client._hosts["b"].directory.known))
+    await until(lambda: not any(worker.is_probed for worker in client._bases["b"].directory.known))
     assert takes(client) == [Takes.ALL, Takes.ALL]
     assert (await client.call("b", GOOD)).status == 200
     for engine in engines:
@@ -135,12 +135,12 @@ async def test_a_late_probe_says_nothing_where_other_requests_were_answered(
 ) -> None:
     client, engines = two
     await held_up(client, engines)
-    while not all(worker.good for worker in client._hosts["b"].directory.known):
+    while not all(worker.good for worker in client._bases["b"].directory.known):
         await client.call("b", GOOD)
     for engine in engines:
         engine.ill = True
         engine.may_tell.set()
-    await until(lambda: not any(worker.is_probed for worker in client._hosts["b"].directory.known))
+    await until(lambda: not any(worker.is_probed for worker in client._bases["b"].directory.known))
     assert takes(client) == [Takes.ALL, Takes.ALL]
 
 
@@ -167,4 +167,4 @@ async def test_a_harmless_request_is_no_demand(two: tuple[EngineClient, list[Eng
     assert client.demand() == {}  # though one is under way
     for engine in engines:
         engine.may_tell.set()
-    await until(lambda: not any(worker.outstanding for worker in client._hosts["b"].directory.known))
+    await until(lambda: not any(worker.outstanding for worker in client._bases["b"].directory.known))

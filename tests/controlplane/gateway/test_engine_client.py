@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from controlplane import errors
-from controlplane.gateway import host_workers, worker_directory
+from controlplane.gateway import base_workers, worker_directory
 from controlplane.gateway.engine_client import EngineClient
 from testkit.doors import HEAD, Held, opened, part, report
 from testkit.engine_configs import echo_config
@@ -35,7 +35,7 @@ class Cluster:
         self.asked = 0
         self.error: Exception | None = None
 
-    async def find(self, host: str) -> list[WorkerReport]:
+    async def find(self, base: str) -> list[WorkerReport]:
         self.asked += 1
         await asyncio.sleep(0.01)
         if self.error is not None:
@@ -46,7 +46,7 @@ class Cluster:
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_directory, "RETRY_S", 0.01)
-    monkeypatch.setattr(host_workers, "REFRESH_S", 0.02)
+    monkeypatch.setattr(base_workers, "REFRESH_S", 0.02)
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ async def test_requests_go_where_there_is_least_to_do() -> None:
 async def test_simultaneous_requests_share_one_look_up(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_workers, "REFRESH_S", 60.0)
+    monkeypatch.setattr(base_workers, "REFRESH_S", 60.0)
     cluster = Cluster(await worker.report())
     async with client_of(cluster) as client:
         await asyncio.gather(*(client.call("b", ASK) for _ in range(20)))
@@ -173,14 +173,14 @@ async def test_workers_that_come_and_go_are_noticed() -> None:
             assert [(await task).body for task in (running, later)] == [b"late", b"late"]
 
 
-async def test_a_host_without_requests_is_not_looked_up(
+async def test_a_base_without_requests_is_not_looked_up(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_workers, "IDLE_S", 0.05)
+    monkeypatch.setattr(base_workers, "IDLE_S", 0.05)
     cluster = Cluster(await worker.report())
     async with client_of(cluster) as client:
         await client.call("b", ASK)
-        watching = client._hosts["b"]._refreshing
+        watching = client._bases["b"]._refreshing
         assert watching is not None
         await watching
         seen = cluster.asked
@@ -280,7 +280,7 @@ async def test_requests_wait_for_an_engine_that_restarts() -> None:
 
 
 async def test_a_request_is_not_resent_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_workers, "WAIT_S", 0.1)
+    monkeypatch.setattr(base_workers, "WAIT_S", 0.1)
     async with opened(answering) as gone:
         dead = report(gone)
     for cluster in (Cluster(), Cluster(dead)):
@@ -362,7 +362,7 @@ async def test_a_client_that_leaves_is_seen_by_the_worker(streams: bool) -> None
         assert (await client.call("b", ASK)).status == 200
 
 
-async def test_requests_for_a_sleeping_host_are_counted_and_wait_until_it_wakes(worker: Worker) -> None:
+async def test_requests_for_a_sleeping_base_are_counted_and_wait_until_it_wakes(worker: Worker) -> None:
     cluster = Cluster()
     async with client_of(cluster, max_queued=2) as client:
         asked = [asyncio.create_task(client.call("b", ASK)) for _ in range(2)]
@@ -388,7 +388,7 @@ async def test_a_probe_is_no_demand_and_takes_room() -> None:
         for _ in range(2):  # the first one is at the worker, the second one waits
             running.append(asyncio.create_task(client.call("b", replace(ASK, counted=False))))
             await until(lambda: app.asked == 1)
-        await until(lambda: len(client._hosts["b"].queue) == 1)
+        await until(lambda: len(client._bases["b"].queue) == 1)
         assert client.demand() == {}
         with pytest.raises(errors.Overloaded):
             await client.call("b", replace(ASK, counted=False))

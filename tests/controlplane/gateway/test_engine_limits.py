@@ -24,7 +24,7 @@ FOREVER = 3600.0
 async def client_before(app: AsgiApp, first_s: float, next_s: float) -> AsyncIterator[EngineClient]:
     async with opened(app) as door:
 
-        async def find(host: str) -> list[WorkerReport]:
+        async def find(base: str) -> list[WorkerReport]:
             return [report(door)]
 
         client = EngineClient(find, 10, limits=EngineLimits(first_s, next_s))

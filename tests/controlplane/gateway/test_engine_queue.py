@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from controlplane import errors
-from controlplane.gateway import host_workers, worker_directory
+from controlplane.gateway import base_workers, worker_directory
 from controlplane.gateway.demand_meter import DemandMeter
 from controlplane.gateway.engine_client import EngineClient
 from controlplane.gateway.line_metrics import LineMetrics
@@ -30,7 +30,7 @@ DROP = RequestTerms(ttft_s=0.05, late=LatePolicy.DROP)
 @pytest.fixture(autouse=True)
 async def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_directory, "RETRY_S", 0.01)
-    monkeypatch.setattr(host_workers, "REFRESH_S", 0.02)
+    monkeypatch.setattr(base_workers, "REFRESH_S", 0.02)
 
 
 @contextlib.asynccontextmanager
@@ -38,7 +38,7 @@ async def serving(app: Any, limit: int = 1, max_queued: int = 10) -> AsyncIterat
     """A client of one worker that takes `limit` requests at once."""
     async with opened(app) as door:
 
-        async def find(host: str) -> list[WorkerReport]:
+        async def find(base: str) -> list[WorkerReport]:
             return [report(door, limit)]
 
         client = EngineClient(find, max_queued)
@@ -192,7 +192,7 @@ async def test_a_waiting_request_whose_client_leaves_is_forgotten() -> None:
         app.may_answer.set()
         assert [(await task).status for task in (tasks[0], tasks[2])] == [200, 200]
         assert app.asked == 2
-        await until(lambda: client._hosts["b"].demand.in_flight == 0)
+        await until(lambda: client._bases["b"].demand.in_flight == 0)
 
 
 async def test_a_request_that_waits_for_a_dead_worker_goes_to_the_next_worker() -> None:
@@ -202,12 +202,12 @@ async def test_a_request_that_waits_for_a_dead_worker_goes_to_the_next_worker() 
     async with opened(app) as door:
         reports = [dead]
 
-        async def find(host: str) -> list[WorkerReport]:
+        async def find(base: str) -> list[WorkerReport]:
             return list(reports)
 
         client = EngineClient(find, 10)
         tasks = [call(client) for _ in range(4)]
-        await until(lambda: client.views() and not client._hosts["b"].directory.known)
+        await until(lambda: client.views() and not client._bases["b"].directory.known)
         reports[:] = [report(door, 1)]
         app.may_answer.set()
         assert [(await task).status for task in tasks] == [200] * 4
@@ -231,7 +231,7 @@ async def test_answers_report_their_numbers_of_tokens() -> None:
 
     async with serving(app) as client:
         await client.call("b", EngineCall("/v1/completions", b"whole"))
-        lengths = client._hosts["b"].router._history._lengths
+        lengths = client._bases["b"].router._history._lengths
         assert lengths.expected(0, 0) == 17
         async for _ in client.stream("b", ASK):
             pass

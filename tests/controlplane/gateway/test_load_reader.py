@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from controlplane.gateway import host_workers, load_reader
+from controlplane.gateway import base_workers, load_reader
+from controlplane.gateway.base_workers import BaseWorkers
 from controlplane.gateway.engine_client import EngineClient
-from controlplane.gateway.host_workers import HostWorkers
 from controlplane.gateway.known_worker import KnownWorker
 from controlplane.gateway.load_reader import LoadReader
 from testkit.doors import HEAD, Held, opened, part, report
@@ -36,7 +36,7 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load_reader, "FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr(host_workers, "REFRESH_S", 0.02)
+    monkeypatch.setattr(base_workers, "REFRESH_S", 0.02)
 
 
 def chunk(body: bytes) -> bytes:
@@ -157,14 +157,14 @@ async def test_an_error_about_one_load_does_not_end_the_reader() -> None:
     listener.close()
 
 
-# --- the workers of a host -----------------------------------------------------------------------
+# --- the workers of a base -----------------------------------------------------------------------
 
 
 @asynccontextmanager
 async def client_of(*reports: WorkerReport) -> AsyncIterator[tuple[EngineClient, list[WorkerReport]]]:
     known = list(reports)
 
-    async def find(host: str) -> list[WorkerReport]:
+    async def find(base: str) -> list[WorkerReport]:
         return list(known)
 
     client = EngineClient(find, 100)
@@ -172,8 +172,8 @@ async def client_of(*reports: WorkerReport) -> AsyncIterator[tuple[EngineClient,
     client.close()
 
 
-def workers_of(client: EngineClient) -> HostWorkers:
-    return client._hosts["b"]
+def workers_of(client: EngineClient) -> BaseWorkers:
+    return client._bases["b"]
 
 
 def only(client: EngineClient) -> KnownWorker:

@@ -51,7 +51,7 @@ class Worker:
 
 
 def client_of(*doors: Door, places: int = 100) -> EngineClient:
-    async def find(host: str) -> list[WorkerReport]:
+    async def find(base: str) -> list[WorkerReport]:
         return [report(door, limit=1) for door in doors]
 
     return EngineClient(find, places)
@@ -93,10 +93,10 @@ async def test_a_refused_request_is_not_announced() -> None:
         asked = [asyncio.create_task(client.call("b", BASE))]
         await worker.arrived.wait()
         asked.append(asyncio.create_task(client.call("b", BASE)))
-        await until(lambda: len(client._hosts["b"].queue) == 1)
+        await until(lambda: len(client._bases["b"].queue) == 1)
         with pytest.raises(errors.Overloaded):
             await client.call("b", call(V1))
-        assert client._hosts["b"]._read_ahead._announcing == set()
+        assert client._bases["b"]._read_ahead._announcing == set()
         worker.may_end.set()
         await asyncio.gather(*asked)
         assert worker.told == []
@@ -109,7 +109,7 @@ async def test_a_request_for_a_base_is_not_announced() -> None:
         client = client_of(door)
         asked = [asyncio.create_task(client.call("b", BASE)) for _ in range(3)]
         await worker.arrived.wait()
-        await until(lambda: len(client._hosts["b"].queue) == 2)
+        await until(lambda: len(client._bases["b"].queue) == 2)
         worker.may_end.set()
         await asyncio.gather(*asked)
         assert worker.told == []

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from controlplane import errors
-from controlplane.gateway import engine_limits, health_watch, host_workers, load_reader
+from controlplane.gateway import base_workers, engine_limits, health_watch, load_reader
 from controlplane.gateway.engine_client import EngineClient
 from controlplane.gateway.engine_limits import EngineLimits
 from controlplane.gateway.known_worker import KnownWorker
@@ -71,10 +71,10 @@ class Stopping:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_workers, "LOOK_S", 0.1)
+    monkeypatch.setattr(base_workers, "LOOK_S", 0.1)
     monkeypatch.setattr(health_watch, "LOOK_S", 0.1)
     monkeypatch.setattr(engine_limits, "LOOK_S", 0.1)
-    monkeypatch.setattr(host_workers, "REFRESH_S", 0.1)
+    monkeypatch.setattr(base_workers, "REFRESH_S", 0.1)
     monkeypatch.setattr(load_reader, "LONGEST_OF_ONE_HEARD_S", 0.1)
 
 
@@ -108,7 +108,7 @@ async def client_of(*reports: WorkerReport, limits: EngineLimits = LIMITS) -> As
 
 
 def known(client: EngineClient, group: str) -> KnownWorker:
-    (found,) = [w for w in client._hosts["b"].directory.known if w.group == group]
+    (found,) = [w for w in client._bases["b"].directory.known if w.group == group]
     return found
 
 
@@ -150,8 +150,8 @@ async def test_a_stream_without_a_first_byte_is_moved_once(stopping: Stopping) -
         items = client.stream("b", STREAM)
         first = asyncio.create_task(anext(items))
         await until(lambda: worker.own == 1)
-        hosts = client._workers("b")
-        hosts.directory._find = _finding(stopping.report, report(door))
+        workers = client._workers("b")
+        workers.directory._find = _finding(stopping.report, report(door))
         assert await first == EngineHead(200, "text/event-stream")
         assert await anext(items) == b"data: 1\n\n"
         assert other.asked == 1
@@ -160,7 +160,7 @@ async def test_a_stream_without_a_first_byte_is_moved_once(stopping: Stopping) -
 
 
 def _finding(*reports: WorkerReport) -> Any:
-    async def find(host: str) -> list[WorkerReport]:
+    async def find(base: str) -> list[WorkerReport]:
         return list(reports)
 
     return find

@@ -82,7 +82,7 @@ def test_a_deployment_holds_what_was_asked_for(repository: Repository) -> None:
     request = deploy("base", maxOutputLength=7, intent="latSLO", SLOs={"e2e_ms": 1500})
     submit(repository, deploy_model, request)
     d = repository.read().deployments["base"].record
-    assert (d.phase, d.host, d.intent, d.max_output_tokens) == (Phase.PENDING, "base", Intent.MIN_COST, 7)
+    assert (d.phase, d.base, d.intent, d.max_output_tokens) == (Phase.PENDING, "base", Intent.MIN_COST, 7)
     assert d.slos.latency_s == 1.5
 
 
@@ -90,7 +90,7 @@ def test_a_variant_brings_its_base(repository: Repository) -> None:
     ready(repository, BASE, V1)
     operation = submit(repository, deploy_model, deploy("v1"))
     state = repository.read()
-    assert {name: d.record.host for name, d in state.deployments.items()} == {"v1": "base", "base": "base"}
+    assert {name: d.record.base for name, d in state.deployments.items()} == {"v1": "base", "base": "base"}
     assert "deployed with it" in operation.reason
     assert len({d.record.uid for d in state.deployments.values()}) == 2
 
@@ -106,8 +106,8 @@ def test_a_variant_joins_a_base_that_is_there(repository: Repository) -> None:
 def test_parsers_are_those_of_a_base_s_engines(repository: Repository) -> None:
     ready(repository, BASE, V1)
     submit(repository, deploy_model, deploy("v1", toolCallParser="hermes", reasoningParser="none"))
-    host = repository.read().deployments["base"].record
-    assert (host.tool_parser, host.reasoning_parser) == ("hermes", "")
+    base = repository.read().deployments["base"].record
+    assert (base.tool_parser, base.reasoning_parser) == ("hermes", "")
     assert repository.read().deployments["v1"].record.tool_parser is None
 
 

@@ -313,7 +313,7 @@ def test_placing_again_chooses_the_other_sizes_again() -> None:
 
 def test_a_rank_below_that_of_a_deployed_adapter_is_refused() -> None:
     base = served(64).deployments["b"].record
-    deployed = replace(wanted(Intent.MIN_COST), model="v", host="b", phase=Phase.DEPLOYED)
+    deployed = replace(wanted(Intent.MIN_COST), model="v", base="b", phase=Phase.DEPLOYED)
     state = state_of(MODEL, adapter(64), base, deployed)
     with pytest.raises(
         errors.InvalidRequest, match=r"the deployed 'v' \(64\) need a larger LoRA rank than 8"

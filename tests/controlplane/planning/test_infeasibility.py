@@ -213,8 +213,8 @@ def test_anti_affinity_keeps_apart_from_what_is_placed_and_not_from_itself(
     first = decide(base, wanted, two, settings)
     assert first.ranks[0].node == "node"
     mine = replace(wanted, groups=(WorkerGroup(0, placement=first),))
-    theirs = replace(mine, model="c", host="c")
-    again = exclude_group([mine, theirs], mine.host)
+    theirs = replace(mine, model="c", base="c")
+    again = exclude_group([mine, theirs], mine.base)
     assert [one.placement for one in again] == [None, first]
     assert decide(base, wanted, two, settings, others=again[:1]).ranks[0].node == "node"
     assert decide(base, wanted, two, settings, others=[mine]).ranks[0].node == "other"  # another replica

@@ -90,11 +90,11 @@ def test_a_path_measurement_is_retried_after_growing_pauses_for_ever() -> None:
 
 
 def test_another_base_is_tried_after_a_failure() -> None:
-    tried, hosts = PathProfile("key"), []
+    tried, bases = PathProfile("key"), []
     for _ in range(3):
-        hosts += due(SERVING, OTHER, tried, now_s=1e9)
+        bases += due(SERVING, OTHER, tried, now_s=1e9)
         tried = path_measuring.failed("key", tried, "a reason", 0.0)
-    assert hosts == ["a", "b", "a"]
+    assert bases == ["a", "b", "a"]
 
 
 def test_prompts_fit_every_engine_of_the_base() -> None:
@@ -171,8 +171,8 @@ class Prober(MeasuredCluster):
         self.probed: list[tuple[str, tuple[str, ...]]] = []
         self.max_tokens: set[int] = set()
 
-    async def probe_path(self, host: str, group_ids: Sequence[str], max_tokens: int) -> list[Burst]:
-        self.probed.append((host, tuple(group_ids)))
+    async def probe_path(self, base: str, group_ids: Sequence[str], max_tokens: int) -> list[Burst]:
+        self.probed.append((base, tuple(group_ids)))
         self.max_tokens.add(max_tokens)
         if (change := self.scaled) is not None:
             self.scaled = None
@@ -180,7 +180,7 @@ class Prober(MeasuredCluster):
         if self.failures:
             self.failures -= 1
             raise errors.Unavailable("the proxy does not answer")
-        return await super().probe_path(host, group_ids, max_tokens)
+        return await super().probe_path(base, group_ids, max_tokens)
 
 
 @pytest.mark.usefixtures("hurry")

@@ -37,28 +37,28 @@ async def test_a_move_starts_the_new_group_before_the_old_one_goes(world: World)
         assert where == {"base": {"base": {"node"}}, "second": {"second": {"other"}}}
         proposal = proposed(world)
         (move,) = proposal.moves
-        host = move.tenant.name
+        base = move.tenant.name
         assert proposal.freed is not None
-        assert proposal.freed.node == ("node" if host == "base" else "other")
+        assert proposal.freed.node == ("node" if base == "base" else "other")
         assert move.tenant.load_bytes > 0
-        world.cluster.held.add(f"{host}@1")
+        world.cluster.held.add(f"{base}@1")
         begin(world, proposal)
-        await world.until(lambda: f"{host}@1" in world.cluster.engines)
+        await world.until(lambda: f"{base}@1" in world.cluster.engines)
         with pytest.raises(errors.NotReady):
             rebalancing.propose(world.repository.read(), world.cluster.devices, world.settings)
-        assert build_table(world.repository.read()).groups[host] == (host,)
-        assert {holder for holder, *_ in reserved(world.repository.read())} == {"base", "second", f"{host}@1"}
+        assert build_table(world.repository.read()).groups[base] == (base,)
+        assert {holder for holder, *_ in reserved(world.repository.read())} == {"base", "second", f"{base}@1"}
         world.cluster.held.clear()
         served: set[tuple[str, ...]] = set()
 
         def moved() -> bool:
             state = world.repository.read()
-            served.add(build_table(state).groups.get(host, ()))
-            return state.deployments[host].record.group_ids() == (f"{host}@1",)
+            served.add(build_table(state).groups.get(base, ()))
+            return state.deployments[base].record.group_ids() == (f"{base}@1",)
 
         await world.until(moved)
         assert () not in served  # a group answered at every moment
-        await world.until(lambda: set(world.cluster.engines) == {"base", "second", f"{host}@1"} - {host})
+        await world.until(lambda: set(world.cluster.engines) == {"base", "second", f"{base}@1"} - {base})
         state = world.repository.read()
         assert reserved(state) == placed(state)
         assert {n for d in state.deployments.values() for ns in nodes_of(d.record).values() for n in ns} == {
@@ -74,16 +74,16 @@ async def test_a_move_that_fails_leaves_the_group_where_it_is(world: World, trou
     async with world.controlled():
         await apart(world)
         proposal = proposed(world)
-        host = proposal.moves[0].tenant.name
+        base = proposal.moves[0].tenant.name
         if trouble == "no room":
             fill(world, 0, 0)
         else:
-            world.cluster.broken.add(host)
+            world.cluster.broken.add(base)
         begin(world, proposal)
-        await world.until(lambda: len(world.repository.read().deployments[host].record.groups) == 2)
-        await world.until(lambda: len(world.repository.read().deployments[host].record.groups) == 1)
+        await world.until(lambda: len(world.repository.read().deployments[base].record.groups) == 2)
+        await world.until(lambda: len(world.repository.read().deployments[base].record.groups) == 1)
         await world.until(lambda: set(world.cluster.engines) == {"base", "second"})
-        found = world.repository.read().deployments[host].record
+        found = world.repository.read().deployments[base].record
         assert [(g.number, g.phase) for g in found.groups] == [(0, GroupPhase.SERVING)]
         assert (found.phase, found.reason) == (Phase.DEPLOYED, "")
 

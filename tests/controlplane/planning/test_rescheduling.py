@@ -18,8 +18,8 @@ from controlplane.state.repository import Versioned
 from controlplane.state.worker_groups import (
     GroupPhase,
     WorkerGroup,
+    base_of,
     group_id_of,
-    host_of,
     next_number,
     number_of,
 )
@@ -242,11 +242,11 @@ def test_a_deployment_stands_as_its_groups_do(phases: list[GroupPhase], establis
     )
 
 
-@given(host=st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,94}", fullmatch=True), number=st.integers(0, 99))
-def test_names_of_groups(host: str, number: int) -> None:
-    name = group_id_of(host, number)
-    assert (host_of(name), number_of(name)) == (host, number)
-    assert (name == host) == (number == 0)  # as one engine of a base was always called
+@given(base=st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,94}", fullmatch=True), number=st.integers(0, 99))
+def test_names_of_groups(base: str, number: int) -> None:
+    name = group_id_of(base, number)
+    assert (base_of(name), number_of(name)) == (base, number)
+    assert (name == base) == (number == 0)  # as one engine of a base was always called
 
 
 def test_numbers_of_groups_are_their_own() -> None:

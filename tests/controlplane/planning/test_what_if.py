@@ -223,7 +223,7 @@ def test_a_second_deployment_has_what_the_first_one_left(tmp_path: Path) -> None
     wanted = Deployment("a", 1, "a", Phase.DEPLOYED, Intent.MIN_LATENCY, None)
     placed = replace(wanted, groups=(WorkerGroup(0, GroupPhase.SERVING, one),))
     after = less(Inventory((device,)), [one])
-    second = replace(wanted, model="b", host="b", phase=Phase.PENDING, intent=Intent.MIN_COST)
+    second = replace(wanted, model="b", base="b", phase=Phase.PENDING, intent=Intent.MIN_COST)
     assert two == decide(base, second, after, SETTINGS, others=[placed])
 
 

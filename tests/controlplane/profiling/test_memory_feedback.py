@@ -80,15 +80,15 @@ def taking(world: World, more: int) -> Any:
     """Reports of engines whose ranks take this much more than planned."""
     real = world.cluster.reports
 
-    async def reports(host: str) -> list[WorkerReport]:
-        placement = world.repository.read().deployments[host].record.placement
+    async def reports(base: str) -> list[WorkerReport]:
+        placement = world.repository.read().deployments[base].record.placement
         assert placement is not None
         ranks = tuple(
             RankReport(r.rank, 1, r.node, r.device_kind, r.device_index, 2, size, 0, 0, 0, size + more)
             for r in placement.ranks
             for size in [r.memory_bytes]
         )
-        return [replace(report, ranks=ranks) for report in await real(host)]
+        return [replace(report, ranks=ranks) for report in await real(base)]
 
     return reports
 
@@ -129,7 +129,7 @@ async def test_a_deployment_that_takes_more_than_planned_teaches_the_next(
 async def test_an_engine_without_memory_reports_is_deployed(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def reports(host: str) -> list[WorkerReport]:
+    async def reports(base: str) -> list[WorkerReport]:
         raise errors.EngineFailed("it is busy")
 
     monkeypatch.setattr(world.cluster, "reports", reports)

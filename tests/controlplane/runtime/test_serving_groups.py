@@ -18,7 +18,7 @@ SEEN = EngineResidency(4, 4, 0, 0, 0, ())
 
 @pytest.fixture
 def runtime(settings: Settings) -> RayCluster:
-    return RayCluster(settings, groups_of=lambda host: GROUPS[host])
+    return RayCluster(settings, groups_of=lambda base: GROUPS[base])
 
 
 def report(group: str) -> WorkerReport:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from controlplane import errors
 from controlplane.gateway.admission_queue import AdmissionQueue
 from controlplane.state.terms import LatePolicy, Priority
-from controlplane.traffic.host_router import HostRouter, RoutingRules
+from controlplane.traffic.base_router import BaseRouter, RoutingRules
 from controlplane.traffic.member import Member, RoutedRequest
 from controlplane.traffic.request import InferenceRequest
 from controlplane.traffic.request_terms import RequestTerms
@@ -27,7 +27,7 @@ class World:
 
     def __init__(self, workers: int = 1, limit: int = 1, places: int = 100) -> None:
         self.now_s = 0.0
-        self.router = HostRouter(RoutingRules(), 0.0, is_ready=False)
+        self.router = BaseRouter(RoutingRules(), 0.0, is_ready=False)
         self.members = [Member(f"g{n}", limit) for n in range(workers)]
         self.router.set_members(self.members)
         self.queue = AdmissionQueue("base", self.router, places, lambda: self.now_s)

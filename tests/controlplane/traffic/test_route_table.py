@@ -29,7 +29,7 @@ def test_a_base_and_its_variant_by_both_names() -> None:
     assert routes.resolve("b").variant is None
     assert routes.resolve("v").variant == VariantRef("v", 7, "/a")
     assert routes.resolve("b:v") == routes.resolve("v")
-    assert routes.resolve("v").host == "b"
+    assert routes.resolve("v").base == "b"
 
 
 @pytest.mark.parametrize("name", ["x", "", ":", "b:", ":v", "v:b", "b:b", "x:v", "b:v:v", "B", "b\0"])
@@ -83,7 +83,7 @@ def test_unreadable_records_keep_their_routes(lost: str) -> None:
     found = build_table(replace(now, undecodable=(lost,)), last)
     for name in ("b", "v", "b:v"):
         assert found.resolve(name) == last.resolve(name)
-    assert found.resolve("o").host == "o"
+    assert found.resolve("o").base == "o"
     assert found.groups["b"] == last.groups["b"]
     assert last.alive <= found.alive
     with pytest.raises(errors.OstinatoError):
@@ -98,7 +98,7 @@ def test_a_deleted_record_has_no_route(lost: str, left: list[Any]) -> None:
     """A variant that is undeployed, or deleted, while its base's record cannot be read."""
     readable = {"model/b": deployment("b", Phase.DEPLOYED), "deployment/b": BASE}[lost]
     found = build_table(replace(state(readable, *left), undecodable=(lost,)), table())
-    assert found.resolve("b").host == "b"
+    assert found.resolve("b").base == "b"
     with pytest.raises(errors.OstinatoError):
         found.resolve("v")
 

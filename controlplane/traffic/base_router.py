@@ -41,7 +41,7 @@ class RoutingRules:
     in_flight_factor: float = 1.0
 
 
-class HostRouter:
+class BaseRouter:
     """The router of one base, in one gateway."""
 
     def __init__(self, rules: RoutingRules, now_s: float, is_ready: bool = True) -> None:

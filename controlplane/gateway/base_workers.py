@@ -1,7 +1,7 @@
 """The workers of one base in one gateway: requests enter here, and leave when they are answered.
 
 `WorkerDirectory` knows the workers, and `HealthWatch` decides which of them may get requests.
-`AdmissionQueue` chooses the next request, `HostRouter` its worker, and `DemandMeter` counts the requests.
+`AdmissionQueue` chooses the next request, `BaseRouter` its worker, and `DemandMeter` counts the requests.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from controlplane.gateway.health_watch import HealthWatch
 from controlplane.gateway.known_worker import KnownWorker
 from controlplane.gateway.read_ahead import ReadAhead
 from controlplane.gateway.worker_directory import Alive, Find, WorkerDirectory
-from controlplane.traffic.host_router import HostRouter, RoutingRules
+from controlplane.traffic.base_router import BaseRouter, RoutingRules
 from controlplane.traffic.member import RoutedRequest
 from controlplane.traffic.member_set import StepModels
 from controlplane.traffic.request import InferenceRequest
@@ -35,19 +35,19 @@ WAIT_S = 120.0
 RESTART_HINT_S = 5.0
 
 
-class HostWorkers:
-    """`find` asks the workers of `host` for their reports. At most `max_queued` requests wait."""
+class BaseWorkers:
+    """`find` asks the workers of `base` for their reports. At most `max_queued` requests wait."""
 
     def __init__(
-        self, host: str, find: Find, max_queued: int, alive: Alive, rules: RoutingRules, limits: EngineLimits
+        self, base: str, find: Find, max_queued: int, alive: Alive, rules: RoutingRules, limits: EngineLimits
     ) -> None:
-        self._host = host
+        self._base = base
         self.limits = limits
         self.demand = DemandMeter(time.monotonic, max_queued)
-        self.router = HostRouter(rules, time.monotonic(), warming.is_ready())
-        self.queue = AdmissionQueue(host, self.router, max_queued, time.monotonic)
-        self.directory = WorkerDirectory(host, find, alive, limits.rules, self)
-        self.health = HealthWatch(host, limits, self.directory, self._set_takes)
+        self.router = BaseRouter(rules, time.monotonic(), warming.is_ready())
+        self.queue = AdmissionQueue(base, self.router, max_queued, time.monotonic)
+        self.directory = WorkerDirectory(base, find, alive, limits.rules, self)
+        self.health = HealthWatch(base, limits, self.directory, self._set_takes)
         self._read_ahead = ReadAhead()
         self._used_s = 0.0
         self._taken_s = -math.inf
@@ -82,7 +82,7 @@ class HostWorkers:
         self._taken_s = time.monotonic()
 
     def released(self, routed: RoutedRequest, tokens: int | None) -> None:
-        """A request left its worker; `tokens` as in `HostRouter.ended`. Waiting requests may go."""
+        """A request left its worker; `tokens` as in `BaseRouter.ended`. Waiting requests may go."""
         self.router.ended(routed, tokens)
         if tokens is not None:
             self.demand.answered(time.monotonic() - routed.request.arrived_s)
@@ -119,7 +119,7 @@ class HostWorkers:
 
     def _no_worker(self) -> errors.Unavailable:
         return errors.Unavailable(
-            f"the engine of '{self._host}' is not available (it starts or stops); try again",
+            f"the engine of '{self._base}' is not available (it starts or stops); try again",
             retry_after_s=RESTART_HINT_S,
         )
 

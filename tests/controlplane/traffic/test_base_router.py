@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from controlplane.routing.orders import order_all
 from controlplane.routing.snapshot import ELSEWHERE, IN_HOST_MEMORY, IN_SLOT, LOADING, NO_PROMISE, ORDER
-from controlplane.traffic.host_router import PLACE_EVERY_S, HostRouter, RoutingRules
+from controlplane.traffic.base_router import PLACE_EVERY_S, BaseRouter, RoutingRules
 from controlplane.traffic.live_snapshot import equal_rows
 from controlplane.traffic.member import Member, RoutedRequest
 from controlplane.traffic.request import InferenceRequest
@@ -54,14 +54,14 @@ def models(max_rows: int = 8) -> Models:
 
 def router(
     *groups: str, rules: RoutingRules | None = None, limit: int = 64
-) -> tuple[HostRouter, list[Member]]:
-    made = HostRouter(rules or RoutingRules(), 0.0)
+) -> tuple[BaseRouter, list[Member]]:
+    made = BaseRouter(rules or RoutingRules(), 0.0)
     members = [Member(name, limit) for name in groups]
     made.set_members(members)
     return made, members
 
 
-def sent(to: HostRouter, request: InferenceRequest | None = None, now_s: float = 0.0) -> RoutedRequest:
+def sent(to: BaseRouter, request: InferenceRequest | None = None, now_s: float = 0.0) -> RoutedRequest:
     routed = to.send(request or InferenceRequest(), now_s)
     assert routed is not None
     return routed
@@ -72,7 +72,7 @@ def load(ongoing: int, variants: tuple[tuple[int, str], ...] = (), **more: Any) 
     return WorkerLoad(ongoing=ongoing, prefill_tokens=0, prefill_s=0.0, variants=variants, **given)
 
 
-def group_of(of: HostRouter, member: Member) -> Any:
+def group_of(of: BaseRouter, member: Member) -> Any:
     assert of.snapshot is not None
     return of.snapshot.groups[member.slot]
 
@@ -82,7 +82,7 @@ def group_of(of: HostRouter, member: Member) -> Any:
 
 def test_a_request_without_step_models_goes_to_the_worker_with_the_fewest_requests() -> None:
     for ready in (True, False):
-        made = HostRouter(RoutingRules(), 0.0, is_ready=ready)
+        made = BaseRouter(RoutingRules(), 0.0, is_ready=ready)
         members = [Member(name, 64) for name in "abcde"]
         made.set_members(members)
         for _ in range(50):
@@ -268,7 +268,7 @@ def test_memory_is_bounded_by_what_is_in_flight() -> None:
 class Reference:
     """Sums over the requests in routed, by what they ask for alone."""
 
-    def __init__(self, of: HostRouter) -> None:
+    def __init__(self, of: BaseRouter) -> None:
         self.of = of
 
     def check(self, member: Member, in_flight: list[RoutedRequest]) -> None:
@@ -318,7 +318,7 @@ EVENTS = st.lists(
 @settings(deadline=None, max_examples=2 * settings().max_examples)
 @given(EVENTS, st.booleans())
 def test_sums_are_those_of_the_requests_in_flight(events: list[tuple[str, int]], late_start: bool) -> None:  # noqa: PLR0912
-    made = HostRouter(RoutingRules(), 0.0, is_ready=not late_start)
+    made = BaseRouter(RoutingRules(), 0.0, is_ready=not late_start)
     members: list[Member] = [Member("a", 6), Member("b", 6)]
     made.set_members(members)
     in_flight: list[RoutedRequest] = []
@@ -398,7 +398,7 @@ def test_requests_that_turn_out_longer_count_as_longer() -> None:
 # --- many workers ----------------------------------------------------------------------------------------
 
 
-def recomputed_orders(of: HostRouter) -> Any:
+def recomputed_orders(of: BaseRouter) -> Any:
     assert of.snapshot is not None
     fresh = of.snapshot._replace(orders=records(ORDER, of.snapshot.orders.shape))
     order_all(fresh)
@@ -409,7 +409,7 @@ def recomputed_orders(of: HostRouter) -> Any:
 @given(seed=st.integers(0, 1 << 48))
 def test_kept_orders_of_many_workers_equal_recomputed_orders(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    made, known = HostRouter(RoutingRules(), 0.0), models(4)
+    made, known = BaseRouter(RoutingRules(), 0.0), models(4)
     members = [Member(f"{n}", 5) for n in range(45)]
     known.model_of_group = {member.group: n % 2 for n, member in enumerate(members)}
     made.set_members(members[:40])
@@ -447,7 +447,7 @@ def test_kept_orders_of_many_workers_equal_recomputed_orders(seed: int) -> None:
 
 
 def test_idle_workers_among_many_share_new_requests() -> None:
-    made = HostRouter(RoutingRules(), 0.0)
+    made = BaseRouter(RoutingRules(), 0.0)
     made.set_members([Member(f"{n}", 64) for n in range(100)])
     for _ in range(300):
         sent(made)
@@ -468,7 +468,7 @@ def test_places_are_those_of_the_sequences_under_way(
 ) -> None:
     """`events`: which worker's oldest request ends first (2: none), how wide the next one is, and whether
     step models change before it."""
-    made = HostRouter(RoutingRules(), 0.0, is_ready=is_ready)
+    made = BaseRouter(RoutingRules(), 0.0, is_ready=is_ready)
     members = [Member(name, limit) for name in "ab"]
     made.set_members(members)
     known = models(max_rows=limit)
