@@ -77,9 +77,10 @@ def _absent(path: Path) -> CheckpointError:
     )
 
 
-def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
-    """The JSON object in `path`. Raises CheckpointError when it is absent, too large or not an object."""
-    raw = _read(path, max_bytes)
+def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES, roots: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The JSON object in `path`; `roots`: as in `open_file`. Raises CheckpointError when it is absent, too
+    large or not an object."""
+    raw = _read(path, max_bytes, roots)
     if raw.startswith(codecs.BOM_UTF8):
         raise CheckpointError(
             f"{path} begins with a byte-order mark, so transformers cannot read it; remove the mark: "
@@ -97,11 +98,11 @@ def read_text(path: Path, max_bytes: int) -> str:
         raise CheckpointError(f"{path} is not UTF-8 text ({error}); copy or download it again") from error
 
 
-def _read(path: Path, max_bytes: int) -> bytes:
+def _read(path: Path, max_bytes: int, roots: tuple[Path, ...] = ()) -> bytes:
     if not is_file(path):
         raise _absent(path)
     try:
-        with open_file(path) as file:
+        with open_file(path, roots) as file:
             size = os.fstat(file.fileno()).st_size
             if size > max_bytes:
                 raise CheckpointError(

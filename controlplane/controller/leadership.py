@@ -136,41 +136,52 @@ class Leadership:
         return asyncio.get_running_loop().run_in_executor(self._thread, take, NAME, holder, LEASE_S, gone)
 
     async def _lead(self, lease: Lease, until_s: float) -> None:
-        """Act until another process has the lease. Raises RuntimeError when the controller ends before."""
+        """Act until the store holds another lease. Raises RuntimeError when the controller ends before."""
         log.info("this controller acts, with epoch %d of the lease", lease.epoch)
         store = LeasedStore(self._store, lease, until_s)
         acting = asyncio.create_task(self._make(store).run())
+        held = lease
         self._tell(True)
         try:
-            while await self._renewed(lease, store):
+            while (held := await self._renewed(lease, store)) == lease:
                 await asyncio.wait({acting}, timeout=RENEW_S)
                 if acting.done():
                     cause = None if acting.cancelled() else acting.exception()
                     raise RuntimeError("the controller ended") from cause
-            log.warning("another controller acts now; this controller stands by")
+            log.warning("%s", _loss_of(lease, held))
             store.until_s = 0.0
         finally:
             acting.cancel()
             await asyncio.wait({acting})  # it undoes what it has begun, while the lease is still its own
             store.until_s = 0.0
-            self._release(lease)
+            self._release(held if held.holder == lease.holder else lease)
 
-    async def _renewed(self, lease: Lease, store: LeasedStore) -> bool:
-        """Renew the lease. False: another process has it. An unreachable store gives it to no process;
-        running actions continue meanwhile, and nothing new begins after the lease has expired."""
+    async def _renewed(self, lease: Lease, store: LeasedStore) -> Lease:
+        """Renew the lease, and return the lease that the store holds then. An unreachable store gives it to
+        no process; running actions continue meanwhile, and nothing new begins after the lease has expired."""
         asked_s = _now_s()
         try:
             now = await self._ask(lease.holder)
         except (Unavailable, OSError, RuntimeError) as e:
             log.warning("the lease could not be renewed: %s", e, extra=REPEATED)
-            return True
+            return lease
         store.until_s = asked_s + LEASE_S
-        return now == lease
+        return now
 
     def _release(self, lease: Lease) -> None:
         """Release the lease, so that the next holder need not wait. In an unreachable store it expires."""
         with suppress(Unavailable, OSError):
             self._store.release_lease(lease)
+
+
+def _loss_of(lease: Lease, now: Lease) -> str:
+    """Why a controller that had `lease` no longer acts, if the store holds the lease `now`."""
+    if now.holder == lease.holder:
+        return (
+            f"the state store no longer had epoch {lease.epoch} of this controller's lease: the store was "
+            "emptied or replaced; this controller takes the lease again"
+        )
+    return f"the controller of process {now.holder} acts now; this controller stands by"
 
 
 def _now_s() -> float:

@@ -99,8 +99,8 @@ def _first_start(settings: Settings, progress: Progress, dashboard_port: int) ->
     _check_torch(settings)
     start_checks.require_home(settings)
     start_checks.require_loopback()
-    _require_free_port(settings.http_host, settings.http_port)
     end_leftovers(settings, progress)
+    _require_free_port(settings.http_host, settings.http_port)  # a leftover may have held it
     return _start(settings, progress, _describe(settings, dashboard_port))
 
 

@@ -6,6 +6,7 @@ them here, reports which are the variant's own, and refuses what cannot be serve
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from profiler.files import MAX_CONFIG_BYTES, is_file, read_json, shown
 from profiler.inside import open_file
 from profiler.tokenizer_file import FILE, TokenizerFile, named, read_tokenizer
 
+CONFIG = "config.json"
 GENERATION = "generation_config.json"
 SETTINGS = "tokenizer_config.json"
 TEMPLATE, OLD_TEMPLATE = "chat_template.jinja", "chat_template.json"
@@ -25,11 +27,68 @@ VOCABULARIES = ("tokenizer.model", "vocab.json", "merges.txt")
 SIDE_FILES = (GENERATION, *TEMPLATES, *TOKENIZER, *VOCABULARIES)
 MAX_TEMPLATE_BYTES = 1 << 18  # long templates have 30 KB; a server parses them
 MAX_FILE_BYTES = 64_000_000  # the largest tokenizers have about 35 MB
+END = "eos_token_id"
 # Keys of generation_config.json that an engine uses for requests that do not set them.
 DEFAULTS = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty"),
     *("frequency_penalty", "max_new_tokens"),
 )
+DECODERS = ("decoder", "generator", "text_config")  # parts of a config.json that may have these keys
+
+
+class Generation(NamedTuple):
+    """End tokens and generation defaults, and the name of the file that has them."""
+
+    settings: Mapping[str, Any]
+    file: str
+
+
+def generation_of(folder: Path) -> Generation:
+    """The settings in generation_config.json, or without this file those in config.json, as transformers
+    (`GenerationConfig.from_model_config`) and vLLM read them. Raises CheckpointError."""
+    if is_file(folder / GENERATION):
+        return Generation(_read(folder / GENERATION), GENERATION)
+    return Generation(_in_config(folder), CONFIG)
+
+
+def own_generation(folder: Path, base: Path, roots: tuple[Path, ...] = ()) -> Generation:
+    """The settings of the variant in `folder` that differ from its base's.
+
+    A config.json only counts without a generation_config.json, and where it differs from the base's
+    config.json: trainers copy that one. `roots`: as in `write_together`. Raises CheckpointError.
+    """
+    before = generation_of(base)
+    if is_file(folder / GENERATION):
+        ours, file = _read(folder / GENERATION), GENERATION
+    else:
+        ours, file = _in_config(folder, roots), CONFIG
+        ours = _different(ours, folder / CONFIG, _in_config(base), base / CONFIG)
+    return Generation(_different(ours, folder / file, before.settings, base / before.file), file)
+
+
+def generation_file(folder: Path, base: Path, roots: tuple[Path, ...] = ()) -> dict[str, Any] | None:
+    """The generation_config.json of a variant that has settings of its own in its config.json: they replace
+    its base's. None: it has its own file, or needs none. `roots`: as in `write_together`. Raises
+    CheckpointError."""
+    own = own_generation(folder, base, roots)
+    return {**generation_of(base).settings, **own.settings} if own.file == CONFIG and own.settings else None
+
+
+def _in_config(folder: Path, roots: tuple[Path, ...] = ()) -> dict[str, Any]:
+    config = _read(folder / CONFIG, roots)
+    part = next((config[name] for name in DECODERS if isinstance(config.get(name), dict)), {})
+    places = [{name: place.get(name) for name in (END, *DEFAULTS)} for place in (part, config)]
+    return {name: value for place in places for name, value in place.items() if value is not None}
+
+
+def _different(
+    ours: Mapping[str, Any], file: Path, theirs: Mapping[str, Any], their_file: Path
+) -> dict[str, Any]:
+    """Our settings with other values than theirs; one end token is the same as a list of it."""
+    own = {n: ours[n] for n in DEFAULTS if ours.get(n) is not None and ours[n] != theirs.get(n)}
+    if (ends := _ids(ours.get(END), file)) and ends != _ids(theirs.get(END), their_file):
+        own[END] = ours[END]
+    return own
 
 
 def side_files(folder: Path) -> tuple[str, ...]:
@@ -63,6 +122,8 @@ def write_together(base: Path, variant: Path, target: Path, roots: tuple[Path, .
             _copy(variant / name, target / name, _most_bytes(name, base), roots)
         elif name not in replaced and is_file(base / name):
             _copy(base / name, target / name, MAX_FILE_BYTES)
+    if (generation := generation_file(variant, base, roots)) is not None:
+        (target / GENERATION).write_text(json.dumps(generation), encoding="utf-8")
     template, file = chat_template(base)
     if template is not None and file == SETTINGS and chat_template(target).text is None:
         (target / TEMPLATE).write_text(template, encoding="utf-8")
@@ -107,13 +168,12 @@ def _own_words(folder: Path, base: Path, rows: int) -> Iterator[str]:
     ours, theirs = (_read(where / SETTINGS) for where in (folder, base))
     if (end := _token(ours.get("eos_token"))) is not None and end != _token(theirs.get("eos_token")):
         yield f"end {end!r:.60} ({SETTINGS})"
-    generation, before = (_read(where / GENERATION) for where in (folder, base))
-    ends = _ids(generation.get("eos_token_id"), folder / GENERATION)
-    if ends and ends != _ids(before.get("eos_token_id"), base / GENERATION):
-        yield f"ends {', '.join(map(str, ends))} ({GENERATION})"
+    own, file = own_generation(folder, base)
+    if ends := _ids(own.get(END), folder / file):
+        yield f"ends {', '.join(map(str, ends))} ({file})"
     for name in DEFAULTS:
-        if generation.get(name) is not None and generation[name] != before.get(name):
-            yield f"{name} {shown(generation[name], 20)} ({GENERATION})"
+        if name in own:
+            yield f"{name} {shown(own[name], 20)} ({file})"
 
 
 class ChatTemplate(NamedTuple):
@@ -187,8 +247,8 @@ def _refuse_rowless(
         )
 
 
-def _read(where: Path) -> dict[str, Any]:
-    return read_json(where, MAX_CONFIG_BYTES) if is_file(where) else {}
+def _read(where: Path, roots: tuple[Path, ...] = ()) -> dict[str, Any]:
+    return read_json(where, MAX_CONFIG_BYTES, roots) if is_file(where) else {}
 
 
 def _token(value: Any) -> str | None:

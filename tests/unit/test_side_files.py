@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from transformers import GenerationConfig
 
 from controlplane import errors
 from controlplane.controller.registration import Limits, read_model_files
@@ -70,6 +71,51 @@ def test_registering_lists_the_variant_s_own_settings_and_their_files(base: Path
     )
 
 
+def configured(folder: Path, **changes: object) -> None:
+    """Give the folder its base's config.json with other settings."""
+    config = json.loads((folder.parent / "base" / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"eos_token_id": [8, 1]},
+        {"eos_token_id": 8},
+        {"eos_token_id": None, "text_config": {"eos_token_id": [8]}},
+    ],
+)
+def test_end_tokens_in_config_json_count_as_in_transformers(
+    tmp_path: Path, base: Path, adapter: Path, changes: dict[str, object]
+) -> None:
+    configured(adapter, **changes)
+    found = json.loads((adapter / "config.json").read_text())
+    expected = GenerationConfig.from_model_config(found).eos_token_id
+    ends = expected if isinstance(expected, list) else [expected]
+    assert own_words(adapter, base, ROWS) == (f"ends {', '.join(map(str, sorted(ends)))} (config.json)",)
+    write_together(base, adapter, tmp_path / "made")
+    written = json.loads((tmp_path / "made" / "generation_config.json").read_text())
+    assert written == {"eos_token_id": expected, "temperature": 0.6}, "the base's other settings stay"
+
+
+def test_a_generation_config_is_read_instead_of_config_json(base: Path, adapter: Path) -> None:
+    configured(adapter, eos_token_id=8)
+    (adapter / "generation_config.json").write_text('{"eos_token_id": [9]}')
+    assert own_words(adapter, base, ROWS) == ("ends 9 (generation_config.json)",)
+
+
+def test_a_copy_of_the_base_s_config_is_not_the_variants_own(
+    tmp_path: Path, base: Path, adapter: Path
+) -> None:
+    (base / "generation_config.json").write_text('{"eos_token_id": [1, 2]}')
+    configured(base, eos_token_id=1)
+    configured(adapter, eos_token_id=[1])
+    assert own_words(adapter, base, ROWS) == ()
+    write_together(base, adapter, tmp_path / "made")
+    written = json.loads((tmp_path / "made" / "generation_config.json").read_text())
+    assert written == {"eos_token_id": [1, 2]}
+
+
 def test_equal_files_are_not_the_variants_own(base: Path, adapter: Path) -> None:
     for name in side_files(base):
         (adapter / name).write_bytes((base / name).read_bytes())
@@ -89,6 +135,7 @@ def test_a_token_without_a_row_is_refused_by_name(base: Path, adapter: Path) -> 
     [
         ("generation_config.json", '{"eos_token_id": "x"}', "expected eos_token_id to be a token id"),
         ("generation_config.json", "{", r"generation_config\.json is not valid JSON"),
+        ("config.json", '{"eos_token_id": "x"}', r"config\.json: expected eos_token_id to be a token id"),
         (
             "tokenizer.json",
             "version https://git-lfs.github.com/spec/v1",
@@ -122,9 +169,11 @@ def test_together_they_are_the_variants_and_what_it_lacks(tmp_path: Path, base: 
 
 def test_a_link_that_leads_out_is_not_followed(tmp_path: Path, base: Path, adapter: Path) -> None:
     (tmp_path / "secret").write_text("{}")
-    (adapter / "generation_config.json").symlink_to(tmp_path / "secret")
-    with pytest.raises(CheckpointError, match="outside"):
-        write_together(base, adapter, tmp_path / "made", (adapter,))
+    for name in ("generation_config.json", "config.json"):
+        (adapter / name).symlink_to(tmp_path / "secret")
+        with pytest.raises(CheckpointError, match="outside"):
+            write_together(base, adapter, tmp_path / "made", (adapter,))
+        (adapter / name).unlink()
 
 
 def test_compressing_and_merging_keep_what_the_fine_tune_brings(tmp_path: Path, base: Path) -> None:
@@ -139,6 +188,17 @@ def test_compressing_and_merging_keep_what_the_fine_tune_brings(tmp_path: Path, 
     merge(base, tmp_path / "delta", tmp_path / "merged")
     for name in ("chat_template.jinja", "generation_config.json", "tokenizer.json"):
         assert (tmp_path / "merged" / name).read_bytes() == (tuned / name).read_bytes()
+
+
+def test_compressing_and_merging_keep_end_tokens_of_a_config(tmp_path: Path, base: Path) -> None:
+    tuned = make.write_tuned(base, tmp_path / "tuned", 3, 0.05)
+    (tuned / "generation_config.json").unlink()
+    config = json.loads((tuned / "config.json").read_text())
+    (tuned / "config.json").write_text(json.dumps({**config, "eos_token_id": 8}))
+    compress(Job(base, tuned, tmp_path / "delta", magnitude(), force=True))
+    merge(base, tmp_path / "delta", tmp_path / "merged")
+    for folder in (tmp_path / "delta", tmp_path / "merged"):
+        assert GenerationConfig.from_pretrained(folder).eos_token_id == 8
 
 
 def test_merging_an_adapter_keeps_its_template(tmp_path: Path, base: Path, adapter: Path) -> None:

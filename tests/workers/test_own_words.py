@@ -170,7 +170,9 @@ def test_an_answer_ends_at_the_variant_s_own_end_tokens(lab: Lab) -> None:
     generation = lab.variant(generation_config__json=json.dumps({"eos_token_id": [end, 63]}))
     settings = {"eos_token": f"w{end}", "unk_token": "w2"}
     by_token = lab.variant(tokenizer_config__json=json.dumps(settings))
-    cases = [generation] if end > 57 else [generation, by_token]
+    config = json.loads((lab.folder / "base" / "config.json").read_text())
+    configured = lab.variant(config__json=json.dumps({**config, "eos_token_id": [end, 63]}))
+    cases = [generation, configured] if end > 57 else [generation, configured, by_token]
     for variant in cases:
         answer = lab.choice(GREEDY, variant)
         assert (answer["token_ids"], answer["finish_reason"]) == (tokens[: at + 1], "stop")

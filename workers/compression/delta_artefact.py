@@ -26,7 +26,7 @@ from profiler.variants.delta import (
 )
 from profiler.variants.modules import require_adaptable
 from profiler.variants.reading import read_variant
-from profiler.variants.side_files import side_files
+from profiler.variants.side_files import GENERATION, generation_file, side_files
 from profiler.variants.types import VariantKind, VariantLimits, VariantSpec
 from profiler.weight_files import locate_in
 from workers.compression.artefacts import Stored, same
@@ -125,6 +125,8 @@ class DeltaArtefact:
             contents = (own / name).read_bytes()
             if not is_file(base / name) or (base / name).read_bytes() != contents:
                 write_bytes(folder / name, contents)
+        if (generation := generation_file(own, base)) is not None:
+            write_json(folder / GENERATION, generation)
 
     def spec(self, folder: Path) -> VariantSpec:
         return read_variant(folder, self._spec, VariantLimits(0))

@@ -13,6 +13,7 @@ from profiler.evaluation.tasks import Task
 from profiler.evaluation.types import Answerer
 from profiler.files import is_file, read_json
 from profiler.variants.reading import is_variant
+from profiler.variants.side_files import GENERATION, generation_file
 from workers.compression.durable import write_json
 from workers.compression.quality import Loss, Outcome, losses_between, outcome, outcomes_of
 from workers.compression.types import Progress
@@ -115,6 +116,8 @@ def replace_side_files(source: Path, target: Path) -> None:
         path.unlink()
     for path in side_files(source):
         shutil.copyfile(path, target / path.name)
+    if (generation := generation_file(source, target)) is not None:
+        write_json(target / GENERATION, generation)
 
 
 def torch_answerer(device: str | None) -> Open:

@@ -23,7 +23,13 @@ from typing import Any
 from profiler.errors import CheckpointError
 from profiler.files import is_file, read_json
 from profiler.inside import here
-from profiler.variants.side_files import GENERATION, chat_template, side_files, write_together
+from profiler.variants.side_files import (
+    GENERATION,
+    chat_template,
+    generation_file,
+    side_files,
+    write_together,
+)
 from workers.engine.template_process import TemplateFailed, Templates
 from workers.patches.vllm.engine_copy import engine_copy
 from workers.tokenizer_loading import FILE, load_tokenizer
@@ -76,7 +82,7 @@ class OwnApplications:
 
     async def load(self, uid: int, folder: Path) -> None:
         """Read the variant's own files. Raises CheckpointError."""
-        if not side_files(folder):
+        if not await asyncio.to_thread(self._has_words, folder):
             return
         async with self._lock:
             digest, words = await asyncio.to_thread(self._read, uid, folder)
@@ -118,6 +124,9 @@ class OwnApplications:
 
     def close(self) -> None:
         self._templates.close()
+
+    def _has_words(self, folder: Path) -> bool:
+        return bool(side_files(folder)) or generation_file(folder, self._base, self._roots) is not None
 
     def _read(self, uid: int, folder: Path) -> tuple[str, Words]:
         """The variant's own files and their digest."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 import os
 import signal
 import sqlite3
@@ -166,6 +167,23 @@ async def test_a_fenced_controller_starts_again_with_another_epoch(
     assert len(epochs_of) == 2
     assert epochs_of[0] < other.epoch < epochs_of[1]
     await first.end()
+
+
+async def test_a_store_that_lost_the_lease_is_named_as_the_cause(
+    store: StateStore, tmp_path: Path, quick: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The controller takes the lease again at once: no other process has it."""
+    for _ in range(2):  # an empty store counts epochs from the beginning
+        store.release_lease(store.take_lease(leadership.NAME, "before", 60))
+    first = Contender(store)
+    await until(lambda: first.leads)
+    with contextlib.closing(sqlite3.connect(tmp_path / "state.db")) as db, db:
+        db.execute("DELETE FROM leases")
+    with caplog.at_level(logging.INFO, leadership.log.name):
+        await until(lambda: len(first.made) == 2 and first.leads)
+    await first.end()
+    assert "the store was emptied or replaced" in caplog.text
+    assert "stands by" not in caplog.text
 
 
 async def test_a_controller_that_ends_ends_its_leadership(

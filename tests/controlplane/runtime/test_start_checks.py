@@ -239,6 +239,36 @@ def test_ports_of_ipv6_are_looked_at(tmp_path: Path) -> None:
         local.up(Settings(home=tmp_path, http_host="no-such-host.invalid", engine="echo"), quiet)
 
 
+LISTENER = """
+import socket, time
+held = socket.create_server(("127.0.0.1", 0))
+print(held.getsockname()[1], flush=True)
+time.sleep(1000)
+"""
+
+
+def test_a_leftover_of_an_earlier_run_that_holds_the_port_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[bool] = []
+
+    def start(
+        settings: Settings, progress: local.Progress, cluster: local.LocalCluster
+    ) -> local.LocalCluster:
+        started.append(local._refusal("127.0.0.1", settings.http_port) is None)
+        return cluster
+
+    monkeypatch.setattr(local, "_start", start)
+    marked = os.environ | {local.MARK: local._mark(Settings(home=tmp_path))}
+    command = [sys.executable, "-c", LISTENER]
+    with subprocess.Popen(command, env=marked, stdout=subprocess.PIPE, text=True) as leftover:
+        assert leftover.stdout is not None
+        port = int(leftover.stdout.readline())
+        settings = Settings(home=tmp_path, http_port=port, engine="echo", dashboard=False)
+        local.up(settings, quiet, supervised=False)
+    assert started == [True]
+
+
 def test_no_process_of_the_cluster_asks_a_proxy_for_this_machine() -> None:
     given = {"http_proxy": "http://proxy:3128", "NO_PROXY": "example.com, 127.0.0.1"}
     found = start_checks.without_proxies(given)
