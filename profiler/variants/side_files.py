@@ -76,7 +76,7 @@ def generation_file(folder: Path, base: Path, roots: tuple[Path, ...] = ()) -> d
 
 def _in_config(folder: Path, roots: tuple[Path, ...] = ()) -> dict[str, Any]:
     config = _read(folder / CONFIG, roots)
-    part = next((config[name] for name in DECODERS if isinstance(config.get(name), dict)), {})
+    part: dict[str, Any] = next((config[name] for name in DECODERS if isinstance(config.get(name), dict)), {})
     places = [{name: place.get(name) for name in (END, *DEFAULTS)} for place in (part, config)]
     return {name: value for place in places for name, value in place.items() if value is not None}
 
