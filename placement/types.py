@@ -69,13 +69,14 @@ class Device:
 class Unusable:
     """A node on which nothing new may be placed; `reason` is a sentence for the user that names it.
 
-    Everything placed on a `lost` node is lost, too. A `starting` node may soon have devices.
+    Everything placed on a `lost` node is lost, too. `awaited`: the event that soon gives the node devices;
+    empty if none is expected.
     """
 
     node: str
     reason: str
     lost: bool = False
-    starting: bool = False
+    awaited: str = ""
 
 
 @dataclass(frozen=True)

@@ -284,7 +284,7 @@ class InMemoryCluster:
             for name in names
         ]
         unusable = [
-            NodeState(u.node, (), 9.0, u.reason, u.lost, starting=u.starting) for u in self.devices.unusable
+            NodeState(u.node, (), 9.0, u.reason, u.lost, awaited=u.awaited) for u in self.devices.unusable
         ]
         return (*usable, *unusable)
 

@@ -31,7 +31,8 @@ class NodeContact:
 
 @dataclass(frozen=True)
 class Timeouts:
-    """A node that is silent for `stale_s` gets no new placements; after `lost_s` it is lost."""
+    """A node that is silent for `stale_s` gets no new placements: a deployment that needs the node waits.
+    After `lost_s` the node is lost, and nothing waits for it."""
 
     stale_s: float = 5.0
     lost_s: float = 30.0
@@ -45,7 +46,8 @@ class NodeState:
     """A node and its devices as last reported, `age_s` ago. `problem`: why no new placement is allowed;
     empty if it is. `gone`: Ray says that the node ended, so its engines are lost. `lost`: the node has
     been silent for long, but its engines may still run. `ids`: Ray's ids of the living nodes with this
-    name. `starting`: its devices' rates are not reported yet, and no known problem prevents that."""
+    name. `awaited`: the event that soon gives the node devices for new placements; empty if none is
+    expected."""
 
     name: str
     devices: tuple[Device, ...]
@@ -56,7 +58,7 @@ class NodeState:
     agent_pid: int = 0
     gone: bool = False
     ids: tuple[str, ...] = ()
-    starting: bool = False
+    awaited: str = ""
 
 
 def node_states(contacts: Iterable[NodeContact], timeouts: Timeouts) -> tuple[NodeState, ...]:
@@ -70,7 +72,7 @@ def node_states(contacts: Iterable[NodeContact], timeouts: Timeouts) -> tuple[No
 def inventory_of(nodes: Sequence[NodeState]) -> Inventory:
     """The devices that placement may use now, and the reasons for the rest."""
     usable = [device for node in nodes if not node.problem for device in node.devices]
-    unusable = (Unusable(n.name, n.problem, n.lost, n.starting) for n in nodes if n.problem)
+    unusable = (Unusable(n.name, n.problem, n.lost, n.awaited) for n in nodes if n.problem)
     return Inventory(tuple(usable), tuple(unusable))
 
 
@@ -89,7 +91,6 @@ def _state(contact: NodeContact, timeouts: Timeouts, namesakes: Sequence[NodeCon
     lost = not contact.alive or contact.silent_s > timeouts.lost_s
     living = sum(namesake.alive for namesake in namesakes)
     problem = _problem(contact, timeouts, living)
-    unheard = report is None or report.rates is None
     devices = _devices(contact.node, report, report.rates) if report and report.rates else ()
     return NodeState(
         contact.node,
@@ -101,7 +102,7 @@ def _state(contact: NodeContact, timeouts: Timeouts, namesakes: Sequence[NodeCon
         report.pid if report else 0,
         gone=not contact.alive,
         ids=tuple(sorted(namesake.id for namesake in namesakes if namesake.alive and namesake.id)),
-        starting=unheard and living == 1 and not lost and not contact.unmeasured,
+        awaited="" if lost or living > 1 else _awaited(contact, timeouts),
     )
 
 
@@ -129,6 +130,14 @@ def _lateness(contact: NodeContact, timeouts: Timeouts) -> str:
     if contact.unmeasured:
         return f"the devices of node {contact.node} could not be measured yet: {contact.unmeasured}"
     return f"the devices of node {contact.node} are being measured"
+
+
+def _awaited(contact: NodeContact, timeouts: Timeouts) -> str:
+    """The event after which a living node has devices: it was measured, or it reports again. A report is
+    late on a busy machine, too."""
+    if contact.report is None or contact.report.rates is None:
+        return "" if contact.unmeasured else f"the devices of {contact.node} have been measured"
+    return f"node {contact.node} reports again" if contact.silent_s > timeouts.stale_s else ""
 
 
 def _ago(contact: NodeContact) -> str:

@@ -49,7 +49,7 @@ from workers.messages import EngineConfig
 log = logging.getLogger(__name__)
 
 LOOK_AGAIN_S = 0.5
-STARTING_S = 2.0  # between two looks at nodes whose devices are being measured
+AWAITED_S = 2.0  # between two looks at nodes that are expected to have devices soon
 SAMPLED_S = 2.5  # device samples that are requested this long after a stop were taken after it
 MAX_LAUNCHES = 5  # failed launches in a row
 
@@ -264,7 +264,7 @@ class LaunchAction:
     def _look_again(self, group_id: str, state: State, reason: str) -> _Queued:
         """Commit that a group has no place yet, and is due soon: nothing needs to make room for it."""
         deployment, group = find_group(state, group_id)
-        waits = replace(group, reason=reason, retry_at_s=time.time() + STARTING_S)
+        waits = replace(group, reason=reason, retry_at_s=time.time() + AWAITED_S)
         record = deployments.with_group(deployment.record, waits)
         released = reservations.release(state, group_id)
         self._repository.commit([Put(record, deployment.version), *released])
@@ -300,10 +300,10 @@ class LaunchAction:
 
 def _awaited(inventory: Inventory, refusal: errors.NoFeasiblePlan) -> str:
     """The reason to wait for nodes that may soon have room for the refused group; empty if there are none."""
-    starting = sorted(node.node for node in inventory.unusable if node.starting)
-    if not starting or refusal.details.get("binding") != str(Constraint.MEMORY):
+    events = sorted({node.awaited for node in inventory.unusable if node.awaited})
+    if not events or refusal.details.get("binding") != str(Constraint.MEMORY):
         return ""
-    return f"waits until the devices of {', '.join(starting)} have been measured"
+    return f"waits until {' and '.join(events)}"
 
 
 def _reclaimed(state: State, group_id: str, sample: _Sample, stopped_lately: bool) -> Inventory:

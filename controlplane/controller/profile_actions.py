@@ -66,8 +66,7 @@ class ProfileActions:
         if ready.is_variant or not self._settings.measures:
             await self._admit(ready, ready.reason)
             return
-        inventory = await self._cluster.inventory()
-        key = keys.key_of_model(ready, inventory, self._settings)
+        key = keys.key_of_model(ready, await self._devices(), self._settings)
         if key is None:
             await self._admit(ready, f"{ready.reason}; not profiled, because there is no device")
             return
@@ -117,7 +116,7 @@ class ProfileActions:
             )
             return
         model = state.models[name].record
-        key = keys.key_of_model(model, await self._cluster.inventory(), self._settings)
+        key = keys.key_of_model(model, await self._devices(), self._settings)
         if key is None:
             lacking = errors.ProfilingFailed(
                 "the cluster has no device to measure on; add a device, then profile the model again"
@@ -196,6 +195,14 @@ class ProfileActions:
             reclaims = decision.reason == AWAITING_RECLAIM
             give_up_s = min(give_up_s, time.monotonic() + RECLAIM_WAIT_S) if reclaims else math.inf
             await self._notify(key, decision.reason)
+            await asyncio.sleep(LOOK_S)
+
+    async def _devices(self) -> Inventory:
+        """The devices; if there are none, those of the nodes that are expected to have devices soon."""
+        while True:
+            inventory = await self._cluster.inventory()
+            if inventory.devices or not any(node.awaited for node in inventory.unusable):
+                return inventory
             await asyncio.sleep(LOOK_S)
 
     async def _look_at_devices(self) -> Inventory:

@@ -73,6 +73,7 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rescheduling, "MAX_DELAY_S", 0.02)
     monkeypatch.setattr(launch_action, "LOOK_AGAIN_S", 0.01)
     monkeypatch.setattr(launch_action, "SAMPLED_S", 0.02)
+    monkeypatch.setattr(launch_action, "AWAITED_S", 0.02)
     monkeypatch.setattr(profile_actions, "LOOK_S", 0.01)
 
 

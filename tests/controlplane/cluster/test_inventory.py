@@ -81,26 +81,32 @@ def test_why_nothing_new_may_be_placed_on_a_node(contact: NodeContact, reason: s
     assert [(u.node, u.reason, u.lost) for u in inventory.unusable] == [("a", reason, lost)]
 
 
+MEASURED = "the devices of a have been measured"
 NEW = replace(HEARD, report=replace(REPORT, rates=None))
 
 
 @pytest.mark.parametrize(
-    ("contacts", "starting"),
+    ("contacts", "awaited"),
     [
-        ([NEW], True),
-        ([NodeContact("a", True, 3.0, None, "it has no agent yet")], True),
-        ([HEARD], False),
-        ([replace(NEW, alive=False)], False),
-        ([replace(NEW, silent_s=31.0)], False),
-        ([replace(NEW, unmeasured="out of memory")], False),
-        ([NEW, replace(NEW, id="namesake")], False),
-        ([replace(HEARD, report=replace(REPORT, devices=()))], False),
+        ([NEW], MEASURED),
+        ([NodeContact("a", True, 3.0, None, "it has no agent yet")], MEASURED),
+        ([HEARD], ""),
+        ([replace(HEARD, silent_s=5.1)], "node a reports again"),
+        ([replace(HEARD, silent_s=30.0, problem="no answer within 5 s")], "node a reports again"),
+        ([replace(HEARD, silent_s=30.1)], ""),
+        ([replace(HEARD, silent_s=7.2, alive=False)], ""),
+        ([replace(HEARD, silent_s=7.2), replace(HEARD, silent_s=7.2, id="namesake")], ""),
+        ([replace(NEW, alive=False)], ""),
+        ([replace(NEW, silent_s=31.0)], ""),
+        ([replace(NEW, unmeasured="out of memory")], ""),
+        ([NEW, replace(NEW, id="namesake")], ""),
+        ([replace(HEARD, report=replace(REPORT, devices=()))], ""),
     ],
 )
-def test_whether_a_node_may_soon_have_devices(contacts: list[NodeContact], starting: bool) -> None:
+def test_a_node_that_is_measured_or_late_is_awaited(contacts: list[NodeContact], awaited: str) -> None:
     (node,) = node_states(contacts, PATIENCE)
-    assert node.starting == starting
-    assert [u.starting for u in inventory_of([node]).unusable] == ([] if not node.problem else [starting])
+    assert node.awaited == awaited
+    assert [u.awaited for u in inventory_of([node]).unusable] == ([] if not node.problem else [awaited])
 
 
 def test_why_devices_could_not_be_measured() -> None:

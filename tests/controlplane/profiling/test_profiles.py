@@ -15,7 +15,7 @@ from controlplane.profiling.keys import key_of_model, key_on, profiled_device
 from controlplane.settings import Settings
 from controlplane.state.records import Model, ModelProfile, Phase
 from controlplane.state.repository import Repository
-from placement.types import Inventory
+from placement.types import Inventory, Unusable
 from profiler.types import Basis
 from testkit.controlplane.builders import ready_base
 from testkit.controlplane.world import World
@@ -237,6 +237,25 @@ async def test_a_registration_without_devices_measures_nothing(measured: World) 
         failed = await measured.end(submit(measured.repository, profile_model, "base", False))
     assert failed.error is not None
     assert failed.error["error"]["code"] == "profiling_failed"
+
+
+async def test_a_registration_waits_for_the_next_report_of_the_only_node(
+    measured: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A busy machine reports late: its models have profiles all the same."""
+    late = Unusable(HOST.node, "stale report", awaited=f"node {HOST.node} reports again")
+    looks = iter([Inventory((), (late,))] * 3)
+    of_devices = measured.cluster.inventory
+
+    async def inventory() -> Inventory:
+        return next(looks, None) or await of_devices()
+
+    monkeypatch.setattr(measured.cluster, "inventory", inventory)
+    async with measured.controlled():
+        assert (await measured.end(measured.register("base"))).phase is Phase.READY
+    assert next(looks, None) is None
+    (found,) = profiles(measured)
+    assert progress.is_whole(found)
 
 
 async def test_the_budget_is_what_is_free_at_most(measured: World) -> None:

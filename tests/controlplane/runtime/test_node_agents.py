@@ -110,7 +110,7 @@ async def test_the_reason_for_unmeasured_devices_is_reported_until_they_are_meas
     book = AgentBook(Settings(), starts=True, timeouts=Timeouts(30, 60))
     (found,) = await until(book, lambda n: "could not be measured" in n.problem)
     assert found.problem == f"the devices of node a could not be measured yet: {told}"
-    assert not found.starting
+    assert not found.awaited
     going_on.set()
     await until(book, lambda n: bool(n.devices) and not n.problem)
 

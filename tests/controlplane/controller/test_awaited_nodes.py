@@ -1,5 +1,4 @@
-"""A deployment right after `up` waits for the devices to be measured; it is not refused for want of
-devices."""
+"""A deployment waits for devices that are still measured, and for the next report of a node that is late."""
 
 from __future__ import annotations
 
@@ -17,8 +16,15 @@ from testkit.in_memory import CPU, cancel
 
 pytestmark = pytest.mark.usefixtures("hurry")
 
-STARTING = Unusable("node", "node node has not reported yet, 0.4 s after it joined", starting=True)
-WAITS = "waits until the devices of node have been measured"
+STARTING = Unusable(
+    "node",
+    "node node has not reported yet, 0.4 s after it joined",
+    awaited="the devices of node have been measured",
+)
+LATE = Unusable(
+    "node", "stale report: the last report of node node was 10.8 s ago", awaited="node node reports again"
+)
+LOST = Unusable("node", "node node is lost: its last report was 31.0 s ago", lost=True)
 FAILED = Unusable("node", "the devices of node node could not be measured yet: out of memory")
 SMALL = replace(CPU, node="small", total_bytes=1 << 20, free_bytes=1 << 20)
 
@@ -28,22 +34,23 @@ def world(settings: Settings, repository: Repository, files: Path) -> World:
     return World(settings, repository, files)
 
 
-def waits(world: World, deployed: Operation) -> bool:
-    """Whether both the deployment and the operation show the reason."""
+def waits(world: World, deployed: Operation, node: Unusable) -> bool:
+    """Whether both the deployment and the operation show what they wait for."""
     state = world.repository.read()
-    told = state.operations[deployed.id].record.reason
-    return WAITS in told and WAITS in state.deployments["base"].record.groups[0].reason
+    reason, told = f"waits until {node.awaited}", state.operations[deployed.id].record.reason
+    return reason in told and reason in state.deployments["base"].record.groups[0].reason
 
 
-@pytest.mark.parametrize("others", [(), (SMALL,)], ids=["no other", "one too small"])
-async def test_a_deployment_waits_for_a_node_that_is_being_measured(
-    world: World, others: tuple[Device, ...]
+@pytest.mark.parametrize("node", [STARTING, LATE], ids=["measured", "late"])
+@pytest.mark.parametrize("others", [(), (SMALL,)], ids=["no other", "another is too small"])
+async def test_a_deployment_waits_for_a_node_that_soon_has_devices(
+    world: World, others: tuple[Device, ...], node: Unusable
 ) -> None:
-    world.cluster.devices = Inventory(others, (STARTING,))
+    world.cluster.devices = Inventory(others, (node,))
     async with world.controlled():
         await world.end(world.register("base"))
         deployed = world.deploy("base")
-        await world.until(lambda: waits(world, deployed))
+        await world.until(lambda: waits(world, deployed, node))
         waiting = world.repository.read()
         assert not waiting.operations[deployed.id].record.done
         assert not waiting.deployments["base"].record.groups[0].refused_on, "nothing is to make room for it"
@@ -60,14 +67,19 @@ async def test_a_deployment_does_not_wait_for_a_node_with_failed_measurements(wo
         assert "out of memory" in ended.reason
 
 
-async def test_a_deployment_ends_when_the_measurement_fails_for_good(world: World) -> None:
-    world.cluster.devices = Inventory((), (STARTING,))
+@pytest.mark.parametrize(("node", "end"), [(STARTING, FAILED), (LATE, LOST)], ids=["measured", "late"])
+async def test_a_deployment_ends_when_the_node_gets_no_devices(
+    world: World, node: Unusable, end: Unusable
+) -> None:
+    world.cluster.devices = Inventory((), (node,))
     async with world.controlled():
         await world.end(world.register("base"))
         deployed = world.deploy("base")
-        await world.until(lambda: waits(world, deployed))
-        world.cluster.devices = Inventory((), (FAILED,))
-        assert (await world.end(deployed)).phase is Phase.FAILED
+        await world.until(lambda: waits(world, deployed, node))
+        world.cluster.devices = Inventory((), (end,))
+        ended = await world.end(deployed)
+        assert ended.phase is Phase.FAILED
+        assert end.reason in ended.reason
 
 
 async def test_a_waiting_deployment_can_be_cancelled(world: World) -> None:
@@ -75,7 +87,7 @@ async def test_a_waiting_deployment_can_be_cancelled(world: World) -> None:
     async with world.controlled():
         await world.end(world.register("base"))
         deployed = world.deploy("base")
-        await world.until(lambda: waits(world, deployed))
+        await world.until(lambda: waits(world, deployed, STARTING))
         cancel(world.repository, deployed.id)
         assert (await world.end(deployed)).phase is Phase.CANCELLED
 
