@@ -46,10 +46,11 @@ KINDS = ("model", "deployment")
 
 @pytest.fixture(params=["sqlite", "redis"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A store that no other process uses."""
+    """A store that no other process uses. A busy machine has a minute for each answer of Redis."""
     if request.param == "sqlite":
         return f"sqlite://{tmp_path}/state/ostinato.db"
-    return f"{request.getfixturevalue('redis_url')}?prefix=test-{uuid.uuid4().hex}"
+    patient = f"{request.getfixturevalue('redis_url')}?socket_timeout=60&socket_connect_timeout=60"
+    return f"{patient}&prefix=test-{uuid.uuid4().hex}"
 
 
 @pytest.fixture
@@ -252,7 +253,7 @@ def older_commit(url: str, key: str, value: str | None) -> None:
                 row = "INSERT OR REPLACE INTO entries SELECT 'model', ?, ?, value FROM revision"
                 db.execute(row, (key, value))
         return
-    address, _, prefix = url.partition("?prefix=")
+    address, _, prefix = url.partition("&prefix=")
     with redis.Redis.from_url(address) as client:
         revision = client.incr(f"{{{prefix}}}:revision")
         if value is None:
