@@ -39,6 +39,7 @@ class Cluster:
             **{"store_url": "", "gateway_replicas": 1, "api_key": "", **settings},
         )
         self.local: LocalCluster
+        self._marked: set[psutil.Process] = set()
 
     # --- its life --------------------------------------------------------------------------------
 
@@ -147,12 +148,18 @@ class Cluster:
         }
 
     def _bears_mark(self, process: psutil.Process) -> bool:
+        """Environments take long to read, and tests look several times a second: one with the mark is read
+        once."""
+        if process in self._marked:
+            return True
         try:
-            if process.environ().get(local.MARK) == self.local.mark:
-                return True
+            bears = process.environ().get(local.MARK) == self.local.mark
         except psutil.Error:
-            pass  # its command line may be readable still
-        return self.local.temp_dir in title(process)
+            bears = False  # its command line may be readable still
+        if bears or self.local.temp_dir in title(process):
+            self._marked.add(process)
+            return True
+        return False
 
     def replica(self, application: str, deployment: str) -> psutil.Process:
         """The one process of a deployment's replica; Ray names them `ray::ServeReplica:APP:DEPLOYMENT`."""

@@ -1,4 +1,4 @@
-"""The models of the shared clusters: a base of few layers and two LoRAs of it."""
+"""The models of the shared clusters: a base of few layers and tokens, and two LoRAs of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from testkit.cluster.clusters import GIVE_UP_S, Cluster
 from testkit.random_adapters import ATTENTION, RandomLora
 
 BASE = "smol"
-LAYERS = 6
+LAYERS = 3
+TOKENS = 15_360  # of 49,152: with all of them the head takes as long as eight layers. Three ranks share them
 MAX_OUTPUT = 512
 LORAS = (
     RandomLora("forte", rank=4, seed=11),

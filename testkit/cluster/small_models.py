@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from testkit.tiny_families import Tiny
 
@@ -47,6 +47,25 @@ def first_layers(base: Path, folder: Path, layers: int) -> Path:
 def _is_within(tensor: str, layers: int) -> bool:
     number = re.search(r"\.layers\.(\d+)\.", tensor)
     return number is None or int(number[1]) < layers
+
+
+def fewer_tokens(folder: Path, tokens: int) -> Path:
+    """The model in `folder` with the first tokens of its vocabulary: special ones, bytes, frequent words.
+
+    A merge makes a token of two earlier ones, so that the others are never needed.
+    """
+    file = folder / "tokenizer.json"
+    told = json.loads(file.read_text())
+    words = told["model"]
+    words["vocab"] = {token: number for token, number in words["vocab"].items() if number < tokens}
+    words["merges"] = [pair for pair in words["merges"] if "".join(pair) in words["vocab"]]
+    file.write_text(json.dumps(told))
+    config = json.loads((folder / "config.json").read_text())
+    weights = load_file(folder / "model.safetensors")
+    rows = {n: t[:tokens].clone() for n, t in weights.items() if t.shape[0] == config["vocab_size"]}
+    save_file(weights | rows, folder / "model.safetensors", {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": tokens}))
+    return folder
 
 
 def showing_tools(folder: Path) -> Path:

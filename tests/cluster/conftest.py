@@ -12,7 +12,7 @@ import pytest
 
 from testkit import random_adapters
 from testkit.cluster import small_models
-from testkit.cluster.served import BASE, LAYERS, LORAS
+from testkit.cluster.served import BASE, LAYERS, LORAS, TOKENS
 from testkit.random_adapters import RandomLora
 from tests.side_by_side import place_of, unit_of
 
@@ -44,10 +44,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def base_folder(smollm2_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """SmolLM2's first layers: what they say makes no sense, but they start and answer in less time. They know
-    tools."""
+    """SmolLM2's first layers and tokens: what they say makes no sense, but they start and answer in less
+    time. They know tools."""
     made = small_models.first_layers(smollm2_folder, tmp_path_factory.mktemp("base") / BASE, LAYERS)
-    return small_models.showing_tools(made)
+    return small_models.showing_tools(small_models.fewer_tokens(made, TOKENS))
 
 
 @pytest.fixture(scope="session")

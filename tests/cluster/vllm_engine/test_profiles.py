@@ -100,10 +100,16 @@ def test_the_measured_request_path_is_shown_separately(cluster: Cluster) -> None
 
 @dataclass
 class Measured:
-    """Two models of other architectures than the base's, registered at once, and what was seen meanwhile."""
+    """Two models of other architectures than the base's, registered at once, and what was seen meanwhile.
+
+    The controller was killed after the first load of one of them. `begun` and `first_load` are that model and
+    load.
+    """
 
     folders: dict[str, Path]
-    ended: list[dict[str, Any]]
+    begun: str = ""
+    first_load: dict[str, Any] = field(default_factory=dict)
+    ended: list[dict[str, Any]] = field(default_factory=list)
     most_measuring: int = 0
     most_held: int = 0
     held: dict[str, int] = field(default_factory=dict)
@@ -115,16 +121,35 @@ def measured(cluster: Cluster, base_folder: Path, adapters: dict[str, Path]) -> 
     """SHALLOW, of the base's first layers, and SECOND, of another family; both stay for this file's tests."""
     into = adapters["spare"].parent
     shallow = small_models.first_layers(base_folder, into / SHALLOW, 2)
-    found = Measured({SHALLOW: shallow, SECOND: small_models.gemma3(base_folder, into / SECOND)}, [])
+    found = Measured({SHALLOW: shallow, SECOND: small_models.gemma3(base_folder, into / SECOND)})
     bodies = [{"model": name, "source": str(folder)} for name, folder in found.folders.items()]
     operations = [cluster.submit("POST", "/register_model", body) for body in bodies]
+    found.begun, found.first_load = until(lambda: looked(cluster, found), "the first load")
+    kill_the_controller(cluster)
     while not all(cluster.get(f"/operations/{one}")["done"] for one in operations):
         look(cluster, found)
-        time.sleep(0.3)
+        time.sleep(0.5)
     found.ended = [cluster.finish(one) for one in operations]
     yield found
     for name in found.folders:
         cluster.perform("DELETE", f"/models/{name}")
+
+
+def looked(cluster: Cluster, found: Measured) -> tuple[str, dict[str, Any]] | None:
+    """The model that is measured first, and its first load."""
+    look(cluster, found)
+    for name in found.folders:
+        reply = cluster.http.get(f"/models/{name}/profile")
+        if reply.status_code == 200 and (loads := reply.json()["loads"]):
+            return name, loads[0]
+    return None
+
+
+def kill_the_controller(cluster: Cluster) -> None:
+    """Returns when the engine that the controller had measured with has ended."""
+    (old,) = measuring(cluster)
+    cluster.replica("ostinato", "Controller").kill()
+    until(lambda: not old.is_running(), "the end of the measuring engine")
 
 
 def look(cluster: Cluster, found: Measured) -> None:
@@ -215,6 +240,17 @@ def completes_what_it_is_given(cluster: Cluster, name: str) -> None:
         assert (refused.status_code, refused.json()["error"]["code"]) == (400, "no_chat_template")
 
 
+def test_a_controller_that_is_killed_leaves_a_profile_that_goes_on(
+    cluster: Cluster, measured: Measured
+) -> None:
+    """No engine is left measuring, and no load is measured twice."""
+    assert {each["phase"] for each in measured.ended} == {"Ready"}
+    found = profile(cluster, measured.begun)
+    assert found["loads"][0] == measured.first_load
+    assert len(found["loads"]) == found["plannedLoads"]
+    assert not measuring(cluster)
+
+
 def test_a_profile_that_is_cancelled_ends_its_engine_while_that_starts(
     cluster: Cluster, measured: Measured
 ) -> None:
@@ -226,21 +262,3 @@ def test_a_profile_that_is_cancelled_ends_its_engine_while_that_starts(
     assert profile(cluster, SHALLOW)["loads"] == []
     (device,) = cluster.get("/cluster")["nodes"][0]["devices"]
     assert not any("measuring:" in r["deployment"] for r in device["reservations"])
-
-
-def test_a_controller_that_is_killed_leaves_a_profile_that_goes_on(
-    cluster: Cluster, measured: Measured
-) -> None:
-    """No engine is left measuring, and no load is measured twice."""
-    operation = cluster.submit("POST", f"/models/{SHALLOW}/profile", {"again": True})
-    until(lambda: profile(cluster, SHALLOW)["loads"], "the first load")
-    first = profile(cluster, SHALLOW)["loads"][0]
-    (old,) = measuring(cluster)
-    cluster.replica("ostinato", "Controller").kill()
-    until(lambda: not old.is_running(), "the end of the measuring engine")
-    ended = cluster.finish(operation)
-    assert ended["phase"] == "Ready"
-    found = profile(cluster, SHALLOW)
-    assert found["loads"][0] == first
-    assert len(found["loads"]) == found["plannedLoads"]
-    assert not measuring(cluster)

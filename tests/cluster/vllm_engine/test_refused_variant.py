@@ -23,8 +23,8 @@ from testkit.random_variants import RandomDelta, write_delta
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
-NAN_TENSOR = "base_model.model.model.layers.4.self_attn.v_proj.lora_B.weight"
-TORN_FILE = "layer-00003.safetensors"
+NAN_TENSOR = "base_model.model.model.layers.2.self_attn.v_proj.lora_B.weight"
+TORN_FILE = "layer-00002.safetensors"
 
 
 @pytest.fixture(scope="module")

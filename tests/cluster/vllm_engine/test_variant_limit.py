@@ -18,7 +18,7 @@ from testkit.cluster.clusters import GIVE_UP_S, Cluster, until
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
 BASE = "smol"
-LONG = {"prompt": "One, two,", "max_tokens": 400, "temperature": 0, "ignore_eos": True}
+LONG = {"prompt": "One, two,", "max_tokens": 500, "temperature": 0, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
