@@ -32,6 +32,8 @@ from workers.patches.vllm import grammar_validation
 log = logging.getLogger(__name__)
 
 KEPT = 512  # grammars whose result is remembered
+# Each thread of a compiler that waits for another would reserve 64 MiB of the address space that is limited.
+ONE_ARENA = {"MALLOC_ARENA_MAX": "1"}
 START_S = 120.0
 OPTIONS = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
 ADVICE = "make it smaller, with fewer alternatives and without repetitions within repetitions"
@@ -148,7 +150,7 @@ class Grammars:
             return
         self._started = subprocess.Popen(
             [sys.executable, "-m", grammar_process.__name__, str(self._socket)],
-            env=clean_environment(),
+            env=clean_environment() | ONE_ARENA,
             stdin=subprocess.DEVNULL,
         )
 
