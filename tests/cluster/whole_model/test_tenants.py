@@ -19,7 +19,7 @@ READ = 5  # events
 LONGEST = MAX_OUTPUT - 50
 ASKED: dict[str, Any] = {"model": BASE, "prompt": "Once upon a time", "ignore_eos": True}
 LONG = {**ASKED, "max_tokens": LONGEST, "stream": True}
-STREAMED = 200  # tokens of another client's stream
+STREAMED = 100  # tokens of another client's stream
 ALIVE = 3  # events that it gets at least while a grammar is compiled
 
 
