@@ -29,7 +29,7 @@ def asked_meanwhile(cluster: Cluster) -> Iterator[None]:
     answers: list[tuple[str, int, str]] = []
 
     def ask(model: str) -> None:
-        body = {"model": model, "prompt": "Once upon a time", "max_tokens": 4, "ignore_eos": True}
+        body = {"model": model, "prompt": "Once upon a time", "max_tokens": 2, "ignore_eos": True}
         with httpx.Client(base_url=cluster.url, timeout=300, trust_env=False) as http:
             while not done.is_set():
                 reply = http.post("/v1/completions", json=body)
