@@ -48,7 +48,8 @@ def test_load_brings_a_second_group_and_takes_it_back(many: Cluster) -> None:
     deploy(many, min=1, max=2, targetInFlight=0.5)
     try:
         assert groups(many) == {NAME: "Serving"}
-        with Load(many.url, (NAME,), 16, pause_s=0) as load:
+        # More than one request is in flight on average, and half of the cores are left to others.
+        with Load(many.url, (NAME,), 16, pause_s=0.05) as load:
             until(lambda: groups(many) == {NAME: "Serving", f"{NAME}@1": "Serving"}, "a second group")
             seen = len(load.outcomes)
             until(lambda: len(load.outcomes) > seen + 50, "answers from both")
