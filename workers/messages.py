@@ -1,8 +1,12 @@
-"""The messages between the control plane and a worker. One frozen dataclass per message."""
+"""The messages between the control plane and a worker. One frozen dataclass per message.
+
+Messages of every request are named tuples: making one takes a third of the time.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from profiler.quantization import UNCOMPRESSED
 from profiler.types import CPU
@@ -101,8 +105,7 @@ class VariantRef:
     path: str
 
 
-@dataclass(frozen=True)
-class EngineCall:
+class EngineCall(NamedTuple):
     """One request for the engine's OpenAI application: a path, a JSON body, and its variant.
 
     `variant_limit` is how many variants the deployment wants to run at once; None: unspecified. A request
@@ -118,8 +121,7 @@ class EngineCall:
     grammar: str = ""
 
 
-@dataclass(frozen=True)
-class EngineReply:
+class EngineReply(NamedTuple):
     status: int
     content_type: str
     body: bytes
@@ -160,7 +162,8 @@ class WorkerReport:
     """A worker's report about itself.
 
     The gateway reaches its HTTP server by `address` and `secret`. It recognises the worker's answers by
-    `proof` (older workers send none). The API never shows these values.
+    `proof` (older workers send none). `local_name` is the name of its Unix socket, for gateways on its own
+    machine; empty: none. The API never shows these values.
     """
 
     pid: int
@@ -175,6 +178,7 @@ class WorkerReport:
     ongoing_requests: int = 0
     group: str = ""
     proof: str = field(default="", repr=False)
+    local_name: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ class KnownWorker(Member):
     address: str
     secret: str = field(repr=False)
     proof: str = field(default="", repr=False)
+    local_name: str = field(default="", repr=False)
     outstanding: int = 0
     load: WorkerLoad | None = field(default=None, repr=False)
     load_at_s: float = -math.inf
@@ -42,7 +43,7 @@ class KnownWorker(Member):
 
     def __post_init__(self) -> None:
         self.name = self.address
-        self.pool = Pool(self.address)
+        self.pool = Pool(self.address, self.local_name)
         self._used: set[Connection] = set()
         self._reader: LoadReader | None = None
 

@@ -116,6 +116,7 @@ class WorkerDirectory:
             address=report.address,
             secret=report.secret,
             proof=report.proof,
+            local_name=report.local_name,
             max_ongoing=report.max_ongoing_requests,
             group=report.group,
         )

@@ -12,9 +12,12 @@ import socket
 import time
 from collections import deque
 from collections.abc import Mapping
+from functools import partial
 from typing import cast
 
 import httptools
+
+from workers.http1 import local_socket
 
 CONNECT_TIMEOUT_S = 2.0
 # Below the workers' own limit, so that always this side ends an idle connection.
@@ -155,8 +158,9 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         sock = transport.get_extra_info("socket")
-        for option in _SOCKET_OPTIONS:
-            sock.setsockopt(*option)
+        if sock.family != socket.AF_UNIX:
+            for option in _SOCKET_OPTIONS:
+                sock.setsockopt(*option)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._room
@@ -217,8 +221,10 @@ class Connection(asyncio.BufferedProtocol):
 class Pool:
     """The connections to one "host:port": as many as requests run at once, kept for the next ones."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, local_name: str = "") -> None:
+        """`local_name`: the same server's name on its own machine (`local_socket`); empty: none."""
         host, _, port = address.rpartition(":")
+        self._local_name = local_name
         self._host, self._port = host.strip("[]"), int(port)
         self._idle: deque[Connection] = deque()
         self._room = memoryview(bytearray(READ_BYTES))
@@ -232,11 +238,21 @@ class Pool:
                 return connection
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                loop = asyncio.get_running_loop()
-                made = await loop.create_connection(lambda: Connection(self._room), self._host, self._port)
+                return await self._connected()
         except OSError as e:  # includes TimeoutError
             raise NotConnected(f"{self._host}:{self._port}: {e}") from e
-        return made[1]
+
+    async def _connected(self) -> Connection:
+        """A new connection. Raises OSError."""
+        loop, make = asyncio.get_running_loop(), partial(Connection, self._room)
+        if self._local_name:
+            try:
+                sock = local_socket.connected(self._local_name)
+            except OSError:  # the server is on another machine, or has ended
+                self._local_name = ""
+            else:
+                return (await loop.create_unix_connection(make, sock=sock))[1]
+        return (await loop.create_connection(make, self._host, self._port))[1]
 
     def give_back(self, connection: Connection) -> None:
         """Keep a connection whose answer was read to its end; close any other."""

@@ -18,6 +18,7 @@ from typing import Any
 from workers import load_lines, request_headers
 from workers.addresses import family_of, reached_at
 from workers.asgi import AsgiApp, Message
+from workers.http1 import local_socket
 from workers.http1.limits import Limits
 from workers.http1.listener import BACKLOG, Listener
 from workers.http1.server_connection import Serving
@@ -43,7 +44,7 @@ class Door:
     def __init__(self, app: AsgiApp, feed: LoadFeed | None = None) -> None:
         self.secret = secrets.token_hex(32)
         self.proof = secrets.token_hex(16)  # on every answer, also on those of the protocol itself
-        self.address = ""
+        self.address = self.local_name = ""
         self.running = 0
         self.closing = False
         self._idle = asyncio.Event()
@@ -81,13 +82,21 @@ class Door:
             self._feed.count(self.running)
 
     async def open(self, host: str, node_ip: str) -> None:
-        """Listen on a free port of `host`; `address` is then "ip:port" as other nodes reach it.
+        """Listen on a free port of `host`, and at `local_name` for gateways of this machine.
+
+        `address` is then "ip:port" as other nodes reach it.
 
         Raises OSError if the server cannot listen on `host`.
         """
         sock = socket.create_server((host, 0), family=family_of(host), backlog=BACKLOG)
         await self._listener.open(sock)
         self.address = reached_at(host, sock.getsockname()[1], node_ip)
+        try:
+            local, self.local_name = local_socket.named()
+        except OSError as e:
+            log.info("gateways of this machine use TCP: no Unix socket could be made: %s", e)
+        else:
+            await self._listener.open(local)
 
     def check(self) -> None:
         """Raises RuntimeError if the server was opened but no longer listens."""
@@ -96,7 +105,7 @@ class Door:
 
     async def close(self) -> None:
         """Let running requests end (at most DRAIN_S), accept no new ones, and free the port."""
-        self.closing, self.address = True, ""
+        self.closing, self.address, self.local_name = True, "", ""
         if self._feed is not None:
             self._feed.close()
         with contextlib.suppress(TimeoutError):

@@ -216,6 +216,7 @@ class Worker:
             address=self._door.address if self._door else "",
             secret=self._door.secret if self._door else "",
             proof=self._door.proof if self._door else "",
+            local_name=self._door.local_name if self._door else "",
             max_ongoing_requests=self._config.max_ongoing_requests,
             ranks=self.engine.ranks,
             ongoing_requests=self._door.running if self._door else 0,

@@ -34,6 +34,16 @@ async def misbehaving(serve: Serve) -> AsyncIterator[Pool]:
     server.close()
 
 
+PoolTo = Callable[[Door], Pool]
+
+
+@pytest.fixture(params=["by TCP", "by its name"])
+def pool_to(request: pytest.FixtureRequest) -> PoolTo:
+    """Connections to a server of this machine."""
+    is_local = request.param == "by its name"
+    return lambda door: Pool(door.address, door.local_name if is_local else "")
+
+
 async def ask(door: Door, connection: Connection, body: bytes = b"") -> Connection:
     await connection.ask("/", {"host": "x", **request_headers.request_headers(door.secret, None)}, body)
     return connection
@@ -59,9 +69,9 @@ async def _ended(connection: Connection) -> None:
         await asyncio.sleep(0)
 
 
-async def test_connections_are_kept_and_used_again() -> None:
+async def test_connections_are_kept_and_used_again(pool_to: PoolTo) -> None:
     async with opened(echo) as door:
-        pool = Pool(door.address)
+        pool = pool_to(door)
         first = await ask(door, await pool.take(), b"one")
         assert (first.status, first.headers[b"content-type"]) == (200, b"text/event-stream")
         assert await first.read() == b"one"
@@ -72,7 +82,7 @@ async def test_connections_are_kept_and_used_again() -> None:
         assert await pool.take() is not again  # which is in use
 
 
-async def test_pieces_are_what_the_application_sent() -> None:
+async def test_pieces_are_what_the_application_sent(pool_to: PoolTo) -> None:
     sent = [b"data: %d\n\n" % i for i in range(50)] + [b"x" * 300_000, b"end"]
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -82,7 +92,7 @@ async def test_pieces_are_what_the_application_sent() -> None:
         await send(part(b"", more=False))
 
     async with opened(app) as door:
-        connection = await ask(door, await Pool(door.address).take())
+        connection = await ask(door, await pool_to(door).take())
         got = []
         while (piece := await connection.piece()) is not None:
             got.append(piece)
@@ -90,14 +100,14 @@ async def test_pieces_are_what_the_application_sent() -> None:
         assert connection.reusable
 
 
-async def test_a_large_body_arrives_whole() -> None:
+async def test_a_large_body_arrives_whole(pool_to: PoolTo) -> None:
     body = bytes(range(256)) * 16384
     async with opened(echo) as door:
-        connection = await ask(door, await Pool(door.address).take(), body)
+        connection = await ask(door, await pool_to(door).take(), body)
         assert await connection.read() == body
 
 
-async def test_a_slow_reader_holds_the_sender_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_reader_holds_the_sender_up(monkeypatch: pytest.MonkeyPatch, pool_to: PoolTo) -> None:
     monkeypatch.setattr(client, "BUFFER_BYTES", 1000)
     total, sent = 200, 0
 
@@ -110,7 +120,7 @@ async def test_a_slow_reader_holds_the_sender_up(monkeypatch: pytest.MonkeyPatch
         await send(part(b"", more=False))
 
     async with opened(app) as door:
-        connection = await ask(door, await Pool(door.address).take())
+        connection = await ask(door, await pool_to(door).take())
         seen = -1
         while seen != sent:  # until nothing moves any more
             seen = sent
@@ -148,10 +158,10 @@ async def test_a_slow_reader_holds_up_who_sends_all_at_once(chunked: bool) -> No
         assert await connection.read() == b"z" * size
 
 
-async def test_leaving_is_seen_on_the_other_side() -> None:
+async def test_leaving_is_seen_on_the_other_side(pool_to: PoolTo) -> None:
     app = Held(streams=True)
     async with opened(app) as door:
-        pool = Pool(door.address)
+        pool = pool_to(door)
         connection = await ask(door, await pool.take())
         assert await connection.piece() == b"data: 1\n\n"
         pool.give_back(connection)  # before its end
@@ -183,9 +193,9 @@ async def test_a_kept_connection_that_was_closed_is_not_used() -> None:
         assert await pool.take() is not stale
 
 
-async def test_connections_idle_for_long_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connections_idle_for_long_are_ended(monkeypatch: pytest.MonkeyPatch, pool_to: PoolTo) -> None:
     async with opened(echo) as door:
-        pool = Pool(door.address)
+        pool = pool_to(door)
         both = [await ask(door, await pool.take()) for _ in range(2)]
         for connection in both:
             await connection.read()
@@ -263,9 +273,9 @@ async def test_no_request_reads_the_rest_of_another_answer(read: int) -> None:
         assert await _exchange(second) == b"whole"
 
 
-async def test_an_unread_whole_answer_ends_its_connection() -> None:
+async def test_an_unread_whole_answer_ends_its_connection(pool_to: PoolTo) -> None:
     async with opened(echo) as door:
-        pool = Pool(door.address)
+        pool = pool_to(door)
         first = await ask(door, await pool.take(), b"one")
         while not first._complete:  # noqa: ASYNC110
             await asyncio.sleep(0)
@@ -275,9 +285,9 @@ async def test_an_unread_whole_answer_ends_its_connection() -> None:
         assert await (await ask(door, second, b"two")).read() == b"two"
 
 
-async def test_a_connection_that_returns_to_a_closed_pool_ends() -> None:
+async def test_a_connection_that_returns_to_a_closed_pool_ends(pool_to: PoolTo) -> None:
     async with opened(echo) as door:
-        pool = Pool(door.address)
+        pool = pool_to(door)
         connection = await ask(door, await pool.take(), b"one")
         await connection.read()
         pool.close()

@@ -15,8 +15,11 @@ from hypothesis import strategies as st
 
 from testkit.doors import HEAD, part
 from testkit.workers.http1_connections import listening
+from workers.http1 import local_socket
 from workers.http1.limits import Limits
+from workers.http1.listener import Listener
 from workers.http1.outgoing import Progress
+from workers.http1.server_connection import Serving
 
 ASKED = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 PIECE = 10_000 * b"x"
@@ -71,6 +74,19 @@ async def test_a_client_that_reads_nothing_is_reset() -> None:
             client.setblocking(False)
             with pytest.raises(ConnectionResetError):
                 await all_of(client)
+
+
+async def test_a_client_of_the_same_machine_that_reads_nothing_is_ended() -> None:
+    app = Streaming()
+    listener = Listener(Serving(app=app, limits=Limits(unread_s=0.3)))
+    sock, name = local_socket.named()
+    await listener.open(sock)
+    with local_socket.connected(name) as client:
+        client.sendall(ASKED)
+        await app.ended.wait()
+        assert app.sent * len(PIECE) < 2 << 20
+        await all_of(client)
+    await listener.close(grace_s=0.0)
 
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=200))
