@@ -31,11 +31,16 @@ GRACE_S = 1.0
 class DirectRequest(Protocol):
     """A request inside its server, without the tasks and messages of ASGI.
 
-    It may be used after its body was read, in the server's own loop.
+    It may be used in the server's own loop; `call` and `answer` after the body was read.
     """
 
     def call(self, on_leaving: Callable[[], None]) -> Callable[[], None]:
         """Call `on_leaving` if the client leaves before the answer is complete; the result cancels this."""
+        ...
+
+    def body(self) -> bytes | None:
+        """The whole body; None: it must be received by ASGI, because a part of it is missing or was
+        received."""
         ...
 
     def answer(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> bool:

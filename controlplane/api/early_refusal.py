@@ -194,7 +194,7 @@ class _Counted:
     """A `DirectRequest` whose answer is counted."""
 
     def __init__(self, direct: DirectRequest, early: EarlyRefusal, tenant: str) -> None:
-        self.call = direct.call
+        self.call, self.body = direct.call, direct.body
         self._answer = direct.answer
         self._early = early
         self._tenant = tenant

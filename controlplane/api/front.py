@@ -40,7 +40,7 @@ class Front:
         if scope["type"] == "http":
             if _needs_other_path(scope["path"]):
                 scope = {**scope, "path": plain_path(scope["path"])}
-            if scope["method"] in ("HEAD", "OPTIONS") or any(n in _TELLING for n, _ in scope["headers"]):
+            if scope["method"] in ("HEAD", "OPTIONS") or not _TELLING.isdisjoint(dict(scope["headers"])):
                 await self._special(scope, receive, send)
                 return
         await self._app(scope, receive, send)
@@ -61,6 +61,7 @@ class Front:
             if _ENCODED in headers:
                 receive = unpacked(receive, headers[_ENCODED], self._limit)
                 scope = {**scope, "headers": _of_unpacked(scope["headers"])}
+                scope.pop(DIRECT, None)  # its body is packed
         except errors.OstinatoError as e:
             await respond(e)(scope, receive, send)
             return

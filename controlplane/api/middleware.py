@@ -20,6 +20,7 @@ from controlplane.api.error_handlers import respond
 from controlplane.traffic.body_bounds import check_parts
 from controlplane.traffic.request_fields import FIELDS
 from controlplane.traffic.tenants import INSTALLATION, ONE_TENANT, Caller, Tenant, Tenants, shown
+from workers.asgi import DIRECT
 
 _CALLER = "ostinato.caller"
 _BEARER = b"bearer"
@@ -99,6 +100,7 @@ class Guard:
         bounded = b"content-length" in headers and b"transfer-encoding" not in headers
         if not bounded:
             receive = self._counted(receive)
+            scope.pop(DIRECT, None)  # its body would not be counted
         # `inference/fast_path.py` reads bodies of inference calls at once and bounds them at less cost.
         if scope["path"] not in FIELDS:
             receive = _readable(_within(receive, self._body_timeout_s), self._max_parts)

@@ -130,6 +130,9 @@ class CallingServer:
     def __init__(self) -> None:
         self.leave: Callable[[], None] | None = None
 
+    def body(self) -> bytes | None:
+        return None
+
     def call(self, on_leaving: Callable[[], None]) -> Callable[[], None]:
         self.leave = on_leaving
         return self._forget

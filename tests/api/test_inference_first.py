@@ -4,6 +4,7 @@ id."""
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 from typing import Any
 
@@ -115,11 +116,16 @@ def test_answers_bear_the_request_id(standing: Installation) -> None:
 
 
 class Direct:
-    """A server that takes whole answers without ASGI's messages, if it `takes` any."""
+    """A server that takes whole answers without ASGI's messages, if it `takes` any, and gives a whole
+    `body`."""
 
-    def __init__(self, takes: bool) -> None:
+    def __init__(self, takes: bool, body: bytes | None = None) -> None:
         self.takes = takes
+        self.whole = body
         self.answered: tuple[int, list[tuple[bytes, bytes]], bytes] | None = None
+
+    def body(self) -> bytes | None:
+        return self.whole
 
     def call(self, on_leaving: Any) -> Any:
         return lambda: None
@@ -130,6 +136,20 @@ class Direct:
         return self.takes
 
 
+def before(direct: Direct, inner: ASGIApp) -> ASGIApp:
+    """The application behind such a server."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        scope[DIRECT] = direct
+        await inner(scope, receive, send)
+        if direct.answered is not None:
+            status, headers, body = direct.answered
+            await send({"type": "http.response.start", "status": status, "headers": headers})
+            await send({"type": "http.response.body", "body": body})
+
+    return app
+
+
 @pytest.mark.parametrize("takes", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("model", ["base", "none"])
@@ -138,20 +158,30 @@ def test_the_same_answers_without_messages(
 ) -> None:
     direct = Direct(takes)
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        scope[DIRECT] = direct
-        await first(standing)(scope, receive, send)
-        if direct.answered is not None:
-            status, headers, body = direct.answered
-            await send({"type": "http.response.start", "status": status, "headers": headers})
-            await send({"type": "http.response.body", "body": body})
-
     content = json.dumps({**BODY, "model": model, "stream": stream}).encode()
     by_messages = ask(standing, first(standing), "POST", CHAT, content, **{"X-Request-ID": "mine"})
-    direct_one = ask(standing, app, "POST", CHAT, content, **{"X-Request-ID": "mine"})
+    direct_one = ask(
+        standing, before(direct, first(standing)), "POST", CHAT, content, **{"X-Request-ID": "mine"}
+    )
     assert (direct_one.status_code, direct_one.content) == (by_messages.status_code, by_messages.content)
     assert direct_one.headers.raw == by_messages.headers.raw
     assert (direct.answered is not None) == (takes and not stream and model == "base")
+
+
+def test_a_body_that_is_there_needs_no_message(standing: Installation) -> None:
+    direct = Direct(True, json.dumps(BODY).encode())
+    reply = ask(standing, before(direct, first(standing)), "POST", CHAT, b"another body")
+    assert reply.json()["choices"][0]["message"]["content"] == "a b"
+
+
+@pytest.mark.parametrize("headers", [{"content-encoding": "gzip"}, {"transfer-encoding": "chunked"}])
+def test_a_body_that_must_be_unpacked_or_counted_is_received(
+    standing: Installation, headers: dict[str, str]
+) -> None:
+    content = json.dumps(BODY).encode()
+    sent = gzip.compress(content) if "content-encoding" in headers else content
+    app = before(Direct(True, b"neither unpacked nor counted"), first(standing))
+    assert ask(standing, app, "POST", CHAT, sent, **headers).status_code == 200
 
 
 @pytest.mark.parametrize(("method", "path"), [("GET", CHAT), ("POST", "/v1/chat"), ("GET", "/v1/models")])

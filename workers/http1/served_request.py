@@ -53,6 +53,7 @@ class ServedRequest:
         self._pieces: list[bytes] = []  # of the body, for the application
         self._waiting_bytes = 0
         self._more_body = True
+        self._was_received = False  # at least a part of it
         self._news = False
         self._event: asyncio.Event | None = None  # created when the application waits
         self._on_leaving: Callable[[], None] | None = None
@@ -119,6 +120,12 @@ class ServedRequest:
     def _forget(self) -> None:
         self._on_leaving = None
 
+    def body(self) -> bytes | None:
+        if self._more_body or self._was_received or self.is_lost:
+            return None
+        self._connection.read_on()  # a large body had paused it
+        return self._received()
+
     async def receive(self) -> Any:
         if self._expects and not self.has_begun:
             self._expects = False
@@ -127,12 +134,16 @@ class ServedRequest:
             self._connection.read_on()
             if not self._news:
                 await self._more()
-            self._news = False
         if self.is_answered or self.is_lost:
             return {"type": "http.disconnect"}
-        body = b"".join(self._pieces)
+        return {"type": "http.request", "body": self._received(), "more_body": self._more_body}
+
+    def _received(self) -> bytes:
+        """The part of the body that waits, for the application."""
+        body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
         self._pieces, self._waiting_bytes = [], 0
-        return {"type": "http.request", "body": body, "more_body": self._more_body}
+        self._was_received, self._news = True, False
+        return body
 
     async def _more(self) -> None:
         if self._event is None:

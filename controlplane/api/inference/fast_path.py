@@ -41,13 +41,16 @@ class InferencePath:
             await self._app(scope, receive, send)
             return
         try:
-            raw = await _body(receive, self._services.limits.body_timeout_s)
+            direct: DirectRequest | None = scope.get(DIRECT)
+            raw = None if direct is None else direct.body()
+            if raw is None:
+                raw = await _body(receive, self._services.limits.body_timeout_s)
             if raw is None:
                 return  # the client left
             answer = await unless_client_leaves(
                 receive,
                 answering.answer(self._services, scope["path"], raw, scope["headers"], tenant_of(scope)),
-                scope.get(DIRECT),
+                direct,
             )
             if answer is None:
                 return

@@ -264,6 +264,58 @@ async def test_a_direct_answer_does_not_overtake_nor_fill_memory() -> None:
     assert b"12345" not in wire.written
 
 
+# --- bodies without ASGI's messages -----------------------------------------------------------------
+
+
+class Reading:
+    """An application that asks for the body directly, and then for ASGI's messages."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes | None] = []
+        self.messages: list[dict[str, Any]] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        asked: DirectRequest = scope[DIRECT]
+        self.bodies += [asked.body(), asked.body()]
+        while not self.messages or self.messages[-1]["type"] != "http.disconnect":
+            self.messages.append(await receive())
+
+
+async def test_a_body_that_is_there_is_read_once_and_leaving_is_still_seen() -> None:
+    app = Reading()
+    connection, _ = connected(app)
+    connection.data_received(ASKED)
+    await turns()
+    assert (app.bodies, app.messages) == ([BODY, None], [])
+    connection.connection_lost(None)
+    await turns()
+    assert app.messages == [{"type": "http.disconnect"}]
+
+
+@pytest.mark.parametrize("cut", [1, len(BODY)])
+async def test_a_body_of_which_a_part_is_missing_is_received(cut: int) -> None:
+    app = Reading()
+    connection, _ = connected(app)
+    connection.data_received(ASKED[:-cut])
+    await turns()
+    assert app.bodies == [None, None]
+    connection.data_received(ASKED[-cut:])
+    await turns()
+    assert b"".join(message["body"] for message in app.messages) == BODY
+    assert not app.messages[-1]["more_body"]
+    connection.connection_lost(None)
+
+
+async def test_reading_goes_on_behind_a_large_body() -> None:
+    app, body = Reading(), b"x" * (2 * BODY_BYTES)
+    connection, wire = connected(app)
+    connection.data_received(ASKED.replace(b"length: 14", b"length: %d" % len(body)).replace(BODY, body))
+    assert not wire.reading
+    await turns()
+    assert (app.bodies, wire.reading) == ([body, None], True)
+    connection.connection_lost(None)
+
+
 # --- clients that leave ----------------------------------------------------------------------------
 
 
