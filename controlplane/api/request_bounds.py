@@ -26,6 +26,9 @@ MAX_SEQUENCES = 16  # of a request
 MAX_WORDS = 256  # in one list; OpenAI allows four stop sequences
 MAX_GRAMMAR_BYTES = 64 << 10
 DEEPEST = 32  # levels of a grammar; schemas written by people have at most ten
+_COMPILED = frozenset({*GRAMMARS, "tools"})
+# The fields that `check` may refuse; most requests have none of them.
+_BOUNDED = frozenset({*LISTS, *_COMPILED, "n", "prompt", "prompt_logprobs", "echo"})
 _FREE_CHOICES = (None, "auto", "none")  # of tools: the engine compiles nothing for them
 
 
@@ -53,6 +56,8 @@ def check(
 
     Errors: InvalidRequest, with the field's name and its limit.
     """
+    if body.keys().isdisjoint(_BOUNDED):
+        return
     _check_sequences(body, bounds.sequences, requests_at_once)
     _check_lists(body, bounds.words)
     _check_grammars(body, bounds.grammar_bytes)
@@ -83,6 +88,8 @@ def _check_lists(body: Mapping[str, Any], most: int) -> None:
 
 def grammars_of(body: Mapping[str, Any]) -> list[str]:
     """The fields that an engine compiles into a grammar for the answer."""
+    if body.keys().isdisjoint(_COMPILED):
+        return []
     names = [name for name in GRAMMARS if isinstance(body.get(name), dict | list | str)]
     if body.get("tools") and body.get("tool_choice") not in _FREE_CHOICES:
         names.append("tools")

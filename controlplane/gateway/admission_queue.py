@@ -134,7 +134,7 @@ class AdmissionQueue:
 
     def _join(self, waiter: _Waiter, now_s: float) -> None:
         terms = waiter.request.terms
-        joined = self._line.arrive(terms, now_s, refuses=bool(self._router.members))
+        joined = self._line.arrive(terms, now_s, refuses=self._router.has_members)
         if isinstance(joined, Refused):
             raise self._refusal(joined.reason, joined.after_s, terms.tenant.name)
         waiter.number = joined.waiting.number

@@ -132,7 +132,8 @@ class RequestSender:
         routed = workers.queue.at_once(request, resent)
         if routed is None:
             entering = workers.enter(request, resent, self._call.variant)
-            routed = await in_time(self._base, request, request.first_by_s, entering)
+            limit_s = request.first_by_s
+            routed = await (entering if limit_s is None else in_time(self._base, request, limit_s, entering))
         worker: KnownWorker = routed.member  # type: ignore[assignment]  # all members are
         self._routed, self._worker = routed, worker
         return worker

@@ -40,12 +40,11 @@ class Priority(StrEnum):
     NORMAL = "normal"
     HIGH = "high"
 
-    @property
-    def level(self) -> int:
-        return _LEVELS[self]
+    level: int  # 0 is the lowest
 
 
-_LEVELS = {priority: level for level, priority in enumerate(Priority)}
+for _level, _priority in enumerate(Priority):
+    _priority.level = _level
 
 
 class Role(StrEnum):

@@ -59,7 +59,7 @@ class Admission:
         refuse it when its promise would be broken."""
         self._forecast.asked(terms, now_s)
         wait_s = self._forecast.wait_s(self._line, terms, now_s)
-        if refuses:
+        if refuses and (terms.ttft_s is not None or terms.deadline_s is not None):
             after_s = retry_after_s(self._forecast.ttft_s(self._line, terms, wait_s, now_s), terms)
             if after_s is not None:
                 return Refused(Reason.PROMISE, after_s)

@@ -59,6 +59,10 @@ class BaseRouter:
         return list(self._members)
 
     @property
+    def has_members(self) -> bool:
+        return next(iter(self._members), None) is not None
+
+    @property
     def has_room(self) -> bool:
         """Whether a worker has room for one sequence."""
         return self._members.free > 0

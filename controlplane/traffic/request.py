@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from controlplane.state.terms import LatePolicy
 from controlplane.traffic.request_terms import NO_TERMS, RequestTerms
 
 
-@dataclass(frozen=True, slots=True)
-class InferenceRequest:
+class InferenceRequest(NamedTuple):
     """`variant` is the variant's uid, 0 for the base; `arrived_s` is the gateway's monotonic time.
 
     A request that is not `counted` is one of our probes, and no demand. A request that does not `stream`

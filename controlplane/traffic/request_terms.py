@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from controlplane import errors
 from controlplane.state.records import ServingTargets
@@ -27,6 +26,7 @@ SESSION = "x-ostinato-session"
 HEADERS = (TTFT, TPOT, DEADLINE, PRIORITY, LATE, SESSION)
 # The names of llm-d's endpoint picker.
 ALIASES = {"x-slo-ttft-ms": TTFT, "x-slo-tpot-ms": TPOT}
+_PREFIXES = (PREFIX, b"x-slo-")
 
 # OpenAI's field; the other tiers (auto, default, scale) mean the deployment's priority.
 _SERVICE_TIERS = {"flex": Priority.LOW, "priority": Priority.HIGH}
@@ -41,8 +41,7 @@ _MAX_SHOWN = 100
 Headers = Iterable[tuple[bytes, bytes]]
 
 
-@dataclass(frozen=True)
-class RequestTerms:
+class RequestTerms(NamedTuple):
     """Times are from the request's arrival at the gateway; None: no target.
 
     Requests of one conversation share a `session`, or "". `tokens` is the expected cost: estimated tokens of
@@ -141,6 +140,8 @@ def estimated_tokens(
 
 def sequences_of(body: Mapping[str, Any]) -> int:
     """The number of answers: choices times prompts."""
+    if "n" not in body and "prompt" not in body:
+        return 1
     return choices_of(body) * len(prompts_of(body))
 
 
@@ -181,7 +182,7 @@ def _ours(headers: Headers) -> dict[str, str]:
     """
     given: dict[str, str] = {}
     for raw, value in headers:
-        if not raw.startswith((PREFIX, b"x-slo-")):
+        if not raw.startswith(_PREFIXES):
             continue
         spelt = raw.decode("latin-1")
         name = ALIASES.get(spelt, spelt)

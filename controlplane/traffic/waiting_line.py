@@ -181,6 +181,9 @@ class _Queue:
     def _next_flow(self, now_s: float, limits: LineLimits) -> _Flow:
         """The highest priority with waiting requests or, in its turn, a priority with an aged request."""
         occupied = [flow for flow in reversed(self.flows.values()) if flow]
+        if len(occupied) == 1:
+            self._passed_over = 0
+            return occupied[0]
         aged = [flow for flow in occupied if flow.oldest().arrived_s <= now_s - limits.aging_s]
         if aged in ([], occupied[:1]):
             self._passed_over = 0
@@ -236,12 +239,19 @@ class WaitingLine:
         """The request whose turn it is, which leaves the line; None if the line is empty."""
         if not self._waiting:
             return None
-        occupied = self._occupied.values()
-        self._virtual = min(queue.start for queue in occupied)
-        queue = min((queue for queue in occupied if queue.is_near(self._virtual)), key=_goes_first)
+        queue = self._next_queue()
         waiting = queue.take(now_s, self.limits)
         self.remove(waiting.number)
         return waiting
+
+    def _next_queue(self) -> _Queue:
+        occupied = self._occupied.values()
+        if len(occupied) == 1:
+            (queue,) = occupied
+            self._virtual = queue.start
+            return queue
+        self._virtual = min(queue.start for queue in occupied)
+        return min((queue for queue in occupied if queue.is_near(self._virtual)), key=_goes_first)
 
     def remove(self, number: int) -> Waiting | None:
         """Remove a cancelled request; None if it is no longer in the line."""
@@ -262,6 +272,8 @@ class WaitingLine:
 
     def drop_late(self, now_s: float) -> list[Waiting]:
         """Remove late requests that are to be dropped, the first to become late first."""
+        if not self._late:
+            return []
         late = self._late[: bisect_left(self._late, _Timed(now_s, self._number + 1))]
         return [waiting for _, number in late if (waiting := self.remove(number)) is not None]
 
@@ -282,6 +294,8 @@ class WaitingLine:
         is no longer near.
         """
         own, before = self._queue_of(terms), self.own_tokens_before(terms)
+        if not self._has_others(own):
+            return before
         each = terms.tokens / terms.tenant.weight
         goes = self._start(own) + before / terms.tenant.weight + each
         ahead = goes - (LEAD + 1) * each
@@ -301,6 +315,8 @@ class WaitingLine:
         """The part of `tokens_before` of its own priority."""
         own = self._queue_of(terms)
         before = own.flows[terms.priority].tokens
+        if not self._has_others(own):
+            return before
         goes = self._start(own) + (before + terms.tokens) / terms.tenant.weight
         return before + sum(
             min(queue.flows[terms.priority].tokens, queue.share_until(goes)) for queue in self._others(own)
@@ -325,6 +341,9 @@ class WaitingLine:
 
     def _others(self, own: _Queue) -> Iterator[_Queue]:
         return (queue for queue in self._occupied.values() if queue is not own)
+
+    def _has_others(self, own: _Queue) -> bool:
+        return len(self._occupied) > (1 if own.count else 0)
 
     def _start(self, queue: _Queue) -> float:
         """The virtual time of a tenant's next turn; if none of its requests wait, it is not before now."""

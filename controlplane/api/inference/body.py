@@ -15,17 +15,23 @@ _CODED_HALF = re.compile(rb"\xed[\xa0-\xbf]")
 
 def parse_body(raw: bytes) -> dict[str, Any]:
     """The body as a dictionary. Errors: InvalidRequest when it is not a JSON object that names a model."""
+    text = raw.decode("ascii") if is_plain(raw) else raw
     try:
-        body = json.loads(raw.decode("ascii") if is_plain(raw) else raw)
+        body = json.loads(text)
     except (ValueError, RecursionError) as e:
         raise errors.InvalidRequest(f"the body is not valid JSON: {e}; correct it") from e
     if not isinstance(body, dict):
         raise errors.InvalidRequest(f"expected a JSON object as the body, got a {type(body).__name__}")
-    if _ESCAPED_HALF.search(raw) or _CODED_HALF.search(raw) or b"\0" in raw[:4]:  # UTF-16, UTF-32: a zero
+    if (b"\\u" in raw or text is raw) and _may_have_half(raw):
         _check_text(body)
     if not isinstance(body.get("model"), str) or not body["model"]:
         raise errors.InvalidRequest("`model` must be the name of a served model", param="model")
     return body
+
+
+def _may_have_half(raw: bytes) -> bool:
+    in_utf16 = b"\0" in raw[:4]  # or in UTF-32
+    return in_utf16 or bool(_ESCAPED_HALF.search(raw) or _CODED_HALF.search(raw))
 
 
 def _check_text(body: dict[str, Any]) -> None:

@@ -386,12 +386,12 @@ async def test_a_probe_is_no_demand_and_takes_room() -> None:
     async with opened(app) as door, client_of(Cluster(report(door, limit=1)), max_queued=1) as client:
         running = []
         for _ in range(2):  # the first one is at the worker, the second one waits
-            running.append(asyncio.create_task(client.call("b", replace(ASK, counted=False))))
+            running.append(asyncio.create_task(client.call("b", ASK._replace(counted=False))))
             await until(lambda: app.asked == 1)
         await until(lambda: len(client._bases["b"].queue) == 1)
         assert client.demand() == {}
         with pytest.raises(errors.Overloaded):
-            await client.call("b", replace(ASK, counted=False))
+            await client.call("b", ASK._replace(counted=False))
         app.may_answer.set()
         assert [(await task).status for task in running] == [200, 200]
         assert client.demand() == {}

@@ -417,7 +417,7 @@ def test_an_aged_request_goes_within_a_bounded_number_of_turns(
         books.step(*step)
     one = next((w for w in books.there if w.terms.late is LatePolicy.FINISH), None)
     if one is None:
-        outcome = books.line.add(replace(terms, late=LatePolicy.FINISH), books.now_s)
+        outcome = books.line.add(terms._replace(late=LatePolicy.FINISH), books.now_s)
         if isinstance(outcome, Full):
             return
         one = outcome.waiting
