@@ -6,6 +6,7 @@ serve run controlplane.runtime.app:build
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 from functools import cache
@@ -52,6 +53,9 @@ with uncollected():
 log = logging.getLogger(__name__)
 
 RATES_TIMEOUT_S = 2.0
+# Requests leave no cyclic garbage, but have more objects at a time than Python's default of 700, after which
+# it would look for garbage again and again.
+COLLECT_AFTER = 10_000
 
 
 @cache
@@ -151,6 +155,7 @@ class Gateway:
         warming.begin()
         answer_first(inference_only(make_services()), _early_refusal())
         log_at_once()
+        gc.set_threshold(COLLECT_AFTER)
         self._controller = controller  # keeps the controller in this application
         self._metrics_address = _serve_metrics(Settings())
         telling = _step_models().keep_telling(_cluster().bases_with_requests, _cluster().learn)
