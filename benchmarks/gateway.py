@@ -17,10 +17,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import aiohttp
@@ -50,13 +51,19 @@ class Side:
 
 @dataclass(frozen=True)
 class Load:
+    """`concurrency` clients, each of which sends its next request when it has its answer. With
+    `offered_per_s`, requests are sent at random times at this mean rate instead, on as many connections."""
+
     concurrency: int
     requests: int
+    offered_per_s: float = 0.0
 
 
 # Short ones, many times: other work on the machine then meets both sides alike.
 ECHO_LOADS = [Load(1, 300), Load(8, 800), Load(32, 800)]
 REHEARSED_LOADS = [Load(1, 4), Load(4, 8)]
+# The part of the peer's highest rate that is offered to both sides. Near that rate a p50 is mostly a queue.
+OFFERED = 0.5
 
 
 _CPU = "cpu_us_"
@@ -70,22 +77,19 @@ def _nothing() -> Mapping[str, float]:
 async def measure(side: Side, load: Load, used: Used = _nothing) -> dict[str, float]:
     """Latencies and throughput of `load.requests` requests, `load.concurrency` at a time; and the CPU time of
     each process, from `used` (seconds so far), in microseconds per request."""
-    latencies: list[float] = []
-    todo = iter(range(load.requests))
     connector = aiohttp.TCPConnector(limit=load.concurrency)
     async with aiohttp.ClientSession(connector=connector) as session:
 
-        async def client() -> None:
-            for _ in todo:
-                start = time.perf_counter()
-                async with session.post(side.url, json=side.body) as response:
-                    text = await response.read()
-                    assert response.status == 200, (response.status, text[:300])
-                latencies.append(time.perf_counter() - start)
+        async def ask() -> float:
+            start = time.perf_counter()
+            async with session.post(side.url, json=side.body) as response:
+                text = await response.read()
+                assert response.status == 200, (response.status, text[:300])
+            return time.perf_counter() - start
 
         before = used()
         start = time.perf_counter()
-        await asyncio.gather(*(client() for _ in range(load.concurrency)))
+        latencies = await (_at_rate(ask, load) if load.offered_per_s else _in_turns(ask, load))
         wall_s = time.perf_counter() - start
         after = used()
     ordered = sorted(latencies)
@@ -97,6 +101,29 @@ async def measure(side: Side, load: Load, used: Used = _nothing) -> dict[str, fl
     }
 
 
+Ask = Callable[[], Coroutine[Any, Any, float]]
+
+
+async def _in_turns(ask: Ask, load: Load) -> list[float]:
+    todo = iter(range(load.requests))
+
+    async def client() -> list[float]:
+        return [await ask() for _ in todo]
+
+    found = await asyncio.gather(*(client() for _ in range(load.concurrency)))
+    return [latency for each in found for latency in each]
+
+
+async def _at_rate(ask: Ask, load: Load) -> list[float]:
+    """Poisson arrivals; the same ones for both sides."""
+    random, due_s, asked = Random(0), time.perf_counter(), []
+    for _ in range(load.requests):
+        due_s += random.expovariate(load.offered_per_s)
+        await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
+        asked.append(asyncio.create_task(ask()))
+    return list(await asyncio.gather(*asked))
+
+
 def compare(
     ours: Side, peer: Side, loads: list[Load], rounds: int, used: Used = _nothing
 ) -> list[dict[str, Any]]:
@@ -104,7 +131,7 @@ def compare(
     rows = []
     for load in loads:
         for side in (peer, ours):  # warm connections, handles and caches
-            asyncio.run(measure(side, Load(load.concurrency, max(10, load.requests // 5))))
+            asyncio.run(measure(side, replace(load, requests=max(10, load.requests // 5))))
         pairs = []
         for i in range(rounds):
             order = (peer, ours) if i % 2 == 0 else (ours, peer)
@@ -125,6 +152,7 @@ def _row(
         "ours": ours.name,
         "peer": peer.name,
         "concurrency": load.concurrency,
+        "offered_per_s": round(load.offered_per_s),
         "requests_per_round": load.requests,
         "rounds": len(pairs),
         "peer_p50_ms": median(lambda a, b: b["p50_ms"]),
@@ -184,13 +212,17 @@ def echo_against_bare(rounds: int, loads: list[Load]) -> list[dict[str, Any]]:
         subprocess.run(command, check=True, env=switches)
         ours = Side("ostinato, echo engine", running.url + CHAT, body)
         bare = Side("bare Serve handler behind the same HAProxy", running.url + "/bare", body)
-        return compare(ours, bare, loads, rounds, ClusterCpu(running).seconds)
+        used = ClusterCpu(running).seconds
+        rows = compare(ours, bare, loads, rounds, used)
+        half = OFFERED * max(row["peer_requests_per_s"] for row in rows)
+        return rows + compare(ours, bare, [replace(loads[-1], offered_per_s=half)], rounds, used)
 
 
 COLUMNS = {
     "ours": "{}",
     "peer": "{}",
     "concurrency": "{}",
+    "offered_per_s": "{}",
     "peer_p50_ms": "{:.2f}",
     "ours_p50_ms": "{:.2f}",
     "added_p50_ms": "{:.2f}",
@@ -227,7 +259,7 @@ def rehearse(folder: Path) -> None:
     """A cluster whose engine echoes, against the bare handler: a few requests, one round."""
     out = folder / "gateway.json"
     main(["--rounds", "1", "--out", str(out)])
-    assert len(rehearsing.check(out)["rows"]) == len(REHEARSED_LOADS)
+    assert len(rehearsing.check(out)["rows"]) == len(REHEARSED_LOADS) + 1
 
 
 if __name__ == "__main__":
