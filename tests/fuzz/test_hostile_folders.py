@@ -12,7 +12,7 @@ from hypothesis import settings
 from controlplane.controller.file_reader import FileReader
 from testkit.fuzz import hostile_folders as hostile
 
-COUNT = settings().max_examples * 17  # 680, or 340 with `make unit`; `benchmarks.fuzzing.folders` draws more
+COUNT = settings().max_examples * 10  # 400, or 200 with `make unit`; `benchmarks.fuzzing.folders` draws more
 SAMPLE = 50
 
 

@@ -219,7 +219,7 @@ def test_no_rule_is_broken(seed: int) -> None:
 
 
 @pytest.mark.slow
-@examples(max_examples=100, deadline=None)
+@examples(max_examples=max(50, examples().max_examples), deadline=None)
 @given(seed=st.integers(0, 10**6))
 def test_no_rule_is_broken_in_many_more_cases(seed: int) -> None:
     check(seed)
