@@ -64,10 +64,10 @@ def test_a_deployment_that_may_relax_limits_names_the_relaxed_limits(strict: Clu
 
 def test_two_ranks_of_one_host(strict: Cluster) -> None:
     """The requested split is launched: both ranks on the one CPU of the node."""
-    asked = {"model": NAME, "maxOutputLength": 32, "layersPerStage": [2, 4]}
+    asked = {"model": NAME, "maxOutputLength": 32, "layersPerStage": [1, 2]}
     assert ended(strict, asked)["phase"] == "Deployed"
     try:
         ranks = strict.get(f"/deployments/{NAME}")["plan"]["ranks"]
-        assert [(r["device"], r["layers"]) for r in ranks] == [("cpu:0", [0, 2]), ("cpu:0", [2, 6])]
+        assert [(r["device"], r["layers"]) for r in ranks] == [("cpu:0", [0, 1]), ("cpu:0", [1, 3])]
     finally:
         strict.perform("DELETE", f"/deployments/{NAME}")
