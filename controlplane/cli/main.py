@@ -120,7 +120,7 @@ COMMANDS = (
     ),
     LazyCommand(
         "evaluate-estimator",
-        "controlplane.cli.estimators",
+        "controlplane.cli.evaluate_estimator",
         "Predict measured plans from fingerprints, and print the errors of the predictions.",
     ),
     LazyCommand(

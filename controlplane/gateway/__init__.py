@@ -1,1 +1,1 @@
-"""The path of a request: workers, connections, the waiting line, metrics. Uses traffic/ and routing/."""
+"""The path of a request: workers, connections, the queue, metrics. Uses traffic/ and routing/."""

@@ -1,7 +1,7 @@
 """Admission of the requests for one base: a request goes to a worker, waits for its turn, or is refused.
 
-A request goes at once when a worker has room and no request waits. Else it joins the line
-(`controlplane.traffic.waiting_line`), and the next request of the line goes when a worker has room.
+A request goes at once when a worker has room and no request waits. Else it joins the queue
+(`controlplane.traffic.request_queue`), and the next request of the queue goes when a worker has room.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from controlplane.traffic.admission import MIN_RETRY_S, Admission, Reason, Refus
 from controlplane.traffic.base_router import BaseRouter
 from controlplane.traffic.member import RoutedRequest
 from controlplane.traffic.request import InferenceRequest
-from controlplane.traffic.waiting_line import Backlog, LineLimits, Waiting
+from controlplane.traffic.request_queue import Backlog, QueueLimits, Waiting
 
-# The longest time to retry: a line that hardly moves allows no forecast.
+# The longest time to retry: a queue that hardly moves allows no forecast.
 MAX_RETRY_S = 60.0
 
 _SAYS = {
@@ -49,17 +49,17 @@ class AdmissionQueue:
         self._base = base
         self._router = router
         self._clock = clock
-        self._line = Admission(LineLimits(places))
-        self._waiters: dict[int, _Waiter] = {}  # by their number in the line
+        self._admission = Admission(QueueLimits(places))
+        self._waiters: dict[int, _Waiter] = {}  # by their number in the queue
         self._again: deque[_Waiter] = deque()
 
     def __len__(self) -> int:
         """The number of requests that wait."""
-        return len(self._line) + len(self._again)
+        return len(self._admission) + len(self._again)
 
     def backlog(self) -> dict[Priority, Backlog]:
-        """The requests in the line, by priority."""
-        return self._line.backlog()
+        """The requests in the queue, by priority."""
+        return self._admission.backlog()
 
     def at_once(self, request: InferenceRequest, resent: bool = False) -> RoutedRequest | None:
         """As `enter`, if no request waits and a worker has room; None otherwise."""
@@ -71,7 +71,7 @@ class AdmissionQueue:
         self, request: InferenceRequest, resent: bool = False, on_wait: Callable[[], None] = lambda: None
     ) -> RoutedRequest:
         """Wait until the request goes to a worker. A `resent` request has had its turn, and goes first.
-        `on_wait` is called when the request has a place in the line and must wait there.
+        `on_wait` is called when the request has a place in the queue and must wait there.
 
         Errors: Overloaded, with a time to retry; Late; and the error that `expire` is given.
         """
@@ -94,12 +94,12 @@ class AdmissionQueue:
             raise
 
     def pump(self) -> None:
-        """Send the next requests of the line while workers have room."""
+        """Send the next requests of the queue while workers have room."""
         if not (self._waiters or self._again):
             return
         now_s = self._clock()
-        if len(self._line):
-            for waiting in self._line.drop_late(now_s):
+        if len(self._admission):
+            for waiting in self._admission.drop_late(now_s):
                 self._fail(waiting, late(self._base, self._waiters[waiting.number].request))
         while self._router.has_room and (waiter := self._next(now_s)) is not None:
             if waiter.future.done():
@@ -112,8 +112,8 @@ class AdmissionQueue:
             waiter.future.set_result(routed)
 
     def begin(self) -> None:
-        """Workers came where there were none: the line begins to move."""
-        self._line.begin(self._clock())
+        """Workers came where there were none: the queue begins to move."""
+        self._admission.begin(self._clock())
         self.pump()
 
     def filled(self, routed: RoutedRequest) -> None:
@@ -121,32 +121,32 @@ class AdmissionQueue:
         self._router.filled(routed)
         if routed.waited:
             now_s = self._clock()
-            self._line.answered(now_s - routed.sent_s, now_s)
+            self._admission.answered(now_s - routed.sent_s, now_s)
 
     def expire(self, before_s: float, error: Callable[[], errors.OstinatoError]) -> None:
         """Refuse the waiting requests that arrived before this time."""
         for waiter in [waiter for waiter in self._again if waiter.request.arrived_s < before_s]:
             self._again.remove(waiter)
             _refuse(waiter, error())
-        for waiting in [w for w in self._line if self._waiters[w.number].request.arrived_s < before_s]:
-            self._line.leave(waiting.number)
+        for waiting in [w for w in self._admission if self._waiters[w.number].request.arrived_s < before_s]:
+            self._admission.leave(waiting.number)
             self._fail(waiting, error())
 
     def _join(self, waiter: _Waiter, now_s: float) -> None:
         terms = waiter.request.terms
-        joined = self._line.arrive(terms, now_s, refuses=self._router.has_members)
+        joined = self._admission.arrive(terms, now_s, refuses=self._router.has_members)
         if isinstance(joined, Refused):
             raise self._refusal(joined.reason, joined.after_s, terms.tenant.name)
         waiter.number = joined.waiting.number
         self._waiters[waiter.number] = waiter
         if joined.displaced is not None:
-            turn_s = self._line.turn_s(joined.displaced.terms)
+            turn_s = self._admission.turn_s(joined.displaced.terms)
             self._fail(joined.displaced, self._refusal(Reason.DISPLACED, turn_s))
 
     def _next(self, now_s: float) -> _Waiter | None:
         if self._again:
             return self._again.popleft()
-        waiting = self._line.next(now_s)
+        waiting = self._admission.next(now_s)
         return None if waiting is None else self._waiters.pop(waiting.number)
 
     def _leave(self, waiter: _Waiter) -> None:
@@ -159,7 +159,7 @@ class AdmissionQueue:
         if waiter in self._again:
             self._again.remove(waiter)
             self.pump()  # the request may have been too wide for the free room, but later requests are not
-        elif not waiter.resent and self._line.leave(waiter.number):
+        elif not waiter.resent and self._admission.leave(waiter.number):
             del self._waiters[waiter.number]
 
     def _fail(self, waiting: Waiting, error: errors.OstinatoError) -> None:

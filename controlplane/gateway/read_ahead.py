@@ -1,4 +1,4 @@
-"""Have a worker read a variant from disk while the variant's request waits in the line."""
+"""Have a worker read a variant from disk while the variant's request waits in the queue."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ class RequestSender:
             resent = True
 
     async def _admit(self, resent: bool) -> KnownWorker:
-        """The worker that the request is routed to, perhaps after a wait in the line."""
+        """The worker that the request is routed to, perhaps after a wait in the queue."""
         workers, request = self._workers, self._request
         routed = workers.queue.at_once(request, resent)
         if routed is None:

@@ -30,8 +30,8 @@ with uncollected():
     from controlplane.controller.metrics import ControllerMetrics
     from controlplane.gateway import warming
     from controlplane.gateway.audit import AuditLog
-    from controlplane.gateway.line_metrics import LineMetrics
     from controlplane.gateway.metrics import Metrics
+    from controlplane.gateway.queue_metrics import QueueMetrics
     from controlplane.gateway.rate_book import LARGE_BODY_BYTES, RateBook
     from controlplane.gateway.rate_sharing import RateReport, keep_sharing
     from controlplane.gateway.route_book import RouteBook
@@ -87,7 +87,7 @@ def _step_models() -> StepModelBook:
 
 @cache
 def _metrics() -> Metrics:
-    REGISTRY.register(LineMetrics(_cluster().views))
+    REGISTRY.register(QueueMetrics(_cluster().views))
     return Metrics()
 
 

@@ -1,7 +1,7 @@
 """Which requests wait, go next, are refused or dropped: production's admission, on virtual time.
 
-A request joins the line when no group has room. From then on only an engine's answer makes room, so the line
-is asked only then. It then gets all arrivals and late requests since, in the order of time.
+A request joins the queue when no group has room. From then on only an engine's answer makes room, so the
+queue is asked only then. It then gets all arrivals and late requests since, in the order of time.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from controlplane.simulation.world import (
 )
 from controlplane.state.terms import Priority
 from controlplane.traffic.admission import Admission, Reason, Refused
+from controlplane.traffic.request_queue import QueueLimits
 from controlplane.traffic.request_terms import RequestTerms
 from controlplane.traffic.tenants import Tenant
-from controlplane.traffic.waiting_line import LineLimits
 
 Terms = Callable[[int], RequestTerms]
 
@@ -42,10 +42,10 @@ _PRIORITIES = list(Priority)
 
 
 class Admitting:
-    """`terms` gives a request's terms by its number. `refuses`: whether new requests are refused if the line
+    """`terms` gives a request's terms by its number. `refuses`: whether new requests are refused if the queue
     would break their promise of TTFT."""
 
-    def __init__(self, world: World, terms: Terms, limits: LineLimits, refuses: bool = True) -> None:
+    def __init__(self, world: World, terms: Terms, limits: QueueLimits, refuses: bool = True) -> None:
         self._terms, self._refuses = terms, refuses
         # Plain arrays: accessing a field of a record takes several times as long.
         self._arrival_s = world.asked["arrival_s"]
@@ -54,9 +54,9 @@ class Admitting:
         self._now_s, self._coming, self._unseen, self._length, self._longest, self._room = (
             world.gateway[name] for name in ("now_s", "coming", "unseen", "length", "longest", "room")
         )
-        self._line = Admission(limits)
+        self._admission = Admission(limits)
         self._without_first: deque[int] = deque()  # requests after their turn, without a first token yet
-        self._numbers: dict[int, int] = {}  # request numbers by the numbers in the line
+        self._numbers: dict[int, int] = {}  # request numbers by the numbers in the queue
 
     def catch_up(self, passing: npt.NDArray[np.int32]) -> int:
         """Process all events until now, then put the requests that may go into `passing`. Returns their
@@ -69,30 +69,30 @@ class Admitting:
         self._see_first_tokens(now_s, True)
         self._drop_late(now_s)
         count = min(len(passing), int(self._room[0]))
-        sent = [self._next(now_s) for _ in range(min(count, len(self._line)))]
+        sent = [self._next(now_s) for _ in range(min(count, len(self._admission)))]
         passing[: len(sent)] = sent
-        self._length[0] = len(self._line)
+        self._length[0] = len(self._admission)
         return len(sent)
 
     def _arrive(self, i: int) -> None:
         now_s = float(self._arrival_s[i])
         self._drop_late(now_s)
-        joined = self._line.arrive(self._terms(i), now_s, self._refuses)
+        joined = self._admission.arrive(self._terms(i), now_s, self._refuses)
         if isinstance(joined, Refused):
             self._turn_away(i, REFUSED, _REASONS[joined.reason])
             return
         self._numbers[joined.waiting.number] = i
         self._state[i] = IN_LINE
-        self._longest[0] = max(self._longest[0], len(self._line))
+        self._longest[0] = max(self._longest[0], len(self._admission))
         if joined.displaced is not None:
             self._turn_away(self._numbers.pop(joined.displaced.number), REFUSED, DISPLACED)
 
     def _drop_late(self, now_s: float) -> None:
-        for late in self._line.drop_late(now_s):
+        for late in self._admission.drop_late(now_s):
             self._turn_away(self._numbers.pop(late.number), DROPPED, LATE)
 
     def _next(self, now_s: float) -> int:
-        waiting = self._line.next(now_s)
+        waiting = self._admission.next(now_s)
         assert waiting is not None
         i = self._numbers.pop(waiting.number)
         self._without_first.append(i)
@@ -107,7 +107,7 @@ class Admitting:
             if not 0.0 < first_s <= until_s or (first_s == until_s and not included):
                 return
             self._without_first.popleft()
-            self._line.answered(first_s - float(self._sent_s[i]), first_s)
+            self._admission.answered(first_s - float(self._sent_s[i]), first_s)
 
     def _turn_away(self, i: int, state: int, reason: int) -> None:
         assert self._state[i] != SENT
@@ -128,7 +128,7 @@ def admit_all(world: World) -> Admitting:
             tokens=expected_tokens(asked["prompt"], asked["expected"]),
         )
 
-    return Admitting(world, terms, LineLimits(len(world.asked) + 1), refuses=False)
+    return Admitting(world, terms, QueueLimits(len(world.asked) + 1), refuses=False)
 
 
 def expected_tokens(prompt: float, output: float) -> int:

@@ -19,7 +19,7 @@ from controlplane.simulation.forms import Arrivals, ScenarioForm
 from controlplane.simulation.measures import counted, measure
 from controlplane.simulation.run import run
 from controlplane.simulation.world import Rules, World, new_world, room_for_ended
-from controlplane.traffic.waiting_line import LineLimits
+from controlplane.traffic.request_queue import QueueLimits
 
 GIB = 2**30
 
@@ -86,7 +86,7 @@ class Experiment:
         gateway = self.form.gateway
         asked = traffic.requests(self.form, self._trace, case.rate_per_s, case.seed)
         world = self._world(case, asked)
-        limits = LineLimits(gateway.places, gateway.aging_s, gateway.turns)
+        limits = QueueLimits(gateway.places, gateway.aging_s, gateway.turns)
         admitting = Admitting(world, asked.terms(), limits, gateway.refuse)
         return Prepared(world, self._rules(case), admitting, asked)
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from controlplane.routing.snapshot import ELSEWHERE, IN_HOST_MEMORY, IN_SLOT, Snapshot, new_snapshot
-from controlplane.simulation import estimated
+from controlplane.simulation import roofline_steps
 from controlplane.simulation.forms import GroupsForm, ScenarioForm, StepsForm, VariantsForm
 from profiler.step_time.records import (
     BASE_KIND,
@@ -55,7 +55,7 @@ def draw_ranks(forms: tuple[VariantsForm, ...], rng: np.random.Generator) -> npt
 def model_of(groups: GroupsForm, folder: Path) -> Any:
     """[1]. Raises ScenarioError."""
     if groups.estimate is not None:
-        model = estimated.model_of(groups, folder)
+        model = roofline_steps.model_of(groups, folder)
     else:
         assert groups.steps is not None
         model = _explicit(groups.steps, groups.batched_tokens)
@@ -94,7 +94,7 @@ def variants_of(forms: tuple[VariantsForm, ...], groups: GroupsForm, ranks: npt.
             own.row_s += US * groups.steps.rank_us * own.rank
         own.variant_s = MS * (form.variant_ms or 0.0)
         if groups.estimate is not None and form.variant_ms is None:
-            own.variant_s = own.bytes / estimated.read_bytes_per_s(groups.estimate)
+            own.variant_s = own.bytes / roofline_steps.read_bytes_per_s(groups.estimate)
         own.load_s = own.bytes / (GB * groups.load_gb_per_s)
         own.fetch_s = own.bytes / (GB * groups.fetch_gb_per_s)
         since += form.count

@@ -112,7 +112,7 @@ class ClusterForm(Form):
 
 class EngineForm(Form):
     """`variant_limit`: variants that run at once; by default as many as there are slots.
-    `almost_done_tokens`: a request that skipped the line and has more tokens left is preempted when its
+    `almost_done_tokens`: a request that skipped the queue and has more tokens left is preempted when its
     parent has ended. `host_gib`: memory for variants in each group's host; none: unbounded. `warm`: variants
     are there at the start, as far as they fit."""
 

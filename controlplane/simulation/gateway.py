@@ -1,7 +1,7 @@
 """The gateway on virtual time: it counts demand and calls the routing policy. Compiled.
 
-Production's line (`controlplane.simulation.admitting`) decides about a request that finds no room, or earlier
-requests in line.
+Production's queue (`controlplane.simulation.admitting`) decides about a request that finds no room, or
+earlier requests in the queue.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def describe(world: World, rules: Rules, i: int, now_s: float) -> None:
 
 @compiled
 def arrive(world: World, rules: Rules, now_s: float) -> None:
-    """The next request goes at once, or stays among those that the line has not decided about yet."""
+    """The next request goes at once, or stays among those that the queue has not decided about yet."""
     gateway = world.gateway[0]
     i = gateway.coming
     gateway.coming += 1

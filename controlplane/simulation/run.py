@@ -1,7 +1,7 @@
 """The simulation: events in the order of virtual time, deterministic.
 
 The work for each request and step is compiled. Only while requests wait, because no group has room, control
-returns to Python, because production's line decides about them (`controlplane.simulation.admitting`).
+returns to Python, because production's queue decides about them (`controlplane.simulation.admitting`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def run(
     """Run all events until `until_s`, or to the last answer. Returns the virtual time at the end.
 
     `ended` has room for as many records as an engine has rows. Without `admitting` no request is refused, and
-    all wait in one line. A later call with the same world and the same `admitting` continues. Raises NoGroup.
+    all wait in one queue. A later call with the same world and the same `admitting` continues. Raises
+    NoGroup.
     """
     admitting = admitting or admit_all(world)
     passing = np.zeros(len(ended), np.int32)

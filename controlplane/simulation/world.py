@@ -37,7 +37,7 @@ ASKED = np.dtype(
 # States of a request. REFUSED: before it was sent, for one of the reasons; DROPPED: it was late, and was to
 # be dropped then.
 TO_COME, IN_LINE, SENT, DONE, REFUSED, DROPPED = range(6)
-# Reasons: it would be late; the line, or its tenant's places, are full; another request displaced it; it is
+# Reasons: it would be late; the queue, or its tenant's places, are full; another request displaced it; it is
 # late.
 NO_REASON, WOULD_BE_LATE, LINE_FULL, TENANT_FULL, DISPLACED, LATE = range(6)
 
@@ -129,9 +129,9 @@ ENGINE = np.dtype(
 )
 
 # The simulation's progress, and the gateway's counts. `coming`: the next request to arrive. Requests from
-# `unseen` up to it found no room, and the line has not decided about them yet. `length` requests wait, or may
-# have to; `room`: how many more requests usable groups can take; `full` groups have no room. `stepping`: an
-# engine whose steps have ended, and whose next steps wait until the line has moved.
+# `unseen` up to it found no room, and the queue has not decided about them yet. `length` requests wait, or
+# may have to; `room`: how many more requests usable groups can take; `full` groups have no room. `stepping`:
+# an engine whose steps have ended, and whose next steps wait until the queue has moved.
 GATEWAY = np.dtype(
     [
         ("now_s", "f8"),

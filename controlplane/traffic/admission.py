@@ -1,4 +1,4 @@
-"""Which requests may wait for a turn, and which are refused: the waiting line and its forecast. Pure.
+"""Which requests may wait for a turn, and which are refused: the queue and its forecast. Pure.
 
 Gateways and the simulator use this same class. `now_s` never goes back.
 """
@@ -11,8 +11,8 @@ from enum import StrEnum
 
 from controlplane.state.terms import Priority
 from controlplane.traffic.forecast import Forecast
+from controlplane.traffic.request_queue import Backlog, Full, Joined, QueueLimits, RequestQueue, Waiting
 from controlplane.traffic.request_terms import RequestTerms
-from controlplane.traffic.waiting_line import Backlog, Full, Joined, LineLimits, Waiting, WaitingLine
 
 MIN_RETRY_S = 1.0
 
@@ -39,40 +39,40 @@ class Refused:
 
 
 class Admission:
-    def __init__(self, limits: LineLimits) -> None:
-        self._line = WaitingLine(limits)
+    def __init__(self, limits: QueueLimits) -> None:
+        self._queue = RequestQueue(limits)
         self._forecast = Forecast()
 
     def __len__(self) -> int:
-        return len(self._line)
+        return len(self._queue)
 
     def __iter__(self) -> Iterator[Waiting]:
         """All waiting requests, in the order of their arrival."""
-        return iter(self._line)
+        return iter(self._queue)
 
     def backlog(self) -> dict[Priority, Backlog]:
         """The waiting requests of each priority."""
-        return self._line.backlog()
+        return self._queue.backlog()
 
     def arrive(self, terms: RequestTerms, now_s: float, refuses: bool = True) -> Joined | Refused:
-        """Let a new request join the line, perhaps in another request's place, or refuse it. `refuses`: also
+        """Let a new request join the queue, perhaps in another request's place, or refuse it. `refuses`: also
         refuse it when its promise would be broken."""
         self._forecast.asked(terms, now_s)
-        wait_s = self._forecast.wait_s(self._line, terms, now_s)
+        wait_s = self._forecast.wait_s(self._queue, terms, now_s)
         if refuses and (terms.ttft_s is not None or terms.deadline_s is not None):
-            after_s = retry_after_s(self._forecast.ttft_s(self._line, terms, wait_s, now_s), terms)
+            after_s = retry_after_s(self._forecast.ttft_s(self._queue, terms, wait_s, now_s), terms)
             if after_s is not None:
                 return Refused(Reason.PROMISE, after_s)
-        joined = self._line.add(terms, now_s)
+        joined = self._queue.add(terms, now_s)
         if isinstance(joined, Full):
             return Refused(_FULL[joined], self.turn_s(terms))
         if joined.displaced is not None:
             self._forecast.left(joined.displaced.number)
-        self._forecast.joined(self._line, joined.waiting, wait_s, now_s)
+        self._forecast.joined(self._queue, joined.waiting, wait_s, now_s)
         return joined
 
     def turn_s(self, terms: RequestTerms) -> float | None:
-        """How long the line takes to move by a request's tokens; None: unknown."""
+        """How long the queue takes to move by a request's tokens; None: unknown."""
         return self._forecast.turn_s(terms)
 
     def begin(self, now_s: float) -> None:
@@ -80,23 +80,23 @@ class Admission:
         self._forecast.begin(now_s)
 
     def next(self, now_s: float) -> Waiting | None:
-        """The request whose turn it is, which leaves the line; None if the line is empty."""
-        waiting = self._line.take(now_s)
+        """The request whose turn it is, which leaves the queue; None if the queue is empty."""
+        waiting = self._queue.take(now_s)
         if waiting is not None:
-            self._forecast.moved(self._line, waiting, now_s)
+            self._forecast.moved(self._queue, waiting, now_s)
         return waiting
 
     def drop_late(self, now_s: float) -> list[Waiting]:
-        """Remove late requests from the line if their policy is to drop them."""
-        dropped = self._line.drop_late(now_s)
+        """Remove late requests from the queue if their policy is to drop them."""
+        dropped = self._queue.drop_late(now_s)
         for waiting in dropped:
             self._forecast.waited(waiting, now_s)
         return dropped
 
     def leave(self, number: int) -> bool:
-        """Remove a request from the line without a turn. False: it was not in the line."""
+        """Remove a request from the queue without a turn. False: it was not in the queue."""
         self._forecast.left(number)
-        return self._line.remove(number) is not None
+        return self._queue.remove(number) is not None
 
     def answered(self, took_s: float, now_s: float) -> None:
         """A request that had waited received its first token `took_s` after its turn."""

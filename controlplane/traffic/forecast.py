@@ -1,6 +1,6 @@
-"""When a new request in the line would have its first token. Pure.
+"""When a new request in the queue would have its first token. Pure.
 
-A forecast is a sum: how long the request waits in the line, by the line's speed; the recent error of such
+A forecast is a sum: how long the request waits in the queue, by the queue's speed; the recent error of such
 forecasts, including requests that still wait and are first of their tenants (Ibrahim and Whitt, 2009); and
 the recent time from a request's turn to its first token. The last two are quantiles of observations, so no
 distribution is assumed (conformal prediction; Vovk, Gammerman and Shafer, 2005). A tenant above its share
@@ -17,9 +17,9 @@ from enum import Enum
 from typing import NamedTuple
 
 from controlplane.state.terms import Priority
+from controlplane.traffic.request_queue import RequestQueue, Waiting
 from controlplane.traffic.request_terms import RequestTerms
 from controlplane.traffic.tenants import Tenant
-from controlplane.traffic.waiting_line import Waiting, WaitingLine
 
 # Observations fade with this time constant, except the last few; fewer than ENOUGH of them are ignored.
 MEMORY_S = 10.0
@@ -42,10 +42,10 @@ SHORTEST_SCALE_S = 0.5
 UNSEEN = 0.25
 
 
-class LineSpeed:
-    """Estimated tokens that leave a line each second while requests wait in it.
+class QueueSpeed:
+    """Estimated tokens that leave a queue each second while requests wait in it.
 
-    Old observations fade with `memory_s`; in a slow line at most one part in `enough` fades at a time.
+    Old observations fade with `memory_s`; in a slow queue at most one part in `enough` fades at a time.
     `now_s` never goes back.
     """
 
@@ -58,15 +58,15 @@ class LineSpeed:
         self._turned_s = -math.inf
 
     def begin(self, now_s: float) -> None:
-        """The line begins to move, or its first request begins to wait."""
+        """The queue begins to move, or its first request begins to wait."""
         self._last_s = now_s
 
     def stood_s(self, now_s: float) -> float | None:
-        """Seconds since the last request left the line, or since it began; None: it never began."""
+        """Seconds since the last request left the queue, or since it began; None: it never began."""
         return None if self._last_s is None else now_s - self._last_s
 
     def moved(self, tokens: int, now_s: float) -> None:
-        """A request of `tokens` left the line, in which requests waited since the last one left."""
+        """A request of `tokens` left the queue, in which requests waited since the last one left."""
         self._turned_s = now_s
         if self._last_s is None:
             self._last_s = now_s
@@ -183,7 +183,7 @@ class Shares:
             self._weight = sum(each.tenant.weight for each in self._tenants.values())
 
     def joined(self, terms: RequestTerms, now_s: float) -> None:
-        """A request of a tenant was admitted to the line."""
+        """A request of a tenant was admitted to the queue."""
         if terms.tenant.name not in self._tenants:
             self.asked(terms, now_s)
         self._tenants[terms.tenant.name].admit(terms, now_s)
@@ -244,18 +244,18 @@ class _Pool:
 
     def __init__(self) -> None:
         self.count = 0
-        self.speed = LineSpeed()
+        self.speed = QueueSpeed()
         self.off = LastSeen()
 
 
 class Forecast:
-    """The forecast of one line. Later requests may go before a new one: those of a higher priority, and those
-    of tenants with less than their share. They are not in the line yet, but they delayed earlier requests of
-    the same pool. So the pool's own pace counts, too.
+    """The forecast of one queue. Later requests may go before a new one: those of a higher priority, and
+    those of tenants with less than their share. They are not in the queue yet, but they delayed
+    earlier requests of the same pool. So the pool's own pace counts, too.
     """
 
     def __init__(self) -> None:
-        self._whole = LineSpeed()
+        self._whole = QueueSpeed()
         self._pools = {(use, priority): _Pool() for use in ShareUse for priority in Priority}
         self._pool_of: dict[int, _Pool] = {}  # of waiting requests, by number
         self._said: dict[int, tuple[float, float]] = {}  # by number: since when, the forecast wait
@@ -269,38 +269,38 @@ class Forecast:
         self._shares.asked(terms, now_s)
 
     def ttft_s(
-        self, line: WaitingLine, terms: RequestTerms, wait_s: float | None, now_s: float
+        self, queue: RequestQueue, terms: RequestTerms, wait_s: float | None, now_s: float
     ) -> float | None:
         """The forecast TTFT of a new request that waits `wait_s`; None: too little is known."""
         if wait_s is None:
             return None
         use, off = self._shares.use_of(terms.tenant, now_s), UNSEEN
-        if not self._is_next(line, terms):
-            first = line.first_of(terms) if use is ShareUse.ABOVE else None
+        if not self._is_next(queue, terms):
+            first = queue.first_of(terms) if use is ShareUse.ABOVE else None
             off = max(
                 0.0,
                 self._pools[use, terms.priority].off.quantile(use.value, UNSEEN, now_s),
                 0.0 if first is None else self._off_by(first.number, now_s),
             )
         wait_s += off * (wait_s + SHORTEST_SCALE_S)
-        if self._shares.is_crowded_out(terms, now_s, line.limits.aging_s):
-            wait_s = max(wait_s, line.limits.aging_s)
+        if self._shares.is_crowded_out(terms, now_s, queue.limits.aging_s):
+            wait_s = max(wait_s, queue.limits.aging_s)
         return wait_s + self._first_s.quantile(FIRST_QUANTILE, 0.0, now_s)
 
-    def wait_s(self, line: WaitingLine, terms: RequestTerms, now_s: float) -> float | None:
-        """The wait in the line at the current paces; None: too little is known."""
+    def wait_s(self, queue: RequestQueue, terms: RequestTerms, now_s: float) -> float | None:
+        """The wait in the queue at the current paces; None: too little is known."""
         use = self._shares.use_of(terms.tenant, now_s)
         pool = self._pools[use, terms.priority]
-        known = [self._whole.wait_s(line.tokens_before(terms))]
-        wait_s = pool.speed.wait_s(line.tokens_of_priority_before(terms))
+        known = [self._whole.wait_s(queue.tokens_before(terms))]
+        wait_s = pool.speed.wait_s(queue.tokens_of_priority_before(terms))
         if wait_s is not None:
-            passes = use is ShareUse.ALONE or self._is_next(line, terms)
+            passes = use is ShareUse.ALONE or self._is_next(queue, terms)
             known.append(wait_s + (0.0 if passes else pool.speed.turn_s(now_s)))
             known.append(pool.speed.stood_s(now_s) if pool.count else None)
         return max((wait_s for wait_s in known if wait_s is not None), default=None)
 
     def turn_s(self, terms: RequestTerms) -> float | None:
-        """How long the whole line takes to move by a request's tokens."""
+        """How long the whole queue takes to move by a request's tokens."""
         return self._whole.wait_s(terms.tokens)
 
     def begin(self, now_s: float) -> None:
@@ -310,9 +310,9 @@ class Forecast:
         for speed in (self._whole, *(pool.speed for pool in self._pools.values())):
             speed.begin(now_s)
 
-    def joined(self, line: WaitingLine, waiting: Waiting, wait_s: float | None, now_s: float) -> None:
-        """`waiting` has just joined `line`, after `asked`; `wait_s` is the forecast of its wait."""
-        if len(line) == 1:
+    def joined(self, queue: RequestQueue, waiting: Waiting, wait_s: float | None, now_s: float) -> None:
+        """`waiting` has just joined `queue`, after `asked`; `wait_s` is the forecast of its wait."""
+        if len(queue) == 1:
             self._whole.begin(now_s)
         terms = waiting.terms
         pool = self._pools[self._shares.use_of(terms.tenant, now_s), terms.priority]
@@ -324,10 +324,10 @@ class Forecast:
             self._said[waiting.number] = now_s, wait_s
         self._shares.joined(terms, now_s)
 
-    def moved(self, line: WaitingLine, waiting: Waiting, now_s: float) -> None:
-        """The request has had its turn, and has left `line`."""
+    def moved(self, queue: RequestQueue, waiting: Waiting, now_s: float) -> None:
+        """The request has had its turn, and has left `queue`."""
         terms = waiting.terms
-        if not line.waits_above(terms):
+        if not queue.waits_above(terms):
             self._served[terms.tenant.name] = terms.priority
         self._shares.went(terms.tokens, now_s)
         self._whole.moved(terms.tokens, now_s)
@@ -335,14 +335,14 @@ class Forecast:
         self.waited(waiting, now_s)
 
     def waited(self, waiting: Waiting, now_s: float) -> None:
-        """The request has left the line: for its turn, or because it was late and would have waited
+        """The request has left the queue: for its turn, or because it was late and would have waited
         longer."""
         if waiting.number in self._said:
             self._pool_of[waiting.number].off.add(self._off_by(waiting.number, now_s), now_s)
         self.left(waiting.number)
 
     def left(self, number: int) -> None:
-        """The request left the line without a turn, cancelled or displaced; its wait is no observation."""
+        """The request left the queue without a turn, cancelled or displaced; its wait is no observation."""
         self._said.pop(number, None)
         if (pool := self._pool_of.pop(number, None)) is not None:
             pool.count -= 1
@@ -356,12 +356,12 @@ class Forecast:
         since_s, said_s = self._said.get(number, (now_s, 0.0))
         return (now_s - since_s - said_s) / (said_s + SHORTEST_SCALE_S)
 
-    def _is_next(self, line: WaitingLine, terms: RequestTerms) -> bool:
+    def _is_next(self, queue: RequestQueue, terms: RequestTerms) -> bool:
         """Whether no request of its tenant goes before it. Also a lower priority of its tenant must have had
-        the last turn (not because of aging), or its own priority, with an empty line. Then the errors of
+        the last turn (not because of aging), or its own priority, with an empty queue. Then the errors of
         waits, and the pace of its own priority, do not count. Otherwise a priority whose waits were long once
         would be refused for as long as that is remembered, while lower priorities are served.
         """
         served = self._served.get(terms.tenant.name, Priority.HIGH)
         above = terms.priority.level - served.level
-        return (above > 0 and not line.own_tokens_before(terms)) or (above == 0 and not len(line))
+        return (above > 0 and not queue.own_tokens_before(terms)) or (above == 0 and not len(queue))

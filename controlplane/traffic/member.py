@@ -57,7 +57,7 @@ class Member:
 @dataclass(eq=False, slots=True)
 class RoutedRequest:
     """A request that was routed to `member`; `row` is the request in the routing snapshot. `waited`: the
-    request waited in the line before."""
+    request waited in the queue before."""
 
     member: Member
     request: InferenceRequest

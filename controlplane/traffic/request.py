@@ -1,4 +1,4 @@
-"""One inference request as the line and the router see it. Pure."""
+"""One inference request as the queue and the router see it. Pure."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from placement.solver.cluster import Cluster, GpuType, Node
-from placement.solver.estimators import EstimatorFor, estimator_of
+from placement.solver.default_estimator import EstimatorFor, estimator_of
 from placement.solver.places import Shared
 from placement.solver.policies.base import Policy
 from placement.solver.request import Compression, ModelFigures, Request

@@ -11,7 +11,7 @@ from placement.solver import hosts
 from placement.solver.able import AbleDevices
 from placement.solver.cluster import Cluster
 from placement.solver.concessions import any_shape, ungrouped
-from placement.solver.estimators import estimator_of
+from placement.solver.default_estimator import estimator_of
 from placement.solver.memory import total_bytes
 from placement.solver.objective import GIB
 from placement.solver.outcome import NotPlaced, Outcome

@@ -11,7 +11,7 @@ import numpy as np
 
 from placement.solver import groups as grouping
 from placement.solver.cluster import Cluster
-from placement.solver.estimators import EstimatorFor, estimator_of
+from placement.solver.default_estimator import EstimatorFor, estimator_of
 from placement.solver.families import Family
 from placement.solver.groups import Groups
 from placement.solver.memory import most_layers

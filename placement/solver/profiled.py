@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from placement.solver.cluster import Cluster, GpuType, Link
-from placement.solver.estimator import StageEstimator
 from placement.solver.plan import Account, CandidatePlan, Lines, Shape
 from placement.solver.request import Request
+from placement.solver.stage_estimator import StageEstimator
 from profiler.physical.calibration import Calibration
 from profiler.predicting.intervals import NINE_IN_TEN
 from profiler.predicting.predict import Ground, Prediction, predict

@@ -6,10 +6,10 @@ Constants of communication come from `profiler.roofline`, measured on H200s; rat
 from __future__ import annotations
 
 from placement.solver.cluster import Cluster, GpuType, Link
-from placement.solver.estimator import StageEstimator
 from placement.solver.memory import figures_lines, kv_rank_bytes
 from placement.solver.plan import Account, CandidatePlan, Lines, Shape
 from placement.solver.request import Request
+from placement.solver.stage_estimator import StageEstimator
 from profiler.predicting.intervals import ROUGH_FACTOR
 from profiler.roofline import HOP_S, StageTime, allreduce_s, roofline_s
 from profiler.types import Basis, Plan

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from placement.solver.cluster import Cluster
 from placement.solver.decide import decide
-from placement.solver.estimators import estimator_of
+from placement.solver.default_estimator import estimator_of
 from placement.solver.layout import after
 from placement.solver.outcome import NotPlaced, Outcome
 from placement.solver.policies.base import EstimatorFor, Policy

@@ -12,7 +12,7 @@ import pytest
 
 from controlplane.baselines.placement.exact import Exact
 from placement.solver.decide import decide
-from placement.solver.estimators import estimator_of
+from placement.solver.default_estimator import estimator_of
 from placement.solver.policies.base import EstimatorFor
 from placement.solver.policies.joint import Joint
 from placement.solver.schema import read_scenario

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from controlplane.baselines.placement.exact import Exact
 from controlplane.baselines.placement.registry import PolicyName, policy
 from placement.solver.decide import decide
-from placement.solver.estimators import estimator_of
+from placement.solver.default_estimator import estimator_of
 from placement.solver.layout import after
 from placement.solver.outcome import NotPlaced
 from placement.solver.policies.base import EstimatorFor

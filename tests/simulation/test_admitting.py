@@ -27,9 +27,9 @@ from controlplane.simulation.world import (
 )
 from controlplane.state.terms import LatePolicy, Priority
 from controlplane.traffic.admission import Admission, Reason, Refused
+from controlplane.traffic.request_queue import QueueLimits, Waiting
 from controlplane.traffic.request_terms import RequestTerms
 from controlplane.traffic.tenants import Tenant
-from controlplane.traffic.waiting_line import LineLimits, Waiting
 from testkit.simulation import worlds
 from testkit.simulation.stepwise import Asked, Machine
 
@@ -46,7 +46,7 @@ TERMS = st.builds(
 REQUESTS = st.lists(st.tuples(st.floats(0, 1.5), st.integers(1, 100), TERMS), min_size=1, max_size=40).map(
     lambda requests: sorted(requests, key=lambda request: request[0])
 )
-LIMITS = st.builds(LineLimits, st.integers(1, 6), st.sampled_from([0.2, 10.0]), st.integers(1, 3))
+LIMITS = st.builds(QueueLimits, st.integers(1, 6), st.sampled_from([0.2, 10.0]), st.integers(1, 3))
 
 
 REASONS = {
@@ -63,10 +63,10 @@ def _late_s(waiting: Waiting) -> float:
 
 @dataclass
 class Desk:
-    """One server, one request at a time, and the line in front of it."""
+    """One server, one request at a time, and the queue in front of it."""
 
     requests: list[tuple[float, int, RequestTerms]]
-    limits: LineLimits
+    limits: QueueLimits
     refuses: bool
     said: dict[int, tuple[int, int]] = field(default_factory=dict)
     sent_s: dict[int, float] = field(default_factory=dict)
@@ -116,7 +116,7 @@ class Desk:
             self.said[self.numbers[joined.displaced.number]] = REFUSED, DISPLACED
 
 
-def simulated(requests: list[tuple[float, int, RequestTerms]], limits: LineLimits, refuses: bool) -> World:
+def simulated(requests: list[tuple[float, int, RequestTerms]], limits: QueueLimits, refuses: bool) -> World:
     world = worlds.new(MACHINE, [Asked(at_s, prompt, 1) for at_s, prompt, _ in requests], max_ongoing=1)
     admitting = Admitting(world, lambda i: requests[i][2], limits, refuses)
     run(world, worlds.rules(max_ongoing=1), math.inf, room_for_ended(world), admitting)
@@ -126,7 +126,7 @@ def simulated(requests: list[tuple[float, int, RequestTerms]], limits: LineLimit
 @settings(max_examples=2 * settings().max_examples, deadline=None)
 @given(REQUESTS, LIMITS, st.booleans())
 def test_the_simulated_line_gets_its_events_in_time(
-    requests: list[tuple[float, int, RequestTerms]], limits: LineLimits, refuses: bool
+    requests: list[tuple[float, int, RequestTerms]], limits: QueueLimits, refuses: bool
 ) -> None:
     desk = Desk(requests, limits, refuses)
     desk.serve()
@@ -139,7 +139,7 @@ def test_the_simulated_line_gets_its_events_in_time(
 
 
 def test_every_reason_occurs() -> None:
-    """The line has one place, which the second tenant may not use."""
+    """The queue has one place, which the second tenant may not use."""
     nobody, low = Tenant("nobody", max_waiting=0), Priority.LOW
     requests = [
         (0.00, 100, RequestTerms()),
@@ -148,7 +148,7 @@ def test_every_reason_occurs() -> None:
         (0.03, 1, RequestTerms(tenant=nobody)),
         (0.04, 1, RequestTerms(ttft_s=0.05, late=LatePolicy.DROP)),
     ]
-    world = simulated(requests, LineLimits(1), refuses=True)
+    world = simulated(requests, QueueLimits(1), refuses=True)
     reasons = [NO_REASON, DISPLACED, LINE_FULL, TENANT_FULL, LATE]
     assert world.outcomes.reason.tolist() == reasons
     assert world.outcomes.state.tolist() == [DONE, REFUSED, REFUSED, REFUSED, DROPPED]
@@ -160,7 +160,7 @@ def test_a_request_that_would_be_late_is_refused_once_the_line_s_speed_is_known(
         (1.5, 50, RequestTerms(tokens=10, ttft_s=0.2)),
         (1.51, 50, RequestTerms(tokens=10, ttft_s=9.0)),
     ]
-    world = simulated(requests, LineLimits(100), refuses=True)
+    world = simulated(requests, QueueLimits(100), refuses=True)
     assert world.outcomes.reason[-2:].tolist() == [WOULD_BE_LATE, NO_REASON]
     assert (world.outcomes.state[:-2] == DONE).all()
 

@@ -10,7 +10,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 LIST = "import json, sys, controlplane.simulation.simulate; print(json.dumps(sorted(sys.modules)))"
-PURE = {"field_checks", "request_fields", "waiting_line", "admission", "forecast", "request_terms", "tenants"}
+PURE = {
+    "field_checks",
+    "request_fields",
+    "request_queue",
+    "admission",
+    "forecast",
+    "request_terms",
+    "tenants",
+}
 HEAVY = {"ray", "torch", "vllm", "fastapi", "httpx", "redis", "uvicorn", "prometheus_client"}
 
 

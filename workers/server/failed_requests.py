@@ -17,7 +17,7 @@ from workers import request_headers
 from workers.asgi import Message
 from workers.messages import ERROR_EVENT
 from workers.server.http_server import respond
-from workers.server.load_errors import FAILED, FAULT, JSON, refusal, respond_with
+from workers.server.loading_errors import FAILED, FAULT, JSON, refusal, respond_with
 
 log = logging.getLogger(__name__)
 

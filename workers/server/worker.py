@@ -35,8 +35,8 @@ from workers.messages import (
 from workers.server import process_logs
 from workers.server.failed_requests import answered, nothing_known
 from workers.server.http_server import Door, refuse, respond
-from workers.server.load_errors import respond_with
 from workers.server.load_feed import LoadFeed
+from workers.server.loading_errors import respond_with
 from workers.server.metrics_server import ANY, serve_metrics
 from workers.server.wanted_variants import WantedVariants
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from placement.solver.cluster import Cluster
-from placement.solver.estimators import EstimatorFor, estimator_of
+from placement.solver.default_estimator import EstimatorFor, estimator_of
 from placement.solver.places import Shared
 from placement.solver.request import Request
 from placement.types import Placement

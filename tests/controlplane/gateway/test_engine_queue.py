@@ -14,7 +14,7 @@ from controlplane import errors
 from controlplane.gateway import base_workers, worker_directory
 from controlplane.gateway.demand_meter import DemandMeter
 from controlplane.gateway.engine_client import EngineClient
-from controlplane.gateway.line_metrics import LineMetrics
+from controlplane.gateway.queue_metrics import QueueMetrics
 from controlplane.state.terms import LatePolicy, Priority
 from controlplane.traffic.attainment import Outcome, attained
 from controlplane.traffic.request import InferenceRequest
@@ -245,7 +245,7 @@ async def test_waiting_requests_show_in_metrics() -> None:
         tasks = await held_and_waiting(client, app, low, low)
         samples = {
             (s.name, s.labels["priority"]): s.value
-            for family in LineMetrics(client.views).collect()
+            for family in QueueMetrics(client.views).collect()
             for s in family.samples
         }
         assert samples["ostinato_line_requests", "low"] == 2

@@ -12,9 +12,9 @@ from random import Random
 
 from controlplane.state.terms import LatePolicy, Priority
 from controlplane.traffic.admission import Admission, Refused
+from controlplane.traffic.request_queue import QueueLimits
 from controlplane.traffic.request_terms import RequestTerms
 from controlplane.traffic.tenants import Tenant
-from controlplane.traffic.waiting_line import LineLimits
 
 LOW, NORMAL, HIGH = Priority
 SMALL, LARGE = Tenant("small"), Tenant("large")
@@ -41,7 +41,7 @@ class Servers:
 
     def __post_init__(self) -> None:
         self.rng = Random(self.seed)
-        self.line = Admission(LineLimits(200))
+        self.admission = Admission(QueueLimits(200))
         self.room, self.at_once = PLACES, 0
         self.outcomes = {(t.name, p): Outcomes() for t in (SMALL, LARGE) for p in Priority}
         self.tells: list[tuple[float, int, float | None]] = []  # first tokens and (None) ends
@@ -63,16 +63,16 @@ class Servers:
         )
         if now_s >= WARM_S:
             self.outcomes[tenant.name, priority].asked += 1
-        self.line.drop_late(now_s)
-        if self.room and not len(self.line):  # as a gateway does
+        self.admission.drop_late(now_s)
+        if self.room and not len(self.admission):  # as a gateway does
             self.at_once += 1
             self._take(terms, now_s, now_s, -self.at_once)
             return
-        assert isinstance(self.line.arrive(terms, now_s), Refused) or len(self.line)
+        assert isinstance(self.admission.arrive(terms, now_s), Refused) or len(self.admission)
 
     def _send(self, now_s: float) -> None:
-        self.line.drop_late(now_s)
-        while self.room and (waiting := self.line.next(now_s)) is not None:
+        self.admission.drop_late(now_s)
+        while self.room and (waiting := self.admission.next(now_s)) is not None:
             self._take(waiting.terms, waiting.arrived_s, now_s, waiting.number)
 
     def _take(self, terms: RequestTerms, arrived_s: float, now_s: float, number: int) -> None:
@@ -88,7 +88,7 @@ class Servers:
 
     def _tell(self, now_s: float, _: int, first_s: float | None) -> None:
         if first_s is not None:
-            self.line.answered(first_s, now_s)
+            self.admission.answered(first_s, now_s)
         else:
             self.room += 1
         self._send(now_s)

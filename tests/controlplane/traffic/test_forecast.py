@@ -1,4 +1,4 @@
-"""The forecast for a newcomer to a line, and the requests that are refused for it."""
+"""The forecast for a newcomer to a queue, and the requests that are refused for it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from controlplane.state.terms import Priority
 from controlplane.traffic import forecast
 from controlplane.traffic.admission import Admission, Reason, Refused, retry_after_s
-from controlplane.traffic.forecast import Forecast, LastSeen, LineSpeed, Shares, ShareUse
+from controlplane.traffic.forecast import Forecast, LastSeen, QueueSpeed, Shares, ShareUse
+from controlplane.traffic.request_queue import LEAD, Joined, QueueLimits, RequestQueue, Waiting
 from controlplane.traffic.request_terms import RequestTerms
 from controlplane.traffic.tenants import Tenant
-from controlplane.traffic.waiting_line import LEAD, Joined, LineLimits, Waiting, WaitingLine
 
 LOW, NORMAL, HIGH = Priority
 A, B, C = Tenant("a"), Tenant("b", weight=2.0), Tenant("c", weight=0.5, max_waiting=3)
@@ -26,8 +26,8 @@ def of(tenant: Tenant = A, priority: Priority = NORMAL, tokens: int = 1, **targe
     return RequestTerms(tenant=tenant, priority=priority, tokens=tokens, **targets)
 
 
-def joined(line: WaitingLine | Admission, terms: RequestTerms, now_s: float = 0.0) -> Waiting:
-    arrive = line.add if isinstance(line, WaitingLine) else line.arrive
+def joined(queue: RequestQueue | Admission, terms: RequestTerms, now_s: float = 0.0) -> Waiting:
+    arrive = queue.add if isinstance(queue, RequestQueue) else queue.arrive
     outcome = arrive(terms, now_s)
     assert isinstance(outcome, Joined)
     return outcome.waiting
@@ -52,13 +52,13 @@ def test_a_promise_that_would_be_broken_is_not_made(
 
 
 def test_a_line_at_a_steady_pace_predicts_the_wait() -> None:
-    speed, line = LineSpeed(), WaitingLine(LineLimits(100))
+    speed, queue = QueueSpeed(), RequestQueue(QueueLimits(100))
     speed.begin(0.0)
     for k in range(1, 30):
         assert speed.wait_s(20) == (None if k <= 8 else pytest.approx(10.0))
         speed.moved(4, 2.0 * k)
     for tenant, priority in ((A, HIGH), (A, NORMAL), (A, NORMAL), (B, NORMAL), (B, NORMAL), (A, LOW)):
-        joined(line, of(tenant, priority, 4))
+        joined(queue, of(tenant, priority, 4))
     # Tokens of others count up to their shares of the time until it goes: one of 4 tokens takes A four units
     # of it, B two and C eight.
     expected = {
@@ -69,16 +69,16 @@ def test_a_line_at_a_steady_pace_predicts_the_wait() -> None:
         (C, LOW): 8 + 8,
     }
     for (tenant, priority), tokens in expected.items():
-        assert line.tokens_before(of(tenant, priority, 4)) == tokens
-    assert line.tokens_of_priority_before(of(A, NORMAL, 4)) == 8 + 8
-    assert line.own_tokens_before(of(A, NORMAL, 4)) == 4 + 8
-    assert [line.backlog()[priority].requests for priority in (LOW, NORMAL, HIGH)] == [1, 4, 1]
+        assert queue.tokens_before(of(tenant, priority, 4)) == tokens
+    assert queue.tokens_of_priority_before(of(A, NORMAL, 4)) == 8 + 8
+    assert queue.own_tokens_before(of(A, NORMAL, 4)) == 4 + 8
+    assert [queue.backlog()[priority].requests for priority in (LOW, NORMAL, HIGH)] == [1, 4, 1]
 
 
-def _before(line: WaitingLine, terms: RequestTerms) -> tuple[float, int]:
+def _before(queue: RequestQueue, terms: RequestTerms) -> tuple[float, int]:
     """The forecast tokens before a newcomer, and those that then go before it."""
-    said, one, went = line.tokens_before(terms), joined(line, terms), 0
-    while (waiting := line.take(0.0)) != one:
+    said, one, went = queue.tokens_before(terms), joined(queue, terms), 0
+    while (waiting := queue.take(0.0)) != one:
         assert waiting is not None
         went += waiting.terms.tokens
     return said, went
@@ -102,18 +102,18 @@ def test_the_forecast_tokens_go_before_a_newcomer(
     waiting: list[tuple[Tenant, Priority, int]], terms: RequestTerms, turns: int
 ) -> None:
     """The difference is within the lead that a tenant may have."""
-    line = WaitingLine(LineLimits(1000, aging_s=1e9))
+    queue = RequestQueue(QueueLimits(1000, aging_s=1e9))
     for tenant, priority, count in waiting:
         for _ in range(count):
-            joined(line, of(tenant, priority, 4))
+            joined(queue, of(tenant, priority, 4))
     for _ in range(turns):
-        line.take(0.0)
-    said, went = _before(line, terms)
+        queue.take(0.0)
+    said, went = _before(queue, terms)
     assert said == pytest.approx(went, abs=4 * (LEAD + 1))
 
 
 def test_an_old_pace_is_forgotten() -> None:
-    speed = LineSpeed()
+    speed = QueueSpeed()
     speed.begin(0.0)
     for k in range(100):
         speed.moved(1, 10.0 * (k + 1))
@@ -124,26 +124,26 @@ def test_an_old_pace_is_forgotten() -> None:
 
 def test_later_requests_that_go_before_a_newcomer_count_too() -> None:
     """There is one turn a second. Every second turn goes to a request of high priority that has just come:
-    ten of a normal priority take twenty seconds, though the line holds ten turns."""
-    line, told = WaitingLine(LineLimits(100, aging_s=1e9)), Forecast()
+    ten of a normal priority take twenty seconds, though the queue holds ten turns."""
+    queue, told = RequestQueue(QueueLimits(100, aging_s=1e9)), Forecast()
 
     def come(terms: RequestTerms, now_s: float) -> None:
         told.asked(terms, now_s)
-        told.joined(line, joined(line, terms, now_s), None, now_s)
+        told.joined(queue, joined(queue, terms, now_s), None, now_s)
 
     for _ in range(30):
         come(of(A, NORMAL, 4), 0.0)
     for second in range(1, 41):
         if second % 2:
             come(of(A, HIGH, 4), second - 0.5)
-        waiting = line.take(float(second))
+        waiting = queue.take(float(second))
         assert waiting is not None
-        told.moved(line, waiting, float(second))
-    assert line.backlog()[NORMAL].requests == 10
-    assert told.wait_s(line, of(A, NORMAL, 4), 40.0) == pytest.approx(20.0, rel=0.1)
-    assert told.wait_s(line, of(A, HIGH, 4), 40.0) == pytest.approx(0.0)
-    assert Forecast().wait_s(line, of(A, NORMAL, 4), 40.0) is None
-    assert Forecast().ttft_s(line, of(A, NORMAL, 4), None, 0.0) is None
+        told.moved(queue, waiting, float(second))
+    assert queue.backlog()[NORMAL].requests == 10
+    assert told.wait_s(queue, of(A, NORMAL, 4), 40.0) == pytest.approx(20.0, rel=0.1)
+    assert told.wait_s(queue, of(A, HIGH, 4), 40.0) == pytest.approx(0.0)
+    assert Forecast().wait_s(queue, of(A, NORMAL, 4), 40.0) is None
+    assert Forecast().ttft_s(queue, of(A, NORMAL, 4), None, 0.0) is None
 
 
 SEEN = st.lists(st.tuples(st.floats(0, 20), st.floats(-5, 5)), max_size=250)
@@ -166,78 +166,78 @@ def test_the_share_asked_for_of_the_last_observations_is_within_the_quantile(
 def served(turns: int, every_s: float, first_s: float, at_once: int = 20) -> tuple[Admission, float]:
     """A line that never gets shorter than `at_once`: a turn every `every_s`, a first token `first_s` later.
     It, and the time."""
-    line, now_s = Admission(LineLimits(10_000, aging_s=1e9)), 0.0
+    queue, now_s = Admission(QueueLimits(10_000, aging_s=1e9)), 0.0
     for _ in range(at_once):
-        joined(line, of(tokens=4))
+        joined(queue, of(tokens=4))
     for _ in range(turns):
         now_s += every_s
-        assert line.next(now_s) is not None
-        line.answered(first_s, now_s)
-        joined(line, of(tokens=4), now_s)
-    return line, now_s
+        assert queue.next(now_s) is not None
+        queue.answered(first_s, now_s)
+        joined(queue, of(tokens=4), now_s)
+    return queue, now_s
 
 
-def refused(line: Admission, ttft_s: float, now_s: float) -> bool:
+def refused(queue: Admission, ttft_s: float, now_s: float) -> bool:
     """Whether a newcomer with this promise would be. It does not stay."""
-    outcome = line.arrive(of(tokens=4, ttft_s=ttft_s), now_s)
+    outcome = queue.arrive(of(tokens=4, ttft_s=ttft_s), now_s)
     if isinstance(outcome, Joined):
-        line.leave(outcome.waiting.number)
+        queue.leave(outcome.waiting.number)
     return isinstance(outcome, Refused) and outcome.reason is Reason.PROMISE
 
 
 def test_a_target_as_short_as_the_wait_is_admitted_when_forecasts_are_exact() -> None:
     """Twenty before it, four turns a second, half a second from there to the first token: with its own turn
     that is 5.75 seconds."""
-    line, now_s = served(300, 0.25, 0.5)
-    assert refused(line, 5.7, now_s)
-    assert not refused(line, 5.8, now_s)
+    queue, now_s = served(300, 0.25, 0.5)
+    assert refused(queue, 5.7, now_s)
+    assert not refused(queue, 5.8, now_s)
 
 
 def test_one_wrong_forecast_refuses_no_request_for_long() -> None:
     """After a stall of 100 s everybody's wait was longer than forecast. If all are refused then nothing new
     is seen of waits; but what was seen grows old."""
-    line, now_s = served(300, 1.0, 0.0)
+    queue, now_s = served(300, 1.0, 0.0)
     now_s += 100.0
-    while line.next(now_s) is not None:  # all who waited go at once, late
+    while queue.next(now_s) is not None:  # all who waited go at once, late
         pass
-    two = [joined(line, of(tokens=4), now_s) for _ in range(2)]
-    assert refused(line, 10.0, now_s)
+    two = [joined(queue, of(tokens=4), now_s) for _ in range(2)]
+    assert refused(queue, 10.0, now_s)
     for waiting in two:
-        line.leave(waiting.number)
-    assert not refused(line, 10.0, now_s + forecast.FORGET_S + 1.0)
+        queue.leave(waiting.number)
+    assert not refused(queue, 10.0, now_s + forecast.FORGET_S + 1.0)
 
 
 def test_the_next_request_is_not_refused_for_the_waits_of_others() -> None:
     """All forecasts were wrong; then lower priorities are served, and no request of its priority waits."""
-    line, now_s = served(300, 1.0, 0.0)
+    queue, now_s = served(300, 1.0, 0.0)
     now_s += 100.0
-    while line.next(now_s) is not None:
+    while queue.next(now_s) is not None:
         pass
     for _ in range(2):
-        joined(line, of(tokens=4, priority=LOW), now_s)
-    assert refused(line, 1.0, now_s)
-    assert line.next(now_s) is not None
-    assert not refused(line, 1.0, now_s)
-    joined(line, of(tokens=4), now_s)
-    assert refused(line, 1.0, now_s)
+        joined(queue, of(tokens=4, priority=LOW), now_s)
+    assert refused(queue, 1.0, now_s)
+    assert queue.next(now_s) is not None
+    assert not refused(queue, 1.0, now_s)
+    joined(queue, of(tokens=4), now_s)
+    assert refused(queue, 1.0, now_s)
 
 
 def test_one_outlier_among_few_waits_does_not_decide() -> None:
-    line, now_s = served(forecast.ENOUGH + 2, 1.0, 0.0, at_once=2)
-    line.answered(1e6, now_s)
-    assert not refused(line, 10.0, now_s)
+    queue, now_s = served(forecast.ENOUGH + 2, 1.0, 0.0, at_once=2)
+    queue.answered(1e6, now_s)
+    assert not refused(queue, 10.0, now_s)
     for _ in range(math.ceil((1 - ShareUse.ALONE.value) * forecast.FEW)):
-        line.answered(1e6, now_s)
-    assert refused(line, 10.0, now_s)
+        queue.answered(1e6, now_s)
+    assert refused(queue, 10.0, now_s)
 
 
 def test_no_request_is_admitted_behind_a_request_that_is_passed_over() -> None:
     """Its priority had four turns a second until a higher one takes them all."""
-    line, now_s = served(300, 0.25, 0.0, at_once=2)
+    queue, now_s = served(300, 0.25, 0.0, at_once=2)
     for second in range(1, 6):
-        joined(line, of(priority=HIGH, tokens=4), now_s + second)
-        assert line.next(now_s + second) is not None
-    assert refused(line, 4.5, now_s + 5.0)
+        joined(queue, of(priority=HIGH, tokens=4), now_s + second)
+        assert queue.next(now_s + second) is not None
+    assert refused(queue, 4.5, now_s + 5.0)
 
 
 def test_only_admitted_tokens_count_against_a_share() -> None:
@@ -325,23 +325,23 @@ def test_refused_requests_crowd_out_no_request() -> None:
 
 def test_a_displaced_request_delays_no_other_request() -> None:
     """Were it still counted, its priority would have stood still since."""
-    line, now_s = Admission(LineLimits(1, aging_s=1e9)), 0.0
+    queue, now_s = Admission(QueueLimits(1, aging_s=1e9)), 0.0
     for _ in range(20):
-        joined(line, of(tokens=4), now_s)
+        joined(queue, of(tokens=4), now_s)
         now_s += 1.0
-        assert line.next(now_s) is not None
-    lost = joined(line, of(tokens=4), now_s)
-    joined(line, of(tokens=4, priority=HIGH), now_s)
-    assert [waiting.number for waiting in line] == [lost.number + 1]
-    assert line.next(now_s + 0.5) is not None
-    assert not refused(line, 10.0, now_s + 100.0)
+        assert queue.next(now_s) is not None
+    lost = joined(queue, of(tokens=4), now_s)
+    joined(queue, of(tokens=4, priority=HIGH), now_s)
+    assert [waiting.number for waiting in queue] == [lost.number + 1]
+    assert queue.next(now_s + 0.5) is not None
+    assert not refused(queue, 10.0, now_s + 100.0)
 
 
 def test_waits_without_workers_do_not_count_in_forecasts() -> None:
-    line, now_s = served(300, 1.0, 0.0)
-    joined(line, of(tokens=4), now_s)
-    line.begin(now_s + 100.0)
-    while line.next(now_s + 100.0) is not None:
+    queue, now_s = served(300, 1.0, 0.0)
+    joined(queue, of(tokens=4), now_s)
+    queue.begin(now_s + 100.0)
+    while queue.next(now_s + 100.0) is not None:
         pass
-    joined(line, of(tokens=4), now_s + 100.0)
-    assert not refused(line, 10.0, now_s + 100.0)
+    joined(queue, of(tokens=4), now_s + 100.0)
+    assert not refused(queue, 10.0, now_s + 100.0)

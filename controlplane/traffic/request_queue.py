@@ -1,6 +1,6 @@
 """The requests that wait in one gateway for one base's engines: the next one, and those without a place.
 
-Pure: plain data, no clock. `now_s` of one line never goes back.
+Pure: plain data, no clock. `now_s` of one queue never goes back.
 
 - Between tenants: start-time fair queueing (Goyal et al., 1996) on estimated tokens, so that no tenant gets
 more than its share by marking its requests as urgent. A tenant is near if it is at most LEAD requests ahead
@@ -43,7 +43,7 @@ LEAD = 2
 
 
 @dataclass(frozen=True)
-class LineLimits:
+class QueueLimits:
     """`places` is the most requests that may wait."""
 
     places: int
@@ -60,7 +60,7 @@ class Backlog(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A request in the line. `number` is unique in the line, and grows in the order of arrival."""
+    """A request in the queue. `number` is unique in the queue, and grows in the order of arrival."""
 
     number: int
     terms: RequestTerms
@@ -68,7 +68,7 @@ class Waiting:
 
 
 class Full(StrEnum):
-    """Why there is no place: all places of the line, or of the tenant, are taken."""
+    """Why there is no place: all places of the queue, or of the tenant, are taken."""
 
     LINE = "line"
     TENANT = "tenant"
@@ -168,7 +168,7 @@ class _Queue:
     def lowest(self) -> Priority:
         return next(priority for priority in Priority if self.flows[priority])
 
-    def take(self, now_s: float, limits: LineLimits) -> Waiting:
+    def take(self, now_s: float, limits: QueueLimits) -> Waiting:
         """The next request of the tenant."""
         flow = self._next_flow(now_s, limits)
         self._turn += 1
@@ -178,7 +178,7 @@ class _Queue:
         self.start += waiting.terms.tokens / self.tenant.weight
         return waiting
 
-    def _next_flow(self, now_s: float, limits: LineLimits) -> _Flow:
+    def _next_flow(self, now_s: float, limits: QueueLimits) -> _Flow:
         """The highest priority with waiting requests or, in its turn, a priority with an aged request."""
         occupied = [flow for flow in reversed(self.flows.values()) if flow]
         if len(occupied) == 1:
@@ -195,8 +195,8 @@ class _Queue:
         return min(aged, key=lambda flow: flow.last_turn)
 
 
-class WaitingLine:
-    def __init__(self, limits: LineLimits) -> None:
+class RequestQueue:
+    def __init__(self, limits: QueueLimits) -> None:
         self.limits = limits
         self._queues: dict[str, _Queue] = {}  # empty ones remember what their tenants were served
         self._occupied: dict[str, _Queue] = {}
@@ -236,7 +236,7 @@ class WaitingLine:
         return Joined(waiting, displaced)
 
     def take(self, now_s: float) -> Waiting | None:
-        """The request whose turn it is, which leaves the line; None if the line is empty."""
+        """The request whose turn it is, which leaves the queue; None if the queue is empty."""
         if not self._waiting:
             return None
         queue = self._next_queue()
@@ -254,7 +254,7 @@ class WaitingLine:
         return min((queue for queue in occupied if queue.is_near(self._virtual)), key=_goes_first)
 
     def remove(self, number: int) -> Waiting | None:
-        """Remove a cancelled request; None if it is no longer in the line."""
+        """Remove a cancelled request; None if it is no longer in the queue."""
         waiting = self._waiting.pop(number, None)
         if waiting is None:
             return None

@@ -26,7 +26,7 @@ class _Families(NamedTuple):
     step_error: GaugeMetricFamily
 
 
-class LineMetrics(Collector):
+class QueueMetrics(Collector):
     """`views` is called from the thread of the server that serves metrics."""
 
     def __init__(self, views: Callable[[], Mapping[str, BaseTraffic]]) -> None:
