@@ -61,6 +61,7 @@ class Machine:
     step_s: float = 1.2e-3  # the host's work per generated token
     setup_s: float = 6e-3  # the host's work per batch, before the prompt
     per_sequence_s: float = 6e-6  # sampling
+    prepare_s: float = 30e-6  # a rank's host for each of its layers, before each pass; ranks do it at once
     pair_bytes_per_s: float = 45e9
     pair_latency_s: float = 12e-6
     bus_bytes_per_s: float = 14e9
@@ -114,6 +115,7 @@ def _pass_s(machine: Machine, shape: Shape, query: Query, new: int) -> float:
     head = _matmul_s(machine, "float16", query.batch, shape.hidden / tp, shape.vocab)
     hop = machine.hop_s + rows * shape.hidden * 2 / machine.bus_bytes_per_s
     host = machine.step_s + query.batch * machine.per_sequence_s
+    host += machine.prepare_s * max(query.layers_per_stage)
     stages = _stages_s(machine, query, layer) if query.pipeline_parallel > 1 else 0.0
     return query.layers * layer + stages + head + host + (query.pipeline_parallel - 1) * hop
 

@@ -34,10 +34,6 @@ KV_ELEMENTS: Mapping[str, int] = {
     "llama-2-7b": 2 * 4096, "llama-2-13b": 2 * 5120, "llama-2-70b": 2 * 8 * 128,
 }  # fmt: skip
 
-# The weight of the published exponents of PP. They were fitted to this engine's full models, but with 30
-# samples and from a start that some never left. A pipeline that passes one batch on cannot gain.
-PIPELINE_TRUST = 0.5
-
 
 def smooth_max(a: float, b: float) -> float:
     """max(a, b) without the corner: (a^4 + b^4)^(1/4), for a, b >= 0."""
@@ -82,15 +78,6 @@ def allreduce_growth(by: Exponents, ranks: int, measured_ranks: int) -> float:
     return float(((ranks - 1) / (measured_ranks - 1)) ** by.beta)
 
 
-def pipeline_factor(by: Exponents, stages: int) -> float:
-    """The ratio of the latency on `stages` stages to that on one, without hops: equation 2, O_PP as in its
-    code."""
-    if stages == 1:
-        return 1.0
-    published = stages**-by.alpha + (stages - 1) ** by.delta * (1 - 2**-by.alpha)
-    return float(published**PIPELINE_TRUST)
-
-
 @dataclass(frozen=True)
 class BatchLaw:
     """The growth of a pass's parts with the batch, relative to batch `reference`.
@@ -99,7 +86,8 @@ class BatchLaw:
     prompt. `kv`: time to read one cached token of one sequence, relative to the same. `sequence`: growth per
     sequence of the work outside the layers. `message`: growth per sequence of an all-reduce's time. `many`:
     reading weights for more than four rows relative to reading them for one. `prompt_tokens`: length of the
-    prompts.
+    prompts. `fixed`: a layer's time that neither bytes nor operations explain (launches, the host), relative
+    to reading it; no batch changes this time.
     """
 
     reference: int
@@ -111,6 +99,7 @@ class BatchLaw:
     many: float
     prompt_tokens: float
     output_tokens: float  # mean of the fingerprints, for the cache they read
+    fixed: float = 0.0
 
     def decode(self, batch: int, output_tokens: float) -> float:
         return self._read(batch, output_tokens) / self._read(self.reference, self.output_tokens)
@@ -121,7 +110,8 @@ class BatchLaw:
     def prompt_pass(self, compute: float) -> float:
         """A layer's time for prompts relative to that for one token; computing takes `compute` of the
         latter."""
-        return smooth_max(self.many if self.prompt_tokens > FEW_ROWS else 1.0, compute)
+        read = smooth_max(self.many if self.prompt_tokens > FEW_ROWS else 1.0, compute)
+        return (self.fixed + read) / (self.fixed + 1.0)
 
     def outside(self, batch: int) -> float:
         return (1 + self.sequence * batch) / (1 + self.sequence * self.reference)
@@ -132,4 +122,4 @@ class BatchLaw:
     def _read(self, batch: int, output_tokens: float) -> float:
         context = self.prompt_tokens + output_tokens / 2
         read = self.many if batch > FEW_ROWS else 1.0
-        return smooth_max(read, self.compute * batch) + self.kv * batch * context
+        return self.fixed + smooth_max(read, self.compute * batch) + self.kv * batch * context

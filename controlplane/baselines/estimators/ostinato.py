@@ -2,7 +2,8 @@
 
 It is built in a few passes, each a pure function of the fingerprints. (1) Fit the plans of one stage, and
 choose the stages' extra cost by cross-validation. The disagreement of rows is the noise. (2) Families share
-the reading rate of weights, and together determine the prompts' length. (3) Fit again with both, and with the
+the reading rate of weights and the time of a layer that is not reading, and together determine the prompts'
+length. (3) Fit again with both, and with the
 growth with the batch from the measured batches. (4) Fit each batch with that as its prior, as far as
 cross-validation prefers it at large batches.
 """
@@ -33,6 +34,9 @@ NINETY_PERCENT = 1.645  # standard deviations of a normal error
 SEQUENCE_SHARE = 0.004  # sampling one more sequence, relative to all work outside of layers
 MESSAGE_SHARE = 1 / 64  # one more row in an all-reduce, relative to its start
 UNKNOWN_KV = 2e-5  # a cached token relative to a layer's weights, without figures of memory
+# The part of a layer's fixed time in which its host prepares it, which stages do at the same time: MaverIQ's
+# table of uneven pipelines shows 0.03 ms of 0.06. The rest is launches, in every stage.
+PREPARED = 0.5
 OWN_GROWTH = 0.25  # deviation of a family's growth from that of all, relative to its deviation without them
 PASSES = 2
 NOISE_PASSES = 3  # outliers by one pass's noise may not be outliers by the next's
@@ -45,6 +49,7 @@ class Ostinato:
         points_of = by_family(points(fingerprints))
         self._why: dict[Family, str] = {}
         self._rates: Mapping[str, float] = {}
+        self.fixed_s = 0.0
         self._overheads: Mapping[Family, Priors] = {}
         self._growth: pooling.Growth | None = None
         self._forms: dict[tuple[Family, int, int], PlanForm] = {}
@@ -54,10 +59,11 @@ class Ostinato:
         self.latency = self._fits(points_of)
         outside = pooling.outside_priors(list(self.latency.values()))
         self.latency = self._fits(points_of, outside=outside)
-        layers = _layers(self.latency, self.memory)
-        self._rates = pooling.reading_rates(layers)
+        layers = self._layers(pooling.USUAL_PROMPT)
+        self._rates = pooling.reading_rates(layers, self.fixed_s)
         self.latency = self._fits(points_of, outside=outside)
         self.prompt_tokens = pooling.prompt_tokens(list(self.latency.values()))
+        layers = self._layers(self.prompt_tokens)
         priors = pooling.layer_priors(layers)
         self._overheads = pooling.overhead_priors(list(self.latency.values()), _hidden(self.memory))
         self.latency = self._fits(points_of, self.prompt_tokens, priors, outside)
@@ -137,6 +143,13 @@ class Ostinato:
             for family, fit in self.latency.items()
         }
 
+    def _layers(self, prompt_tokens: float) -> list[pooling.Layer]:
+        """The layers that were measured on one GPU. Sets the part of their time that is not reading."""
+        layers = _layers(self.latency, self.memory, prompt_tokens)
+        self.fixed_s = pooling.fixed_s(layers)
+        self.stages = replace(self.stages, prepared_s=PREPARED * self.fixed_s)
+        return layers
+
     def _works(self, family: Family, rows: Sequence[Point]) -> Works:
         """The cost of layers in each row's pipeline, by the last fit's figures."""
         fit = self.latency.get(family)
@@ -158,7 +171,14 @@ class Ostinato:
         growth = self._growth or pooling.Growth(SEQUENCE_SHARE, MESSAGE_SHARE)
         many = laws.MANY_ROWS.get(family.dtype, 1.0)
         own = (growth.sequence, growth.message, many)
-        return BatchLaw(reference, share, prompt, kv, *own, prompt_tokens, outputs)
+        return BatchLaw(reference, share, prompt, kv, *own, prompt_tokens, outputs, self._fixed(family))
+
+    def _fixed(self, family: Family) -> float:
+        """BatchLaw.fixed of the last fit."""
+        fit = self.latency.get(family)
+        if fit is None or not self.fixed_s:
+            return 0.0
+        return self.fixed_s / max(fit.tpot_layer()[0] - self.fixed_s, self.fixed_s)
 
 
 def _fit(
@@ -192,10 +212,17 @@ def _by_stages(points_of: PointsOf) -> tuple[PointsOf, PointsOf]:
     return {f: rows for f, rows in single.items() if rows}, {f: rows for f, rows in several.items() if rows}
 
 
-def _layers(fits: dict[Family, LatencyFit], memory: dict[Family, MemoryFit]) -> list[pooling.Layer]:
+def _layers(
+    fits: dict[Family, LatencyFit], memory: dict[Family, MemoryFit], prompt_tokens: float
+) -> list[pooling.Layer]:
     """The layers that were measured on one GPU: bytes over bandwidth."""
     return [
-        pooling.Layer(family, memory[family].layer_bytes, *fit.tpot_layer())
+        pooling.Layer(
+            family,
+            memory[family].layer_bytes,
+            *fit.tpot_layer(),
+            memory[family].kv_bytes * (prompt_tokens + fit.law.output_tokens / 2),
+        )
         for family, fit in fits.items()
         if family in memory and fit.widths[0] == 1 and memory[family].layer_bytes > 0
     ]

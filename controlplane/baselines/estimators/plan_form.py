@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from controlplane.baselines.estimators import latency_fit, laws
+from controlplane.baselines.estimators import latency_fit
 from controlplane.baselines.estimators.latency_fit import ONE_LAYER, LatencyFit
 from controlplane.baselines.estimators.stage_law import StageLaw
 from controlplane.baselines.estimators.types import Query
@@ -52,8 +52,6 @@ class PlanForm:
         self.covariances = [form @ fit.covariance @ form.T for form, fit in zip(forms, fits, strict=True)]
         whole = latency_fit.form(of_all, tp, pp)
         self.of_all, self.whole = of_all, np.maximum(0.0, whole @ of_all.coefficients)
-        family = fits[0].family
-        self.pipeline = laws.pipeline_factor(laws.exponents(family.dtype, family.int8_kv), pp)
         near = min(abs(np.log2(tp / width)) for width in fits[0].widths)
         self.per_batch = float(PER_BATCH + PER_WIDTH_AND_BATCH * near)
         unmeasured = 0.0 if (tp, pp) in fits[0].plans else float(np.log2(pp))
@@ -61,7 +59,6 @@ class PlanForm:
             OF_FINGERPRINTS**2
             + (PER_WIDTH * near) ** 2
             + (PER_STAGE * unmeasured) ** 2
-            + (abs(1 - self.pipeline) / 2) ** 2
             + (stages.error if pp > 1 else 0.0) ** 2
         )
 
@@ -69,16 +66,18 @@ class PlanForm:
         """The predicted latency (s, standard deviation)."""
         at = max(0, int(np.searchsorted(self.batches, query.batch, side="right")) - 1)
         parts = self._parts(query, at)
-        prompt, sharded, overhead = self.pipeline * parts[:3]
+        prompt, sharded, overhead = parts[:3]
         work = self.stages.work(query, prompt, sharded + overhead)
         passes = query.output_tokens - 1
-        token = self.pipeline * work.token * passes
-        factors = np.array([self.pipeline * work.prompt, token, token, 1.0, passes, 1.0, passes])
+        token = work.token * passes
+        factors = np.array([work.prompt, token, token, 1.0, passes, 1.0, passes])
         value = float(factors @ parts) + work.constant_s
         own = self.parts[at]
         scaled = factors * np.where(own > 0, parts / np.where(own > 0, own, 1.0), 1.0)
         beyond = float(np.log2(max(1.0, query.batch / self.batches[0])))
         variance = float(scaled @ self.covariances[at] @ scaled)
+        if len(query.layers_per_stage) > 1:  # a guessed part is saved
+            variance += (self.stages.saved_s(query, sharded + overhead) / 2) ** 2
         variance += (self.law_error + self.misfits[at] ** 2 + (self.per_batch * beyond) ** 2) * value**2
         return value, float(np.sqrt(max(0.0, variance)))
 

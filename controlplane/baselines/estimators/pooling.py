@@ -47,12 +47,14 @@ USUAL_PROMPT, PROMPT_SPREAD = 16.0, 2.0  # in tokens and as a logarithm; where f
 
 @dataclass(frozen=True)
 class Layer:
-    """One family's layer: weights in bytes, time per token and its standard deviation in s."""
+    """One family's layer: weights and the cache that a token reads, in bytes; time per token and its standard
+    deviation in s."""
 
     family: Family
     weight_bytes: float
     tpot: float
     deviation: float
+    cache_bytes: float = 0.0
 
 
 def pooled_noise(fits: Sequence[LatencyFit]) -> float:
@@ -142,6 +144,22 @@ def _regress(row: Sequence[float], seen: Sequence[Seen], min_spread: float) -> P
 
     `min_spread`: the smallest relative deviation of families from the law beyond their noise.
     """
+    line = _line(seen, min_spread)
+    value = float(np.array(row) @ line.slopes)
+    own = float(np.array(row) @ line.covariance @ np.array(row))
+    return Prior(value, float(np.sqrt(own + (line.spread * value) ** 2))) if value > 0 else None
+
+
+@dataclass(frozen=True)
+class _Line:
+    """`spread`: the relative deviation of families from the line beyond their noise."""
+
+    slopes: Array
+    covariance: Array
+    spread: float
+
+
+def _line(seen: Sequence[Seen], min_spread: float) -> _Line:
     design = np.array([one.row for one in seen])
     values, noise = np.array([one.value for one in seen]), np.array([one.deviation for one in seen])
     size = np.maximum(np.abs(design).max(axis=0), 1e-300)
@@ -155,10 +173,8 @@ def _regress(row: Sequence[float], seen: Sequence[Seen], min_spread: float) -> P
         freedom = max(1, len(seen) - len(slopes))
         between = float(np.sum(off / scale**2 / sd**2) / np.sum(1 / sd**2))
         spread = max(min_spread, (max(0.0, between) * len(seen) / freedom) ** 0.5)
-    scaled = np.array(row) / size
-    value = float(scaled @ slopes)
-    own = float(scaled @ np.linalg.pinv(a.T @ a) @ scaled)
-    return Prior(value, float(np.sqrt(own + (spread * value) ** 2))) if value > 0 else None
+    covariance = np.linalg.pinv(a.T @ a) / size[:, None] / size[None, :]
+    return _Line(slopes / size, covariance, spread)
 
 
 def _row(layer: Layer, formats: Sequence[str]) -> list[float]:
@@ -228,17 +244,39 @@ def _usual(known: Sequence[tuple[float, float]], floor: float) -> Prior:
     return Prior(value, max(apart - noise, (0.2 * floor) ** 2, 1e-24) ** 0.5)
 
 
-def reading_rates(layers: Sequence[Layer]) -> Mapping[str, float]:
+def fixed_s(layers: Sequence[Layer]) -> float:
+    """What a layer takes for a token whatever its bytes: launches and the host. It is the constant of a line
+    through all families, as far as these separate it from reading: models of one size do not.
+
+    A kernel for fewer bits does not read more bytes in a second than one for more bits, as both are bound by
+    the memory and fewer bits are more work. Without this, noise of a few small layers decides.
+    """
+    formats = sorted({layer.family.dtype for layer in layers}, key=laws.weight_bytes_per_value)
+    known = [layer for layer in layers if layer.tpot > 0]
+    if len(known) < len(formats) + MIN_FAMILIES:
+        return 0.0
+    slower = formats[:-1]
+    seen = [
+        Seen([layer.weight_bytes + layer.cache_bytes, *_row(layer, slower)], layer.tpot, layer.deviation)
+        for layer in known
+    ]
+    line = _line(seen, MIN_SPREAD)
+    found, variance = float(line.slopes[-1]), float(line.covariance[-1, -1])
+    certain = found**2 / (found**2 + variance) if found > 0 else 0.0
+    return min(certain * found, min(layer.tpot for layer in known) / 2)
+
+
+def reading_rates(layers: Sequence[Layer], fixed_s: float) -> Mapping[str, float]:
     """The rates at which kernels of each number format read weights, relative to the fastest format's.
 
     The fastest format gives the memory's bandwidth, and with it the GPU's FLOPs (laws.FLOPS_PER_BYTE). A
     format with slower kernels already takes longer for a token. So computing the token and reading its cache,
-    which no format slows, have a smaller share.
+    which no format slows, have a smaller share. `fixed_s` of each layer is not reading.
     """
     rates: dict[str, list[float]] = {}
     for layer in layers:
-        if layer.tpot > 0:
-            rates.setdefault(layer.family.dtype, []).append(layer.weight_bytes / layer.tpot)
+        if layer.tpot > fixed_s:
+            rates.setdefault(layer.family.dtype, []).append(layer.weight_bytes / (layer.tpot - fixed_s))
     usual = {dtype: median(of_dtype) for dtype, of_dtype in rates.items()}
     quickest = max(usual.values(), default=1.0)
     return {dtype: max(MIN_RATE, rate / quickest) for dtype, rate in usual.items()}

@@ -10,6 +10,14 @@ of l_i layers of t seconds each. `floor`: a stage's least time, s. `wait`: the s
 wait for the longest. Both belong to the host and the engine, so all families of a table share them; with both
 0, stages add up. Full models hide the floor; their fingerprints would add it to them, 20 times over.
 
+Before a token's pass the host of each rank prepares the rank's layers. All ranks do this at the same time, so
+a pipeline waits for its longest stage only:
+
+    saved = prepared (sum of l_i - max(l))
+
+`prepared`: seconds a layer. It is a part of the time that a layer takes whatever its bytes (pooling.fixed_s).
+Fingerprints of 1 or 2 layers a stage cannot separate it from hops: both grow with the number of stages.
+
 Cross-validation chooses which of the two is at work, and its size: plans of one depth give the cost of hops,
 and predict the other depth of the same plans. A law is chosen on some families and validated on others; with
 one family, it is chosen on some of its plans and validated on the others.
@@ -40,11 +48,13 @@ MAX_ERROR = 0.5  # of a single row, so that no row decides
 
 @dataclass(frozen=True)
 class StageLaw:
-    """`floor_s`: seconds; `wait`: 0 to 1. `error`: mean relative error on plans it was not fitted to."""
+    """`floor_s`, `prepared_s`: seconds; `wait`: 0 to 1. `error`: mean relative error on other plans
+    than those of the fit."""
 
     floor_s: float = 0.0
     wait: float = 0.0
     error: float = 0.0
+    prepared_s: float = 0.0
 
     def layers(self, query: Query) -> Array:
         """[stages] layers that each stage computes or waits for."""
@@ -57,7 +67,13 @@ class StageLaw:
         layers, floor = self.layers(query), self.floor_s if query.pipeline_parallel > 1 else 0.0
         prompt, token = layers[layers * prompt_s >= floor], layers[layers * token_s >= floor]
         idle = len(layers) - len(prompt) + (query.output_tokens - 1) * (len(layers) - len(token))
-        return LayerWork(float(prompt.sum()), float(token.sum()), floor * idle)
+        saved_s = self.saved_s(query, token_s)
+        return LayerWork(float(prompt.sum()), float(token.sum()), floor * idle - saved_s)
+
+    def saved_s(self, query: Query, token_s: float) -> float:
+        """What stages save because their hosts prepare layers at the same time, over all passes."""
+        together = query.layers - max(query.layers_per_stage)
+        return min(self.prepared_s, token_s) * together * query.output_tokens
 
 
 def choose(points_of: Mapping[Family, Sequence[Point]], alone: Mapping[Family, LatencyFit]) -> StageLaw:
