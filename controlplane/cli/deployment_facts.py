@@ -54,7 +54,15 @@ def _intent(d: DeploymentView) -> str:
     rate = [f"{d.load.ratePerS:g} requests/s expected"] if d.load.ratePerS else []
     apart = [f"no {d.antiAffinity.scope} shared with group {d.antiAffinity.group}"] if d.antiAffinity else []
     longest = "the context's end" if d.maxOutputLength is None else f"{d.maxOutputLength} tokens"
-    return ", ".join([d.intent, f"answers up to {longest}", *limits, *rate, *apart])
+    return ", ".join([d.intent, f"answers up to {longest}{_assumed(d)}", *limits, *rate, *apart])
+
+
+def _assumed(d: DeploymentView) -> str:
+    """The length of answers that the estimates are for, if the deployment does not say it."""
+    choice = d.plan.choice if d.plan else None
+    if d.load.outputTokens is not None or choice is None or not choice.outputTokens:
+        return ""
+    return f", {choice.outputTokens} tokens assumed"
 
 
 def target_facts(d: DeploymentView) -> str:

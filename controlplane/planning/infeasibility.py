@@ -30,6 +30,8 @@ _SLOS = {
 }
 # Constraints about times, which come from a profile.
 TIMED = frozenset({*_SLOS, Constraint.RATE})
+# Constraints whose values depend on how long answers are.
+OF_WHOLE_ANSWERS = frozenset({Constraint.LATENCY, Constraint.COST, Constraint.RATE})
 _NAMES = {
     Constraint.ACCURACY: "SLOs.accuracy",
     Constraint.RATE: "load.ratePerS",
@@ -42,18 +44,22 @@ def refusal(
     auto_relax: AutoRelax | None = None,
     unusable: Sequence[Unusable] = (),
     busy: str = "",
+    assumed: str = "",
 ) -> errors.NoFeasiblePlan:
     """The error of a refusal. `details` has the binding constraint, and the relaxations: each one suffices,
     or all `together`.
 
     Nodes that were left out are named, since they may have room. `busy` says that times were measured while
-    other work used the device; it is added if a time is the binding constraint.
+    other work used the device; it is added if a time is the binding constraint. `assumed` says which length
+    of answers was assumed; it is added if a limit depends on that.
     """
     relaxations = [as_data(relaxation) for relaxation in outcome.relaxations]
     doubt = f"; {busy}" if busy and outcome.binding in TIMED else ""
+    limits = {outcome.binding, *(r.constraint for r in outcome.relaxations if outcome.together)}
+    lengths = f"; {assumed}" if assumed and limits & OF_WHOLE_ANSWERS else ""
     left_out = f"; excluded devices: {_reasons(unusable)}" if unusable else ""
     return errors.NoFeasiblePlan(
-        f"{_sentence(outcome, relaxations)}{_not_relaxed(outcome, auto_relax)}{left_out}{doubt}",
+        f"{_sentence(outcome, relaxations)}{_not_relaxed(outcome, auto_relax)}{lengths}{left_out}{doubt}",
         details=_details(name_of(outcome.binding), relaxations, outcome.together, unusable),
     )
 

@@ -10,7 +10,14 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 from controlplane.planning import infeasibility, shorter_context
-from controlplane.planning.placement_question import Question, Wanted, gpu_of, question_on, served_on
+from controlplane.planning.placement_question import (
+    Question,
+    Wanted,
+    assumed_length,
+    gpu_of,
+    question_on,
+    served_on,
+)
 from controlplane.profiling.calibrations import NO_MEASUREMENTS, ClusterMeasurements, measured_while_busy
 from controlplane.profiling.keys import spec_of
 from controlplane.settings import Settings
@@ -48,7 +55,8 @@ def decide(
     outcome = decide_on(wanted, clusters_of(inventory, _residents(others)))
     if isinstance(outcome, NotPlaced):
         busy = measured_while_busy(model, inventory, settings, known.profiles)
-        raise infeasibility.refusal(outcome, deployment.auto_relax, inventory.unusable, busy)
+        assumed = assumed_length(deployment, spec_of(model), settings)
+        raise infeasibility.refusal(outcome, deployment.auto_relax, inventory.unusable, busy, assumed)
     return outcome
 
 

@@ -152,10 +152,12 @@ class Question:
         return found
 
     def noted(self, placement: Placement) -> Placement:
-        notes = (
+        notes = tuple(
             f"{quantization} was left out: it has not been measured on such a device"
             for quantization in self.left_out
         )
+        if lengths := assumed_length(self.deployment, self.known.spec, self.settings):
+            notes = (*notes, lengths)
         choice = placement.choice
         said = ", ".join(filter(None, (choice.sizes, self.about_variants)))
         choice = dataclasses.replace(choice, notes=(*choice.notes, *notes), sizes=said)
@@ -293,6 +295,17 @@ def _request(
         layers=constraints.layers_per_stage,
         group=constraints.group,
         scope=constraints.scope,
+    )
+
+
+def assumed_length(deployment: Deployment, spec: ModelSpec, settings: Settings) -> str:
+    """The length of answers that estimates assume, in words; empty if the deployment says what it expects."""
+    if deployment.load.output_tokens is not None:
+        return ""
+    _, tokens = _lengths(deployment, engine_sizes.max_context(deployment, spec, settings))
+    return (
+        f"answers are assumed to have {tokens} tokens, because load.outputTokens does not say how many are "
+        "expected"
     )
 
 

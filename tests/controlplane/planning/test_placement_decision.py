@@ -73,6 +73,14 @@ def test_an_answer_without_an_expected_length_has_256_tokens_in_the_reason(
     assert f" GiB s for an answer of {answer} tokens to a prompt of 128, the best of" in placement.reason
     quick = decide(long, replace(deployment, intent=Intent.MIN_LATENCY), HERE, wide)
     assert f" s for an answer of {answer} tokens to a prompt of 128, the best of" in quick.reason
+    assumed = f"answers are assumed to have {answer} tokens"
+    assert any(assumed in note for note in choice.notes) is (expected is None)
+    with pytest.raises(errors.NoFeasiblePlan) as refusal:
+        decide(long, replace(deployment, slos=Slos(latency_s=1e-9)), HERE, wide)
+    assert (assumed in refusal.value.message) is (expected is None)
+    with pytest.raises(errors.NoFeasiblePlan) as refusal:
+        decide(long, replace(deployment, slos=Slos(ttft_s=1e-9)), HERE, wide)
+    assert "assumed" not in refusal.value.message  # a first token does not depend on the answer's length
 
 
 def test_a_base_that_can_have_no_variants_gets_an_engine_without_slots(
