@@ -10,6 +10,9 @@ layers, sparse deltas of 4 and of 2 bits. As the product does it: the architectu
 (`controlplane.planning.variant_room`), and the estimate of the mix is that of `profiler.predicting`. Then one
 engine of that plan is asked for each variant in turn, and for all at once.
 
+- `path`: the request path of these requests, which the estimates of `together` contain. It is measured like
+the product's (`controlplane.runtime.path_probe`), with a core that answers at once. Here it has no proxy and
+no gateway: requests enter the worker's application in this process.
 - `in_turn`: TTFT of each variant's requests, in rounds, while nothing else runs.
 - `together`: for each batch, requests for the four in turn at once; tokens per second until the last ends,
 next to the estimate of the same load.
@@ -66,6 +69,8 @@ from profiler.physical.calibration import Calibration
 from profiler.plans import candidate_plans
 from profiler.predicting.predict import Ground, Prediction, predict
 from profiler.profiling_plan import Reach, profiling_plan
+from profiler.request_path import Burst, RequestPath
+from profiler.request_path import fit as fit_path
 from profiler.roofline import VLLM_ON_CPU, VLLM_ON_GPU
 from profiler.types import CPU, DeviceRates, Estimate, Interval, ModelSpec, Plan, Workload
 from profiler.variants.held import held_bytes
@@ -83,6 +88,7 @@ WITHIN = 0.1
 SLOTS = 4
 LOOK_S = 0.2
 ROUNDS = 5
+PATH_ROUNDS, PATH_MARKER = 8, "measures-the-path"
 ALL_LINEAR = tuple(name.split(".")[1] for name in gpu_engine.linear_shapes(gpu_engine.LLAMA_7B))
 PROMPT = 7  # of the requests whose answers are compared
 
@@ -216,6 +222,28 @@ class Looking:
             await asyncio.gather(task, return_exceptions=True)
 
 
+async def path_of(worker: Worker, variants: Sequence[VariantRef], scale: Scale) -> RequestPath:
+    """The request path of bursts for the variants in turn: the core answers at once, with one token."""
+    short = dataclasses.replace(scale.size, output_tokens=1)
+
+    async def burst(batch: int) -> Burst:
+        jobs = [
+            ask(worker, variants[i % len(variants)], i, "path", short, f"{PATH_MARKER}-{batch}-{i}")
+            for i in range(batch)
+        ]
+        answers = await asyncio.gather(*jobs)
+        return Burst(worker_with_loras.INPUT_TOKENS, tuple(answer["ttft_s"] for answer in answers))
+
+    batches = (1, *scale.batches)
+    await worker.answer_at_once(PATH_MARKER)
+    try:
+        for batch in batches:
+            await burst(batch)  # warms up
+        return fit_path([await burst(batch) for _ in range(PATH_ROUNDS) for batch in batches])
+    finally:
+        await worker.answer_at_once("")
+
+
 async def in_turn(worker: Worker, variants: Sequence[VariantRef], size: Size) -> dict[str, Any]:
     """TTFT of one request at a time: the first of each variant, and those of later rounds."""
     short = dataclasses.replace(size, output_tokens=min(8, size.output_tokens))
@@ -257,6 +285,7 @@ async def together(
         "measured_over_estimate": rate / predicted.tokens_per_s.value,
         **_percentiles("ttft_ms", ttfts),
         "mean_ttft_ms": statistics.mean(ttfts),
+        "last_burst_ttft_ms": sorted(round(ttft, 1) for ttft in ttfts[-batch:]),
         "estimate_ttft_ms": _interval(predicted.ttft_s, 1e3),
         "mean_tpot_ms": statistics.mean(tpots),
         "estimate_tpot_ms": _interval(predicted.tpot_s, 1e3),
@@ -333,12 +362,23 @@ async def _each_once(worker: Worker, variants: Sequence[VariantRef], size: Size)
 
 @dataclass(frozen=True)
 class Served:
-    """The plan of the base and what it costs with each batch; what the engine is started with."""
+    """The plan of the base, the ground and the mix of its estimates; what the engine is started with."""
 
     models: tuple[Model, ...]  # the last one was registered after the engine was placed
-    estimates: dict[int, Prediction]
+    plan: Plan
+    ground: Ground
     config: EngineConfig
     about: dict[str, Any]
+
+    def estimates(self, scale: Scale, path: RequestPath | None = None) -> dict[int, Prediction]:
+        """By batch: what clients see with this request path; without a path, the engine alone."""
+        mix = [model.variant_spec for model in self.models[:-1]]
+        ground = dataclasses.replace(self.ground, path=path)
+        return {batch: predict(ground, self.plan, load_of(batch, scale), mix) for batch in scale.batches}
+
+
+def load_of(batch: int, scale: Scale) -> Workload:
+    return Workload(batch, worker_with_loras.INPUT_TOKENS, scale.size.output_tokens)
 
 
 def prepare(args: argparse.Namespace, scale: Scale) -> Served:
@@ -358,11 +398,8 @@ def prepare(args: argparse.Namespace, scale: Scale) -> Served:
     sizes = EngineSizes(variant_slots=SLOTS, lora_rank=scale.max_rank, variant_host_bytes=16 << 30)
     plan = with_room_for_variants(plan, spec, sizes, models[:-1])
     mix = [model.variant_spec for model in models[:-1]]
-    estimates = {
-        batch: predict(ground, plan, Workload(batch, worker_with_loras.INPUT_TOKENS, size.output_tokens), mix)
-        for batch in scale.batches
-    }
-    placed = placement_of(plan, estimates[scale.batches[0]], spec, size)
+    alone = predict(ground, plan, load_of(scale.batches[0], scale), mix)
+    placed = placement_of(plan, alone, spec, size)
     model = Model(BASE, 100, Phase.READY, source=str(base), path=str(base), spec=spec)
     config = engine_config(model, placed, settings, models[:-1])
     about = {
@@ -376,7 +413,7 @@ def prepare(args: argparse.Namespace, scale: Scale) -> Served:
         "output_tokens": size.output_tokens,
     }
     made_here = dataclasses.replace(config, load_format="dummy", roots=())
-    return Served(models, estimates, made_here, about)
+    return Served(models, plan, ground, made_here, about)
 
 
 def settings_of(folder: Path, scale: Scale) -> Settings:
@@ -406,7 +443,9 @@ async def run(args: argparse.Namespace, scale: Scale) -> dict[str, Any]:
         result["engine_version"] = report.engine_version
         result["ranks"] = [dataclasses.asdict(rank) for rank in report.ranks]
         result["in_turn"] = await in_turn(worker, refs, scale.size)
-        result |= await watched(worker, refs, served.estimates, scale)
+        path = await path_of(worker, refs, scale)
+        result["path"] = dataclasses.asdict(path)
+        result |= await watched(worker, refs, served.estimates(scale, path), scale)
         await worker.load_variant(late)
         result["moves"] = await moves(worker, refs, late, scale)
     finally:
@@ -485,7 +524,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     scale = TINY if rehearsing.is_rehearsal() else FULL
     command = rehearsing.command("benchmarks.unequal_variants", argv)
     if args.only_measure:
-        estimates = prepare(args, scale).estimates
+        estimates = prepare(args, scale).estimates(scale)
         found = {batch: _interval(predicted.tokens_per_s) for batch, predicted in estimates.items()}
         rehearsing.write_result(args.out, {"command": command, "tokens_per_s": found})
         return

@@ -106,8 +106,10 @@ def write_adapter(
     return folder
 
 
-async def ask(worker: Worker, variant: VariantRef | None, seed: int, salt: str, size: Size) -> dict[str, Any]:
-    """One streamed completion: its token ids and times."""
+async def ask(
+    worker: Worker, variant: VariantRef | None, seed: int, salt: str, size: Size, request_id: str = ""
+) -> dict[str, Any]:
+    """One streamed completion: its token ids and times. vLLM makes the id up if none is given."""
     rng = np.random.default_rng(seed)
     prompt = [int(t) for t in rng.integers(100, size.shape["vocab_size"] - 100, INPUT_TOKENS)]
     body = {
@@ -119,6 +121,7 @@ async def ask(worker: Worker, variant: VariantRef | None, seed: int, salt: str, 
         "stream": True,
         "return_token_ids": True,
         "cache_salt": salt,
+        **({"request_id": request_id} if request_id else {}),
     }
     times: list[float] = []
     tokens: list[int] = []
@@ -137,4 +140,5 @@ async def ask(worker: Worker, variant: VariantRef | None, seed: int, salt: str, 
                 tokens += choice.get("token_ids") or []
             times.append(time.perf_counter() - start)
     assert len(tokens) == size.output_tokens, tokens
-    return {"tokens": tokens, "ttft_s": times[0], "tpot_s": (times[-1] - times[0]) / (size.output_tokens - 1)}
+    more = max(1, size.output_tokens - 1)
+    return {"tokens": tokens, "ttft_s": times[0], "tpot_s": (times[-1] - times[0]) / more}

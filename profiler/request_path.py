@@ -13,7 +13,8 @@ these arrivals.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 # A request passes the path in both directions. If one process handles both, all of b simultaneous requests
@@ -89,6 +90,36 @@ class EngineTimes:
 
 
 @dataclass(frozen=True)
+class EngineCurve:
+    """`EngineTimes` by the number of requests that reach an idle engine together: for 1, for the whole batch,
+    and for some numbers between. Times are assumed to be linear from each number to the next.
+
+    Several variants' prompts take a step far longer than one variant's, and more prompts of the same variants
+    take it little longer. So a line from one request to the whole batch would be too low between them.
+    """
+
+    counts: tuple[int, ...]
+    times: tuple[EngineTimes, ...]
+
+    @classmethod
+    def of(cls, times: Mapping[int, EngineTimes]) -> EngineCurve:
+        counts = tuple(sorted(times))
+        return cls(counts, tuple(times[count] for count in counts))
+
+    def at(self, count: int) -> EngineTimes:
+        at = bisect_left(self.counts, count)
+        if self.counts[at] == count:
+            return self.times[at]
+        below, above = self.counts[at - 1], self.counts[at]
+        return self.times[at - 1].toward(self.times[at], (count - below) / (above - below))
+
+
+def counts_together(batch: int) -> tuple[int, ...]:
+    """The numbers of requests for which a curve has the engine's own times: 1, 2, 4, ... and `batch`."""
+    return (*(1 << power for power in range((batch - 1).bit_length())), batch)
+
+
+@dataclass(frozen=True)
 class Served:
     """The client's mean TTFT (seconds), and `EngineTimes.held_s` with the delay by later arrivals."""
 
@@ -96,16 +127,14 @@ class Served:
     held_s: float
 
 
-def served_s(
-    path: RequestPath, batch: int, input_tokens: int, single: EngineTimes, whole: EngineTimes
-) -> Served:
-    """What `batch` requests sent at once by a client see. The engine alone takes `single` for one request and
-    `whole` for all; between these it is assumed to be linear.
+def served_s(path: RequestPath, batch: int, input_tokens: int, engine: EngineCurve) -> Served:
+    """What `batch` requests sent at once by a client see. `engine`: the times of the engine alone.
 
     An engine chooses a step's requests when the step begins. A request that arrives during a step also waits
     for the next step, in which the earlier requests decode.
     """
     path_s = path.alone_s + path.token_s * input_tokens
+    single, whole = engine.at(1), engine.at(batch)
     if batch == 1:
         return Served(path_s + whole.mean_s, whole.held_s)
     apart_s = path.each_s * ONE_DIRECTION
@@ -123,7 +152,7 @@ def served_s(
             begin_s = max(begin_s, first * apart_s - single.step_s)
             takes_s = single.step_s
             continue
-        group = single.toward(whole, (count - 1) / (batch - 1))
+        group = engine.at(count)
         takes_s = group.last_s
         # The group's first tokens leave one after the other.
         out_s = max(out_s, begin_s + group.mean_s)

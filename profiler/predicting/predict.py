@@ -18,6 +18,7 @@ from profiler.predicting.serving import served
 from profiler.predicting.times import Times, times_of
 from profiler.predicting.types import Ground, Prediction, RankCost
 from profiler.quantization import canonical
+from profiler.request_path import counts_together
 from profiler.types import ModelSpec, Plan, Workload
 from profiler.variants.types import VariantSpec
 
@@ -41,12 +42,13 @@ def predict(ground: Ground, plan: Plan, workload: Workload, mix: Mix = ()) -> Pr
     """
     check(ground.spec, plan, workload)
     plan = _canonical(plan)
-    whole = _of_engine(ground, plan, workload, mix)
     if ground.path is None:
-        return whole
-    alone = dataclasses.replace(workload, batch=1)
-    single = whole if workload.batch == 1 else _of_engine(ground, plan, alone, mix)
-    return served(ground.path, workload, single, whole)
+        return _of_engine(ground, plan, workload, mix)
+    alone = {
+        count: _of_engine(ground, plan, dataclasses.replace(workload, batch=count), mix)
+        for count in counts_together(workload.batch)
+    }
+    return served(ground.path, workload, alone)
 
 
 def _of_engine(ground: Ground, plan: Plan, workload: Workload, mix: Mix) -> Prediction:

@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from profiler.predicting.intervals import inverse
 from profiler.predicting.types import Prediction
-from profiler.request_path import EngineTimes, RequestPath, Served, served_s
+from profiler.request_path import EngineCurve, EngineTimes, RequestPath, Served, served_s
 from profiler.types import Interval, Workload
 
 
-def served(path: RequestPath, load: Workload, single: Prediction, whole: Prediction) -> Prediction:
-    """Clients' view of `whole`, the prediction for the engine alone; `single` is for one request of the load.
+def served(path: RequestPath, load: Workload, alone: Mapping[int, Prediction]) -> Prediction:
+    """Clients' view of the load. `alone`: predictions for the engine alone, by how many of the requests reach
+    it together (`request_path.counts_together`).
 
     Requests that reach the engine together may wait less or more for each other, so both ends of the range
     allow for that.
     """
+    whole = alone[load.batch]
     engine, path_s = whole.ttft_s, path.mean_s(load.batch, load.input_tokens)
     of_path = Interval(path_s, path_s * path.low, path_s * path.high)
 
     def seen(share: float, end: End) -> Served:
-        return served_s(
-            path.times(share),
-            load.batch,
-            load.input_tokens,
-            _times(single, load, end),
-            _times(whole, load, end),
-        )
+        curve = EngineCurve.of({count: _times(found, load, end) for count, found in alone.items()})
+        return served_s(path.times(share), load.batch, load.input_tokens, curve)
 
     value, low, high = seen(1.0, _value), seen(path.low, _low), seen(path.high, _high)
     alone_s = path.mean_s(1, load.input_tokens)

@@ -14,6 +14,7 @@ from profiler.checkpoint import spec_of
 from profiler.measurements import Measurement, SyntheticVariant, Timing, from_lines
 from profiler.physical.calibrating import calibrate
 from profiler.predicting.predict import Ground, Prediction, predict
+from profiler.request_path import RequestPath
 from profiler.types import DeviceRates, ModelSpec, Plan, Workload
 from profiler.variants.synthetic import synthetic_spec
 
@@ -63,30 +64,37 @@ def estimate(
     load: Workload,
     mix: tuple[SyntheticVariant | None, ...],
     kinds: tuple[str, ...] = KINDS,
+    path: RequestPath | None = None,
 ) -> Prediction:
     spec = shape()
     plan = Plan(1, (spec.num_layers,), "none", 2048, 0, 8, 64, batched_tokens=2048)
-    ground = Ground(spec, (DeviceRates(1.0, 1.0),), calibrate(spec, lines), launched=kinds)
+    ground = Ground(spec, (DeviceRates(1.0, 1.0),), calibrate(spec, lines), launched=kinds, path=path)
     members = [None if member is None else synthetic_spec(spec, member) for member in mix]
     return predict(ground, plan, load, members if any(members) else ())
 
 
 def test_first_tokens_of_mixes_and_of_unequal_variants_are_inside() -> None:
-    """The unequal ones were asked through a worker, whose path of requests no estimate here has."""
+    """The unequal ones were asked through a worker, whose request path was measured with them. (Records
+    without it have the engine's own estimate: at 64 clients tokens come later than that.)"""
     rows = json.loads((RESULTS / "mixes_h200.json").read_text())["rows"]
     bursts = [
         (estimate(measured(), Workload(row["batch"], row["input"], 64), MIXES[row["mix"]]), row["measured"])
         for row in rows
         if row["how"] == "burst" and row["what"] == "TTFT, ms"
     ]
+    record = json.loads((RESULTS / "unequal_variants.json").read_text())
+    path = RequestPath(**record["path"]) if "path" in record else None
     unequal = [
-        (estimate(measured(), Workload(seen["batch"], 64, 128), UNEQUAL), seen["mean_ttft_ms"])
-        for seen in json.loads((RESULTS / "unequal_variants.json").read_text())["together"]
+        (
+            estimate(measured(), Workload(seen["batch"], 64, 128), UNEQUAL, path=path),
+            seen["mean_ttft_ms"],
+        )
+        for seen in record["together"]
     ]
     assert (len(bursts), len(unequal)) == (15, 3)
     inside = [found.ttft_s.holds(ttft_ms / 1e3) for found, ttft_ms in (*bursts, *unequal)]
     assert sum(inside) / len(inside) >= SHARE, inside
-    assert sum(inside[-3:]) >= 2, "8 and 32 clients of unequal variants"
+    assert sum(inside[-3:]) >= (3 if path else 2), "8, 32 and 64 clients of unequal variants"
 
 
 @pytest.mark.slow

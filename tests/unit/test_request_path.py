@@ -17,7 +17,16 @@ from hypothesis import strategies as st
 
 from profiler import request_path
 from profiler.predicting.predict import predict
-from profiler.request_path import ONE_DIRECTION, Burst, EngineTimes, RequestPath, fit, served_s
+from profiler.request_path import (
+    ONE_DIRECTION,
+    Burst,
+    EngineCurve,
+    EngineTimes,
+    RequestPath,
+    counts_together,
+    fit,
+    served_s,
+)
 from profiler.types import Workload
 from testkit.simulated_profile import ground, plan
 
@@ -64,9 +73,9 @@ class Front:
         return [self.around_s + first_s[n] for n in range(batch)]
 
 
-def engine_times(front: Front, batch: int) -> tuple[EngineTimes, EngineTimes]:
-    one, whole = (front.engine_s(count) for count in (1, batch))
-    return EngineTimes(one, one, front.step_s), EngineTimes(whole, whole, front.step_s)
+def engine_times(front: Front, batch: int) -> EngineCurve:
+    taken_s = {count: front.engine_s(count) for count in counts_together(batch)}
+    return EngineCurve.of({n: EngineTimes(seconds, seconds, front.step_s) for n, seconds in taken_s.items()})
 
 
 def measured(front: Front, batches: Sequence[int] = (1, 8, 32)) -> RequestPath:
@@ -87,8 +96,18 @@ def test_clients_see_the_queue_s_latency(
     step_s = min(step_ms, first_ms) / 1e3
     front = Front(each_ms / 1e3, 4e-3, lambda count: (first_ms + more_ms * (count - 1)) / 1e3, step_s)
     seen = statistics.mean(front.run(batch))
-    found = served_s(measured(front), batch, 16, *engine_times(front, batch)).ttft_s
+    found = served_s(measured(front), batch, 16, engine_times(front, batch)).ttft_s
     assert found == pytest.approx(seen, rel=0.15)
+
+
+@pytest.mark.parametrize("batch", [8, 16, 32])
+@pytest.mark.parametrize("each_ms", [1.0, 2.0, 4.0])
+def test_a_few_requests_for_several_variants_take_nearly_as_long_as_many(batch: int, each_ms: float) -> None:
+    """Each of four variants takes 10 ms of a step, and each further prompt 0.2 ms."""
+    front = Front(each_ms / 1e3, 4e-3, lambda n: (10 * min(n, 4) + 0.2 * n) / 1e3, 5e-3)
+    seen = statistics.mean(front.run(batch))
+    found = served_s(measured(front), batch, 16, engine_times(front, batch)).ttft_s
+    assert found == pytest.approx(seen, rel=0.12)
 
 
 @pytest.mark.parametrize("batch", [2001, 5000, 20_000])
@@ -109,10 +128,11 @@ def test_following_some_steps_is_as_good_as_following_all(batch: int, data: st.D
     one = EngineTimes(one_s, one_s, step_s)
     last_s = one_s + more_s * (batch - 1)
     whole = EngineTimes(one_s + (last_s - one_s) / 2, last_s, step_s)
-    found = served_s(path, batch, 16, one, whole).ttft_s
+    engine = EngineCurve((1, batch), (one, whole))
+    found = served_s(path, batch, 16, engine).ttft_s
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(request_path, "STEPS", 10 * batch)
-        assert found == pytest.approx(served_s(path, batch, 16, one, whole).ttft_s, rel=0.01)
+        assert found == pytest.approx(served_s(path, batch, 16, engine).ttft_s, rel=0.01)
 
 
 def test_the_largest_load_takes_no_longer() -> None:
@@ -127,7 +147,8 @@ def test_the_largest_load_takes_no_longer() -> None:
             return super().toward(other, share)
 
     path = RequestPath(10e-3, 20e-3, 0.0, 1.0, 1.0)
-    found = served_s(path, 1_000_000, 16, Counted(one.mean_s, one.last_s, one.step_s), one).ttft_s
+    engine = EngineCurve((1, 1_000_000), (Counted(one.mean_s, one.last_s, one.step_s), one))
+    found = served_s(path, 1_000_000, 16, engine).ttft_s
     assert found == pytest.approx(path.mean_s(1_000_000, 16))
     assert steps <= request_path.STEPS
 
@@ -139,7 +160,7 @@ def test_the_h200s_first_run_is_explained() -> None:
     front = Front(0.4e-3, 12.5e-3, lambda count: (10.3 + 12.1 * (count - 1) / 7) / 1e3, 4.9e-3)
     assert statistics.mean(front.run(1)) == pytest.approx(23.6e-3, rel=0.02)
     path = measured(front)
-    found = served_s(path, 8, 16, *engine_times(front, 8)).ttft_s
+    found = served_s(path, 8, 16, engine_times(front, 8)).ttft_s
     seen = front.run(8)
     assert statistics.median(seen) == pytest.approx(51.6e-3, rel=0.1)
     assert found == pytest.approx(statistics.mean(seen), rel=0.1)
