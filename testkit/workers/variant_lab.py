@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from profiler.variants.types import VariantKind
 from testkit import random_adapters, random_variants, started_worker
+from testkit.cluster import small_models
 from testkit.engine_configs import ranks_of
 from workers.deltas.merge import merge
 from workers.messages import EngineCall, EngineConfig, VariantRef
@@ -31,6 +32,7 @@ KINDS = tuple(variant.name for variant in random_variants.EVERY_KIND)
 MODELS = (BASE, *KINDS)
 # SmolLM2's own sizes in fewer layers: there is every shape, in two stages of different depth.
 LAYERS = 3
+VOCABULARY = 15_360  # three ranks share it
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,9 @@ class Checkpoints:
 
 
 def written(smollm2: Path, folder: Path) -> Checkpoints:
-    """Few layers of SmolLM2 and their variants, in `folder`."""
-    return with_variants(random_variants.first_layers(smollm2, folder / BASE, LAYERS), folder)
+    """Few layers and tokens of SmolLM2 and their variants, in `folder`."""
+    base = random_variants.first_layers(smollm2, folder / BASE, LAYERS)
+    return with_variants(small_models.fewer_tokens(base, VOCABULARY), folder)
 
 
 def with_variants(base: Path, folder: Path) -> Checkpoints:

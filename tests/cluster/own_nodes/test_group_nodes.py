@@ -69,7 +69,9 @@ def test_a_group_on_two_nodes_lives_and_dies_together(
     nodes: tuple[Settings, str], smollm2_folder: Path, tmp_path: Path
 ) -> None:
     settings, address = nodes
-    model = small_models.first_layers(smollm2_folder, tmp_path / "model", 3)
+    model = small_models.fewer_tokens(
+        small_models.first_layers(smollm2_folder, tmp_path / "model", 3), 16_384
+    )
     done = subprocess.run(
         [sys.executable, str(DRIVER), address, str(model)],
         env={

@@ -1,7 +1,7 @@
 """Groups of ranks on the real engine: each within its plan, answering what transformers answers, ended whole.
 
-The first 9 layers of SmolLM2 in float32, with 9 heads: two stages of 3 and 6 layers, started as on two nodes,
-and three ranks that share every layer.
+The first 9 layers of SmolLM2 in float32, with 9 heads and its frequent tokens: two stages of 3 and 6 layers,
+started as on two nodes, and three ranks that share every layer.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ MIB = 2**20
 LOOPBACK = "127.0.0.1"
 TOKENS = 16
 LAYERS = 9
+VOCABULARY = 15_360  # three ranks share them
 PROMPTS = ("The capital of France is", "Once upon a time, in a village by the sea, there lived")
 KV_TOKENS = 4096
 LAYER_BYTES = 4 * (2 * 576 * 576 + 2 * 576 * 192 + 3 * 576 * 1536)  # q and o, k and v, gate, up and down
@@ -74,7 +75,8 @@ def config_of(folder: Path, parts: tuple[RankConfig, ...], tensor_parallel: int 
 
 @pytest.fixture(scope="module")
 def base(smollm2_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small_models.first_layers(smollm2_folder, tmp_path_factory.mktemp("group") / "base", LAYERS)
+    made = small_models.first_layers(smollm2_folder, tmp_path_factory.mktemp("group") / "base", LAYERS)
+    return small_models.fewer_tokens(made, VOCABULARY)
 
 
 @dataclass
