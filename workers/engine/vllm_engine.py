@@ -7,7 +7,6 @@ them.
 from __future__ import annotations
 
 import asyncio
-import copy
 import logging
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +17,7 @@ from workers.asgi import AsgiApp, Message
 from workers.bus.client import VariantClient
 from workers.bus.faults import LoadFailed, exception_of, fault_of
 from workers.engine import base_template, chat_parsers, torch_check
+from workers.engine.application_maker import ApplicationMaker
 from workers.engine.checked_grammars import Grammars, check_grammars
 from workers.engine.no_variants import NoVariants
 from workers.engine.own_applications import OwnApplications
@@ -101,8 +101,8 @@ class VllmEngine:
         mode = "mistral" if is_tekken(tokenizer) else "hf"  # by itself vLLM would drop tekken's first token
         arguments += ["--tokenizer", str(tokenizer), "--tokenizer-mode", mode]
         templates.install()
-        told = launch.scratch("template")
-        arguments += await asyncio.to_thread(base_template.arguments, templates, tokenizer, told)
+        substitute = launch.scratch("template")
+        arguments += await asyncio.to_thread(base_template.arguments, templates, tokenizer, substitute)
         args = vllm["parse"](arguments)
         observer, engine_args = StepObserver(), vllm["AsyncEngineArgs"].from_cli_args(args)
         with quick_children():
@@ -111,38 +111,16 @@ class VllmEngine:
         vocabulary = llm.model_config.get_vocab_size()
         grammars = Grammars(launch.scratch(SOCKET), str(tokenizer), mode, vocabulary)
         check_grammars(llm, grammars)
-        tasks = await llm.get_supported_tasks()
-        app = vllm["build_app"](args, tasks, llm.model_config)
-
-        async def prepare(made: Any, client: Any, args: Any) -> None:
-            await vllm["init_app_state"](client, made.state, args, tasks)
-            app_state.keep_running(made.state)
-
-        async def one_more(client: Any, template: Path | None) -> Any:
-            """Another copy of the application with its own state; it finds variants in the shared table."""
-
-            async def made_of(given: Any) -> Any:
-                made = copy.copy(app)
-                made.state = type(app.state)()
-                await prepare(made, client, given)
-                table = app.state.openai_serving_models.lora_requests
-                app_state.resolve_in(made.state, table)
-                return made
-
-            if template is None:
-                return await made_of(args)
-            parsers = chat_parsers.of_variant(config, template, client.renderer.tokenizer)
-            made = await made_of(chat_parsers.arguments(args, template, *parsers))
-            if parsers.reasoning != config.reasoning_parser:
-                plain = await made_of(
-                    chat_parsers.arguments(args, template, parsers.tools, config.reasoning_parser)
-                )
-                app_state.answer_by_grammar(made.state, plain.state)
-            return made
-
-        await prepare(app, llm, args)
-        roots, words = tuple(map(Path, config.roots)), launch.scratch("words")
-        applications = OwnApplications(app, llm, Path(config.model_path), words, roots, one_more, templates)
+        maker = await ApplicationMaker.of_base(vllm, config, args, llm)
+        applications = OwnApplications(
+            maker.app,
+            llm,
+            Path(config.model_path),
+            launch.scratch("words"),
+            tuple(map(Path, config.roots)),
+            maker.for_variant,
+            templates,
+        )
         ranks = reports_of(config, await llm.collective_rpc("rank_memory"))
         client = VariantClient(launch.bus) if config.max_variants else NoVariants()
         return cls(llm, applications, vllm["version"], client, launch, ranks, observer)
