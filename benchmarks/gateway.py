@@ -247,7 +247,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     loads = REHEARSED_LOADS if rehearsing.is_rehearsal() else ECHO_LOADS
     rows = echo_against_bare(args.rounds, loads)
     result = {
-        "command": "python -m benchmarks.gateway " + " ".join(sys.argv[1:] if argv is None else argv),
+        "command": rehearsing.command("benchmarks.gateway", argv),
         "machine": rehearsing.machine(),
         "rows": rows,
     }

@@ -37,9 +37,14 @@ SHAPES = {"llama-2-7b": gpu_engine.LLAMA_7B, "qwen2.5-7b": gpu_engine.QWEN_7B}
 
 
 def write_adapter(
-    folder: Path, rank: int, seed: int, shape: dict[str, int], modules: Sequence[str] = ATTENTION
+    folder: Path,
+    rank: int,
+    seed: int,
+    shape: dict[str, int],
+    modules: Sequence[str] = ATTENTION,
+    deviation: float = 0.02,
 ) -> Path:
-    """A random LoRA, as PEFT writes it. `modules`: the linears that it is of, by their last names."""
+    """Write a random LoRA on these linear layers, as PEFT does. `deviation` is that of B."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
     shapes = {
@@ -51,7 +56,7 @@ def write_adapter(
             name = f"base_model.model.model.layers.{layer}.{module}"
             a, b = rng.standard_normal((rank, into)), rng.standard_normal((out, rank))
             tensors[f"{name}.lora_A.weight"] = (a / into**0.5).astype(np.float16)
-            tensors[f"{name}.lora_B.weight"] = (0.02 * b).astype(np.float16)
+            tensors[f"{name}.lora_B.weight"] = (deviation * b).astype(np.float16)
     save_file(tensors, folder / "adapter_model.safetensors")
     config = {
         "peft_type": "LORA",

@@ -61,7 +61,7 @@ def scenario(args: argparse.Namespace, case: Case) -> dict[str, Any]:
         "name": f"{case.popularity}, {case.policy}, {case.limit} at once",
         "seeds": args.seeds,
         "horizonS": args.seconds,
-        "policies": ["first-fit"],
+        "policies": ["most-idle"],
         "cluster": {
             "groups": [
                 {

@@ -43,18 +43,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import gpu_engine, rehearsing, worker_with_loras
+from benchmarks import gpu_engine, gpu_lora, rehearsing, worker_with_loras
 from benchmarks.serving import deltas
-from benchmarks.worker_with_loras import (
-    ADAPTED,
-    BASE,
-    LLAMA_7B,
-    REHEARSED,
-    Size,
-    ask,
-    write_adapter,
-    write_model,
-)
+from benchmarks.worker_with_loras import BASE, LLAMA_7B, REHEARSED, Size, ask
 from controlplane.planning.engine_config import engine_config
 from controlplane.planning.variant_room import AtOnce, at_once, with_room_for_variants
 from controlplane.profiling.keys import served_spec
@@ -117,7 +108,7 @@ def write_variants(base: Path, folder: Path, scale: Scale) -> dict[str, Path]:
     narrow = scale.size
     wide = dataclasses.replace(narrow, adapters_deviation=narrow.adapters_deviation / 4)
     return {
-        "lora-small": adapter(folder / "lora-small", 1, narrow, scale.small_rank, ADAPTED),
+        "lora-small": adapter(folder / "lora-small", 1, narrow, scale.small_rank, gpu_lora.ATTENTION),
         "delta-4": deltas.write(base, shape, folder / "delta-4", 4, 4),
         "lora-large": adapter(folder / "lora-large", 2, wide, scale.max_rank, ALL_LINEAR),
         "delta-2": deltas.write(base, shape, folder / "delta-2", 2, 3),
@@ -129,7 +120,7 @@ def adapter(folder: Path, seed: int, size: Size, rank: int, modules: Sequence[st
     """Written once."""
     if (folder / "adapter_config.json").exists():
         return folder
-    return write_adapter(folder, seed, size, rank, modules)
+    return gpu_lora.write_adapter(folder, rank, seed, size.shape, modules, size.adapters_deviation)
 
 
 def measured(
@@ -232,7 +223,7 @@ async def path_of(worker: Worker, variants: Sequence[VariantRef], scale: Scale) 
             for i in range(batch)
         ]
         answers = await asyncio.gather(*jobs)
-        return Burst(worker_with_loras.INPUT_TOKENS, tuple(answer["ttft_s"] for answer in answers))
+        return Burst(worker_with_loras.INPUT_TOKENS, tuple(answer.ttft_s for answer in answers))
 
     batches = (1, *scale.batches)
     await worker.answer_at_once(PATH_MARKER)
@@ -248,7 +239,7 @@ async def in_turn(worker: Worker, variants: Sequence[VariantRef], size: Size) ->
     """TTFT of one request at a time: the first of each variant, and those of later rounds."""
     short = dataclasses.replace(size, output_tokens=min(8, size.output_tokens))
     found = [
-        [1e3 * (await ask(worker, v, 100 * number + v.uid, "turn", short))["ttft_s"] for v in variants]
+        [1e3 * (await ask(worker, v, 100 * number + v.uid, "turn", short)).ttft_s for v in variants]
         for number in range(ROUNDS + 1)
     ]
     later = [ttft for row in found[1:] for ttft in row]
@@ -276,8 +267,8 @@ async def together(
         bursts.append((time.perf_counter() - began, answers))
     counted = bursts[1:]  # the first warms up
     rate = statistics.median(batch * scale.size.output_tokens / took_s for took_s, _ in counted)
-    ttfts = [1e3 * answer["ttft_s"] for _, answers in counted for answer in answers]
-    tpots = [1e3 * answer["tpot_s"] for _, answers in counted for answer in answers]
+    ttfts = [1e3 * answer.ttft_s for _, answers in counted for answer in answers]
+    tpots = [1e3 * answer.tpot_s for _, answers in counted for answer in answers]
     return {
         "batch": batch,
         "tokens_per_s": rate,
@@ -309,8 +300,7 @@ async def moves(
     short = scale.size
 
     async def alone(variant: VariantRef, salt: str) -> list[int]:
-        tokens: list[int] = (await ask(worker, variant, PROMPT, salt, short))["tokens"]
-        return tokens
+        return (await ask(worker, variant, PROMPT, salt, short)).tokens
 
     before = {v.name: await alone(v, "before") for v in loras}
     again = {v.name: await alone(v, "again") for v in loras}
@@ -320,7 +310,7 @@ async def moves(
     await ask(worker, late, PROMPT, "late", dataclasses.replace(short, output_tokens=4))
     took_s, decoding = time.perf_counter() - began, sum(not task.done() for task in tasks)
     meanwhile = {
-        v.name: answer["tokens"][: short.output_tokens]
+        v.name: answer.tokens[: short.output_tokens]
         for v, answer in zip(loras, await asyncio.gather(*tasks), strict=True)
     }
     seen = await worker.engine.residency()
@@ -383,8 +373,9 @@ def load_of(batch: int, scale: Scale) -> Workload:
 
 def prepare(args: argparse.Namespace, scale: Scale) -> Served:
     """The control plane's steps when the first four are registered and the base is deployed."""
-    size, settings = scale.size, settings_of(args.folder, scale)
-    base = write_model(args.folder / "model", None, size)
+    size = scale.size
+    settings = Settings(home=args.folder / "home", engine_dtype=size.dtype)
+    base = gpu_engine.write_dummy_base(args.folder / "model", size.shape)
     paths = write_variants(base, args.folder, scale)
     spec = served_spec(read_model(base), size.dtype)
     models = tuple(
@@ -414,13 +405,6 @@ def prepare(args: argparse.Namespace, scale: Scale) -> Served:
     }
     made_here = dataclasses.replace(config, load_format="dummy", roots=())
     return Served(models, plan, ground, made_here, about)
-
-
-def settings_of(folder: Path, scale: Scale) -> Settings:
-    return Settings(
-        home=folder / "home",
-        engine_dtype=scale.size.dtype,
-    )
 
 
 def registered(number: int, name: str, path: Path, spec: ModelSpec) -> Model:

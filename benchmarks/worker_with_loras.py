@@ -1,25 +1,22 @@
-"""A Llama shape with dummy weights, LoRAs, and streamed requests to a worker that serves them."""
+"""A Llama shape with dummy weights, and streamed requests to a worker that serves it."""
 
 from __future__ import annotations
 
 import json
-import shutil
 import time
-from collections.abc import Collection
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from safetensors.numpy import save_file
 
 from benchmarks import gpu_engine
 from profiler.types import CPU
 from workers.messages import EngineCall, EngineHead, VariantRef
-from workers.server.worker import Worker
 
-RANK, INPUT_TOKENS = 16, 64
-ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj")
+if TYPE_CHECKING:
+    from workers.server.worker import Worker
+
+INPUT_TOKENS = 64
 BASE = "dummy-7b"
 MIB = 2**20
 ON_CPU = {"TORCH_COMPILE_DISABLE": "1", "VLLM_LOGGING_LEVEL": "WARNING", "HF_HUB_OFFLINE": "1"}
@@ -61,84 +58,58 @@ REHEARSED = Size(
 )
 
 
-def write_model(folder: Path, tokenizer: Path | None, size: Size) -> Path:
-    """A checkpoint that the engine reads shapes from; it makes the weights itself (`load_format` dummy).
+@dataclass(frozen=True)
+class Answered:
+    """One request: its token ids, the time until the first, and from each to the next in the mean."""
 
-    Without the folder of a tokenizer it has one that knows a word for each id.
-    """
-    gpu_engine.write_dummy_base(folder, size.shape)
-    if tokenizer is None:
-        return folder
-    for path in tokenizer.iterdir():
-        if path.is_file() and path.name != "config.json" and "safetensors" not in path.name:
-            shutil.copy(path, folder)
-    return folder
+    tokens: list[int]
+    ttft_s: float
+    tpot_s: float
 
 
-def write_adapter(
-    folder: Path, seed: int, size: Size, rank: int = RANK, modules: Collection[str] = ADAPTED
-) -> Path:
-    """A random LoRA on some modules, q, k, v and o if left out, as PEFT writes it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    rng = np.random.default_rng(seed)
-    tensors = {}
-    shapes = gpu_engine.linear_shapes(size.shape)
-    for layer in range(size.shape["num_hidden_layers"]):
-        for module, (out, inner) in shapes.items():
-            if module.split(".")[1] not in modules:
-                continue
-            name = f"base_model.model.model.layers.{layer}.{module}"
-            a = rng.standard_normal((rank, inner), np.float32) / inner**0.5
-            b = size.adapters_deviation * rng.standard_normal((out, rank), np.float32)
-            tensors[f"{name}.lora_A.weight"] = a.astype(np.float16)
-            tensors[f"{name}.lora_B.weight"] = b.astype(np.float16)
-    save_file(tensors, folder / "adapter_model.safetensors")
-    config = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "r": rank,
-        "lora_alpha": rank,
-        "bias": "none",
-        "target_modules": list(modules),
-        "base_model_name_or_path": BASE,
-    }
-    (folder / "adapter_config.json").write_text(json.dumps(config))
-    return folder
-
-
-async def ask(
-    worker: Worker, variant: VariantRef | None, seed: int, salt: str, size: Size, request_id: str = ""
-) -> dict[str, Any]:
-    """One streamed completion: its token ids and times. vLLM makes the id up if none is given."""
-    rng = np.random.default_rng(seed)
-    prompt = [int(t) for t in rng.integers(100, size.shape["vocab_size"] - 100, INPUT_TOKENS)]
+async def completion(
+    worker: Worker, name: str, prompt: list[int], output_tokens: int, variant: VariantRef | None, **more: Any
+) -> Answered:
+    """One streamed completion of exactly `output_tokens` tokens. Raises RuntimeError for any other answer."""
     body = {
-        "model": variant.name if variant else BASE,
+        "model": variant.name if variant else name,
         "prompt": prompt,
-        "max_tokens": size.output_tokens,
+        "max_tokens": output_tokens,
         "temperature": 0,
         "ignore_eos": True,
         "stream": True,
         "return_token_ids": True,
-        "cache_salt": salt,
-        **({"request_id": request_id} if request_id else {}),
+        **more,
     }
-    times: list[float] = []
-    tokens: list[int] = []
-    start = time.perf_counter()
-    call = EngineCall("/v1/completions", json.dumps(body).encode(), variant)
-    async for item in worker.stream(call):
+    began_s, times, tokens = time.perf_counter(), list[float](), list[int]()
+    async for item in worker.stream(EngineCall("/v1/completions", json.dumps(body).encode(), variant)):
         if isinstance(item, EngineHead):
-            assert item.status == 200, item
+            if item.status != 200:
+                raise RuntimeError(f"expected status 200 of a completion, got {item}")
             continue
-        for line in item.decode().splitlines():
-            if not line.startswith("data: {"):
-                continue
-            event = json.loads(line[6:])
-            assert "error" not in event, event
-            for choice in event["choices"]:
-                tokens += choice.get("token_ids") or []
-            times.append(time.perf_counter() - start)
-    assert len(tokens) == size.output_tokens, tokens
-    more = max(1, size.output_tokens - 1)
-    return {"tokens": tokens, "ttft_s": times[0], "tpot_s": (times[-1] - times[0]) / more}
+        if new := [token for line in item.decode().splitlines() for token in _tokens_of(line)]:
+            tokens += new
+            times.append(time.perf_counter() - began_s)
+    if len(tokens) != output_tokens:
+        raise RuntimeError(f"expected {output_tokens} tokens of an answer, got {len(tokens)}")
+    return Answered(tokens, times[0], (times[-1] - times[0]) / max(1, len(tokens) - 1))
+
+
+def _tokens_of(line: str) -> list[int]:
+    """The tokens in one event of a stream. Raises RuntimeError for an error."""
+    if not line.startswith("data: {"):
+        return []
+    event = json.loads(line.removeprefix("data: "))
+    if "error" in event:
+        raise RuntimeError(f"the engine answered an error: {event['error']}")
+    return [token for choice in event["choices"] for token in choice.get("token_ids") or ()]
+
+
+async def ask(
+    worker: Worker, variant: VariantRef | None, seed: int, salt: str, size: Size, request_id: str = ""
+) -> Answered:
+    """One streamed completion of a random prompt. vLLM makes the id up if none is given."""
+    rng = np.random.default_rng(seed)
+    prompt = [int(t) for t in rng.integers(100, size.shape["vocab_size"] - 100, INPUT_TOKENS)]
+    named = {"request_id": request_id} if request_id else {}
+    return await completion(worker, BASE, prompt, size.output_tokens, variant, cache_salt=salt, **named)

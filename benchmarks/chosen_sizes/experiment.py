@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from benchmarks import gpu_engine, worker_with_loras
+from benchmarks import gpu_engine, gpu_lora
 from benchmarks.chosen_sizes.asking import request_of, write_model
 from benchmarks.chosen_sizes.host import Host
 from benchmarks.chosen_sizes.serve import FIRST_TOKEN, GIB, Order
@@ -128,9 +128,9 @@ class Experiment:
         """Register and deploy a random adapter as the API does, and ask it; `result` has what came of it."""
         state, uid = self._repository.read(), 7000
         folder = self._given.work / f"{base}-later"
-        size = worker_with_loras.Size(shapes.SHAPES[shape], adapters_deviation=0.01)
-        modules = [name.split(".")[1] for name in gpu_engine.linear_shapes(size.shape)]
-        await asyncio.to_thread(worker_with_loras.write_adapter, folder, 1, size, rank, modules)
+        sizes = shapes.SHAPES[shape]
+        modules = [name.split(".")[1] for name in gpu_engine.linear_shapes(sizes)]
+        await asyncio.to_thread(gpu_lora.write_adapter, folder, rank, 1, sizes, modules, 0.01)
         asked = Model(folder.name, uid, Phase.PENDING, base=base, adapter=str(folder))
         limits = registration.Limits((self._given.work,), self._settings.max_lora_rank)
         told: dict[str, Any] = result.setdefault("later", {"rank": rank})

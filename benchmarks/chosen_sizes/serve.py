@@ -26,9 +26,10 @@ import numpy as np
 import psutil
 from pydantic import TypeAdapter
 
+from benchmarks.worker_with_loras import Answered, completion
 from controlplane.settings import gpus_of
 from workers.group import processes
-from workers.messages import EngineCall, EngineConfig, EngineHead, VariantRef
+from workers.messages import EngineConfig, VariantRef
 
 REHEARSED_BY = "benchmarks.chosen_sizes"
 GIB = 2**30
@@ -50,15 +51,6 @@ class Order:
     repeats: int
     tokens_below: int
     variant: dict[str, Any] | None = None
-
-
-@dataclass(frozen=True)
-class Answered:
-    """One request: tokens it got, until the first of them, and from each to the next in the mean."""
-
-    tokens: int
-    ttft_s: float
-    tpot_s: float
 
 
 def outlet() -> Say:
@@ -135,54 +127,18 @@ async def measure(worker: Any, name: str, order: Order) -> dict[str, Any]:
     for repeat in range(order.repeats + 1):
         rng = np.random.default_rng((order.batch, repeat))
         prompts = rng.integers(FIRST_TOKEN, order.tokens_below, (order.batch, order.input_tokens))
-        jobs = [_ask(worker, name, prompt.tolist(), order.output_tokens, variant) for prompt in prompts]
+        jobs = [completion(worker, name, prompt.tolist(), order.output_tokens, variant) for prompt in prompts]
         rounds.append(await asyncio.gather(*jobs))
     counted = rounds[1:]
     answers = [answer for answered in counted for answer in answered]
     return {
         "batch": order.batch,
         "requests": len(answers),
-        "output_tokens": sorted({answer.tokens for answer in answers}),
+        "output_tokens": sorted({len(answer.tokens) for answer in answers}),
         "ttft_s": statistics.median(statistics.fmean(a.ttft_s for a in one) for one in counted),
         "ttft_last_s": statistics.median(max(a.ttft_s for a in one) for one in counted),
         "tpot_s": statistics.median(statistics.fmean(a.tpot_s for a in one) for one in counted),
     }
-
-
-async def _ask(
-    worker: Any, name: str, prompt: list[int], output_tokens: int, variant: VariantRef | None
-) -> Answered:
-    body = {
-        "model": variant.name if variant else name,
-        "prompt": prompt,
-        "max_tokens": output_tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-        "return_token_ids": True,
-    }
-    began_s, times, tokens = time.perf_counter(), list[float](), 0
-    async for item in worker.stream(EngineCall("/v1/completions", json.dumps(body).encode(), variant)):
-        if isinstance(item, EngineHead):
-            if item.status != 200:
-                raise RuntimeError(f"expected status 200 of a completion, got {item}")
-            continue
-        if new := sum(map(_tokens_of, item.decode().splitlines())):
-            tokens += new
-            times.append(time.perf_counter() - began_s)
-    if tokens < 2:
-        raise RuntimeError(f"expected {output_tokens} tokens of an answer, got {tokens}")
-    return Answered(tokens, times[0], (times[-1] - times[0]) / (tokens - 1))
-
-
-def _tokens_of(line: str) -> int:
-    """In one event of a stream. Raises RuntimeError for an error."""
-    if not line.startswith("data: {"):
-        return 0
-    event = json.loads(line.removeprefix("data: "))
-    if "error" in event:
-        raise RuntimeError(f"the engine answered an error: {event['error']}")
-    return sum(len(choice.get("token_ids") or ()) for choice in event["choices"])
 
 
 # --- the others -------------------------------------------------------------------------------------------

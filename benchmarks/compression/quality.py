@@ -28,15 +28,13 @@ from typing import Any
 
 from benchmarks import rehearsing
 from benchmarks.compression import contenders, models
+from benchmarks.compression.labels import BASE, BASE_SHOWN, BUNDLED, FINETUNE, LORA, REFERENCES, TASK_TEXTS
 from benchmarks.compression.tasks import Example, Task, task_named
 from workers.compression.job import CalibrationOptions, Job, compress
 from workers.compression.result import Result
 from workers.deltas.merge import merge
 
 MODULE = "benchmarks.compression.quality"
-FINETUNE, BASE, BASE_SHOWN, LORA = "fine-tune", "base", "base, 8 examples", "lora"
-REFERENCES = (FINETUNE, BASE, BASE_SHOWN)
-TASK_TEXTS, BUNDLED = "task", "bundled text"
 SHOWN = 8
 CALIBRATION_ROWS = 1024  # an example each
 COMPARED = 200  # held-out examples over which the divergence is taken

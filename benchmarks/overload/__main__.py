@@ -27,7 +27,6 @@ import os
 import platform
 import secrets
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -37,18 +36,14 @@ from typing import Any
 
 from benchmarks import rehearsing
 from benchmarks.live import groups, memory
-from benchmarks.live.arrivals import ANYBODY, LENGTHS, REHEARSED_LENGTHS, Mix, Share, endless, poisson
+from benchmarks.live.arrivals import LENGTHS, REHEARSED_LENGTHS, Mix, Share, endless, poisson
 from benchmarks.live.streaming import Kind, Outcome, Target, closed_loop, open_loop
 from benchmarks.overload import classes, plot, report
 from benchmarks.overload.classes import CLASSES, FACTOR, PriorityClass, attained, shares
 from benchmarks.overload.killing import Killing
-from benchmarks.simulator_reality import product
-from benchmarks.simulator_reality.measuring import Workload
-from controlplane.settings import Settings
 
 RESULT = rehearsing.RESULTS / "overload.json"
 CLIENTS_PER_ROW = 1.25  # so that each ended request has a successor waiting
-HAS_TENANTS = "tenants" in Settings.model_fields  # else all requests are one tenant's to the product
 SHORTEST_TPOT_S = 1e-3  # an engine that echoes has none
 
 
@@ -101,9 +96,6 @@ def measure(running: groups.Running, given: Given) -> dict[str, Any]:
     lengths = REHEARSED_LENGTHS if rehearsing.is_rehearsal() else LENGTHS
     found = capacity(running, Mix(running.models, lengths, _without_targets(given.keys)), given)
     print(f"capacity: {found}", flush=True)
-    if rehearsing.is_rehearsal():  # another benchmark of a running product's
-        few = Workload(0.1, 1.0, REHEARSED_LENGTHS, max_per_s=20.0)
-        asyncio.run(product.measured(running, few, repeats=1))
     tpot_s = FACTOR * found.tpot_s
     mix = Mix(running.models, lengths, shares(given.classes, tpot_s, given.keys, given.tenants))
     asks = poisson(mix, given.factor * found.per_s, given.seconds, given.seed)
@@ -140,12 +132,9 @@ def measure(running: groups.Running, given: Given) -> dict[str, Any]:
 
 
 def _without_targets(keys: Mapping[str, str]) -> tuple[Share, ...]:
-    return (
-        tuple(
-            Share(1.0, tenant=tenant, headers=(("authorization", f"Bearer {key}"),))
-            for tenant, key in keys.items()
-        )
-        or ANYBODY
+    return tuple(
+        Share(1.0, tenant=tenant, headers=(("authorization", f"Bearer {key}"),))
+        for tenant, key in keys.items()
     )
 
 
@@ -222,8 +211,6 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _tenants(folder: Path, keys: Mapping[str, str]) -> dict[str, Any]:
     """Settings of the product."""
-    if not keys:
-        return {}
     file = folder / "tenants.json"
     file.write_text(classes.tenants_file(keys))
     return {"tenants": str(file), "api_key": secrets.token_hex(16)}
@@ -240,7 +227,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         profile_s=args.profile_seconds,
         echo_tpot_s=args.echo_tpot_ms / 1e3,
     )
-    keys = classes.keys() if HAS_TENANTS else {}
+    keys = classes.keys()
     given = Given(
         args.factor,
         60 * args.minutes,
@@ -262,7 +249,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             found = measure(running, given)
     requests = found.pop("requests")
     result = {
-        "command": "python -m benchmarks.overload " + " ".join(sys.argv[1:] if argv is None else argv),
+        "command": rehearsing.command("benchmarks.overload", argv),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
         "served": {**vars(served), "ranks": list(ranks)},
         **found,

@@ -1,65 +1,39 @@
 """The simulator against reality: medians and p95 of TTFT and TPOT of the same requests, goal within 15%.
 
-    python -m benchmarks.simulator_reality measure --out MEASURED.json
     python -m benchmarks.simulator_reality.gpu --out MEASURED.json
-    python -m benchmarks.simulator_reality compare MEASURED.json [--loads OTHER.json] --out RESULT.json
+    python -m benchmarks.simulator_reality MEASURED.json [--loads OTHER.json] --out RESULT.json
 
-`measure`: two worker groups of the real product on this machine serve a random base and eight LoRAs. First
-loads of known composition (rows, prompts, variants), then Poisson arrivals at a share of what the engines
-can do. `gpu`: the same in one engine on a GPU, with LoRAs and deltas. `compare` needs neither: it fits step
-times to the loads, those of another measurement with --loads, and simulates the arrivals with the simulator's
-own gateway and engines. `steps` in its
-rows says where step times are from: `measured` (loads of the running system) or `profile` (the product's own
-estimates of the same loads, from what it measured of the model when that was registered).
+The first command measures on one GPU: loads of known composition (rows, prompts, variants), then Poisson
+arrivals at a share of what the engine can do. The second needs no GPU: it fits step times to the loads, those
+of another measurement with --loads, and simulates the arrivals with the simulator's own gateway and engines.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
-import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import rehearsing
-from benchmarks.live import groups
-from benchmarks.live.arrivals import LENGTHS
-from benchmarks.simulator_reality import product
 from benchmarks.simulator_reality.comparing import GOAL, compare, fitted, fitted_figures, table
 from benchmarks.simulator_reality.measuring import Workload, as_json, from_json, measure
 from benchmarks.simulator_reality.types import Asked, Facts, Play, Timed, VariantFacts
 
-RANKS = (8, 8, 16, 16, 32, 32, 64, 64)
 
-
-def measured(given: argparse.Namespace, command: str) -> None:
-    served = groups.Served(
-        given.engine,
-        ranks=RANKS,
-        rows=given.rows,
-        slots=len(RANKS),
-        profile_s=given.profile_seconds,
-    )
-    work = Workload(given.load, given.seconds, LENGTHS, given.seed)
-    with (
-        tempfile.TemporaryDirectory(prefix="ostinato-reality-") as folder,
-        groups.serving(Path(folder), served) as running,
-    ):
-        found = as_json(asyncio.run(product.measured(running, work, given.repeats)))
-    machine = rehearsing.machine()
-    rehearsing.write_result(given.out, {"command": command, "machine": machine, **found})
-
-
-def compared(given: argparse.Namespace, command: str) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = rehearsing.parser(__doc__)
+    parser.add_argument("measured", type=Path)
+    parser.add_argument("--loads", type=Path, help="whose loads step times are fitted to; else its own")
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args(argv)
     record = json.loads(given.measured.read_text())
     seen = from_json(record)
     loads = json.loads(given.loads.read_text()) if given.loads else record
     steps = fitted(from_json(loads))
     rows = compare(seen, steps)
     result = {
-        "command": command,
+        "command": rehearsing.command("benchmarks.simulator_reality", argv),
         "measured": {name: record.get(name) for name in ("command", "machine", "rate", "facts")},
         "loads": {name: loads.get(name) for name in ("command", "machine")},
         "fitted": {source: fitted_figures(seen.facts, *both) for source, both in steps.items()},
@@ -68,30 +42,6 @@ def compared(given: argparse.Namespace, command: str) -> None:
     }
     rehearsing.write_result(given.out, result)
     print(table(rows))
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = rehearsing.parser(__doc__)
-    steps = parser.add_subparsers(required=True)
-    one = steps.add_parser("measure")
-    one.set_defaults(do=measured)
-    one.add_argument("--engine", choices=("vllm", "echo"), default="vllm")
-    one.add_argument("--rows", type=int, default=8, help="requests that an engine runs at once")
-    one.add_argument("--load", type=float, default=0.5, help="share of what the engines can do")
-    one.add_argument("--seconds", type=float, default=300.0)
-    one.add_argument("--repeats", type=int, default=5, help="of each load of known composition")
-    one.add_argument("--profile-seconds", type=float, default=300.0, help="0: measure no profile")
-    one.add_argument("--seed", type=int, default=1)
-    one.add_argument("--out", type=Path, required=True)
-    other = steps.add_parser("compare")
-    other.set_defaults(do=compared)
-    other.add_argument("measured", type=Path)
-    other.add_argument("--loads", type=Path, help="whose loads step times are fitted to; else its own")
-    other.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args(argv)
-    given.do(
-        given, "python -m benchmarks.simulator_reality " + " ".join(sys.argv[1:] if argv is None else argv)
-    )
 
 
 def rehearse(folder: Path) -> None:
@@ -112,7 +62,7 @@ def rehearse(folder: Path) -> None:
     found = asyncio.run(measure(known(facts), facts, Workload(0.5, 20.0, ((12, 8), (60, 20))), repeats=1))
     rehearsing.write_result(folder / "measured.json", as_json(found))
     measured = str(folder / "measured.json")
-    main(["compare", measured, "--loads", measured, "--out", str(folder / "result.json")])
+    main([measured, "--loads", measured, "--out", str(folder / "result.json")])
     rows = rehearsing.check(folder / "result.json", "rows")["rows"]
     assert {row["asked"] for row in rows} == {"all", "base", "lora", "12 tokens", "60 tokens"}
     assert all(row["within"] for row in rows), rows

@@ -3,7 +3,7 @@
     python -m benchmarks.simulator_reality.gpu --out MEASURED.json [--shape 7b] [--load 0.5] [--seconds 120]
 
 A base with dummy weights in bfloat16, LoRAs of several ranks and compressed deltas of 3 GB each, CUDA graphs
-on. Writes what `python -m benchmarks.simulator_reality measure` writes, for `compare`. The files take 13 GB
+on. Writes measurements for `python -m benchmarks.simulator_reality`. The files take 13 GB
 below --work.
 """
 
@@ -15,7 +15,6 @@ import dataclasses
 import json
 import os
 import platform
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -178,7 +177,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     given = parser.parse_args(argv)
     set_environment()
     found = asyncio.run(_measure(given))
-    command = "python -m benchmarks.simulator_reality.gpu " + " ".join(sys.argv[1:] if argv is None else argv)
+    command = rehearsing.command("benchmarks.simulator_reality.gpu", argv)
     machine = f"{platform.machine()}, {_device()}, {os.cpu_count()} cores"
     rehearsing.write_result(given.out, {"command": command, "machine": machine, **found})
 

@@ -62,15 +62,6 @@ def _pick(snapshot: Snapshot, request: Records) -> int:
 
 
 @compiled
-def predicted_s(snapshot: Snapshot, g: int, request: Records, ceiling: int) -> float:
-    """The cost of a request of the pool with that ceiling in a group; in another pool's group at least that
-    of a broken promise."""
-    is_other = snapshot.groups[g].ceiling != ceiling
-    seconds = cost_s(snapshot, g, request, prospect(snapshot, g, request), is_other)
-    return max(seconds, PENALTY_S) if is_other else seconds
-
-
-@compiled
 def _cheapest(snapshot: Snapshot, request: Records, ceiling: int, in_pool: bool) -> tuple[int, float]:
     """The group where the request costs least, and the cost: among the candidates in the pool with that
     ceiling, or in all others. Among equals the lowest hash wins, so the order of groups does not matter."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from controlplane.routing.prospect import prospect
+from controlplane.routing.scorers.total import cost_s
 from controlplane.routing.snapshot import IN_HOST_MEMORY, IN_SLOT, LOADING, NO_PROMISE, promised_s
 from testkit.controlplane.random_snapshots import World, next_draw, pair, step_s
 
@@ -49,13 +51,6 @@ def _cara_cost_s(world: World, g: int) -> float:
     promises = [_promised_s(number) for number in range(NO_PROMISE) if group.promises[number]]
     broken = any(after_s > promised for promised in [*promises, request.tpot_s])
     return float(cost_s + (1e6 if broken else 0.0))
-
-
-def first_fit(world: World) -> int:
-    fitting = roomy(world)
-    if fitting:
-        return max(fitting, key=lambda g: (rows(world, g), int(world.snapshot.groups[g].key)))
-    return min(world.usable, key=lambda g: (rows(world, g), world.tie(g)))
 
 
 def drawn(world: World, among: list[int]) -> list[int]:
@@ -162,6 +157,21 @@ def rendezvous(world: World) -> Scores:
     return {g: -rows(world, g) for g in by_hash(world)[:factor]}
 
 
+def pool_of(world: World) -> int:
+    """The lowest ceiling with room for the request's rank, or the highest of all."""
+    groups, variant = world.snapshot.groups, int(world.request.variant)
+    ceilings = [int(groups[g].ceiling) for g in world.usable]
+    classes = [world.snapshot.variants[groups[g].model, variant].rank_class for g in world.usable]
+    fitting = [ceiling for ceiling, number in zip(ceilings, classes, strict=True) if ceiling >= number]
+    return min(fitting) if fitting else max(ceilings)
+
+
+def least_harm_s(world: World, g: int, pool: int) -> float:
+    """The cost in the request's own pool. In another pool: 300 s more, and 1000 s at least."""
+    cost = float(cost_s(world.snapshot, g, world.request, prospect(world.snapshot, g, world.request), False))
+    return cost if world.snapshot.groups[g].ceiling == pool else max(1000.0, cost + 300.0)
+
+
 SCORING: dict[str, Callable[[World], Scores]] = {
     "most-idle": most_idle,
     "caraserve": caraserve,
@@ -171,7 +181,6 @@ SCORING: dict[str, Callable[[World], Scores]] = {
     "rendezvous": rendezvous,
 }
 CHOOSING: dict[str, Callable[[World], int]] = {
-    "first-fit": first_fit,
     "random": random_choice,
     "two-choices": two_choices,
     "serve-multiplex": serve_multiplex,

@@ -17,6 +17,7 @@ from controlplane.simulation.forms import ScenarioForm
 from controlplane.simulation.simulate import simulate
 from controlplane.simulation.world import DONE, DROPPED, NO_REASON, REFUSED
 from placement.solver.schema import ScenarioError
+from testkit.known_models import LLAMA_7B_CONFIG
 from testkit.simulation import scenarios
 
 EXAMPLE = Path(__file__).parents[2] / "docs/examples/simulation.yaml"
@@ -90,7 +91,7 @@ def test_the_example_runs_for_a_moment() -> None:
     assert all(result["requests"]["mean"] > 0 for result in results)
 
 
-@pytest.mark.parametrize("policy", ["least-harm", "first-fit"])
+@pytest.mark.parametrize("policy", ["least-harm", "most-idle"])
 def test_every_request_ends_in_one_state(policy: str) -> None:
     document = scenarios.changed("gateway", {"maxOngoing": 6, "places": 50, "refuse": False})
     experiment = Experiment(reading.form_of(document), HERE)
@@ -250,23 +251,8 @@ def test_several_kinds_of_groups_are_simulated() -> None:
     assert result["tpotS"]["mean"]["mean"] < slower["tpotS"]["mean"]["mean"]
 
 
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 32,
-    "vocab_size": 32000,
-    "max_position_embeddings": 4096,
-    "torch_dtype": "bfloat16",
-    "tie_word_embeddings": False,
-}
-
-
 def estimated(tmp_path: Path, gpu: str, tp: int = 1) -> ScenarioForm:
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_7B_CONFIG))
     document = scenarios.small()
     groups = document["cluster"]["groups"][0]
     del groups["steps"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from controlplane.baselines.routing import (
     adapter_affinity,
     caraserve,
-    first_fit,
     load_state,
     most_idle,
     random_choice,
@@ -23,7 +22,6 @@ POLICIES = (
     "least-harm",
     "caraserve",
     "most-idle",
-    "first-fit",
     "random",
     "two-choices",
     "serve-multiplex",
@@ -36,7 +34,6 @@ POLICIES = (
 _least_harm = least_harm.pick
 _caraserve = caraserve.pick
 _most_idle = most_idle.pick
-_first_fit = first_fit.pick
 _random_choice = random_choice.pick
 _two_choices = two_choices.pick
 _serve_multiplex = serve_multiplex.pick
@@ -56,19 +53,17 @@ def choose(policy: int, snapshot: Snapshot, request: Records, state: RouterState
     if policy == 2:
         return _most_idle(snapshot, request, state)
     if policy == 3:
-        return _first_fit(snapshot, request, state)
-    if policy == 4:
         return _random_choice(snapshot, request, state)
-    if policy == 5:
+    if policy == 4:
         return _two_choices(snapshot, request, state)
-    if policy == 6:
+    if policy == 5:
         return _serve_multiplex(snapshot, request, state)
-    if policy == 7:
+    if policy == 6:
         return _adapter_affinity(snapshot, request, state)
-    if policy == 8:
+    if policy == 7:
         return _load_state(snapshot, request, state)
-    if policy == 9:
+    if policy == 8:
         return _shuffle_sharding(snapshot, request, state)
-    if policy == 10:
+    if policy == 9:
         return _rendezvous(snapshot, request, state)
     return -1

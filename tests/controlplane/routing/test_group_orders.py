@@ -15,7 +15,7 @@ from controlplane.baselines.routing.choose import POLICIES, choose
 from controlplane.routing.bookkeeping import cached, ended, filled, renew, sent, set_usable
 from controlplane.routing.candidates import FIRST, HOST, NEAR, candidate, gather
 from controlplane.routing.dispatch import dispatch
-from controlplane.routing.least_harm import pool_of, predicted_s
+from controlplane.routing.least_harm import pool_of
 from controlplane.routing.orders import BASE, FAST, FRESH, invalidate
 from controlplane.routing.placements.tick import tick
 from controlplane.routing.prospect import prospect
@@ -32,6 +32,7 @@ from controlplane.routing.snapshot import (
     REQUEST,
 )
 from profiler.compiled import records
+from testkit.controlplane import stated_policies
 from testkit.controlplane.random_snapshots import World, made_absurd, permuted, world
 
 OURS = POLICIES.index("least-harm")
@@ -53,18 +54,7 @@ def chosen(asked: World) -> int:
 
 
 def predicted(asked: World, g: int) -> float:
-    wanted = stated_pool(asked)
-    return float(predicted_s(asked.snapshot, g, asked.request, wanted))
-
-
-def stated_pool(asked: World) -> int:
-    snapshot, variant = asked.snapshot, asked.request.variant
-    fitting = [
-        int(snapshot.groups[g].ceiling)
-        for g in asked.usable
-        if snapshot.groups[g].ceiling >= snapshot.variants[snapshot.groups[g].model, variant].rank_class
-    ]
-    return min(fitting or [max(int(snapshot.groups[g].ceiling) for g in asked.usable)])
+    return stated_policies.least_harm_s(asked, g, stated_policies.pool_of(asked))
 
 
 # --- the orders --------------------------------------------------------------------------------------------
@@ -192,14 +182,14 @@ def test_a_group_of_the_least_cost_of_those_looked_at(seed: int, groups: int, po
     happen(asked, np.random.default_rng(seed), 20)
     if not asked.usable:
         return
-    got, wanted = chosen(asked), stated_pool(asked)
+    got, wanted = chosen(asked), stated_policies.pool_of(asked)
     assert pool_of(asked.snapshot, asked.request) == wanted
     looked_at = set()
     for in_pool in (True, False):
         count = gather(asked.snapshot, asked.request, wanted, in_pool)
         looked_at |= {int(candidate(asked.snapshot, number)) for number in range(count)}
     usable = looked_at & set(asked.usable)
-    assert predicted(asked, got) == min(predicted(asked, g) for g in usable)
+    assert predicted(asked, got) == pytest.approx(min(predicted(asked, g) for g in usable))
 
 
 @few_examples
@@ -209,7 +199,7 @@ def test_all_groups_of_small_pools_are_looked_at(seed: int, groups: int) -> None
     usable = np.random.default_rng(seed).permutation(groups)[:LOOK_AT_ALL]
     asked.snapshot.groups.usable = 0
     asked.snapshot.groups.usable[usable] = 1
-    assert predicted(asked, chosen(asked)) == min(predicted(asked, g) for g in asked.usable)
+    assert predicted(asked, chosen(asked)) == pytest.approx(min(predicted(asked, g) for g in asked.usable))
 
 
 @few_examples

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 from controlplane.baselines.routing.choose import POLICIES, choose
 from controlplane.routing.bookkeeping import cached, ended, sent
-from controlplane.routing.least_harm import pool_of, predicted_s
+from controlplane.routing.least_harm import pool_of
 from controlplane.routing.prospect import MARGIN, excess_of, prospect
 from controlplane.routing.scorers.pressure import FULL_S, STEEPNESS, pressure_s, rise
 from controlplane.routing.scorers.total import cost_s
 from controlplane.routing.snapshot import promise_class
 from controlplane.routing.starts import starts_s
+from testkit.controlplane import stated_policies
 from testkit.controlplane.random_snapshots import World, copied, with_idle_group, world
 
 seeds = st.integers(0, 1 << 48)
@@ -70,32 +71,14 @@ def with_pools(asked: World, seed: int) -> World:
     return asked
 
 
-def stated_pool(asked: World) -> int:
-    """The lowest ceiling with room for the rank, or the highest of all."""
-    groups, variant = asked.snapshot.groups, int(asked.request.variant)
-    ceilings = [int(groups[g].ceiling) for g in asked.usable]
-    classes = [asked.snapshot.variants[groups[g].model, variant].rank_class for g in asked.usable]
-    fitting = [ceiling for ceiling, number in zip(ceilings, classes, strict=True) if ceiling >= number]
-    return min(fitting) if fitting else max(ceilings)
-
-
-def pooled(asked: World, g: int, wanted: int) -> float:
-    """The cost in the request's own pool. In another pool: 300 s more, and 1000 s at least."""
-    of_group = prospect(asked.snapshot, g, asked.request)
-    cost = float(cost_s(asked.snapshot, g, asked.request, of_group, False))
-    return cost if asked.snapshot.groups[g].ceiling == wanted else max(1000.0, cost + 300.0)
-
-
 @given(seed=seeds)
 def test_the_chosen_group_has_the_least_cost_with_pools_counted(seed: int) -> None:
     asked = with_pools(world(seed), seed)
     if asked.usable:
-        wanted = stated_pool(asked)
-        costs = {g: pooled(asked, g, wanted) for g in asked.usable}
+        wanted = stated_policies.pool_of(asked)
+        costs = {g: stated_policies.least_harm_s(asked, g, wanted) for g in asked.usable}
         assert pool_of(asked.snapshot, asked.request) == wanted
         assert costs[chosen(asked)] == pytest.approx(min(costs.values()))
-        for g, cost in costs.items():
-            assert predicted_s(asked.snapshot, g, asked.request, wanted) == pytest.approx(cost)
 
 
 @given(seed=seeds, ceiling=st.sampled_from(CEILINGS))
@@ -105,11 +88,11 @@ def test_another_idle_group_never_worsens_the_choice_with_pools(seed: int, ceili
     after = with_idle_group(before)
     idle = len(before.snapshot.groups)
     after.snapshot.groups[idle].ceiling = ceiling
-    wanted, got = stated_pool(after), chosen(after)
-    cost = pooled(after, got, wanted)
-    assert cost <= pooled(after, idle, wanted)
-    if before.usable and stated_pool(before) == wanted:
-        assert cost <= pooled(before, chosen(before), wanted)
+    wanted, got = stated_policies.pool_of(after), chosen(after)
+    cost = stated_policies.least_harm_s(after, got, wanted)
+    assert cost <= stated_policies.least_harm_s(after, idle, wanted)
+    if before.usable and stated_policies.pool_of(before) == wanted:
+        assert cost <= stated_policies.least_harm_s(before, chosen(before), wanted)
 
 
 @given(st.floats(0, 3), st.floats(0, 3))
