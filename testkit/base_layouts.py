@@ -502,3 +502,12 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
         "expected a tokenizer.*hf download.*AutoTokenizer",
     ),
 }
+
+
+def assert_says_what_to_do(message: str, folder: Path) -> None:
+    """The defect, its file, and a step, as the command line splits it into an error and a hint."""
+    wrong, _, step = message.partition("; ")
+    assert str(folder) in wrong
+    assert step
+    assert "<" not in message
+    assert "\n" not in message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from workers.messages import EngineConfig, RankConfig
@@ -37,3 +38,18 @@ def echo_config(tensor_parallel: int = 1, device_bytes: int = 8, host_bytes: int
         variant_host_bytes=host_bytes,
         variant_kinds=("lora",),
     )
+
+
+def vllm_config(folder: Path, ranks: tuple[RankConfig, ...], **more: Any) -> EngineConfig:
+    """vLLM with four requests at once, and a slot for a LoRA of rank 16."""
+    usual: dict[str, Any] = {
+        "dtype": "float32",
+        "tensor_parallel": 1,
+        "max_model_len": 256,
+        "max_num_seqs": 4,
+        "max_variants": 1,
+        "max_lora_rank": 16,
+        "variant_host_bytes": 64 * MIB,
+        "variant_kinds": ("lora",),
+    }
+    return EngineConfig(engine="vllm", name="base", model_path=str(folder), ranks=ranks, **{**usual, **more})

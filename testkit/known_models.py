@@ -37,8 +37,29 @@ def llama(
     )
 
 
+def llama_config(
+    layers: int, hidden: int, heads: int, kv: int, inter: int, vocab: int, **more: Any
+) -> dict[str, Any]:
+    """What config.json holds for such a Llama in bfloat16."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv,
+        "intermediate_size": inter,
+        "vocab_size": vocab,
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        **more,
+    }
+
+
 SMOLLM2 = llama(30, 576, 9, 3, 1536, 49152, 4, tied=True)
 LLAMA_7B = llama(32, 4096, 32, 32, 11008, 32000, 2, tied=False)
+LLAMA_7B_CONFIG = llama_config(32, 4096, 32, 32, 11008, 32000)
 RATES = DeviceRates(20e9, 100e9)
 
 

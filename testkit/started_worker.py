@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 from testkit import loops
-from workers.messages import EngineConfig
+from workers.messages import EngineCall, EngineConfig, VariantRef
 from workers.server.worker import Worker
 
 START_S, CLOSE_S = 600, 60
@@ -33,3 +36,27 @@ def started(
             asyncio.run_coroutine_threadsafe(worker.close(), loop).result(CLOSE_S)
             os.environ.clear()
             os.environ.update(before)
+
+
+@dataclass
+class Lab:
+    """A worker on an event loop of its own, in a thread."""
+
+    worker: Worker
+    loop: asyncio.AbstractEventLoop
+
+    def run(self, coroutine: Coroutine[Any, Any, Any], timeout_s: float = 600) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout_s)
+
+
+def greedy(model: str, prompt: str | list[int], variant: VariantRef | None, **options: Any) -> EngineCall:
+    """A completion of the likeliest tokens, with their ids."""
+    body = {
+        "model": model,
+        "prompt": prompt,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+        **options,
+    }
+    return EngineCall("/v1/completions", json.dumps(body).encode(), variant)

@@ -27,6 +27,9 @@ TargetTtft = Annotated[float | None, typer.Option(min=0, help="Requests' target:
 TargetTpot = Annotated[float | None, typer.Option(min=0, help="Requests' target: ms per further token.")]
 Deadline = Annotated[float | None, typer.Option(min=0, help="Requests' target: ms to the whole answer.")]
 PriorityOf = Annotated[Priority | None, typer.Option(help="Priority of requests that name no priority.")]
+MinReplicas = Annotated[int | None, typer.Option(min=0, help="Fewest engines; 0: no engine while idle.")]
+TargetInFlight = Annotated[float | None, typer.Option(help="Target number of running requests per engine.")]
+Idle = Annotated[float | None, typer.Option(help="Idle seconds after which the last engine stops.")]
 ToolCallParser = Annotated[
     str | None, typer.Option(help="vLLM's parser of tool calls, or none. Default: as the chat template says.")
 ]
@@ -99,18 +102,12 @@ def deploy(  # noqa: PLR0913 - typer reads a command's options from its paramete
     apart_by: Annotated[
         ScopeOption, typer.Option(help="What deployments of the group may not share.")
     ] = ScopeOption.NODE,
-    min_replicas: Annotated[
-        int | None, typer.Option(min=0, help="Fewest engines; 0: no engine while idle.")
-    ] = None,
+    min_replicas: MinReplicas = None,
     max_replicas: Annotated[
         int | None, typer.Option(min=1, help="Most engines. Default: as --min-replicas.")
     ] = None,
-    target: Annotated[
-        float | None, typer.Option(help="Target number of running requests per engine.")
-    ] = None,
-    idle_s: Annotated[
-        float | None, typer.Option(help="Idle seconds after which the last engine stops.")
-    ] = None,
+    target: TargetInFlight = None,
+    idle_s: Idle = None,
     target_ttft_ms: TargetTtft = None,
     target_tpot_ms: TargetTpot = None,
     deadline_ms: Deadline = None,

@@ -13,12 +13,15 @@ from controlplane.cli.deployments import (
     Context,
     Deadline,
     HostGib,
+    Idle,
     Late,
     LoraRank,
     MergedSlot,
+    MinReplicas,
     PriorityOf,
     Requests,
     Slots,
+    TargetInFlight,
     TargetTpot,
     TargetTtft,
     requested_replicas,
@@ -48,16 +51,10 @@ def tune(  # noqa: PLR0913 - typer reads a command's options from its parameters
     max_active_variants: Annotated[
         int | None, typer.Option(min=1, help="Number of its variants that may run at once.")
     ] = None,
-    min_replicas: Annotated[
-        int | None, typer.Option(min=0, help="Fewest engines; 0: no engine while idle.")
-    ] = None,
+    min_replicas: MinReplicas = None,
     max_replicas: Annotated[int | None, typer.Option(min=1, help="Most engines.")] = None,
-    target: Annotated[
-        float | None, typer.Option(help="Target number of running requests per engine.")
-    ] = None,
-    idle_s: Annotated[
-        float | None, typer.Option(help="Idle seconds after which the last engine stops.")
-    ] = None,
+    target: TargetInFlight = None,
+    idle_s: Idle = None,
     target_ttft_ms: TargetTtft = None,
     target_tpot_ms: TargetTpot = None,
     deadline_ms: Deadline = None,

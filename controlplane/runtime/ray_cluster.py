@@ -9,7 +9,7 @@ import os
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -242,39 +242,23 @@ class RayCluster:
     async def inventory(self) -> Inventory:
         return inventory_of(await self._agents.nodes())
 
-    async def measure(self, request: MeasureRequest, node: str) -> AsyncGenerator[str, None]:
+    def measure(self, request: MeasureRequest, node: str) -> AsyncGenerator[str, None]:
         """Yield the lines of measurements as a task on the named node makes them. Errors: ProfilingFailed.
 
         Closing this kills the task's process; the engine that it started ends with it.
         """
         from workers.measuring.engine_runs import carry_out
 
-        node_id = (await living_node_ids([node])).get(node)
-        if node_id is None:
-            raise errors.ProfilingFailed(f"node {node} is gone; profile the model again")
-        try:
-            async with aclosing(_lines(carry_out, request, node_id)) as lines:
-                async for line in lines:
-                    yield line
-        except RayError as e:
-            raise errors.ProfilingFailed(serve.first_line(e).removeprefix("MeasuringError: ")) from e
+        return _lines(carry_out, request, node, errors.ProfilingFailed, "; profile the model again")
 
-    async def compress(self, request: CompressRequest, node: str) -> AsyncGenerator[str, None]:
+    def compress(self, request: CompressRequest, node: str) -> AsyncGenerator[str, None]:
         """Yield the lines of a compression as a task on the named node makes them. Errors: Unavailable.
 
         Closing this kills the task's process; the processes that it started end with it.
         """
         from workers.compression.process import carry_out
 
-        node_id = (await living_node_ids([node])).get(node)
-        if node_id is None:
-            raise errors.Unavailable(f"node {node} is gone")
-        try:
-            async with aclosing(_lines(carry_out, request, node_id)) as lines:
-                async for line in lines:
-                    yield line
-        except RayError as e:
-            raise errors.Unavailable(serve.first_line(e).removeprefix("CompressingError: ")) from e
+        return _lines(carry_out, request, node, errors.Unavailable)
 
     def convert_bundled(self, name: str) -> Path:
         """Make (once) the folder of a bundled model, in a separate process because it needs torch.
@@ -331,10 +315,17 @@ async def _answer_at_once(group_id: str, marker: str) -> list[str]:
 
 
 async def _lines(
-    carry_out: Callable[[R], Iterator[str]], request: R, node_id: str
+    carry_out: Callable[[R], Iterator[str]],
+    request: R,
+    node: str,
+    failed: type[errors.OstinatoError],
+    remedy: str = "",
 ) -> AsyncGenerator[str, None]:
-    """Yield the lines of a task on that node as they come. Closing this kills its process. Errors:
-    RayError."""
+    """Yield the lines of a task on the named node as they come. Closing this kills its process. Errors:
+    `failed`."""
+    node_id = (await living_node_ids([node])).get(node)
+    if node_id is None:
+        raise failed(f"node {node} is gone{remedy}")
     task = ray.remote(carry_out).options(
         num_cpus=0,
         max_retries=0,
@@ -345,6 +336,9 @@ async def _lines(
     try:
         async for line in lines:
             yield await line
+    except RayError as e:
+        text = serve.first_line(e)
+        raise failed(text.removeprefix("MeasuringError: ").removeprefix("CompressingError: ")) from e
     finally:
         ray.cancel(lines, force=True)
 

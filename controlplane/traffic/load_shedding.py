@@ -117,11 +117,6 @@ class LoadShedding:
         """The most requests per second that are passed on; infinite: all."""
         return self._budget_per_s
 
-    @property
-    def is_crowded(self) -> bool:
-        """Whether the load is so high that the next look matters."""
-        return self._asked_per_s > LEAST_PER_S or self._budget_per_s < math.inf
-
     def arrive(self, name: str, weight: float, now_s: float) -> float | None:
         """None: pass on the tenant's request. Otherwise refuse it, with the number of seconds until a
         retry."""

@@ -27,7 +27,7 @@ from controlplane.traffic.request_fields import CHAT, COMPLETIONS, FIELDS
 from controlplane.traffic.route_table import Route
 from controlplane.traffic.tenants import Quota, Tenant
 from testkit import random_adapters, random_variants, started_worker
-from testkit.engine_configs import ranks_of
+from testkit.engine_configs import ranks_of, vllm_config
 from testkit.fuzz import hostile_json
 from testkit.fuzz.hostile_requests import Drawer
 from testkit.random_adapters import RandomLora
@@ -307,21 +307,14 @@ def serving(folder: Path, smollm2: Path) -> Iterator[tuple[Served, asyncio.Abstr
 
 
 def _config(base: Path) -> EngineConfig:
-    return EngineConfig(
-        engine="vllm",
-        name="base",
-        model_path=str(base),
-        dtype="float32",
-        tensor_parallel=1,
-        ranks=ranks_of(
+    return vllm_config(
+        base,
+        ranks_of(
             (LAYERS,), kv_cache_bytes=KV_CACHE_BYTES, memory_bytes=2 << 30, variant_memory_bytes=64 << 20
         ),
         max_model_len=MAX_MODEL_LEN,
         max_num_seqs=16,
-        max_variants=1,
         variant_host_bytes=1 << 28,
-        variant_kinds=("lora",),
-        max_lora_rank=16,
     )
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -16,10 +15,9 @@ from transformers import AutoModelForCausalLM
 from profiler.variants.types import VariantKind
 from testkit import random_adapters, random_variants, started_worker
 from testkit.cluster import small_models
-from testkit.engine_configs import ranks_of
+from testkit.engine_configs import ranks_of, vllm_config
 from workers.deltas.merge import merge
-from workers.messages import EngineCall, EngineConfig, VariantRef
-from workers.server.worker import Worker
+from workers.messages import EngineConfig, VariantRef
 
 Prompt = str | list[int]
 
@@ -81,27 +79,14 @@ def with_variants(base: Path, folder: Path) -> Checkpoints:
 
 
 @dataclass
-class Lab:
-    worker: Worker
-    loop: asyncio.AbstractEventLoop
+class Lab(started_worker.Lab):
     checkpoints: Checkpoints
 
-    def run(self, coroutine: Coroutine[Any, Any, Any], timeout_s: float = 600) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout_s)
-
     async def ask(self, model: str, prompt: Prompt, salt: str | None) -> Answer:
-        body = {
-            "model": model,
-            "prompt": prompt,
-            "max_tokens": TOKENS,
-            "temperature": 0,
-            "ignore_eos": True,
-            "logprobs": 1,
-            "return_token_ids": True,
-            **({"cache_salt": salt} if salt else {}),
-        }
+        named = {"cache_salt": salt} if salt else {}
         variant = self.checkpoints.variants.get(model)
-        reply = await self.worker.call(EngineCall("/v1/completions", json.dumps(body).encode(), variant))
+        call = started_worker.greedy(model, prompt, variant, max_tokens=TOKENS, logprobs=1, **named)
+        reply = await self.worker.call(call)
         assert reply.status == 200, reply.body
         choice = json.loads(reply.body)["choices"][0]
         return Answer(choice["prompt_token_ids"], choice["token_ids"], choice["logprobs"]["token_logprobs"])
@@ -130,17 +115,12 @@ def running(checkpoints: Checkpoints, config: EngineConfig) -> Iterator[Lab]:
 
 
 def engine_config(base: Path, tensor_parallel: int, layers_per_stage: tuple[int, ...]) -> EngineConfig:
-    return EngineConfig(
-        engine="vllm",
-        name=BASE,
-        model_path=str(base),
-        dtype="float32",
+    return vllm_config(
+        base,
+        ranks_of(layers_per_stage, tensor_parallel, variant_memory_bytes=640 << 20),
         tensor_parallel=tensor_parallel,
-        ranks=ranks_of(layers_per_stage, tensor_parallel, variant_memory_bytes=640 << 20),
-        max_model_len=256,
         max_num_seqs=len(MODELS) * len(PROMPTS),
         max_variants=len(KINDS),
-        max_lora_rank=16,
         variant_host_bytes=1 << 30,
         variant_kinds=tuple(VariantKind),
     )

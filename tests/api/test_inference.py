@@ -21,13 +21,10 @@ from controlplane.runtime.path_probe import Probe, probe, streamed
 from profiler.errors import CheckpointError
 from profiler.request_path import fit
 from testkit.api.installations import Installation, Start, wait_for
+from testkit.api.tenants import code
 from workers.bus.faults import LoadFailed
 
 ASK: list[Any] = [{"role": "user", "content": "one two three"}]
-
-
-def code(reply: httpx.Response) -> tuple[int, str]:
-    return reply.status_code, reply.json()["error"]["code"]
 
 
 def data(text: str) -> list[Any]:

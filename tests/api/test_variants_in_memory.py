@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from testkit.api.installations import Installation, Start, wait_for
+from testkit.api.tenants import code
 from workers.engine import residency_cache as worker_residency
 
 
@@ -34,10 +35,6 @@ def unchanged(start_shared: Start) -> Installation:
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_residency, "FRESH_S", 0.0)
-
-
-def code(reply: httpx.Response) -> tuple[int, str]:
-    return reply.status_code, reply.json()["error"]["code"]
 
 
 def residency(installation: Installation, name: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from controlplane.cli import main as cli_main
+from testkit.known_models import llama_config
 
 SCENARIO = """
 cluster:
@@ -80,18 +81,9 @@ def test_the_sizes_of_a_model_with_a_config_are_chosen_and_told(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """16 requests of 2,048 tokens are usual; what was asked for is kept."""
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "hidden_size": 1024,
-        "intermediate_size": 2816,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 4,
-        "num_hidden_layers": 12,
-        "vocab_size": 32000,
-        "max_position_embeddings": 8192,
-        "torch_dtype": "bfloat16",
-    }
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text(
+        json.dumps(llama_config(12, 1024, 16, 4, 2816, 32000, max_position_embeddings=8192))
+    )
     path = tmp_path / "scenario.yaml"
     path.write_text(
         """

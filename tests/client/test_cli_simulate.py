@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from controlplane.cli import main as cli_main
+from testkit.known_models import llama_config
 
 SCENARIO = """
 name: one group
@@ -94,17 +95,7 @@ def test_a_plot_needs_rates(scenario: Path, tmp_path: Path, capfd: pytest.Captur
 def test_the_sizes_of_an_estimated_engine_are_chosen_and_told(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "hidden_size": 256,
-        "intermediate_size": 512,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-        "num_hidden_layers": 2,
-        "vocab_size": 1000,
-        "max_position_embeddings": 4096,
-    }
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps(llama_config(2, 256, 4, 4, 512, 1000)))
     path = tmp_path / "scenario.yaml"
     steps = "kvTokens: 2000, maxRows: 4, steps: {baseMs: 20, promptTokenMs: 0.1}"
     path.write_text(SCENARIO.replace(steps, "estimate: {config: ., gpu: L4, intent: minMem}"))

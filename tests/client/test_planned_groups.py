@@ -15,19 +15,10 @@ from controlplane.simulation.forms import ScenarioForm
 from controlplane.simulation.reading import form_of
 from placement.solver.schema import ScenarioError, read_form
 from placement.types import Placement
+from testkit.known_models import llama_config
 
 SETTINGS = Settings(home=Path("/nowhere"))
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 1024,
-    "intermediate_size": 2816,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-    "num_hidden_layers": 12,
-    "vocab_size": 32000,
-    "max_position_embeddings": 8192,
-    "torch_dtype": "bfloat16",
-}
+CONFIG = llama_config(12, 1024, 16, 4, 2816, 32000, max_position_embeddings=8192)
 
 
 @pytest.fixture

@@ -23,11 +23,6 @@ from workers.deltas.tensors import read_tensor
 LORA = RandomLora("lora", 4, 1)
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make.write_tiny_base(tmp_path_factory.mktemp("models") / "base")
-
-
 def test_a_lora_adds_its_product(tmp_path: Path, base: Path) -> None:
     folder = make.write(base, tmp_path / "lora", LORA)
     source, pairs = open_source(folder, Checkpoint(base)), load_file(folder / "adapter_model.safetensors")

@@ -29,11 +29,6 @@ from workers.compression.run import run
 from workers.compression.sources import Checkpoint
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make.write_tiny_base(tmp_path_factory.mktemp("models") / "base")
-
-
 def refused(base: Path, tuned: Path, error: type[Exception], words: str) -> str:
     """The error's text; no file of the attempt is left."""
     out = tuned.parent / "delta"

@@ -45,16 +45,6 @@ class Stopped(Exception):
     pass
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make.write_tiny_base(tmp_path_factory.mktemp("models") / "base")
-
-
-@pytest.fixture(scope="module")
-def tuned(base: Path) -> Path:
-    return make.write_tuned(base, base.parent / "tuned", 1)
-
-
 def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 

@@ -35,16 +35,6 @@ WHOLE = Method(
 )
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make.write_tiny_base(tmp_path_factory.mktemp("models") / "base")
-
-
-@pytest.fixture(scope="module")
-def tuned(base: Path) -> Path:
-    return make.write_tuned(base, base.parent / "tuned", 1)
-
-
 def errors_of(base: Path, tuned: Path, folder: Path) -> dict[str, float]:
     """|stored - true| / |true| of every module's delta."""
     manifest = read_manifest(folder, read_model(base), LIMITS)

@@ -14,6 +14,7 @@ from controlplane.state import StateStore
 from controlplane.state.repository import Repository
 from controlplane.state.stores import open_store
 from testkit import checkpoints
+from testkit.controlplane.world import World
 
 NAN_TENSOR = "base_model.model.model.layers.1.mlp.down_proj.lora_B.weight"
 
@@ -60,6 +61,11 @@ def settings(tmp_path: Path, files: Path) -> Settings:
     return Settings(
         home=tmp_path / "home", allowed_roots=str(files), engine="echo", max_model_len=64, max_lora_rank=16
     )
+
+
+@pytest.fixture
+def world(settings: Settings, repository: Repository, files: Path) -> World:
+    return World(settings, repository, files)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from placement.solver.memory import figures_lines, rank_bytes
 from placement.solver.plan import Shape
 from placement.solver.schema import ScenarioError, read_scenario
 from placement.types import Intent, Scope
+from testkit.known_models import llama_config
 
 GIB = 2**30
 MODEL = {
@@ -23,17 +24,7 @@ MODEL = {
     "layer_mib": 100,
     "kv_bytes_per_token_per_layer": 2048,
 }
-LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "num_hidden_layers": 6,
-    "vocab_size": 128,
-    "max_position_embeddings": 256,
-    "torch_dtype": "bfloat16",
-}
+LLAMA = llama_config(6, 64, 4, 2, 128, 128, max_position_embeddings=256)
 
 
 def document(**gpu: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from placement.solver.whatif import what_if
 from profiler.predicting.predict import Ground, predict
 from profiler.roofline import LINK_TO_MEMORY, VLLM_ON_GPU
 from profiler.types import Basis, DeviceRates, Interval, Plan, Workload
-from testkit.known_models import LLAMA_7B
+from testkit.known_models import LLAMA_7B, LLAMA_7B_CONFIG
 from testkit.simulated_profile import CALIBRATION, RATES
 from testkit.solver_instances import GIB
 
@@ -33,13 +33,6 @@ CLUSTER = Cluster((NODE,), (HALF, GPU), (FAST, FAST, FAST))
 REQUEST = Request(
     "m", figures_of("m", LLAMA_7B), input_tokens=IN, output_tokens=OUT, concurrency=16, context=CONTEXT
 )
-
-
-LLAMA_CONFIG = {
-    **{"architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 11008},
-    **{"num_attention_heads": 32, "num_key_value_heads": 32, "num_hidden_layers": 32},
-    **{"vocab_size": 32000, "max_position_embeddings": 4096, "torch_dtype": "bfloat16"},
-}
 
 
 def estimator(*measured: str) -> Profiled:
@@ -101,7 +94,7 @@ def test_a_slower_link_makes_all_reduces_slower() -> None:
 def test_a_what_if_plan_with_a_config_is_estimated_like_a_deployment(
     tmp_path: Path, quantization: str
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA_CONFIG))
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_7B_CONFIG))
     document = {
         "cluster": {
             "types": {"x": {"memory_gb_per_s": 3500, "tflops": 600}},
@@ -131,7 +124,7 @@ def test_a_what_if_plan_with_a_config_is_estimated_like_a_deployment(
 def test_known_quantizations_need_no_sizes_in_a_what_if_plan(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA_CONFIG))
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_7B_CONFIG))
     given = {"bf16": {"accuracy": 1.0}, "fp8": {"accuracy": 0.9}, "int4": {"accuracy": 0.8, "share": 0.25}}
     nodes = [{"name": "a", "gpus": [{"type": "H200", "total_gib": 140}]}]
     for compressions in (given, {name: given[name] for name in ("bf16", "fp8")}):

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -44,22 +44,6 @@ ROOT = Path(__file__).parents[2]
 KINDS = ("model", "deployment")
 
 
-@pytest.fixture(params=["sqlite", "redis"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A store that no other process uses. A busy machine has a minute for each answer of Redis."""
-    if request.param == "sqlite":
-        return f"sqlite://{tmp_path}/state/ostinato.db"
-    patient = f"{request.getfixturevalue('redis_url')}?socket_timeout=60&socket_connect_timeout=60"
-    return f"{patient}&prefix=test-{uuid.uuid4().hex}"
-
-
-@pytest.fixture
-def store(url: str) -> Iterator[StateStore]:
-    store = open_store(url)
-    yield store
-    store.close()
-
-
 def put(key: str, value: str, expected: int | None = None, kind: str = "model") -> Write:
     return Write(kind, key, value, expected)
 
@@ -77,6 +61,18 @@ def child(script: str, *arguments: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         text=True,
     )
+
+
+def answers(children: list[subprocess.Popen[str]]) -> list[str]:
+    """What processes print that all begin once each is ready."""
+    for process in children:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in children:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    return [process.communicate(timeout=90)[0] for process in children]
 
 
 # --- compare and set -----------------------------------------------------------------------------
@@ -340,14 +336,7 @@ print(store.take_lease("controller", sys.argv[2], 60).holder)
 def test_one_of_several_processes_gets_a_lease(url: str) -> None:
     open_store(url).close()
     children = [child(TAKE, url, name) for name in "pqr"]
-    for process in children:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-    for process in children:
-        assert process.stdin is not None
-        process.stdin.write("\n")
-        process.stdin.flush()
-    assert len({process.communicate(timeout=90)[0] for process in children}) == 1
+    assert len(set(answers(children))) == 1
 
 
 def test_entries_are_there_after_closing(url: str) -> None:
@@ -435,14 +424,7 @@ print(won)
 
 def test_exactly_one_of_two_processes_that_create_a_key_wins(url: str) -> None:
     children = [child(CREATE, url, name) for name in ("p", "q")]
-    for process in children:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-    for process in children:
-        assert process.stdin is not None
-        process.stdin.write("\n")
-        process.stdin.flush()
-    won = [json.loads(process.communicate(timeout=90)[0]) for process in children]
+    won = [json.loads(answer) for answer in answers(children)]
     assert sorted(won[0] + won[1]) == list(range(150))
     store = open_store(url)
     entries = store.snapshot(["model"]).entries["model"]

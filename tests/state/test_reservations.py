@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import threading
-import uuid
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -29,20 +26,6 @@ DEVICES = tuple(
     Device(node, index, "h200", 100, 100, DeviceRates(1e12, 1e14)) for node in "ab" for index in range(2)
 )
 ASKING = 24  # placements of 30 bytes: 12 fit into four devices of 100
-
-
-@pytest.fixture(params=["sqlite", "redis"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite://{tmp_path}/state.db"
-    return f"{request.getfixturevalue('redis_url')}?prefix=ledger-{uuid.uuid4().hex}"
-
-
-@pytest.fixture
-def store(url: str) -> Iterator[StateStore]:
-    store = open_store(url)
-    yield store
-    store.close()
 
 
 def request(name: str) -> Request:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,6 +16,7 @@ from profiler.predicting.predict import Ground, Prediction, predict
 from profiler.request_path import RequestPath
 from profiler.types import DeviceRates, ModelSpec, Plan, Workload
 from profiler.variants.synthetic import synthetic_spec
+from testkit.known_models import LLAMA_7B_CONFIG
 
 RESULTS = Path(__file__).parents[2] / "benchmarks/results"
 KINDS = ("lora", "sparse_delta")
@@ -44,19 +44,7 @@ def measured() -> tuple[Measurement, ...]:
 @cache
 def shape() -> ModelSpec:
     """Llama-2-7B's."""
-    config: dict[str, Any] = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "num_hidden_layers": 32,
-        "hidden_size": 4096,
-        "intermediate_size": 11008,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 32,
-        "vocab_size": 32000,
-        "max_position_embeddings": 4096,
-        "tie_word_embeddings": False,
-    }
-    return spec_of(describe(config, Path("config.json")), 2, "x")
+    return spec_of(describe(LLAMA_7B_CONFIG, Path("config.json")), 2, "x")
 
 
 def estimate(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,3 +19,12 @@ def checkpoints(smollm2_folder: Path, tmp_path_factory: pytest.TempPathFactory) 
     from testkit.workers import variant_lab  # here, for it imports torch
 
     return variant_lab.written(smollm2_folder, tmp_path_factory.mktemp("variants"))
+
+
+@pytest.fixture
+def own_environment() -> Iterator[None]:
+    """What a launch sets of its process is set back."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)

@@ -19,6 +19,7 @@ from profiler.variants.reading import read_manifest
 from profiler.variants.types import VariantLimits
 from profiler.variants.verifying import verify_data
 from testkit.adapter_layouts import REFUSED, SERVED, SIZES
+from testkit.base_layouts import assert_says_what_to_do
 from testkit.tiny_families import Tiny
 from workers.deltas.merge import merge
 
@@ -58,15 +59,6 @@ def test_unserved_layouts_are_refused_by_their_kind(name: str, base: Path, tmp_p
     with pytest.raises((AdapterError, CheckpointError), match=re.compile(words, re.DOTALL)) as refused:
         read_manifest(folder, read_model(base), LIMITS)
     assert_says_what_to_do(str(refused.value), folder)
-
-
-def assert_says_what_to_do(message: str, folder: Path) -> None:
-    """In the form that the command line splits into an error and a hint, with no place left to fill in."""
-    wrong, _, step = message.partition("; ")
-    assert str(folder) in wrong
-    assert step
-    assert "<" not in message
-    assert "\n" not in message
 
 
 def test_every_option_of_peft_is_read_refused_or_known_to_be_harmless() -> None:

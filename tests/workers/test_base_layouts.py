@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from profiler.checkpoint import expected_tensors, read_model
 from profiler.errors import CheckpointError
-from testkit.base_layouts import REFUSED, SERVED
+from testkit.base_layouts import REFUSED, SERVED, assert_says_what_to_do
 from workers.evaluation.torch_answerer import TorchAnswerer
 from workers.model_view import make_view
 
@@ -53,15 +53,6 @@ def test_vllm_is_given_what_transformers_reads(name: str, tmp_path: Path) -> Non
         difference = model(ids).logits.log_softmax(-1) - answerer(ids).logits.log_softmax(-1)
     assert difference.abs().max() < 1e-3
     assert spec.fingerprint == read_model(view).fingerprint
-
-
-def assert_says_what_to_do(message: str, folder: Path) -> None:
-    """The defect, its file, and a step, as the command line splits it into an error and a hint."""
-    wrong, _, step = message.partition("; ")
-    assert str(folder) in wrong
-    assert step
-    assert "<" not in message
-    assert "\n" not in message
 
 
 def one(state: dict[str, torch.Tensor], name: str) -> torch.Tensor:

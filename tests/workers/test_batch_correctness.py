@@ -7,7 +7,7 @@ import contextlib
 import json
 import time
 import uuid
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,11 @@ import torch
 from prometheus_client import REGISTRY
 
 from testkit import random_adapters, started_worker
-from testkit.engine_configs import ranks_of
+from testkit.engine_configs import ranks_of, vllm_config
 from testkit.random_adapters import ATTENTION, RandomLora
 from workers import request_headers
 from workers.engine.vllm_engine import VllmEngine
 from workers.messages import EngineCall, EngineConfig, EngineHead, VariantRef
-from workers.server.worker import Worker
 from workers.tiers import Tier
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -53,16 +52,9 @@ class Answer:
 
 
 @dataclass
-class Lab:
-    """A worker on an event loop of its own, in a thread."""
-
-    worker: Worker
-    loop: asyncio.AbstractEventLoop
+class Lab(started_worker.Lab):
     variants: dict[str, VariantRef]
     references: dict[str, Any]
-
-    def run(self, coroutine: Coroutine[Any, Any, Any], timeout_s: float = 300) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout_s)
 
     async def ask(self, model: str, prompt: str, wait_s: float = 0) -> Answer:
         await asyncio.sleep(wait_s)
@@ -77,18 +69,9 @@ class Lab:
         )
 
     def request(self, model: str, prompt: str, **options: Any) -> EngineCall:
-        body = {
-            "model": model,
-            "prompt": prompt,
-            "max_tokens": TOKENS,
-            "temperature": 0,
-            "ignore_eos": True,
-            "logprobs": 1,
-            "return_token_ids": True,
-            "cache_salt": uuid.uuid4().hex,  # no answer may come from another's KV blocks
-            **options,
-        }
-        return EngineCall("/v1/completions", json.dumps(body).encode(), self.variants.get(model))
+        salt = uuid.uuid4().hex  # no answer may come from another's KV blocks
+        usual = {"max_tokens": TOKENS, "logprobs": 1, "cache_salt": salt}
+        return started_worker.greedy(model, prompt, self.variants.get(model), **{**usual, **options})
 
     async def ask_all(self, rows: list[tuple[str, str]], stagger_s: float = 0) -> list[Answer]:
         asked = [self.ask(model, prompt, i * stagger_s) for i, (model, prompt) in enumerate(rows)]
@@ -117,19 +100,13 @@ def lab(smollm2_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def _config(base: Path) -> EngineConfig:
-    return EngineConfig(
-        engine="vllm",
-        name=BASE,
-        model_path=str(base),
-        dtype="float32",
-        tensor_parallel=1,
-        ranks=ranks_of((30,), kv_cache_bytes=1 << 30, memory_bytes=2 << 30, variant_memory_bytes=64 << 20),
+    return vllm_config(
+        base,
+        ranks_of((30,), kv_cache_bytes=1 << 30, memory_bytes=2 << 30, variant_memory_bytes=64 << 20),
         max_model_len=512,
         max_num_seqs=16,
         max_variants=len(LORAS),
         variant_host_bytes=1 << 30,
-        variant_kinds=("lora",),
-        max_lora_rank=16,
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,12 +16,12 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from profiler.checkpoint import read_model
 from profiler.plans import candidate_plans
 from testkit import random_adapters
-from testkit.engine_configs import ranks_of
+from testkit.engine_configs import ranks_of, vllm_config
 from testkit.tiny_families import Tiny
 from workers.messages import EngineCall, EngineConfig, VariantRef
 from workers.server.worker import Worker
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("own_environment")]
 
 TOKENS = 8
 TOLERANCE = 5e-4  # float32 throughout, summed in another order
@@ -50,14 +49,6 @@ COMPILED = (
 )
 
 
-@pytest.fixture(autouse=True)
-def environment() -> Iterator[None]:
-    before = dict(os.environ)
-    yield
-    os.environ.clear()
-    os.environ.update(before)
-
-
 def write(tiny: Tiny, folder: Path) -> Path:
     """The checkpoint and a tokenizer of as many words."""
     torch.manual_seed(1)
@@ -70,19 +61,15 @@ def write(tiny: Tiny, folder: Path) -> Path:
 def config_of(folder: Path) -> EngineConfig:
     """The engine of the first plan: slots for variants were asked for, the plan has none."""
     (plan,) = candidate_plans(read_model(folder), ("none",), 1, 128, 2, max_variants=4, max_lora_rank=16)
-    return EngineConfig(
-        engine="vllm",
-        name="base",
-        model_path=str(folder),
-        dtype="float32",
+    return vllm_config(
+        folder,
+        ranks_of(plan.layers_per_stage, plan.tensor_parallel),
         tensor_parallel=plan.tensor_parallel,
-        ranks=ranks_of(plan.layers_per_stage, plan.tensor_parallel),
         max_model_len=plan.max_model_len,
         max_num_seqs=2,
         max_variants=plan.max_variants,
         max_lora_rank=plan.max_lora_rank,
         variant_host_bytes=1 << 20,
-        variant_kinds=("lora",),
     )
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +20,12 @@ from transformers import AutoModelForCausalLM
 from profiler.checkpoint import read_model
 from testkit import adapter_layouts, random_adapters
 from testkit.base_layouts import sharded, stray
-from testkit.engine_configs import ranks_of
+from testkit.engine_configs import ranks_of, vllm_config
 from testkit.tiny_families import Tiny
 from workers.messages import EngineCall, EngineConfig, VariantRef
 from workers.server.worker import Worker
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("own_environment")]
 
 MERGES = ("th", "he", "the", " t", " the", " q", "qu", "ic", "ick")
 SPECIAL = (
@@ -56,14 +54,6 @@ VOCABULARY = len(SPECIAL) + 256 + len(MERGES)
 MISTRAL = Tiny("Mistral", {**adapter_layouts.SIZES, "vocab_size": VOCABULARY, "sliding_window": None})
 ADAPTERS = ("as PEFT writes it", "axolotl's patterns", "targets that the base lacks", "no alpha")
 TEXT, TOKENS, TOLERANCE = "the quick fox", 6, 1e-3
-
-
-@pytest.fixture(autouse=True)
-def environment() -> Iterator[None]:
-    before = dict(os.environ)
-    yield
-    os.environ.clear()
-    os.environ.update(before)
 
 
 def write_tekken(folder: Path) -> None:
@@ -95,21 +85,13 @@ def write_base(folder: Path) -> Path:
 
 
 def config_of(folder: Path) -> EngineConfig:
-    spec = read_model(folder)
-    return EngineConfig(
-        engine="vllm",
-        name="base",
-        model_path=str(folder),
-        dtype="float32",
-        tensor_parallel=1,
-        ranks=ranks_of((2,), 1, variant_memory_bytes=16 << 20),
+    return vllm_config(
+        folder,
+        ranks_of((2,), 1, variant_memory_bytes=16 << 20),
         max_model_len=128,
-        max_num_seqs=4,
         max_variants=4,
-        max_lora_rank=16,
         variant_host_bytes=16 << 20,
-        variant_kinds=("lora",),
-        fingerprint=spec.fingerprint,
+        fingerprint=read_model(folder).fingerprint,
     )
 
 

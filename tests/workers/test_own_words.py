@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import shutil
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,12 @@ from transformers import AutoTokenizer
 from profiler.checkpoint import read_model
 from profiler.plans import candidate_plans
 from testkit import random_adapters, started_worker
-from testkit.engine_configs import ranks_of
+from testkit.engine_configs import ranks_of, vllm_config
 from testkit.random_adapters import RandomLora
 from testkit.tiny_families import Tiny
 from tests.workers.test_families import GROUPED
 from workers.group.grammar_process import NAME
 from workers.messages import EngineCall, EngineConfig, EngineReply, VariantRef
-from workers.server.worker import Worker
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -62,31 +60,19 @@ def base_of(folder: Path) -> Path:
 
 def config_of(folder: Path) -> EngineConfig:
     (plan,) = candidate_plans(read_model(folder), ("none",), 1, 128, 4, max_variants=2, max_lora_rank=8)
-    return EngineConfig(
-        engine="vllm",
-        name="base",
-        model_path=str(folder),
-        dtype="float32",
-        tensor_parallel=1,
-        ranks=ranks_of(plan.layers_per_stage, 1, variant_memory_bytes=32 << 20),
+    return vllm_config(
+        folder,
+        ranks_of(plan.layers_per_stage, 1, variant_memory_bytes=32 << 20),
         max_model_len=plan.max_model_len,
-        max_num_seqs=4,
         max_variants=plan.max_variants,
         max_lora_rank=plan.max_lora_rank,
-        variant_host_bytes=64 << 20,
-        variant_kinds=("lora",),
     )
 
 
 @dataclass
-class Lab:
-    worker: Worker
-    loop: asyncio.AbstractEventLoop
+class Lab(started_worker.Lab):
     folder: Path
     made: int = 0
-
-    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(300)
 
     def ask(self, body: dict[str, Any], variant: VariantRef | None = None) -> EngineReply:
         named = {"model": variant.name if variant else "base", **body}

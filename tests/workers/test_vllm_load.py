@@ -6,20 +6,18 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 from prometheus_client import REGISTRY
 
 from testkit import random_variants, started_worker
-from testkit.engine_configs import ranks_of
+from testkit.engine_configs import ranks_of, vllm_config
 from workers import load_lines, request_headers
 from workers.messages import EngineConfig, VariantRef, WorkerLoad
-from workers.server.worker import Worker
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -41,15 +39,10 @@ class LoadReports:
 
 
 @dataclass
-class Lab:
-    """A worker behind its door, on an event loop of its own, in a thread."""
+class Lab(started_worker.Lab):
+    """The worker is behind its door."""
 
-    worker: Worker
-    loop: asyncio.AbstractEventLoop
     variant: VariantRef
-
-    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(600)
 
     async def ask(self, http: httpx.AsyncClient, variant: VariantRef | None) -> int:
         """The prompt's length in tokens."""
@@ -91,21 +84,11 @@ class Lab:
 
 
 def config(base: Path) -> EngineConfig:
-    return EngineConfig(
-        engine="vllm",
-        name="base",
-        model_path=str(base),
-        dtype="float32",
-        tensor_parallel=1,
-        ranks=ranks_of(
-            (LAYERS,), kv_cache_bytes=64 << 20, memory_bytes=2 << 30, variant_memory_bytes=64 << 20
-        ),
-        max_model_len=256,
+    return vllm_config(
+        base,
+        ranks_of((LAYERS,), kv_cache_bytes=64 << 20, memory_bytes=2 << 30, variant_memory_bytes=64 << 20),
         max_num_seqs=8,
-        max_variants=1,
         variant_host_bytes=1 << 28,
-        variant_kinds=("lora",),
-        max_lora_rank=16,
     )
 
 

@@ -22,7 +22,8 @@ SCHEDULER = "v1/core/sched/scheduler.py"
 LINEAR = "model_executor/layers/linear.py"
 VOCABULARY = "model_executor/layers/vocab_parallel_embedding.py"
 
-# file of vLLM's, class there, its methods and attributes (inherited ones are named where they are made)
+# File of vLLM's, class there, its methods and attributes (inherited ones are named where they are made). Each
+# part that a patch replaces is in its `Target`, which tests/unit/test_patches.py checks.
 RELIED_ON = [
     # workers.patches.vllm.attention_splits
     (
@@ -50,24 +51,7 @@ RELIED_ON = [
     ("v1/request.py", "RequestStatus", ("PREEMPTED", "FINISHED_ERROR")),
     ("v1/engine/__init__.py", "EngineCoreOutput", ("request_id", "new_token_ids", "finish_reason")),
     ("v1/engine/__init__.py", "EngineCoreOutputs", ("outputs",)),
-    # workers.patches.vllm.app_state
-    ("entrypoints/openai/chat_completion/serving.py", "OpenAIServingChat", ("create_chat_completion",)),
-    ("entrypoints/openai/models/serving.py", "OpenAIServingModels", ("lora_requests",)),
-    # workers.patches.vllm.grammar_costs and grammar_backends
-    (
-        "v1/structured_output/backend_xgrammar.py",
-        "XgrammarGrammar",
-        ("fill_bitmask", "accept_tokens"),
-    ),
-    ("v1/structured_output/backend_xgrammar.py", "XgrammarBackend", ("compile_grammar",)),
-    (
-        "v1/structured_output/backend_guidance.py",
-        "GuidanceGrammar",
-        ("fill_bitmask", "accept_tokens"),
-    ),
-    ("v1/structured_output/backend_guidance.py", "GuidanceBackend", ("compile_grammar",)),
-    ("v1/structured_output/backend_outlines.py", "OutlinesGrammar", ("fill_bitmask", "accept_tokens")),
-    ("v1/structured_output/backend_outlines.py", "OutlinesBackend", ("compile_grammar",)),
+    # workers.patches.vllm.grammar_backends
     ("v1/structured_output/__init__.py", "StructuredOutputManager", ("grammar_init", "backend")),
     # workers.group.grammar_process
     (
@@ -75,7 +59,6 @@ RELIED_ON = [
         "StructuredOutputsParams",
         ("json", "regex", "choice", "grammar", "json_object", "structural_tag", "_backend"),
     ),
-    ("sampling_params.py", "SamplingParams", ("_validate_structured_outputs",)),
     # workers.engine.checked_grammars and workers.patches.vllm.grammar_validation
     (
         "sampling_params.py",
@@ -83,7 +66,6 @@ RELIED_ON = [
         ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern"),
     ),
     ("sampling_params.py", "StructuredOutputsParams", ("_backend_was_auto", "all_constraints_none")),
-    ("v1/engine/async_llm.py", "AsyncLLM", ("add_request",)),
     # workers.patches.vllm.instant_answers
     ("v1/engine/__init__.py", "EngineCoreOutput", ("events",)),
     ("v1/engine/__init__.py", "EngineCoreEvent", ("new_event",)),
@@ -103,7 +85,6 @@ RELIED_ON = [
     ("v1/engine/async_llm.py", "AsyncLLM", ("output_processor",)),
     ("sampling_params.py", "SamplingParams", ("_bad_words_token_ids", "_all_stop_token_ids")),
     # workers.engine.own_applications and workers.patches.vllm.engine_copy
-    ("entrypoints/anthropic/serving.py", "AnthropicServingMessages", ("_detect_merge_inline_system",)),
     ("v1/engine/async_llm.py", "AsyncLLM", ("renderer", "input_processor", "vllm_config", "model_config")),
     ("v1/engine/async_llm.py", "AsyncLLM", ("output_handler", "shutdown", "__del__")),
     ("v1/engine/input_processor.py", "InputProcessor", ("generation_config_fields", "renderer")),
@@ -128,8 +109,6 @@ RELIED_ON = [
     ("model_executor/layers/layernorm.py", "RMSNorm", ("variance_epsilon", "weight")),
     ("model_executor/layers/layernorm.py", "GemmaRMSNorm", ("variance_epsilon", "weight")),
     # workers.patches.vllm.prompt_scoring
-    ("v1/worker/gpu_model_runner.py", "GPUModelRunner", ("_get_prompt_logprobs_dict",)),
-    ("v1/worker/gpu/sample/prompt_logprob.py", "PromptLogprobsWorker", ("compute_prompt_logprobs",)),
     ("forward_context.py", "ForwardContext", ("no_compile_layers",)),
     ("config/compilation.py", "CompilationConfig", ("static_forward_context",)),
     # workers.patches.vllm.graph_choice

@@ -54,14 +54,6 @@ class Measured:
         """Whether the compressed file is loaded faster."""
         return self.compressed_load_s(storage_bytes_per_s) < self.plain_load_s(storage_bytes_per_s)
 
-    @property
-    def break_even_bytes_per_s(self) -> float:
-        """The storage's rate below which the compressed file is loaded faster; 0 if it is not smaller."""
-        saved = self.contents_bytes - self.compressed_bytes
-        if saved <= 0:
-            return 0.0
-        return saved / self.decompress_s if self.decompress_s > 0 else float("inf")
-
 
 @dataclass(frozen=True)
 class Lossless:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import torch
 from vllm.v1.worker.worker_base import WorkerBase
 
 from workers.agent import host
@@ -18,6 +16,7 @@ from workers.group import devices, processes
 from workers.group.journal import READY, Journal
 from workers.group.memory_check import NoMemory, refusal, shortage
 from workers.group.plan import from_environment
+from workers.group.storage import storage_bytes
 
 log = logging.getLogger(__name__)
 
@@ -120,17 +119,3 @@ class PlannedRank(WorkerBase):  # type: ignore[misc]  # vLLM is untyped here
     def weights_bytes(self) -> int:
         """The size of the weights, as vLLM measured it during loading."""
         return int(self.model_runner.model_memory_usage)
-
-
-def storage_bytes(nested: Any) -> int:
-    """The bytes of all tensors in nested lists; layers may be views of one storage."""
-    storages = (tensor.untyped_storage() for tensor in _tensors(nested))
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
-
-
-def _tensors(nested: Any) -> Iterator[torch.Tensor]:
-    if isinstance(nested, torch.Tensor):
-        yield nested
-        return
-    for part in nested or ():
-        yield from _tensors(part)

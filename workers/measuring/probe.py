@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import psutil
@@ -12,6 +11,7 @@ import torch
 
 from workers import plugin
 from workers.group import token_broadcast
+from workers.group.storage import storage_bytes
 from workers.measuring import start_barrier
 from workers.measuring.engine_run_job import VARIANTS_VARIABLE
 from workers.measuring.free_memory_wait import Sample, stable_free_bytes, taken
@@ -83,7 +83,7 @@ class Probe:
         allocated after the context and the communication, so these are added. Raises RuntimeError if other
         processes released memory meanwhile.
         """
-        kv_cache = _stored_bytes(getattr(self.model_runner, "kv_caches", []))
+        kv_cache = storage_bytes(getattr(self.model_runner, "kv_caches", []))
         blocks, block = self.cache_config.num_gpu_blocks or 0, self.cache_config.block_size
         weights = int(getattr(self.model_runner, "model_memory_usage", 0)) or self._parameter_bytes()
         resident = psutil.Process().memory_info().rss
@@ -129,19 +129,3 @@ class Probe:
         """Seconds of a decode step since `probe_begin`; 0 if no graph was replayed."""
         replays = self._replays.end() if self._replays is not None else []
         return decode_ms(replays) / 1e3 if replays else 0.0
-
-
-def _stored_bytes(nested: Any) -> int:
-    """The bytes of all tensors in nested lists; layers may be parts of one storage, or share one."""
-    storages = {
-        storage.data_ptr(): storage for storage in map(torch.Tensor.untyped_storage, _tensors(nested))
-    }
-    return sum(storage.nbytes() for storage in storages.values())
-
-
-def _tensors(nested: Any) -> Iterator[torch.Tensor]:
-    if isinstance(nested, torch.Tensor):
-        yield nested
-        return
-    for part in nested or ():
-        yield from _tensors(part)

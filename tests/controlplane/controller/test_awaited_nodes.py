@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from controlplane.settings import Settings
 from controlplane.state.records import Operation, Phase
-from controlplane.state.repository import Repository
 from placement.types import Device, Inventory, Unusable
 from testkit.controlplane.world import World
 from testkit.in_memory import CPU, cancel
@@ -27,11 +24,6 @@ LATE = Unusable(
 LOST = Unusable("node", "node node is lost: its last report was 31.0 s ago", lost=True)
 FAILED = Unusable("node", "the devices of node node could not be measured yet: out of memory")
 SMALL = replace(CPU, node="small", total_bytes=1 << 20, free_bytes=1 << 20)
-
-
-@pytest.fixture
-def world(settings: Settings, repository: Repository, files: Path) -> World:
-    return World(settings, repository, files)
 
 
 def waits(world: World, deployed: Operation, node: Unusable) -> bool:

@@ -42,11 +42,6 @@ from testkit.in_memory import InMemoryCluster, cancel, submit
 pytestmark = pytest.mark.usefixtures("hurry")
 
 
-@pytest.fixture
-def world(settings: Settings, repository: Repository, files: Path) -> World:
-    return World(settings, repository, files)
-
-
 async def test_a_repeated_failure_is_logged_once(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

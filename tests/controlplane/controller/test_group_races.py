@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,20 +13,14 @@ from controlplane.cluster.engine_status import EngineStatus, EngineView
 from controlplane.controller.group_actions import GroupActions
 from controlplane.controller.launch_action import LaunchAction
 from controlplane.planning.autoscaling import resized
-from controlplane.settings import Settings
 from controlplane.state.deployments import with_group
 from controlplane.state.records import Phase
-from controlplane.state.repository import Put, Repository
+from controlplane.state.repository import Put
 from controlplane.state.worker_groups import GroupPhase
 from placement.types import Inventory
 from testkit.controlplane.world import World, reserved
 from testkit.controlplane.world_groups import base_of, two_groups
 from workers.messages import EngineConfig, VariantRef, WorkerReport
-
-
-@pytest.fixture
-def world(settings: Settings, repository: Repository, files: Path) -> World:
-    return World(settings, repository, files)
 
 
 def begin_to_drain(world: World) -> None:

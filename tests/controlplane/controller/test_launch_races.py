@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,20 +12,14 @@ from controlplane.controller.group_actions import GroupActions
 from controlplane.controller.interfaces import Hooks
 from controlplane.controller.transitions import undo_operation
 from controlplane.planning.autoscaling import active
-from controlplane.settings import Settings
 from controlplane.state.records import Deployment, Operation, Phase
-from controlplane.state.repository import Put, Repository
+from controlplane.state.repository import Put
 from controlplane.state.transactions import Superseded
 from controlplane.state.worker_groups import WorkerGroup
 from testkit.controlplane.world import World
 from testkit.in_memory import cancel
 
 pytestmark = pytest.mark.usefixtures("hurry")
-
-
-@pytest.fixture
-def world(settings: Settings, repository: Repository, files: Path) -> World:
-    return World(settings, repository, files)
 
 
 def asked_to_cancel(world: World, deploying: Operation) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +11,8 @@ from controlplane import errors
 from controlplane.controller import deployment_actions
 from controlplane.planning import rebalancing, retrying
 from controlplane.planning.retrying import RetryLimits
-from controlplane.settings import Settings
 from controlplane.state.records import Deployment, Operation, OperationEvent, Phase
-from controlplane.state.repository import Put, Repository, Versioned
+from controlplane.state.repository import Put, Versioned
 from profiler.errors import CheckpointError
 from testkit.controlplane.world import World
 from testkit.in_memory import cancel
@@ -25,11 +23,6 @@ pytestmark = pytest.mark.usefixtures("hurry", "quick")
 
 TORN = "/files/v1/adapter_model.safetensors no longer has its 4 bytes; copy it again"
 DIED = errors.EngineFailed("the engine of 'base' died during this call; it is being restarted, try again")
-
-
-@pytest.fixture
-def world(settings: Settings, repository: Repository, files: Path) -> World:
-    return World(settings, repository, files)
 
 
 @pytest.fixture

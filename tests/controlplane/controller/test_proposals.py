@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from controlplane.planning import rebalancing
 from controlplane.planning.rebalancing import RebalanceOutcome
-from controlplane.settings import Settings
 from controlplane.state.records import Deployment, Phase
-from controlplane.state.repository import Change, Put, Repository
+from controlplane.state.repository import Change, Put
 from controlplane.state.worker_groups import GroupPhase, WorkerGroup
 from placement.types import Device, DeviceKey, Inventory
 from profiler.types import DeviceRates
@@ -26,11 +24,6 @@ pytestmark = pytest.mark.usefixtures("hurry")
 
 GPU = replace(CPU, node="gpu", kind="h200", rates=DeviceRates(4e12, 5e14))
 APART: dict[str, Any] = {"antiAffinity": {"group": "g", "scope": "node"}}
-
-
-@pytest.fixture
-def world(settings: Settings, repository: Repository, files: Path) -> World:
-    return World(settings, repository, files)
 
 
 def asked(world: World) -> RebalanceOutcome:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -13,20 +12,14 @@ from controlplane.cluster import reservations
 from controlplane.controller import launch_action
 from controlplane.controller.controller import Controller
 from controlplane.controller.metrics import ControllerMetrics
-from controlplane.settings import Settings
 from controlplane.state.records import NodeLedger, Phase, Reservation
-from controlplane.state.repository import Put, Repository, State
+from controlplane.state.repository import Put, State
 from placement.types import Device, HolderMemory, Inventory, Unusable
 from testkit.controlplane.world import World, placed, reserved
 from testkit.in_memory import CPU, cancel
 from workers.messages import EngineConfig
 
 pytestmark = pytest.mark.usefixtures("hurry")
-
-
-@pytest.fixture
-def world(settings: Settings, repository: Repository, files: Path) -> World:
-    return World(settings, repository, files)
 
 
 def state_of(world: World) -> State:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from controlplane import errors
 from controlplane.cluster.engine_status import EngineStatus, EngineView
-from controlplane.settings import Settings
 from controlplane.state.deployments import with_group
 from controlplane.state.records import Phase
-from controlplane.state.repository import Put, Repository
+from controlplane.state.repository import Put
 from controlplane.state.worker_groups import GroupPhase
 from controlplane.traffic.route_table import build_table
 from placement.types import Inventory
@@ -24,11 +22,6 @@ from testkit.controlplane.world_groups import APART, base_of, group, nodes_of, t
 from testkit.in_memory import CPU
 
 pytestmark = pytest.mark.usefixtures("hurry")
-
-
-@pytest.fixture
-def world(settings: Settings, repository: Repository, files: Path) -> World:
-    return World(settings, repository, files)
 
 
 async def test_two_groups_have_an_engine_and_reservations_each(world: World) -> None:

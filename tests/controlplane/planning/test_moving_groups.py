@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from controlplane import errors
 from controlplane.planning import rebalancing
-from controlplane.settings import Settings
 from controlplane.state.records import Phase
-from controlplane.state.repository import Repository
 from controlplane.state.worker_groups import GroupPhase
 from controlplane.traffic.route_table import build_table
 from placement.types import Inventory
@@ -22,11 +19,6 @@ from testkit.controlplane.world_moves import apart, begin, fill, needs, proposed
 from testkit.in_memory import CPU
 
 pytestmark = pytest.mark.usefixtures("hurry")
-
-
-@pytest.fixture
-def world(settings: Settings, repository: Repository, files: Path) -> World:
-    return World(settings, repository, files)
 
 
 @pytest.mark.usefixtures("quick")

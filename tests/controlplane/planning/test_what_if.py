@@ -30,7 +30,7 @@ from placement.types import Device, Intent, Inventory, Placement
 from profiler.types import DeviceRates, ModelSpec
 from profiler.variants.types import ModuleFacts, VariantKind, VariantSpec
 from testkit.controlplane.builders import state
-from testkit.known_models import llama
+from testkit.known_models import llama, llama_config
 
 GIB = 1 << 30
 SETTINGS = Settings(home=Path("/nowhere"))
@@ -40,23 +40,6 @@ SHAPES = (
     (32, 4096, 32, 8, 14336, 128256),
     (40, 5120, 40, 8, 13824, 32000),
 )  # layers, hidden, heads, KV heads, intermediate, vocabulary
-
-
-def config_of(shape: tuple[int, ...]) -> dict[str, Any]:
-    layers, hidden, heads, kv, inter, vocab = shape
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "num_hidden_layers": layers,
-        "hidden_size": hidden,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv,
-        "intermediate_size": inter,
-        "vocab_size": vocab,
-        "max_position_embeddings": 4096,
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-    }
 
 
 def spec_of(shape: tuple[int, ...]) -> ModelSpec:
@@ -171,7 +154,7 @@ def deployed_or_refused(case: Case, now: State) -> preview.Preview | errors.NoFe
 def check(folder: Path, seed: int) -> bool:
     """Whether it was placed."""
     case = Case(seed)
-    (folder / "config.json").write_text(json.dumps(config_of(case.shape)))
+    (folder / "config.json").write_text(json.dumps(llama_config(*case.shape)))
     ((_, planned),) = what_if(read_form(case.file()), folder, SETTINGS).outcomes
     now = state(*case.models())
     deployed = deployed_or_refused(case, now)
@@ -208,7 +191,7 @@ def test_both_outcomes_occur(tmp_path: Path) -> None:
 
 def test_a_second_deployment_has_what_the_first_one_left(tmp_path: Path) -> None:
     """As after the first one's reservations, and with its expected load."""
-    (tmp_path / "config.json").write_text(json.dumps(config_of(SHAPES[1])))
+    (tmp_path / "config.json").write_text(json.dumps(llama_config(*SHAPES[1])))
     gpu = {"type": "H200", "total_gib": 140}
     first = {"name": "a", "model": {"config": "."}, "intent": "minLat", "rate_per_s": 2}
     file = {
@@ -228,7 +211,7 @@ def test_a_second_deployment_has_what_the_first_one_left(tmp_path: Path) -> None
 
 
 def test_the_ceilings_of_the_installation_bound_the_sizes_of_a_plan(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(config_of(SHAPES[0])))
+    (tmp_path / "config.json").write_text(json.dumps(llama_config(*SHAPES[0])))
     gpu = {"type": "H200", "total_gib": 140}
     deployment = {"name": "a", "model": {"config": "."}, "intent": "minLat"}
     file = {"cluster": {"nodes": [{"name": "n", "gpus": [gpu]}]}, "deployments": [deployment]}

@@ -13,7 +13,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,14 +23,15 @@ import pytest
 import torch
 
 from controlplane.runtime.follower_actors import rendezvous_at
-from testkit import loops, random_adapters
+from testkit import loops, random_adapters, started_worker
 from testkit.cluster import small_models
+from testkit.engine_configs import vllm_config
 from workers.group import plan, processes
 from workers.group.follower import Order
 from workers.group.following import Following
 from workers.group.journal import read
 from workers.group.launch import FOLDER, Launch, LaunchError
-from workers.messages import EngineCall, EngineConfig, RankConfig, VariantRef
+from workers.messages import EngineConfig, RankConfig, VariantRef
 from workers.server.worker import Worker
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -57,20 +58,7 @@ def ranks(layers: Sequence[int], tensor_parallel: int, nodes: Sequence[str]) -> 
 
 
 def config_of(folder: Path, parts: tuple[RankConfig, ...], tensor_parallel: int = 1) -> EngineConfig:
-    return EngineConfig(
-        engine="vllm",
-        name="base",
-        model_path=str(folder),
-        dtype="float32",
-        tensor_parallel=tensor_parallel,
-        ranks=parts,
-        max_model_len=256,
-        max_num_seqs=4,
-        max_variants=1,
-        max_lora_rank=16,
-        variant_host_bytes=64 * MIB,
-        variant_kinds=("lora",),
-    )
+    return vllm_config(folder, parts, tensor_parallel=tensor_parallel)
 
 
 @pytest.fixture(scope="module")
@@ -80,36 +68,17 @@ def base(smollm2_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 @dataclass
-class Lab:
-    """A worker on an event loop of its own, in a thread."""
-
-    worker: Worker
-    loop: asyncio.AbstractEventLoop
-
-    def run(self, coroutine: Coroutine[Any, Any, Any], timeout_s: float = 400) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout_s)
-
+class Lab(started_worker.Lab):
     async def ask(self, prompt: str, variant: VariantRef | None = None, tokens: int = TOKENS) -> Any:
-        body = {
-            "model": variant.name if variant else "base",
-            "prompt": prompt,
-            "max_tokens": tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-            "return_token_ids": True,
-        }
-        reply = await self.worker.call(EngineCall("/v1/completions", json.dumps(body).encode(), variant))
+        name = variant.name if variant else "base"
+        reply = await self.worker.call(started_worker.greedy(name, prompt, variant, max_tokens=tokens))
         return json.loads(reply.body)["choices"][0] if reply.status == 200 else reply
 
 
 @pytest.fixture
-def loop() -> Iterator[asyncio.AbstractEventLoop]:
-    """The environment is a copy that a launch may change."""
-    before = dict(os.environ)
+def loop(own_environment: None) -> Iterator[asyncio.AbstractEventLoop]:
     with loops.in_a_thread() as made:
         yield made
-    os.environ.clear()
-    os.environ.update(before)
 
 
 @pytest.fixture

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,14 +16,7 @@ from testkit.tiny_families import TINY
 from workers.group.launch import Launch, LaunchError
 from workers.messages import EngineConfig
 
-
-@pytest.fixture(autouse=True)
-def environment() -> Iterator[None]:
-    """A launch sets that of its process."""
-    before = dict(os.environ)
-    yield
-    os.environ.clear()
-    os.environ.update(before)
+pytestmark = pytest.mark.usefixtures("own_environment")
 
 
 @pytest.fixture

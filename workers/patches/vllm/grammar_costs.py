@@ -21,68 +21,42 @@ log = logging.getLogger(__name__)
 MASK_LIMIT_S = 0.1
 KEPT = 1024  # grammars that are known to be slow
 
-_BACKENDS = "vllm.v1.structured_output.backend_"
-_COMPILED = ("request_type", "grammar_spec")
-_ACCEPTED = ("request_id", "tokens")
-COMPILE = (
-    Target(
-        f"{_BACKENDS}xgrammar",
-        "XgrammarBackend.compile_grammar",
-        _COMPILED,
-        read={"0.26": "335b8670ea23", "0.32": "b1ebb9c0c209"},
-    ),
-    Target(
-        f"{_BACKENDS}guidance",
-        "GuidanceBackend.compile_grammar",
-        _COMPILED,
-        read={"0.26": "b97511d9e931", "0.32": "bb18ae1bd7b1"},
-    ),
-    Target(
-        f"{_BACKENDS}outlines",
-        "OutlinesBackend.compile_grammar",
-        _COMPILED,
-        read={"0.26": "f1adb07253fe", "0.32": "c4930f1d69bf"},
-    ),
+_BACKENDS = {"xgrammar": "Xgrammar", "guidance": "Guidance", "outlines": "Outlines"}
+
+
+def _targets(part: str, parameters: tuple[str, ...], *read: tuple[str, str]) -> tuple[Target, ...]:
+    """The part of each backend; `read` are its digests in 0.26 and 0.32."""
+    return tuple(
+        Target(
+            f"vllm.v1.structured_output.backend_{module}",
+            f"{name}{part}",
+            parameters,
+            read={"0.26": old, "0.32": new},
+        )
+        for (module, name), (old, new) in zip(_BACKENDS.items(), read, strict=True)
+    )
+
+
+COMPILE = _targets(
+    "Backend.compile_grammar",
+    ("request_type", "grammar_spec"),
+    ("335b8670ea23", "b1ebb9c0c209"),
+    ("b97511d9e931", "bb18ae1bd7b1"),
+    ("f1adb07253fe", "c4930f1d69bf"),
 )
-FILL = (
-    Target(
-        f"{_BACKENDS}xgrammar",
-        "XgrammarGrammar.fill_bitmask",
-        ("bitmask", "idx"),
-        read={"0.26": "a235f340d787", "0.32": "a235f340d787"},
-    ),
-    Target(
-        f"{_BACKENDS}guidance",
-        "GuidanceGrammar.fill_bitmask",
-        ("bitmask", "idx"),
-        read={"0.26": "937b9a3118e6", "0.32": "937b9a3118e6"},
-    ),
-    Target(
-        f"{_BACKENDS}outlines",
-        "OutlinesGrammar.fill_bitmask",
-        ("bitmask", "idx"),
-        read={"0.26": "f226ec2c93c6", "0.32": "f226ec2c93c6"},
-    ),
+FILL = _targets(
+    "Grammar.fill_bitmask",
+    ("bitmask", "idx"),
+    ("a235f340d787", "a235f340d787"),
+    ("937b9a3118e6", "937b9a3118e6"),
+    ("f226ec2c93c6", "f226ec2c93c6"),
 )
-ACCEPT = (
-    Target(
-        f"{_BACKENDS}xgrammar",
-        "XgrammarGrammar.accept_tokens",
-        _ACCEPTED,
-        read={"0.26": "64cae580a6c4", "0.32": "bcc62b086404"},
-    ),
-    Target(
-        f"{_BACKENDS}guidance",
-        "GuidanceGrammar.accept_tokens",
-        _ACCEPTED,
-        read={"0.26": "33e0a68db322", "0.32": "22a338056c8c"},
-    ),
-    Target(
-        f"{_BACKENDS}outlines",
-        "OutlinesGrammar.accept_tokens",
-        _ACCEPTED,
-        read={"0.26": "577f552f94a3", "0.32": "1cfdefa75412"},
-    ),
+ACCEPT = _targets(
+    "Grammar.accept_tokens",
+    ("request_id", "tokens"),
+    ("64cae580a6c4", "bcc62b086404"),
+    ("33e0a68db322", "22a338056c8c"),
+    ("577f552f94a3", "1cfdefa75412"),
 )
 
 _slow: dict[int, None] = {}  # hashes of grammars, in the order in which they were found
