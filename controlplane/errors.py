@@ -5,11 +5,15 @@ OstinatoError
 |  |- PromptTooLong 400
 |  |- NoChatTemplate 400       messages for a model that only completes text
 |  `- SourceUnreadable 400     missing or corrupt checkpoint or adapter files
+|     |- SourceNotFound 400    no such repository, revision, bucket or folder
+|     |- SourceDenied 400      a source that refuses access
+|     `- WrongDigest 400       fetched files that differ from what they should be
 |- Unauthorized 401            a missing or wrong API key
 |- Forbidden 403              the key's role or the model's owner does not allow the call
 |- QuotaExceeded 403          a tenant has its most bases, variants, bytes or engines
 |- HostNotAllowed 403         a browser's request under a name that is not this installation's
 |- PathNotAllowed 403          a path outside the allowed roots
+|- SourceNotAllowed 403        a source that this installation does not fetch from
 |- ModelNotFound 404           no such model, deployment or operation
 |  `- NotDeployed 404
 |- AlreadyExists 409
@@ -27,10 +31,12 @@ OstinatoError
 |- EngineFailed 502            the engine died or answered nonsense
 |- ProfilingFailed 502         an architecture could not be measured
 |- CompressionFailed 502       a fine-tune could not be compressed to a delta of its base
+|- SourceUnreachable 502       a source does not answer, after many attempts
 |- Unavailable 503             deploying, restarting, or the state store is unreachable
 |- Late 504                     past its own target, after which it is dropped
 |- Cut 504                      the engine said nothing for too long
-`- TimedOut 504                longer than the installation's limit for a request
+|- TimedOut 504                longer than the installation's limit for a request
+`- DiskBudgetTooSmall 507     fetched files have no room on a node
 
 Codes and statuses are documented in docs/errors.md and are part of the API.
 """
@@ -99,6 +105,18 @@ class SourceUnreadable(InvalidRequest):
     code = "source_unreadable"
 
 
+class SourceNotFound(SourceUnreadable):
+    code = "source_not_found"
+
+
+class SourceDenied(SourceUnreadable):
+    code = "source_denied"
+
+
+class WrongDigest(SourceUnreadable):
+    code = "wrong_digest"
+
+
 class Unauthorized(OstinatoError):
     status, code, openai_type = 401, "unauthorized", "authentication_error"
 
@@ -117,6 +135,10 @@ class HostNotAllowed(OstinatoError):
 
 class PathNotAllowed(OstinatoError):
     status, code, openai_type = 403, "path_not_allowed", "permission_error"
+
+
+class SourceNotAllowed(OstinatoError):
+    status, code, openai_type = 403, "source_not_allowed", "permission_error"
 
 
 class ModelNotFound(OstinatoError):
@@ -193,6 +215,10 @@ class CompressionFailed(OstinatoError):
     status, code = 502, "compression_failed"
 
 
+class SourceUnreachable(OstinatoError):
+    status, code = 502, "source_unreachable"
+
+
 class Unavailable(OstinatoError):
     status, code = 503, "unavailable"
 
@@ -210,6 +236,10 @@ class Cut(OstinatoError):
 
 class TimedOut(OstinatoError):
     status, code = 504, "timed_out"
+
+
+class DiskBudgetTooSmall(OstinatoError):
+    status, code = 507, "disk_budget_too_small"
 
 
 def error_classes() -> dict[str, type[OstinatoError]]:

@@ -11,6 +11,7 @@ from controlplane.api_keys import UNSENDABLE, is_sendable
 from controlplane.template_arguments import template_arguments_of
 from placement.types import CostMeasure
 from workers.addresses import Ports
+from workers.fetching.remote_source import SourceKind
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
@@ -32,6 +33,26 @@ class Settings(BaseSettings):
     )
     allowed_roots: str = Field(
         default="", description="Folders, separated by `:`, from which models and variants may be read."
+    )
+    sources: str = Field(
+        default="hf",
+        description="Sources to fetch from in addition to folders, separated by commas: `hf`, `s3`, `gs`, "
+        "`https`, or beginnings of URIs as `hf://my-org/`. Empty: folders only.",
+    )
+    source_bytes: int = Field(
+        default=0,
+        ge=0,
+        description="Most bytes of fetched models on a node; those not in use are evicted. 0: as much as the "
+        "disk has.",
+    )
+    source_credentials: str = Field(
+        default="",
+        description="YAML or JSON file of tenants' credentials for sources, on every node. Empty: only the "
+        "environment's, for the installation.",
+    )
+    source_private_hosts: str = Field(
+        default="",
+        description="Hosts of sources, separated by commas, whose addresses need not be public.",
     )
     allowed_hosts: str = Field(
         default="",
@@ -163,7 +184,7 @@ class Settings(BaseSettings):
     def _absolute(cls, value: Path) -> Path:
         return value.expanduser().absolute()
 
-    @field_validator("artifacts", "tenants")
+    @field_validator("artifacts", "tenants", "source_credentials")
     @classmethod
     def _absolute_file(cls, value: str) -> str:
         """Make the path absolute: every process of the cluster reads it, from its own working folder."""
@@ -196,6 +217,17 @@ class Settings(BaseSettings):
             scheme, _, host = origin.partition("://")
             if origin != "*" and (scheme not in ("http", "https") or not host or "/" in host):
                 raise ValueError(f"expected origins such as https://chat.example.com, or *; got {origin!r}")
+        return value
+
+    @field_validator("sources")
+    @classmethod
+    def _known_sources(cls, value: str) -> str:
+        for entry in _parts(value):
+            kind, _, rest = entry.partition("://")
+            if kind not in set(SourceKind) or (rest == "" and "/" in entry):
+                raise ValueError(
+                    f"expected hf, s3, gs, https, or the beginning of a URI of these; got {entry!r}"
+                )
         return value
 
     @field_validator("metrics_ports")
@@ -244,13 +276,31 @@ class Settings(BaseSettings):
 
     @property
     def roots(self) -> tuple[Path, ...]:
+        """Folders that engines read: those that may be named, and fetched files."""
+        return (*self._nameable_roots, self.fetched_folder.resolve())
+
+    @property
+    def _nameable_roots(self) -> tuple[Path, ...]:
         """Allowed source folders; the home's own caches and the deltas made here are always allowed."""
         return (*self._named_roots, (self.home / "models").resolve(), self.artifacts_folder.resolve())
+
+    @property
+    def fetched_folder(self) -> Path:
+        """The folder of fetched models, on every node. Only what was fetched for a model is read there."""
+        return self.home / "fetched"
+
+    @property
+    def allowed_sources(self) -> tuple[str, ...]:
+        return _parts(self.sources)
+
+    @property
+    def private_hosts(self) -> tuple[str, ...]:
+        return tuple(host.lower() for host in _parts(self.source_private_hosts))
 
     def roots_of(self, tenant: str) -> tuple[Path, ...]:
         """The folders where a tenant's files must lie; for "", the installation, any of the roots."""
         if not tenant or not self.tenant_folders:
-            return self.roots
+            return self._nameable_roots
         return tuple(root / tenant for root in self._named_roots)
 
     @property

@@ -40,7 +40,7 @@ def weight_files(folder: Path) -> tuple[str, ...]:
     `model.safetensors` is used if it exists, as transformers does, else the files that the index names.
     Other files with weights in the folder do not belong to the model. Raises CheckpointError.
     """
-    single, shards = is_file(folder / SINGLE), _shards(folder)
+    single, shards = is_file(folder / SINGLE), index_shards(folder)
     missing = [name for name in shards if not is_file(folder / name)]
     if single and shards and shards != (SINGLE,) and len(missing) < len(shards):
         raise CheckpointError(
@@ -62,7 +62,7 @@ def weight_files(folder: Path) -> tuple[str, ...]:
     return (INDEX, *shards)
 
 
-def _shards(folder: Path) -> tuple[str, ...]:
+def index_shards(folder: Path) -> tuple[str, ...]:
     """The files that the index names; none without an index."""
     where = folder / INDEX
     if not is_file(where):

@@ -27,6 +27,8 @@ from profiler.types import DeviceRates
 from workers.asgi import AsgiApp, Message
 from workers.compression.recipe import CompressRequest
 from workers.engine.echo import EchoEngine
+from workers.fetching.messages import FetchRequest
+from workers.fetching.process import FetchingError, carry_out
 from workers.measuring.request import MeasureRequest
 from workers.messages import (
     EngineCall,
@@ -195,6 +197,7 @@ class InMemoryCluster:
         self.held: set[str] = set()
         self.converting = asyncio.Event()
         self.bundled: Path | None = None
+        self.fetches: list[tuple[str, str]] = []  # URI and node
         self.launches: list[str] = []
         self.looks = 0
         self.node_ids: dict[str, str] = {}  # Ray's, of nodes that were restarted
@@ -299,6 +302,19 @@ class InMemoryCluster:
 
     def compress(self, request: CompressRequest, node: str) -> AsyncGenerator[str, None]:
         raise NotImplementedError("compressing_cluster.py has clusters that compress")
+
+    async def fetch(self, request: FetchRequest, node: str) -> AsyncGenerator[str, None]:
+        """A fetch in a process of its own, as on every node."""
+        self.fetches.append((request.uri, node))
+        lines = carry_out(request)
+        try:
+            while (line := await asyncio.to_thread(next, lines, None)) is not None:
+                yield line
+        except FetchingError as e:
+            raise errors.Unavailable(str(e)) from e
+        finally:
+            with contextlib.suppress(ValueError):  # a thread still waits for a line
+                lines.close()
 
     def convert_bundled(self, name: str) -> Path:
         if self.bundled is None:

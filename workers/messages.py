@@ -15,6 +15,17 @@ from workers.tiers import Tier
 # The error event in an engine's stream, and in a gateway's stream to its client; no other event has this
 # beginning.
 ERROR_EVENT = b'data: {"error":'
+# Stands for the slash of a model's name where a slash would begin a folder. No name has it.
+_SLASH = "+"
+
+
+def in_file_names(name: str) -> str:
+    """A name of a model or a worker group as a part of file names; `from_file_name` reverses it."""
+    return name.replace("/", _SLASH)
+
+
+def from_file_name(text: str) -> str:
+    return text.replace(_SLASH, "/")
 
 
 @dataclass(frozen=True)

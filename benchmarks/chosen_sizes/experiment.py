@@ -41,7 +41,7 @@ class Experiment:
     ) -> None:
         self._given, self._settings = given, settings
         self._repository, self._host = repository, host
-        hooks = Hooks(_note, self._conclude, lambda group: None, lambda deployment: 1)
+        hooks = Hooks(_note, self._conclude, lambda group: None, lambda deployment: 1, _fetched)
         self._actions = GroupActions(settings, repository, host, hooks, _fail)
 
     async def deploy(self, name: str, shape: str, uid: int, result: dict[str, Any]) -> None:
@@ -163,6 +163,10 @@ async def _note(
     kind: OperationKind, target: str, phase: Phase, message: str, progress: float | None = None
 ) -> None:
     tell(f"{target}: {phase}: {message}")
+
+
+async def _fetched(*_: object) -> None:
+    """Models of this benchmark are made on the node."""
 
 
 async def _fail(name: str, error: errors.OstinatoError) -> NoReturn:

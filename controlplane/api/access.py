@@ -33,20 +33,20 @@ _CALLS: Mapping[Role, str] = {
         POST /deploy_model
         POST /plan
         GET /models
-        GET /models/{name}
-        DELETE /models/{name}
-        GET /models/{name}/profile
-        POST /models/{name}/profile
-        POST /models/{name}/estimate
-        POST /models/{name}/plans
-        GET /models/{name}/evaluations
-        PUT /models/{name}/evaluations
+        GET /models/{name:path}
+        DELETE /models/{name:path}
+        GET /models/{name:path}/profile
+        POST /models/{name:path}/profile
+        POST /models/{name:path}/estimate
+        POST /models/{name:path}/plans
+        GET /models/{name:path}/evaluations
+        PUT /models/{name:path}/evaluations
         GET /deployments
-        GET /deployments/{name}
-        PATCH /deployments/{name}
-        DELETE /deployments/{name}
-        POST /deployments/{name}/prefetch
-        GET /deployments/{name}/logs
+        GET /deployments/{name:path}
+        PATCH /deployments/{name:path}
+        DELETE /deployments/{name:path}
+        POST /deployments/{name:path}/prefetch
+        GET /deployments/{name:path}/logs
         GET /operations
         GET /operations/{operation_id}
         GET /operations/{operation_id}/watch
@@ -70,7 +70,7 @@ NEEDED: Mapping[tuple[str, str], Role] = MappingProxyType(
     }
 )
 _PATTERNS = tuple(
-    (method, re.compile(re.sub(r"{\w+}", "[^/]+", re.sub(r"{\w+:path}", ".+", path))), role)
+    (method, re.compile(re.sub(r"{\w+}", "[^/]+", re.sub(r"{\w+:path}", ".+", path)), re.DOTALL), role)
     for (method, path), role in NEEDED.items()
     if "{" in path
 )

@@ -13,6 +13,7 @@ from controlplane import errors
 from controlplane.api.access import ASKING_PATHS
 from controlplane.api.middleware import given_key, known_caller
 from controlplane.gateway.audit import AuditLog
+from controlplane.management.schemas.common import PATH_WORDS
 from controlplane.traffic.tenants import shown
 
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -114,7 +115,8 @@ def _model(path: str, asked: dict[str, Any], said: dict[str, Any]) -> str | None
     """The model of the request, from its path, its body, or its answer."""
     parts = path.split("/")
     if len(parts) > 2 and parts[1] in ("models", "deployments"):
-        return parts[2][:_MAX_TEXT]
+        behind = parts[2:-1] if len(parts) > 3 and parts[-1] in PATH_WORDS else parts[2:]
+        return "/".join(behind)[:_MAX_TEXT]
     named = (asked.get("model"), asked.get("lora_name"), said.get("target"))
     return next((_text(name) for name in named if isinstance(name, str)), None)
 

@@ -15,7 +15,7 @@ from starlette.types import Scope
 
 from controlplane import errors
 from controlplane.api.hidden_paths import Hide
-from controlplane.management.schemas.common import NAME_PATTERN
+from controlplane.management.schemas.common import NAME_PATTERN, NAME_RULE
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ async def _validation(request: Request, exc: Exception) -> JSONResponse:
 def _problem(found: dict[str, Any]) -> str:
     match found["type"]:
         case "string_pattern_mismatch" if found["ctx"]["pattern"] == NAME_PATTERN:
-            return "expected 1 to 95 letters, digits, '.', '_' or '-', beginning with a letter or digit"
+            return f"expected {NAME_RULE}"
         case "extra_forbidden":
             return "unknown field; correct its name, or remove it (docs/api.md lists the fields)"
         case "missing":

@@ -27,6 +27,7 @@ from controlplane.management.schemas.models import (
     RegisterModelRequest,
     VariantView,
 )
+from workers.fetching.remote_source import is_hub_name
 
 Compression = Annotated[
     list[str] | None,
@@ -40,12 +41,18 @@ def register(  # noqa: PLR0913 - typer reads a command's options from its parame
     ctx: typer.Context,
     model: Annotated[str, typer.Argument(help="The name for the model.")],
     source: Annotated[
-        str | None, typer.Argument(help="The model: file://..., bundled://... or a folder.")
+        str | None,
+        typer.Argument(
+            help="The model: a folder, ORG/NAME of the hub, hf://, s3://, gs://, https:// or bundled://."
+        ),
     ] = None,
     *,
     base: Annotated[str | None, typer.Option(help="The registered base of this variant.")] = None,
     adapter: Annotated[
-        str | None, typer.Option(help="The variant's folder: LoRA, BOFT or a compressed delta.")
+        str | None,
+        typer.Option(
+            help="The variant (LoRA, BOFT or a compressed delta): a folder, or a URI as for SOURCE."
+        ),
     ] = None,
     compression: Compression = None,
     method: Annotated[
@@ -190,10 +197,12 @@ def _find(client: Client, name: str) -> ModelView | None:
 
 
 def _location(text: str | None) -> str | None:
-    """A location: a URI unchanged, and a path made absolute, because the server runs in another folder."""
+    """A location: a URI or a hub's name unchanged, and a path made absolute, because the server runs in
+    another folder. A folder that exists is meant before a name of the hub."""
     if text is None or "://" in text:
         return text
-    return str(Path(text).expanduser().absolute())
+    path = Path(text).expanduser()
+    return str(path.absolute()) if path.exists() or not is_hub_name(text) else text
 
 
 def _share(text: str) -> float:

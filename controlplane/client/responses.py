@@ -55,11 +55,11 @@ def checked_url(text: str) -> httpx.URL:
 
 
 def path_part(name: str) -> str:
-    """A name as one part of a path. Raises InvalidRequest for a name that would change the path."""
-    if not isinstance(name, str) or name in ("", ".", ".."):
+    """A name in a path. Raises InvalidRequest for a name that would change the path."""
+    if not isinstance(name, str) or any(part in ("", ".", "..") for part in name.split("/")):
         raise errors.InvalidRequest(f"expected a name, got {name!r}; `ostinato models` lists them")
     try:
-        return quote(name, safe="")
+        return quote(name, safe="/")
     except UnicodeEncodeError as failure:
         raise errors.InvalidRequest(
             f"expected a name in UTF-8, got {name!r}; write the name in UTF-8"

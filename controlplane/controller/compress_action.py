@@ -18,10 +18,10 @@ from pathlib import Path
 
 from controlplane import errors
 from controlplane.cluster import reservations
-from controlplane.controller.interfaces import Compressor, Conclude, Note
+from controlplane.controller.interfaces import Compressor, Hooks
 from controlplane.controller.stream_watchdog import watched
 from controlplane.controller.transitions import fail_registration, require_same
-from controlplane.planning import accuracy, compressing
+from controlplane.planning import accuracy, compressing, fetching
 from controlplane.planning.compressing import CompressJob, Queued
 from controlplane.planning.reconcile import BEING_READ
 from controlplane.settings import Settings
@@ -34,6 +34,7 @@ from controlplane.state.transactions import Superseded, persist
 from placement.types import Inventory
 from workers.compression.lines import Done, Failed, Line, Progress, from_line
 from workers.compression.timing import duration
+from workers.fetching.messages import Progress as Fetching
 from workers.group import jobs
 
 log = logging.getLogger(__name__)
@@ -45,21 +46,19 @@ READ_SHARE, MADE_SHARE = 0.02, 0.95  # parts of a registration's progress
 
 
 class CompressActions:
-    """One method per action of `reconcile`; `note` and `conclude` are the controller's."""
+    """One method per action of `reconcile`."""
 
     def __init__(
         self,
         settings: Settings,
         repository: Repository,
         cluster: Compressor,
-        note: Note,
-        conclude: Conclude,
+        hooks: Hooks,
     ) -> None:
         self._settings = settings
         self._repository = repository
         self._cluster = cluster
-        self._note = note
-        self._conclude = conclude
+        self._note, self._conclude, self._fetched = hooks.note, hooks.conclude, hooks.fetched
 
     async def begin(self, read: Model) -> None:
         """The fine-tune's files were checked: have it compressed."""
@@ -82,6 +81,7 @@ class CompressActions:
         uid = _wanted(await self._repository.read_async(), name).record.uid
         try:
             job = await self._await_turn(name, uid)
+            await self._have_files(name, job.node)
             artifact = await self._follow(name, uid, job)
         except (errors.StaleWrite, Superseded):
             raise
@@ -92,6 +92,15 @@ class CompressActions:
             await self._fail(name, uid, e)
         else:
             await self._made(name, uid, artifact, job.request.artifact)
+
+    async def _have_files(self, name: str, node: str) -> None:
+        """Fetch what the compression reads: the fine-tune, and its base, whose weights may be evicted."""
+        model = _wanted(await self._repository.read_async(), name).record
+
+        async def tell(progress: Fetching) -> None:
+            await self._tell(name, fetching.described(progress), READ_SHARE)
+
+        await self._fetched([name, model.base or ""], [node], tell)
 
     async def remove(self, name: str) -> None:
         """Remove the files of a model that is being deleted, and forget the model."""

@@ -27,6 +27,7 @@ from controlplane.controller.child_process import ReaderDied
 from controlplane.controller.compress_action import MADE_SHARE, CompressActions
 from controlplane.controller.demand import DemandBook
 from controlplane.controller.deployment_actions import DeploymentActions
+from controlplane.controller.fetch_action import FetchAction
 from controlplane.controller.forgetting import Forgetting
 from controlplane.controller.group_actions import GroupActions
 from controlplane.controller.interfaces import ClusterControl, Hooks
@@ -126,9 +127,10 @@ class Controller:
         self._engines: dict[str, EngineView] = {}
         self._identity = ""  # the store's, after an engine with an identity was seen
         self._profiles = ProfileActions(settings, repository, cluster, self._note, self._conclude)
-        self._compressing = CompressActions(settings, repository, cluster, self._note, self._conclude)
         self._demand = DemandBook()
-        hooks = Hooks(self._note, self._conclude, self._view, self._demand.wanted)
+        self._fetching = FetchAction(settings, repository, cluster, self._note)
+        hooks = Hooks(self._note, self._conclude, self._view, self._demand.wanted, self._fetching.ensure)
+        self._compressing = CompressActions(settings, repository, cluster, hooks)
         self._groups = GroupActions(settings, repository, cluster, hooks, self._fail_all)
         self._deployments = DeploymentActions(repository, cluster, hooks, self._groups.stop)
         self._forgetting = Forgetting(repository)
@@ -314,6 +316,8 @@ class Controller:
 
     async def _read_model(self, name: str) -> None:
         """Read a model's files, and continue with the result. An attempt that killed its process counts."""
+        if not await self._fetched(name):
+            return
         counted: list[int] = []
 
         def begin(model: Model) -> Model:
@@ -328,6 +332,20 @@ class Controller:
             if counted:
                 await self._do_not_count(name, counted[-1])
             raise
+
+    async def _fetched(self, name: str) -> bool:
+        """Fetch a model's files if they are remote. A failure that a repetition would not help ends the
+        registration."""
+        try:
+            await self._fetching.registered(name)
+        except (errors.Unavailable, errors.StaleWrite, Superseded):
+            raise
+        except errors.OstinatoError as e:
+            versioned = (await self._repository.read_async()).models.get(name)
+            if versioned is not None:
+                await self._fail_registration(versioned.record, e)
+            return False
+        return True
 
     async def _launch(self, group_id: str) -> None:
         await self._renew(base_of(group_id))
@@ -352,10 +370,13 @@ class Controller:
         return registration.Limits(self._roots(model), self._settings.max_lora_rank, compares)
 
     def _roots(self, model: Model) -> tuple[Path, ...]:
-        """The folders that may hold its files. A delta that was made here lies in the artifacts folder."""
+        """The folders that may hold its files: also the artifacts folder, for a delta that was made here, and
+        the folder that its files were fetched into."""
         made_here = model.delta is not None and model.adapter is not None
         roots = self._settings.roots_of(model.tenant)
-        return (*roots, self._settings.artifacts_folder.resolve()) if made_here else roots
+        fetched = (Path(model.fetched.folder).resolve(),) if model.fetched is not None else ()
+        made = (self._settings.artifacts_folder.resolve(),) if made_here else ()
+        return (*roots, *fetched, *made)
 
     async def _read_counted(self, model: Model) -> None:
         await self._note(

@@ -23,13 +23,14 @@ from controlplane.controller.transitions import (
     mark_unavailable,
     note_open_operations,
 )
-from controlplane.planning import lora_ranks, rescheduling, retrying
+from controlplane.planning import fetching, lora_ranks, rescheduling, retrying
 from controlplane.state.operations import End
 from controlplane.state.queries import variant_ref
 from controlplane.state.records import Deployment, OperationKind, Phase
 from controlplane.state.repository import Change, Put, Repository, State, Versioned
 from controlplane.state.transactions import Superseded, persist
 from controlplane.state.worker_groups import group_id_of, is_spare
+from workers.fetching.messages import Progress
 from workers.messages import VariantRef
 
 log = logging.getLogger(__name__)
@@ -57,6 +58,7 @@ class DeploymentActions:
         self._cluster = cluster
         self._stop = stop
         self._note, self._conclude, self._view = hooks.note, hooks.conclude, hooks.view
+        self._fetched = hooks.fetched
 
     async def fail(self, name: str) -> None:
         state = await self._repository.read_async()
@@ -149,6 +151,11 @@ class DeploymentActions:
         )
         narrow = await self._narrow(name, base)
         group_ids = [group_id for group_id in base.serving_ids() if group_id not in narrow] if base else []
+        try:
+            await self._have_files(name, base, group_ids)
+        except errors.OstinatoError as e:
+            await self._not_fetched(name, base_name, variant, e)
+            return
         calls = (self._cluster.load_variant(group_id, variant) for group_id in group_ids)
         answers = await asyncio.gather(*calls, return_exceptions=True)
         failed = narrow | {
@@ -176,6 +183,25 @@ class DeploymentActions:
             End(Phase.DEPLOYED, message),
             lambda s: [mark_deployed(s, name, variant.uid)],
         )
+
+    async def _have_files(self, name: str, base: Deployment | None, group_ids: Collection[str]) -> None:
+        """Fetch a variant's files onto the nodes of these groups."""
+        groups = base.groups if base else ()
+        placements = [g.placement for g in groups if base and group_id_of(base.base, g.number) in group_ids]
+        nodes = {rank.node for placement in placements if placement for rank in placement.ranks}
+
+        async def tell(progress: Progress) -> None:
+            await self._note(OperationKind.DEPLOY, name, Phase.DEPLOYING, fetching.described(progress), 0.7)
+
+        await self._fetched([name], nodes, tell)
+
+    async def _not_fetched(
+        self, name: str, base_name: str, variant: VariantRef, error: errors.OstinatoError
+    ) -> None:
+        if retrying.may_pass(error):
+            await self._not_loaded(name, base_name, variant, error)
+        else:
+            await self._fail_one(name, error)
 
     async def _narrow(self, name: str, base: Deployment | None) -> dict[str, errors.OstinatoError]:
         """The error of each engine that takes LoRA adapters of smaller ranks only."""

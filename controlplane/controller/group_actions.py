@@ -55,7 +55,7 @@ class GroupActions:
         self._repository = repository
         self._cluster = cluster
         self._hooks = hooks
-        self._launching = LaunchAction(settings, repository, cluster, hooks.note, fail)
+        self._launching = LaunchAction(settings, repository, cluster, hooks, fail)
         self.launch = self._launching.launch
 
     # --- serving -------------------------------------------------------------------------------

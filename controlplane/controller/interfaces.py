@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -15,6 +15,7 @@ from controlplane.state.repository import Change, State
 from placement.types import Inventory
 from profiler.request_path import Burst
 from workers.compression.recipe import CompressRequest
+from workers.fetching.messages import FetchRequest, Progress
 from workers.measuring.request import MeasureRequest
 from workers.messages import EngineConfig, VariantRef, WorkerReport
 
@@ -42,12 +43,13 @@ class EngineControl(Protocol):
 @dataclass(frozen=True)
 class Hooks:
     """What actions need from the controller: notes and ends of operations, the last view of a group's engine,
-    and the target number of a deployment's groups under its load."""
+    the target number of a deployment's groups under its load, and models' fetched files on nodes."""
 
     note: Note
     conclude: Conclude
     view: Callable[[str], EngineView | None]
     wanted: Callable[[Deployment], int]
+    fetched: EnsureFetched
 
 
 class Measurer(Protocol):
@@ -76,6 +78,18 @@ class Compressor(Protocol):
         ...
 
 
+class Fetcher(Protocol):
+    """Fetches of remote sources on the cluster."""
+
+    def fetch(self, request: FetchRequest, node: str) -> AsyncGenerator[str, None]:
+        """Lines (workers.fetching.messages) of a fetch on `node`; "": on this process's node. Closing it ends
+        the fetch.
+
+        Raises Unavailable when it was cut off: started again it continues.
+        """
+        ...
+
+
 class PathProber(Protocol):
     """Measurements of the request path, from inside the cluster."""
 
@@ -96,13 +110,21 @@ class Note(Protocol):
     ) -> Awaitable[None]: ...
 
 
+class EnsureFetched(Protocol):
+    """Has the fetched files of these models on these nodes. Errors: those of sources, Unavailable."""
+
+    def __call__(
+        self, names: Iterable[str], nodes: Collection[str], tell: Callable[[Progress], Awaitable[None]]
+    ) -> Awaitable[None]: ...
+
+
 Conclude = Callable[
     [OperationKind, str, End, Callable[[State], Sequence[Change]]],
     Awaitable[None],
 ]
 
 
-class ClusterControl(Measurer, Compressor, PathProber, EngineControl, Protocol):
+class ClusterControl(Measurer, Compressor, Fetcher, PathProber, EngineControl, Protocol):
     """Everything that the controller does with the cluster; `RayCluster` implements it."""
 
     async def observe(self) -> dict[str, EngineView]: ...

@@ -16,7 +16,7 @@ from functools import partial
 from controlplane import errors
 from controlplane.cluster import reservations
 from controlplane.cluster.inventory import NodeState, ray_ids
-from controlplane.controller.interfaces import EngineControl, Note
+from controlplane.controller.interfaces import EngineControl, Hooks
 from controlplane.controller.profile_actions import RECLAIM_WAIT_S
 from controlplane.controller.transitions import (
     NoSuccessor,
@@ -27,6 +27,7 @@ from controlplane.controller.transitions import (
 )
 from controlplane.planning import (
     engine_config,
+    fetching,
     placement_decision,
     rebalancing,
     reclaimable_memory,
@@ -44,6 +45,7 @@ from controlplane.state.transactions import Superseded, persist
 from controlplane.state.worker_groups import GroupPhase, WorkerGroup, base_of, group_id_of, is_spare
 from placement.rebalancing import without
 from placement.types import Constraint, Inventory, Placement
+from workers.fetching.messages import Progress
 from workers.messages import EngineConfig
 
 log = logging.getLogger(__name__)
@@ -88,13 +90,13 @@ class LaunchAction:
     """The action Launch. `stopped_s` is when an engine was last stopped (`time.monotonic`)."""
 
     def __init__(
-        self, settings: Settings, repository: Repository, cluster: EngineControl, note: Note, fail: Fail
+        self, settings: Settings, repository: Repository, cluster: EngineControl, hooks: Hooks, fail: Fail
     ) -> None:
         """`fail` ends a deployment that never served, and everything that waits for it, with an error."""
         self._settings = settings
         self._repository = repository
         self._cluster = cluster
-        self._note = note
+        self._note, self._fetched = hooks.note, hooks.fetched
         self._fail = fail
         self.stopped_s = float("-inf")
 
@@ -109,6 +111,8 @@ class LaunchAction:
             return
         placement, uid = decision.placement, decision.uid
         await self._notify_waiting(base_of(group_id), f"{placement.reason}; starting the engine", 0.3)
+        if not await self._have_files(group_id, placement):
+            return
         await self._await_reclaim(decision.preempting)
         state = await self._repository.read_async()
         if not is_still(state, group_id, uid, placement) or _is_cancelled(state, group_id):
@@ -118,6 +122,31 @@ class LaunchAction:
         except Exception as e:
             log.warning("%s could not be launched: %r", group_id, e)
             await self._not_launched(group_id, f"the engine could not be launched: {e}")
+
+    async def _have_files(self, group_id: str, placement: Placement) -> bool:
+        """Fetch the base's files onto the nodes that lack them. False: that failed; the place is given up."""
+        base = base_of(group_id)
+
+        async def tell(progress: Progress) -> None:
+            await self._notify_waiting(base, fetching.described(progress), 0.3)
+
+        try:
+            await self._fetched([base], {rank.node for rank in placement.ranks}, tell)
+        except errors.Unavailable as e:
+            await self._not_launched(group_id, e.message)
+            return False
+        except errors.OstinatoError as e:
+            await self._not_fetched(group_id, e)
+            return False
+        return True
+
+    async def _not_fetched(self, group_id: str, error: errors.OstinatoError) -> None:
+        """A deployment that never served ends with the error; another one is launched again later."""
+        versioned, _ = find_group(await self._repository.read_async(), group_id)
+        if versioned.record.established:
+            await self._not_launched(group_id, error.message)
+        else:
+            await self._fail(base_of(group_id), error)
 
     async def _samples(self) -> AsyncIterator[_Sample]:
         """Samples of the devices, which are taken until the caller has decided.

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from controlplane import errors
 from controlplane.controller import sources
-from controlplane.planning import accuracy
+from controlplane.planning import accuracy, fetching
 from controlplane.state.deltas import Artifact, Delta, Quality
 from controlplane.state.records import Model, Phase
 from profiler.chat_format import ChatFormat, family_of, read_chat_format, variant_format
@@ -80,11 +80,7 @@ def _fine_tune(model: Model, delta: Delta, base: Model | None, limits: Limits, c
     """The model, Compressing, with the folder of the fine-tune and the files of its recipe."""
     if base is None or base.spec is None:
         raise errors.ModelNotFound(f"the base '{model.base}' is no longer registered", param="base")
-    source = sources.parse(model.source or "", limits.roots, "source")
-    if isinstance(source, sources.BundledSource):
-        folder = convert(source.name)
-    else:
-        folder = sources.require_folder(source, limits.roots, "source")
+    folder = _folder(model, limits, convert)
     try:
         require_adaptable(base.spec)
     except AdapterError as e:
@@ -102,17 +98,23 @@ def _fine_tune(model: Model, delta: Delta, base: Model | None, limits: Limits, c
     return replace(model, phase=Phase.COMPRESSING, delta=made, reason=reason)
 
 
+def _folder(model: Model, limits: Limits, convert: Convert) -> Path:
+    """The folder of `source`."""
+    if (fetched := fetching.fetched_of(model, model.source or "")) is not None:
+        return sources.require_folder(Path(fetched.folder), limits.roots, "source")
+    source = sources.parse(model.source or "", limits.roots, "source")
+    if isinstance(source, sources.BundledSource):
+        return convert(source.name)
+    return sources.require_folder(source, limits.roots, "source")
+
+
 def _file(uri: str, limits: Limits, param: str, folders: bool = False) -> str:
     """The path of a file, if one was named."""
     return str(sources.require_file(uri, limits.roots, param, folders)) if uri else ""
 
 
 def _base(model: Model, limits: Limits, convert: Convert) -> Model:
-    source = sources.parse(model.source or "", limits.roots, "source")
-    if isinstance(source, sources.BundledSource):
-        folder = convert(source.name)
-    else:
-        folder = sources.require_folder(source, limits.roots, "source")
+    folder = _folder(model, limits, convert)
     spec = read_model(folder)
     if model.spec is not None:
         _require_same(model, spec, folder)
@@ -134,12 +136,7 @@ def _require_same(model: Model, spec: ModelSpec, folder: Path) -> None:
 def _variant(model: Model, base: Model | None, limits: Limits, growing: Growing) -> Model:
     if base is None or base.spec is None:
         raise errors.ModelNotFound(f"the base '{model.base}' is no longer registered", param="base")
-    source = sources.parse(model.adapter or "", limits.roots, "adapter")
-    if isinstance(source, sources.BundledSource):
-        raise errors.InvalidRequest(
-            "Ostinato has no bundled adapters; give the adapter's folder", param="adapter"
-        )
-    folder = sources.require_folder(source, limits.roots, "adapter")
+    folder = _adapter_folder(model, limits)
     manifest = read_manifest(folder, base.spec, VariantLimits(limits.max_lora_rank))
     growing(sum(file.size_bytes for file in manifest.files))
     verify_data(manifest)
@@ -154,6 +151,17 @@ def _variant(model: Model, base: Model | None, limits: Limits, growing: Growing)
         reason += f"; according to {DELTA}, it {_keeps(quality)}"
         model = replace(model, compression=accuracy.registered(model.compression, quality))
     return replace(model, phase=Phase.READY, path=str(folder), variant_spec=spec, reason=reason)
+
+
+def _adapter_folder(model: Model, limits: Limits) -> Path:
+    if (fetched := fetching.fetched_of(model, model.adapter or "")) is not None:
+        return sources.require_folder(Path(fetched.folder), limits.roots, "adapter")
+    source = sources.parse(model.adapter or "", limits.roots, "adapter")
+    if isinstance(source, sources.BundledSource):
+        raise errors.InvalidRequest(
+            "Ostinato has no bundled adapters; give the adapter's folder", param="adapter"
+        )
+    return sources.require_folder(source, limits.roots, "adapter")
 
 
 def _variant_chat(folder: Path, base: Model) -> ChatFormat:

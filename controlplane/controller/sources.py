@@ -46,8 +46,8 @@ def parse(uri: str, roots: Sequence[Path], param: str) -> Path | BundledSource:
             )
         return BundledSource(parts.netloc)
     raise errors.InvalidRequest(
-        f"cannot read from '{uri}': expected an absolute path, file:///... or bundled://...; "
-        "download the model into an allowed folder first",
+        f"cannot read from '{uri}': expected an absolute path, file:///..., bundled://..., "
+        "hf://ORGANISATION/NAME, s3://..., gs://... or https://...",
         param=param,
     )
 

@@ -21,6 +21,7 @@ from controlplane.state.repository import State
 from placement.types import CPU, Device, DeviceKey, Inventory, key_of
 from profiler.types import ModelSpec
 from workers.compression.recipe import ROWS, TOKENS, CompressRequest, Recipe
+from workers.messages import in_file_names
 
 PER_NODE = 1  # fine-tunes that are compressed at once on a node; others wait
 MAX_ATTEMPTS = 3  # in a row without progress
@@ -98,7 +99,7 @@ def require_delta(model: Model) -> Delta:
 
 def folder_of(model: Model, settings: Settings) -> Path:
     """The folder of a model's delta; no other model uses it, not even a later one of the same name."""
-    return settings.artifacts_folder / f"{model.name}-{model.uid}"
+    return settings.artifacts_folder / f"{in_file_names(model.name)}-{model.uid}"
 
 
 def waiting(state: State) -> Iterator[Model]:

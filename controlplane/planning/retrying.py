@@ -15,6 +15,7 @@ from controlplane.state.records import Attempts
 # Errors that may be over at the next attempt: an engine restarts, a connection broke, a queue was full.
 PASSING = (
     errors.EngineFailed,
+    errors.SourceUnreachable,
     errors.Unavailable,
     errors.TimedOut,
     errors.Cut,

@@ -36,6 +36,7 @@ from controlplane.traffic.request_terms import RequestTerms
 from placement.types import Inventory
 from profiler.request_path import Burst
 from workers.compression.recipe import CompressRequest
+from workers.fetching.messages import FetchRequest
 from workers.measuring.request import MeasureRequest
 from workers.messages import (
     EngineCall,
@@ -259,6 +260,25 @@ class RayCluster:
         from workers.compression.process import carry_out
 
         return _lines(carry_out, request, node, errors.Unavailable)
+
+    async def fetch(self, request: FetchRequest, node: str) -> AsyncGenerator[str, None]:
+        """Yield the lines of a fetch as a task on the named node makes them; "": on this node. Errors:
+        Unavailable.
+
+        Closing this kills the task's process; the process that it started ends with it.
+        """
+        from workers.fetching.process import carry_out
+
+        here = ray.get_runtime_context().get_node_id()
+        node_id = (await living_node_ids([node])).get(node) if node else here
+        if node_id is None:
+            raise errors.Unavailable(f"node {node} is gone")
+        try:
+            async with aclosing(_lines(carry_out, request, node_id)) as lines:
+                async for line in lines:
+                    yield line
+        except RayError as e:
+            raise errors.Unavailable(serve.first_line(e).removeprefix("FetchingError: ")) from e
 
     def convert_bundled(self, name: str) -> Path:
         """Make (once) the folder of a bundled model, in a separate process because it needs torch.

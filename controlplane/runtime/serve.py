@@ -20,6 +20,7 @@ from controlplane import errors
 from controlplane.cluster.engine_status import EngineStatus, EngineView
 from controlplane.gateway.engine_errors import refused
 from controlplane.runtime.engine_replica import ENGINE, INSTALLATION
+from workers.messages import from_file_name, in_file_names
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ _STATUS = {
 
 
 def app_name(group_id: str) -> str:
-    return f"{APP_PREFIX}{group_id}"
+    return f"{APP_PREFIX}{in_file_names(group_id)}"
 
 
 # --- applications ------------------------------------------------------------------------------
@@ -69,7 +70,7 @@ def applications() -> Mapping[str, Application]:
 def engine_views(seen: Mapping[str, Application]) -> dict[str, EngineView]:
     """The status of each worker group's engine in Serve's report."""
     return {
-        name.removeprefix(APP_PREFIX): engine_view(app)
+        from_file_name(name.removeprefix(APP_PREFIX)): engine_view(app)
         for name, app in seen.items()
         if name.startswith(APP_PREFIX)
     }

@@ -29,6 +29,7 @@ __all__ = [
     "Deployment",
     "Evaluation",
     "ExpectedLoad",
+    "FetchedSource",
     "IdempotencyKey",
     "Model",
     "ModelProfile",
@@ -75,6 +76,18 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
+class FetchedSource:
+    """The files of `uri`, in `folder` of each node that needs them. `revision` is the commit on a hub;
+    `digest` is that of their contents."""
+
+    uri: str
+    folder: str
+    revision: str
+    digest: str
+    size_bytes: int
+
+
+@dataclass(frozen=True)
 class Model:
     """A registered base (`source`) or variant (`base` + `adapter`); `path` is its folder once Ready.
 
@@ -85,7 +98,7 @@ class Model:
     `tenant` owns it; "": the installation, whose models all may use. `max_host_bytes` is the quota for all
     variants of its tenant, at the time of registration; None: any. `reads`: how many readings of its files
     began and did not end. `chat` is its format of tool calls and reasoning; None: it was read by an earlier
-    version without that.
+    version without that. `fetched`: its files came from a remote source.
     """
 
     name: str
@@ -107,6 +120,7 @@ class Model:
     max_host_bytes: int | None = None
     reads: int = 0
     chat: ChatFormat | None = None
+    fetched: FetchedSource | None = None
 
     @property
     def is_variant(self) -> bool:

@@ -141,14 +141,20 @@ def open_delta(folder: Path, base: ModelSpec) -> Delta:
 
 def read_files(raw: Facts, folder: Path) -> dict[str, FileRef]:
     """The files that delta.json lists; each exists with the listed size. Raises CheckpointError."""
+    files = listed_files(raw, folder)
+    for file in files.values():
+        _check_size(folder / file.stored_name, file.stored.size_bytes)
+    return files
+
+
+def listed_files(raw: Facts, folder: Path) -> dict[str, FileRef]:
+    """The files that delta.json lists, which are not looked at. Raises CheckpointError."""
     where = folder / DELTA
     files = {}
     for name, entry in _objects(raw, "files", where).items():
         contents = _stored_file(entry, name, where)
         compressed = _compressed(entry, name, where) if raw.get("version") != VERSION else None
-        file = FileRef(shard_name(name, where), contents.size_bytes, contents.sha256, compressed)
-        _check_size(folder / file.stored_name, file.stored.size_bytes)
-        files[name] = file
+        files[name] = FileRef(shard_name(name, where), contents.size_bytes, contents.sha256, compressed)
     return files
 
 

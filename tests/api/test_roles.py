@@ -30,20 +30,20 @@ LEAST = {
     "POST /deploy_model": "deployer",
     "POST /plan": "deployer",
     "GET /models": "deployer",
-    "GET /models/{name}": "deployer",
-    "DELETE /models/{name}": "deployer",
-    "GET /models/{name}/profile": "deployer",
-    "POST /models/{name}/profile": "deployer",
-    "POST /models/{name}/estimate": "deployer",
-    "POST /models/{name}/plans": "deployer",
-    "GET /models/{name}/evaluations": "deployer",
-    "PUT /models/{name}/evaluations": "deployer",
+    "GET /models/{name:path}": "deployer",
+    "DELETE /models/{name:path}": "deployer",
+    "GET /models/{name:path}/profile": "deployer",
+    "POST /models/{name:path}/profile": "deployer",
+    "POST /models/{name:path}/estimate": "deployer",
+    "POST /models/{name:path}/plans": "deployer",
+    "GET /models/{name:path}/evaluations": "deployer",
+    "PUT /models/{name:path}/evaluations": "deployer",
     "GET /deployments": "deployer",
-    "GET /deployments/{name}": "deployer",
-    "PATCH /deployments/{name}": "deployer",
-    "DELETE /deployments/{name}": "deployer",
-    "POST /deployments/{name}/prefetch": "deployer",
-    "GET /deployments/{name}/logs": "deployer",
+    "GET /deployments/{name:path}": "deployer",
+    "PATCH /deployments/{name:path}": "deployer",
+    "DELETE /deployments/{name:path}": "deployer",
+    "POST /deployments/{name:path}/prefetch": "deployer",
+    "GET /deployments/{name:path}/logs": "deployer",
     "GET /operations": "deployer",
     "GET /operations/{operation_id}": "deployer",
     "GET /operations/{operation_id}/watch": "deployer",
@@ -80,7 +80,7 @@ def test_every_call_was_decided_about(standing: Installation) -> None:
 def test_a_role_opens_its_calls_and_no_other(standing: Installation, who: str) -> None:
     for call, least in LEAST.items():
         method, path = call.split()
-        where = path.replace("{name}", "nothing").replace("{operation_id}", "op-0")
+        where = path.replace("{name:path}", "nothing").replace("{operation_id}", "op-0")
         body = (
             {"dryRun": True} if path == "/rebalance" else {} if method in ("POST", "PUT", "PATCH") else None
         )

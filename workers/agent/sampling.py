@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from profiler.types import CPU
 from workers.agent.reports import DeviceSample, ProcessMemory
+from workers.messages import from_file_name
 
 # Ray Serve names a replica's process after its application, and the application after its worker group
 # (`app_name`). The ranks of a group on other nodes descend from a process of `workers.group.follower`. The
@@ -69,7 +70,7 @@ def holder_of(pid: int, table: Mapping[int, ProcessRow]) -> str | None:
         return None
     for ancestor in _upwards(pid, table):
         if match := _REPLICA.match(table[ancestor].title):
-            return str(next(filter(None, match.groups())))
+            return from_file_name(next(filter(None, match.groups())))
     return ""
 
 

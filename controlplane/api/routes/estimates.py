@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 def router(services: Services) -> APIRouter:
-    routes = APIRouter(prefix="/models/{name}", tags=["estimates"])
+    routes = APIRouter(prefix="/models/{name:path}", tags=["estimates"])
 
     @routes.get("/profile")
     async def describe_profile(name: NamePath, caller: Asking) -> ProfileView:

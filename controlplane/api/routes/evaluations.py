@@ -19,12 +19,12 @@ from controlplane.state.records import Model
 def router(services: Services) -> APIRouter:
     routes = APIRouter(prefix="/models", tags=["models"])
 
-    @routes.get("/{name}/evaluations")
+    @routes.get("/{name:path}/evaluations")
     async def list_evaluations(name: NamePath, caller: Asking) -> EvaluationsView:
         """The figures that are kept with a model, the newest last."""
         return _view(queries.find_model(await services.read_for(caller), name))
 
-    @routes.put("/{name}/evaluations")
+    @routes.put("/{name:path}/evaluations")
     async def keep_evaluations(name: NamePath, body: EvaluationsRequest, caller: Asking) -> EvaluationsView:
         """Keep figures; each takes the place of an older one of its task, metric and reference."""
         seen = await services.read_for(caller)

@@ -61,9 +61,10 @@ TEXT: dict[int | str, dict[str, Any]] = {
 def router(services: Services) -> APIRouter:
     routes = APIRouter(responses=ERRORS)
     routes.include_router(_main_job(services))
-    routes.include_router(_models(services))
+    # A name may have a slash, so paths with a word behind the name come first.
     routes.include_router(estimates.router(services))
     routes.include_router(evaluations.router(services))
+    routes.include_router(_models(services))
     routes.include_router(_deployments(services))
     routes.include_router(_operations(services))
     routes.include_router(cluster.router(services))
@@ -120,11 +121,11 @@ def _models(services: Services) -> APIRouter:
         state = await services.read_for(caller)
         return {"models": [model_view(state, name) for name in sorted(state.models)]}
 
-    @routes.get("/{name}")
+    @routes.get("/{name:path}")
     async def describe_model(name: NamePath, caller: Asking) -> ModelView:
         return model_view(await services.read_for(caller), name)
 
-    @routes.delete("/{name}")
+    @routes.delete("/{name:path}")
     async def delete_model(name: NamePath, caller: Asking, key: IdempotencyHeader = None) -> OperationView:
         return OperationView.of(await operations.delete(services, name, key, caller))
 
@@ -139,23 +140,11 @@ def _deployments(services: Services) -> APIRouter:
         state = await services.read_for(caller)
         return {"deployments": await asyncio.to_thread(variants.describe_all, services, state)}
 
-    @routes.get("/{name}")
-    async def describe_deployment(name: NamePath, caller: Asking) -> DeploymentView:
-        return await variants.describe(services, name, caller)
-
-    @routes.patch("/{name}")
-    async def tune_deployment(name: NamePath, body: TuneRequest, caller: Asking) -> DeploymentView:
-        return await variants.tune(services, name, body, caller)
-
-    @routes.post("/{name}/prefetch")
+    @routes.post("/{name:path}/prefetch")
     async def prefetch_variant(name: NamePath, caller: Asking) -> DeploymentView:
         return await variants.prefetch(services, name, caller)
 
-    @routes.delete("/{name}", status_code=202)
-    async def undeploy_model(name: NamePath, caller: Asking, key: IdempotencyHeader = None) -> OperationView:
-        return OperationView.of(await operations.undeploy(services, name, key, caller))
-
-    @routes.get("/{name}/logs", response_class=Response, responses=TEXT)
+    @routes.get("/{name:path}/logs", response_class=Response, responses=TEXT)
     async def logs(
         name: NamePath, caller: Asking, lines: Annotated[int, Query(ge=1, le=10_000)] = 200
     ) -> Response:
@@ -164,6 +153,18 @@ def _deployments(services: Services) -> APIRouter:
         base = variants.find_deployment(state, name).base
         require_change(caller.tenant, state, base)
         return PlainTextResponse(await services.cluster.logs(base, lines))
+
+    @routes.get("/{name:path}")
+    async def describe_deployment(name: NamePath, caller: Asking) -> DeploymentView:
+        return await variants.describe(services, name, caller)
+
+    @routes.patch("/{name:path}")
+    async def tune_deployment(name: NamePath, body: TuneRequest, caller: Asking) -> DeploymentView:
+        return await variants.tune(services, name, body, caller)
+
+    @routes.delete("/{name:path}", status_code=202)
+    async def undeploy_model(name: NamePath, caller: Asking, key: IdempotencyHeader = None) -> OperationView:
+        return OperationView.of(await operations.undeploy(services, name, key, caller))
 
     return routes
 

@@ -4,18 +4,35 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 if TYPE_CHECKING:
     from profiler.types import Interval
 
 
-NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,94}$"
+_PART = "[A-Za-z0-9][A-Za-z0-9._-]*"
+NAME_PATTERN = f"^{_PART}(/{_PART})?$"
+MAX_NAME = 95
+NAME_RULE = (
+    "1 to 95 letters, digits, '.', '_' or '-', beginning with a letter or digit; at most one '/', as "
+    "in names of a hub"
+)
 Name = Annotated[
-    str,
-    StringConstraints(pattern=NAME_PATTERN),
-    Field(description="1 to 95 letters, digits, '.', '_' or '-', beginning with a letter or digit."),
+    str, StringConstraints(pattern=NAME_PATTERN, max_length=MAX_NAME), Field(description=f"{NAME_RULE}.")
 ]
+# What the API's paths have behind a model's name.
+PATH_WORDS = frozenset({"profile", "estimate", "plans", "evaluations", "prefetch", "logs"})
+
+
+def _without_path_words(name: str) -> str:
+    if (word := name.rpartition("/")[2]) in PATH_WORDS and "/" in name:
+        raise ValueError(
+            f"'{name}' would be read as a call of the API, because of '/{word}'; choose another name"
+        )
+    return name
+
+
+NewName = Annotated[Name, AfterValidator(_without_path_words)]
 
 
 class View(BaseModel):

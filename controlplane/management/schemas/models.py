@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
-from controlplane.management.schemas.common import Name, Strict, View
+from controlplane.management.schemas.common import Name, NewName, Strict, View
 from controlplane.management.schemas.compression import CompressionForm, CompressionView
 from controlplane.management.schemas.deploy import (
     NO_PARSER,
@@ -25,7 +25,7 @@ from controlplane.management.schemas.residency import EngineResidencyView
 
 if TYPE_CHECKING:
     from controlplane.planning.variant_room import AtOnce
-    from controlplane.state.records import Deployment, Model, Operation
+    from controlplane.state.records import Deployment, FetchedSource, Model, Operation
     from profiler.chat_format import ChatFormat
     from profiler.variants.types import VariantSpec
 
@@ -40,15 +40,16 @@ class RegisterModelRequest(Strict):
     """A base model by its `source`; a variant by its `base` (a registered name) and `adapter`; or a variant
     that is made here, by its `base`, the fine-tune's `source` and its `compression`."""
 
-    model: Name
+    model: NewName
     source: Uri | None = Field(
         default=None,
-        description="file://..., bundled://... or a path: the base model, or with `base` its fine-tune.",
+        description="The base model, or with `base` its fine-tune: a folder, ORG/NAME[@REVISION] of the hub, "
+        "or a URI of the kind file, hf, s3, gs, https or bundled.",
     )
     base: Name | None = None
     adapter: Uri | None = Field(
         default=None,
-        description="The variant's folder (LoRA, BOFT or compressed delta): file://... or a path.",
+        description="The variant (LoRA, BOFT or compressed delta): a folder, or a URI as in `source`.",
     )
     compression: CompressionForm | None = Field(
         default=None, description="How to compress the fine-tune `source` to a delta of `base`."
@@ -192,12 +193,24 @@ class ChatView(View):
         )
 
 
+class FetchedView(View):
+    """What a remote source was resolved to: the commit of a hub, and the digest of the files' contents."""
+
+    revision: str
+    digest: str
+    sizeBytes: int
+
+    @classmethod
+    def of(cls, fetched: FetchedSource) -> FetchedView:
+        return cls(revision=fetched.revision, digest=fetched.digest, sizeBytes=fetched.size_bytes)
+
+
 class ModelView(View):
     """A registered model. `kind` is base, lora, boft, sparse_delta or svd_delta, null until it is known.
 
     `path` is the folder it was read from, as the server sees it. One with a `compression` is made here, of
-    the fine-tune `source`; its `adapter` is what came out. `tenant` is the owner; empty: the
-    installation's.
+    the fine-tune `source`; its `adapter` is what came out. `fetched`: its files came from a
+    remote source. `tenant` is the owner; empty: the installation's.
     """
 
     model: str
@@ -207,6 +220,7 @@ class ModelView(View):
     base: str | None
     adapter: str | None
     path: str | None = None
+    fetched: FetchedView | None = None
     compressionTechnique: dict[str, float]
     compression: CompressionView | None = None
     reason: str
@@ -232,6 +246,7 @@ class ModelView(View):
             base=m.base,
             adapter=m.adapter,
             path=m.path,
+            fetched=FetchedView.of(m.fetched) if m.fetched else None,
             compressionTechnique=m.compression,
             compression=CompressionView.of(m.delta) if m.delta else None,
             reason=m.reason,
@@ -370,7 +385,7 @@ class ErrorBody(View):
 class LoadLoraAdapterRequest(Strict):
     """The same as vLLM's. `base_model_name` may be left out while only one base is deployed."""
 
-    lora_name: Name
+    lora_name: NewName
     lora_path: Uri
     base_model_name: Name | None = None
     load_inplace: Literal[False] = False

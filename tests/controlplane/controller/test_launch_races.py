@@ -59,7 +59,7 @@ async def launched(world: World, meanwhile: Callable[[World, Operation], None]) 
 
     async def nothing(*_: Any) -> None: ...
 
-    hooks = Hooks(note, nothing, lambda base: None, active)
+    hooks = Hooks(note, nothing, lambda base: None, active, nothing)
     await GroupActions(world.settings, world.repository, world.cluster, hooks, nothing).launch("base")
 
 
