@@ -165,7 +165,7 @@ async def _note(
     tell(f"{target}: {phase}: {message}")
 
 
-async def _fetched(*_: object) -> None:
+async def _fetched(*_: object, **__: object) -> None:
     """Models of this benchmark are made on the node."""
 
 

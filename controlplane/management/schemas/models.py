@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from controlplane.management.schemas.common import Name, NewName, Strict, View
 from controlplane.management.schemas.compression import CompressionForm, CompressionView
@@ -22,6 +22,7 @@ from controlplane.management.schemas.deploy import (
 from controlplane.management.schemas.evaluations import EvaluationView
 from controlplane.management.schemas.placement import GroupView, PlanView, VariantsAtOnceView
 from controlplane.management.schemas.residency import EngineResidencyView
+from workers.fetching.remote_source import parse_remote
 
 if TYPE_CHECKING:
     from controlplane.planning.variant_room import AtOnce
@@ -29,7 +30,14 @@ if TYPE_CHECKING:
     from profiler.chat_format import ChatFormat
     from profiler.variants.types import VariantSpec
 
-Uri = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+
+def _without_secrets(uri: str) -> str:
+    """Refuse the URI of a remote source that cannot be read: it may have a password for no record."""
+    parse_remote(uri)
+    return uri
+
+
+Uri = Annotated[str, StringConstraints(min_length=1, max_length=4096), AfterValidator(_without_secrets)]
 Techniques = dict[
     Annotated[str, StringConstraints(min_length=1, max_length=64)],
     Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)],

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from controlplane.management.commands import register_model
 from controlplane.management.schemas.models import RegisterModelRequest
@@ -112,7 +113,6 @@ async def test_a_model_in_use_stays_and_an_unused_one_makes_room_and_comes_back(
         ("https://example.com/model", "source_not_allowed"),
         ("hf://org/base@v9", "source_not_found"),
         ("hf://org/absent", "source_denied"),
-        ("https://user:secret@example.com/model", "invalid_request"),
     ],
 )
 async def test_a_failed_fetch_ends_the_registration_with_its_name(
@@ -124,6 +124,14 @@ async def test_a_failed_fetch_ends_the_registration_with_its_name(
     assert ended.error is not None
     assert ended.error["error"]["code"] == code
     assert "m" not in world.repository.read().models
+
+
+def test_a_password_in_a_uri_gets_into_no_record() -> None:
+    with pytest.raises(ValidationError) as failure:
+        RegisterModelRequest(model="m", source="https://user:secret@example.com/model")
+    (problem,) = failure.value.errors(include_input=False)
+    assert "OSTINATO_SOURCE_CREDENTIALS" in problem["msg"]
+    assert "secret" not in problem["msg"]
 
 
 async def test_a_fetch_that_is_killed_with_its_controller_goes_on(

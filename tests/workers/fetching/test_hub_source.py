@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,7 +31,7 @@ from workers.fetching.process import carry_out
 
 QUICK = FetchRules(retries=3, pause_s=0.01)
 WEIGHTS = random.Random(7).randbytes(300_000)
-MODEL: dict[str, Path | bytes] = {
+MODEL: dict[str, bytes] = {
     "config.json": b'{"architectures": ["LlamaForCausalLM"]}',
     "tokenizer.json": b"{}",
     "README.md": b"# A model",
@@ -45,7 +46,7 @@ MODEL: dict[str, Path | bytes] = {
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubStandIn]:
-    with serving(HubStandIn({"org/small": Repository(MODEL)})) as hub:
+    with serving(HubStandIn({"org/small": Repository(dict(MODEL))})) as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         monkeypatch.setenv("HF_HOME", str(tmp_path / "hf-home"))
         monkeypatch.delenv("HF_TOKEN", raising=False)
@@ -53,8 +54,8 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubStandIn]
         yield hub
 
 
-def ask(tmp_path: Path, uri: str = "hf://org/small", **rest: object) -> FetchRequest:
-    return FetchRequest(**{"uri": uri, "parent": tmp_path / "fetched", "rules": QUICK, **rest})  # type: ignore[arg-type]
+def ask(tmp_path: Path, uri: str = "hf://org/small", **rest: Any) -> FetchRequest:
+    return FetchRequest(**{"uri": uri, "parent": tmp_path / "fetched", "rules": QUICK, **rest})
 
 
 def last(request: FetchRequest) -> Fetched | Failed:
@@ -86,8 +87,8 @@ def test_only_the_files_of_the_model_are_fetched(hub: HubStandIn, tmp_path: Path
     wanted = ("config.json", "tokenizer.json", "model.safetensors", "additional_chat_templates/rag.jinja")
     assert contents(result.folder) == {name: MODEL[name] for name in wanted}
     assert result.revision == COMMIT
-    assert result.size_bytes == sum(len(MODEL[name]) for name in wanted)  # type: ignore[arg-type]
-    digests = sorted(f"{name} {hashlib.sha256(MODEL[name]).hexdigest()}" for name in wanted)  # type: ignore[arg-type]
+    assert result.size_bytes == sum(len(MODEL[name]) for name in wanted)
+    digests = sorted(f"{name} {hashlib.sha256(MODEL[name]).hexdigest()}" for name in wanted)
     assert result.digest == hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
 
