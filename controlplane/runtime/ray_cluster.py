@@ -6,6 +6,7 @@ import asyncio
 import errno
 import logging
 import os
+import re
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -261,7 +262,7 @@ class RayCluster:
 
         return _lines(carry_out, request, node, errors.Unavailable)
 
-    async def fetch(self, request: FetchRequest, node: str) -> AsyncGenerator[str, None]:
+    def fetch(self, request: FetchRequest, node: str) -> AsyncGenerator[str, None]:
         """Yield the lines of a fetch as a task on the named node makes them; "": on this node. Errors:
         Unavailable.
 
@@ -269,16 +270,7 @@ class RayCluster:
         """
         from workers.fetching.process import carry_out
 
-        here = ray.get_runtime_context().get_node_id()
-        node_id = (await living_node_ids([node])).get(node) if node else here
-        if node_id is None:
-            raise errors.Unavailable(f"node {node} is gone")
-        try:
-            async with aclosing(_lines(carry_out, request, node_id)) as lines:
-                async for line in lines:
-                    yield line
-        except RayError as e:
-            raise errors.Unavailable(serve.first_line(e).removeprefix("FetchingError: ")) from e
+        return _lines(carry_out, request, node, errors.Unavailable)
 
     def convert_bundled(self, name: str) -> Path:
         """Make (once) the folder of a bundled model, in a separate process because it needs torch.
@@ -341,9 +333,9 @@ async def _lines(
     failed: type[errors.OstinatoError],
     remedy: str = "",
 ) -> AsyncGenerator[str, None]:
-    """Yield the lines of a task on the named node as they come. Closing this kills its process. Errors:
-    `failed`."""
-    node_id = (await living_node_ids([node])).get(node)
+    """Yield the lines of a task on the named node as they come; "": on this node. Closing this kills its
+    process. Errors: `failed`."""
+    node_id = _own_node_id() if not node else (await living_node_ids([node])).get(node)
     if node_id is None:
         raise failed(f"node {node} is gone{remedy}")
     task = ray.remote(carry_out).options(
@@ -357,10 +349,14 @@ async def _lines(
         async for line in lines:
             yield await line
     except RayError as e:
-        text = serve.first_line(e)
-        raise failed(text.removeprefix("MeasuringError: ").removeprefix("CompressingError: ")) from e
+        text = re.sub(r"^(Measuring|Compressing|Fetching)Error: ", "", serve.first_line(e))
+        raise failed(text) from e
     finally:
         ray.cancel(lines, force=True)
+
+
+def _own_node_id() -> str:
+    return str(ray.get_runtime_context().get_node_id())
 
 
 async def _end(task: Any) -> None:
