@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -160,3 +161,55 @@ async def test_text_that_a_grammar_forces_is_no_reasoning(more: dict[str, Any], 
     chosen = ByGrammar(Serving("reasoning"), Serving("plain"))
     assert await chosen.create_chat_completion(asked) == serving
     assert chosen.name == "reasoning"
+
+
+@pytest.mark.parametrize(
+    ("more", "serving"),
+    [
+        ({}, "reasoning"),
+        ({"tool_choice": {"type": "auto"}}, "reasoning"),
+        ({"tool_choice": {"type": "any"}}, "plain"),
+        ({"tool_choice": {"type": "tool", "name": "get_weather"}}, "plain"),
+        ({"output_config": {"format": {"type": "json_schema", "schema": {}}}}, "plain"),
+    ],
+)
+async def test_messages_that_a_grammar_forces_hold_no_reasoning(more: dict[str, Any], serving: str) -> None:
+    from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest
+
+    tools = [{"name": "get_weather", "input_schema": {"type": "object"}}]
+    asked = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}], "tools": tools}
+    assert (
+        await _chosen("create_messages", AnthropicMessagesRequest.model_validate({**asked, **more}))
+        == serving
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "serving"),
+    [
+        ({}, "reasoning"),
+        ({"text": {"format": {"type": "text"}}}, "reasoning"),
+        ({"text": {"format": {"type": "json_schema", "name": "n", "schema": {}}}}, "plain"),
+        ({"tool_choice": "required"}, "plain"),
+        ({"tool_choice": {"type": "function", "name": "get_weather"}}, "plain"),
+    ],
+)
+async def test_responses_that_a_grammar_forces_hold_no_reasoning(more: dict[str, Any], serving: str) -> None:
+    from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+
+    tools = [{"type": "function", "name": "get_weather", "parameters": {"type": "object"}, "strict": False}]
+    asked = {"model": "m", "input": "hi", "tools": tools}
+    assert await _chosen("create_responses", ResponsesRequest.model_validate({**asked, **more})) == serving
+
+
+async def _chosen(method: str, request: Any) -> Any:
+    """The serving that answers the request by this method."""
+    from workers.patches.vllm.app_state import ByGrammar
+
+    def serving(name: str) -> Any:
+        async def answer(request: Any) -> str:
+            return name
+
+        return SimpleNamespace(**{method: answer})
+
+    return await getattr(ByGrammar(serving("reasoning"), serving("plain")), method)(request)

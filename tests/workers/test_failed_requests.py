@@ -14,10 +14,14 @@ from profiler.errors import CheckpointError
 from workers import asgi, request_headers
 from workers.asgi import AsgiApp
 from workers.bus.faults import LoadFailed
-from workers.messages import EngineCall, EngineReply
+from workers.messages import ERROR_EVENT, EngineCall, EngineReply
 from workers.server.failed_requests import answered, nothing_known
 
 ERROR_OF_A_STREAM = b'data: {"error": {"message": "Internal server error", "code": 500}}\n\n'
+
+
+class GenerationError(Exception):
+    """As vLLM names the end of a request that it gave up."""
 
 
 def application() -> FastAPI:
@@ -44,19 +48,25 @@ def application() -> FastAPI:
     async def answers() -> dict[str, str]:
         return {"text": "x"}
 
-    async def pieces(*, breaks: bool) -> AsyncIterator[bytes]:
+    async def pieces(*, breaks: Exception | None = None) -> AsyncIterator[bytes]:
         yield b"data: one\n\n"
         if breaks:
-            raise ZeroDivisionError("late")
+            raise breaks
         yield ERROR_OF_A_STREAM
 
     @app.post("/streams")
     async def streams() -> StreamingResponse:
-        return StreamingResponse(pieces(breaks=False), media_type="text/event-stream")
+        return StreamingResponse(pieces(), media_type="text/event-stream")
 
     @app.post("/breaks-late")
     async def breaks_late() -> StreamingResponse:
-        return StreamingResponse(pieces(breaks=True), media_type="text/event-stream")
+        return StreamingResponse(pieces(breaks=ZeroDivisionError("late")), media_type="text/event-stream")
+
+    @app.post("/gives-up")
+    async def gives_up() -> StreamingResponse:
+        error = ValueError("no valid event")
+        error.__context__ = GenerationError("Internal server error")
+        return StreamingResponse(pieces(breaks=error), media_type="text/event-stream")
 
     return app
 
@@ -135,8 +145,20 @@ async def test_a_failure_in_a_stream_is_explained_too() -> None:
     assert json.loads(pieces[2].removeprefix(b"data: "))["error"]["code"] == "source_unreadable"
 
 
-async def test_an_answer_that_has_begun_breaks_off() -> None:
-    items = asgi.stream(served(), EngineCall("/breaks-late", b"{}"))
+async def test_a_stream_that_breaks_ends_with_an_error_event_while_the_engine_runs() -> None:
+    """vLLM's Responses raise; its chats send this event themselves."""
+    for path, message in (("/breaks-late", "ZeroDivisionError"), ("/gives-up", "Internal server error")):
+        pieces = [item async for item in asgi.stream(served(), EngineCall(path, b"{}"))]
+        assert pieces[1] == b"data: one\n\n"
+        assert isinstance(pieces[2], bytes)
+        assert pieces[2].startswith(ERROR_EVENT)
+        error = json.loads(pieces[2].removeprefix(b"data: "))["error"]
+        assert (error["code"], message in error["message"]) == (500, True)
+        assert len(pieces) == 3
+
+
+async def test_a_stream_of_a_dead_engine_breaks_off() -> None:
+    items = asgi.stream(served(lives=False), EngineCall("/breaks-late", b"{}"))
     assert [await anext(items), await anext(items)][1] == b"data: one\n\n"
     with pytest.raises(ZeroDivisionError):
         await anext(items)

@@ -62,3 +62,4 @@ class ApplicationMaker:
     async def _prepare(self, app: Any, client: Any, args: Any) -> None:
         await self.vllm["init_app_state"](client, app.state, args, self.tasks)
         app_state.keep_running(app.state)
+        app_state.mend_streams(app.state)

@@ -28,6 +28,9 @@ SLIPS = (
     *(TypeError, ValueError),
 )
 _LONGEST = 200  # characters of an error's text
+_EVENTS = b"text/event-stream"
+# vLLM's error for a request that it gave up, and its words for it in every API.
+_GENERATION_ERROR, GIVEN_UP = "GenerationError", "Internal server error"
 
 Why = Callable[[], Awaitable[Exception | None]]
 Lives = Callable[[], bool]
@@ -47,9 +50,12 @@ async def answered(answer: Callable[[Any], Awaitable[None]], send: Any, why: Why
     try:
         await answer(sending)
     except Exception as e:
-        if sending.has_begun:
+        if sending.has_begun and not (sending.is_stream and lives()):
             raise
         log.warning("the engine's application failed at a request: %.200r (%s)", e, _where(e))
+        if sending.has_begun:
+            await sending.end(_failed_event(e))
+            return
         if isinstance(e, SLIPS) and lives() and await why() is None:
             headers = [JSON, (FAULT, request_headers.OF_UNDERSTANDING)]
             await respond(send, REFUSED, headers, _not_understood(e))
@@ -84,6 +90,16 @@ def _not_understood(error: Exception) -> bytes:
     )
 
 
+def _failed_event(error: Exception) -> bytes:
+    """The event that ends a stream whose generator failed, as vLLM's streams of chats end."""
+    causes: list[BaseException] = [error]
+    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
+        causes.append(cause)
+    given_up = any(type(cause).__name__ == _GENERATION_ERROR for cause in causes)
+    said = GIVEN_UP if given_up else f"the engine failed: {error!r:.{_LONGEST}}"
+    return b"data: " + _error(FAILED, said) + b"\n\n"
+
+
 def _error(code: int, message: str) -> bytes:
     return json.dumps({"error": {"message": message, "code": code}}).encode()
 
@@ -94,13 +110,20 @@ class _Sending:
     def __init__(self, send: Any, why: Why) -> None:
         self._send, self._why = send, why
         self.kept: list[Message] = []
-        self.has_begun = False
+        self.has_begun = self.is_stream = False
 
     async def __call__(self, message: Message) -> None:
         if self.kept or (message["type"] == "http.response.start" and message["status"] >= FAILED):
             self.kept.append(message)
             return
         self.has_begun = True
+        if message["type"] == "http.response.start":
+            self.is_stream = any(_EVENTS in value for _, value in message.get("headers", ()))
         if message.get("body", b"").startswith(ERROR_EVENT) and (error := await self._why()) is not None:
             message = {**message, "body": b"data: " + refusal(error)[1] + b"\n\n"}
         await self._send(message)
+
+    async def end(self, event: bytes) -> None:
+        """End a stream that has begun with this event."""
+        await self({"type": "http.response.body", "body": event, "more_body": True})
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
