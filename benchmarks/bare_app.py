@@ -17,7 +17,7 @@ from ray.serve.schema import LoggingConfig
 from starlette.requests import Request
 from starlette.responses import Response
 
-from workers.engine.echo import whole_answer
+from workers.engine.echo_forms import whole_answer
 
 REHEARSED_BY = "benchmarks.gateway"
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from itertools import cycle, islice
-from typing import Any, NamedTuple
+from typing import Any
 
 from workers.asgi import AsgiApp, Message
+from workers.engine.echo_forms import FORMS, Form, Speaker, counted, of_tokenizer
 from workers.engine.step_observer import StepObserver
 from workers.messages import (
     EngineConfig,
@@ -30,16 +31,8 @@ from workers.tiers import Tier
 _ANSWERER = "ostinato.answerer"
 
 
-class Speaker(NamedTuple):
-    """The source of a stream: the requested model name, the base or variant that answers, and the form."""
-
-    model: str
-    answerer: str
-    is_chat: bool
-
-
 class EchoEngine:
-    """Answers chat and text completions in OpenAI's form; token counts are word counts.
+    """Answers every inference call in its API's form; token counts are word counts.
 
     A stream with `min_tokens`, or `max_tokens` and `ignore_eos`, repeats its words until it has that many.
     """
@@ -104,23 +97,26 @@ class EchoEngine:
         return None
 
     async def _serve(self, scope: Message, receive: Any, send: Any) -> None:
-        answerer = scope.get(_ANSWERER, "base")
-        request = json.loads(await _body(receive))
-        is_chat = scope["path"].endswith("/chat/completions")
+        request, path = json.loads(await _body(receive)), scope["path"]
         try:
-            text = request["messages"][-1]["content"] if is_chat else request["prompt"]
+            answer = of_tokenizer(path, request)
+            form = None if answer is not None else FORMS[path]
+            text = "" if form is None else form.text(request)
         except (LookupError, TypeError):
-            await _refuse(send, f"expected {'messages with content' if is_chat else 'a prompt'}")
+            await _refuse(send, f"expected a text to echo in a request of {path}")
+            return
+        if form is None:
+            await _answer(send, answer or b"")
             return
         text = text if isinstance(text, str) else json.dumps(text)
+        speaker = Speaker(request["model"], scope.get(_ANSWERER, "base"))
         async with self._row():
             if request.get("stream"):
-                speaker = Speaker(request["model"], answerer, is_chat)
-                await self._send_stream(send, speaker, text, request)
+                await self._send_stream(send, form, speaker, text, request)
             else:
                 if pace_s := self._config.echo_tpot_s:
                     await asyncio.sleep(pace_s * len(text.split()))
-                await _answer(send, whole_answer(request["model"], text, is_chat, answerer))
+                await _answer(send, form.whole(speaker, text))
 
     @asynccontextmanager
     async def _row(self) -> AsyncIterator[None]:
@@ -146,14 +142,16 @@ class EchoEngine:
         self._waiting += waiting
         self.observer.requests(self._running, self._waiting, 0.0)
 
-    async def _send_stream(self, send: Any, speaker: Speaker, text: str, request: dict[str, Any]) -> None:
+    async def _send_stream(
+        self, send: Any, form: Form, speaker: Speaker, text: str, request: dict[str, Any]
+    ) -> None:
         """Send a stream. A word is a token: writing the first is the prompt's step, each later word is one
         step.
         """
         began_s, words, pace_s = time.perf_counter(), text.split(" "), self._config.echo_tpot_s
-        chunks = [_event(speaker, words[0], None)]
+        chunks = [form.token(speaker, words[0])]
         first_s = time.perf_counter()
-        chunks += [_event(speaker, word, None) for word in words[1:]]
+        chunks += [form.token(speaker, word) for word in words[1:]]
         took_s, count = time.perf_counter() - first_s, _length(request, len(words))
         self.observer.prefill(len(words), pace_s or first_s - began_s)
         if count > 1:
@@ -161,19 +159,20 @@ class EchoEngine:
         # Generated on the fly: a long stream would fill the engine's memory in tests that measure a
         # gateway's.
         tokens: Iterable[bytes] = islice(cycle(chunks), count)
-        end = [_event(speaker, "", "stop")]
         options = request.get("stream_options") or {}
-        if options.get("include_usage"):
-            if options.get("continuous_usage_stats"):
-                tokens = _counted(tokens, len(words))
-            end.append(_usage_event(speaker, len(words), count))
-        await _respond(send, "text/event-stream", tokens, [*end, b"data: [DONE]\n\n"], pace_s)
+        usage = bool(options.get("include_usage"))
+        if usage and options.get("continuous_usage_stats"):
+            tokens = counted(tokens, len(words))
+        first = form.first(speaker, len(words))
+        last = form.last(speaker, text, len(words), count, usage)
+        await _respond(send, first, tokens, last, pace_s)
 
 
 def _length(request: dict[str, Any], words: int) -> int:
     """Tokens of a stream: its prompt's words, or the number that `min_tokens` or `ignore_eos` requires."""
-    if request.get("ignore_eos") and request.get("max_tokens"):
-        return int(request["max_tokens"])
+    limit = request.get("max_tokens") or request.get("max_output_tokens")
+    if request.get("ignore_eos") and limit:
+        return int(limit)
     return max(words, request.get("min_tokens") or 0)
 
 
@@ -199,11 +198,13 @@ async def _answer(send: Any, body: bytes, status: int = 200) -> None:
 
 
 async def _respond(
-    send: Any, content_type: str, parts: Iterable[bytes], end: Iterable[bytes], pace_s: float
+    send: Any, first: Iterable[bytes], parts: Iterable[bytes], end: Iterable[bytes], pace_s: float
 ) -> None:
-    """Send each part `pace_s` after the one before; the parts of the end follow at once."""
-    headers = [(b"content-type", content_type.encode())]
+    """Send a stream: each part `pace_s` after the one before; the events before and after them at once."""
+    headers = [(b"content-type", b"text/event-stream")]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
+    for part in first:
+        await send({"type": "http.response.body", "body": part, "more_body": True})
     for part in parts:
         if pace_s:
             await asyncio.sleep(pace_s)
@@ -211,37 +212,3 @@ async def _respond(
     for part in end:
         await send({"type": "http.response.body", "body": part, "more_body": True})
     await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-def whole_answer(model: str, text: str, is_chat: bool, answerer: str = "base") -> bytes:
-    choice: dict[str, Any] = {"index": 0, "finish_reason": "stop", "logprobs": None}
-    choice |= {"message": {"role": "assistant", "content": text}} if is_chat else {"text": text}
-    count = len(text.split())
-    usage = {"prompt_tokens": count, "completion_tokens": count, "total_tokens": 2 * count}
-    kind = "chat.completion" if is_chat else "text_completion"
-    answer = {"id": "echo", "object": kind, "created": 0, "model": model, "system_fingerprint": answerer}
-    return json.dumps({**answer, "choices": [choice], "usage": usage}).encode()
-
-
-def _event(speaker: Speaker, text: str, finish: str | None) -> bytes:
-    choice: dict[str, Any] = {"index": 0, "finish_reason": finish, "logprobs": None}
-    choice |= {"delta": {"role": "assistant", "content": text}} if speaker.is_chat else {"text": text}
-    return _chunk(speaker, {"choices": [choice]})
-
-
-def _counted(events: Iterable[bytes], prompt: int) -> Iterator[bytes]:
-    """Add the usage so far to each event."""
-    for count, event in enumerate(events, start=1):
-        usage = {"prompt_tokens": prompt, "completion_tokens": count, "total_tokens": prompt + count}
-        yield event.rstrip()[:-1] + b', "usage": %b}\n\n' % json.dumps(usage).encode()
-
-
-def _usage_event(speaker: Speaker, prompt: int, answer: int) -> bytes:
-    usage = {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
-    return _chunk(speaker, {"choices": [], "usage": usage})
-
-
-def _chunk(speaker: Speaker, more: dict[str, Any]) -> bytes:
-    kind = "chat.completion.chunk" if speaker.is_chat else "text_completion"
-    chunk = {"id": "echo", "object": kind, "created": 0, "model": speaker.model}
-    return b"data: %b\n\n" % json.dumps({**chunk, "system_fingerprint": speaker.answerer, **more}).encode()
