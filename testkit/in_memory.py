@@ -104,7 +104,7 @@ class ScriptedEngine(EchoEngine):
             await _refuse(send, NO_TEMPLATE)
             return
         last = messages[-1] if isinstance(messages, list) and messages else None
-        text = last.get("content") if isinstance(last, dict) else request.get("prompt")
+        text = last.get("content") if isinstance(last, dict) else request.get("prompt", request.get("input"))
         script = {
             "!hang": self._hang,
             "!late": self._late,

@@ -11,15 +11,14 @@ from types import MappingProxyType
 
 from controlplane import errors
 from controlplane.state.terms import Role
+from controlplane.traffic.endpoints import ENDPOINTS
 from controlplane.traffic.tenants import Tenant
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/health", "/ping", "/docs"})
-ASKING_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/inference_model"})
+ASKING_PATHS = frozenset({*ENDPOINTS, "/inference_model"})
 
 _CALLS: Mapping[Role, str] = {
     Role.INFERENCE: """
-        POST /v1/chat/completions
-        POST /v1/completions
         POST /inference_model
         GET /v1/models
         GET /v1/models/{name:path}
@@ -68,6 +67,7 @@ NEEDED: Mapping[tuple[str, str], Role] = MappingProxyType(
         for role, calls in _CALLS.items()
         for method, path in (call.split() for call in calls.strip().splitlines())
     }
+    | {("POST", path): Role.INFERENCE for path in ENDPOINTS}
 )
 _PATTERNS = tuple(
     (method, re.compile(re.sub(r"{\w+}", "[^/]+", re.sub(r"{\w+:path}", ".+", path)), re.DOTALL), role)

@@ -22,7 +22,7 @@ from controlplane.api.front import Front
 from controlplane.api.hidden_paths import Hide
 from controlplane.api.inference.fast_path import InferencePath
 from controlplane.api.middleware import BodyBounds, Guard
-from controlplane.api.routes import management, openai
+from controlplane.api.routes import inference, management, openai
 from controlplane.api.services import Services
 from controlplane.repeated_lines import REPEATED, Rarely
 
@@ -51,7 +51,8 @@ def create_app(make_services: Callable[[], Services]) -> FastAPI:
     app.add_middleware(Guard, **_guarding(services))
     app.add_middleware(Audited, audit=services.audit)
     app.add_middleware(Front, **_fronting(services))  # a request passes the last one first
-    app.include_router(openai.router(services))  # first: routes are searched in order, by Serve as well
+    app.include_router(inference.router(services))  # first: routes are searched in order, by Serve as well
+    app.include_router(openai.router(services))
     app.include_router(management.router(services))
     _add_probes(app, services)
     return app

@@ -93,7 +93,7 @@ def _entry(scope: Scope, seen: _Exchange, status: int | None, code: str | None) 
         "event": "request",
         "tenant": caller.tenant.name if caller else None,
         "role": caller.tenant.role if caller else None,
-        "key": caller.key if caller else shown(given_key(scope)),
+        "key": caller.key if caller else shown(given_key(dict(scope["headers"]))),
         "method": scope["method"],
         "path": scope["path"][:_MAX_TEXT],
         "model": _model(scope["path"], _read(bytes(seen.asked)), said),

@@ -20,8 +20,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from controlplane import errors
 from controlplane.api import request_id
-from controlplane.api.middleware import key_in
+from controlplane.api.error_formats import error_body
+from controlplane.api.middleware import given_key
 from controlplane.settings import Settings
+from controlplane.traffic.endpoints import Format, format_of
 from controlplane.traffic.load_shedding import UNKNOWN, LoadShedding
 from controlplane.traffic.rate_limits import full, take
 from controlplane.traffic.tenants import DEFAULT, Tenant, Tenants
@@ -38,7 +40,7 @@ BUSY = errors.Overloaded(
     " fewer requests at once, or try again",
     details={"reason": "busy"},
 )
-_BODY = json.dumps(BUSY.body()).encode()
+_BODIES = {of: json.dumps(error_body(BUSY, of)).encode() for of in Format}
 # Any client may send this number of probes. Further probes count as requests without a known key.
 _OPEN = frozenset({"/healthz", "/readyz"})
 OPEN_PER_MINUTE = 1200.0
@@ -85,13 +87,14 @@ class EarlyRefusal:
         if decision.retry_s is None:
             scope[TENANT] = decision.tenant
             return None
+        body = _BODIES[format_of(scope["path"])]
         headers = [
             (b"content-type", b"application/json"),
-            (b"content-length", b"%d" % len(_BODY)),
+            (b"content-length", b"%d" % len(body)),
             (b"retry-after", b"%d" % math.ceil(decision.retry_s)),
             request_id.header_of(scope["headers"]),
         ]
-        return Refusal(errors.Overloaded.status, headers, b"" if scope["method"] == "HEAD" else _BODY)
+        return Refusal(errors.Overloaded.status, headers, b"" if scope["method"] == "HEAD" else body)
 
     def answered(self, name: str, is_refusal: bool) -> None:
         """An answer to a request of this tenant begins."""
@@ -115,7 +118,7 @@ class EarlyRefusal:
         """The request's tenant, by the guard's rules (`controlplane.api.middleware`)."""
         if not self._key:
             return DEFAULT
-        key = key_in(dict(headers).get(b"authorization", b""))
+        key = given_key(dict(headers))
         tenants = self._tenants()
         if hmac.compare_digest(key, self._key):
             return tenants.installation

@@ -1,4 +1,4 @@
-"""Every failure becomes an OpenAI-style error body with a documented code."""
+"""Every failure becomes an error body with a documented code: OpenAI's, or Anthropic's on its paths."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
 from controlplane import errors
+from controlplane.api.error_formats import error_body
 from controlplane.api.hidden_paths import Hide
 from controlplane.management.schemas.common import NAME_PATTERN, NAME_RULE
+from controlplane.traffic.endpoints import format_of
 
 log = logging.getLogger(__name__)
 
 _MAX_ECHO = 200
 
 
-def respond(error: errors.OstinatoError) -> JSONResponse:
+def respond(error: errors.OstinatoError, path: str = "") -> JSONResponse:
+    """The answer, as clients of the path read it."""
     headers = {}
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
@@ -32,7 +35,7 @@ def respond(error: errors.OstinatoError) -> JSONResponse:
         headers["Connection"] = "close"  # the server does not wait for the rest of the body
     if isinstance(error, errors.Late):
         headers["x-should-retry"] = "false"
-    return _ErrorResponse(error.body(), status_code=error.status, headers=headers)
+    return _ErrorResponse(error_body(error, format_of(path)), status_code=error.status, headers=headers)
 
 
 class _ErrorResponse(JSONResponse):
@@ -49,7 +52,7 @@ def install(app: FastAPI, hide_of: Callable[[str], Hide]) -> None:
 
     async def ostinato(request: Request, exc: Exception) -> JSONResponse:
         assert isinstance(exc, errors.OstinatoError)
-        return respond(hide_of(request.url.path)(exc))
+        return respond(hide_of(request.url.path)(exc), request.url.path)
 
     app.add_exception_handler(errors.OstinatoError, ostinato)
     app.add_exception_handler(RequestValidationError, _validation)
@@ -104,6 +107,5 @@ async def _unexpected(request: Request, exc: Exception) -> JSONResponse:
 def unexpected(scope: Scope, exc: Exception) -> JSONResponse:
     """An internal error: the log has the details, the answer only reports that there is one."""
     log.error("unexpected error on %s %s", scope["method"], scope["path"], exc_info=exc)
-    return respond(
-        errors.OstinatoError("an unexpected error in the gateway; the gateway's log has its details")
-    )
+    error = errors.OstinatoError("an unexpected error in the gateway; the gateway's log has its details")
+    return respond(error, scope["path"])

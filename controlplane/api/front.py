@@ -63,7 +63,7 @@ class Front:
                 scope = {**scope, "headers": _of_unpacked(scope["headers"])}
                 scope.pop(DIRECT, None)  # its body is packed
         except errors.OstinatoError as e:
-            await respond(e)(scope, receive, send)
+            await respond(e, scope["path"])(scope, receive, send)
             return
         await self._app(scope, receive, send)
 

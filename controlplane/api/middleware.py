@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -18,12 +18,13 @@ from controlplane import errors
 from controlplane.api.access import OPEN_PATHS, require_role
 from controlplane.api.error_handlers import respond
 from controlplane.traffic.body_bounds import check_parts
-from controlplane.traffic.request_fields import FIELDS
+from controlplane.traffic.endpoints import ENDPOINTS
 from controlplane.traffic.tenants import INSTALLATION, ONE_TENANT, Caller, Tenant, Tenants, shown
 from workers.asgi import DIRECT
 
 _CALLER = "ostinato.caller"
 _BEARER = b"bearer"
+_ANTHROPIC_KEY = b"x-api-key"
 
 
 def caller_of(scope: Scope) -> Caller:
@@ -44,9 +45,9 @@ def tenant_of(scope: Scope) -> Tenant:
     return caller_of(scope).tenant
 
 
-def given_key(scope: Scope) -> bytes:
-    """The key that a request brought; empty: none."""
-    return key_in(dict(scope["headers"]).get(b"authorization", b""))
+def given_key(headers: Mapping[bytes, bytes]) -> bytes:
+    """The key that a request brought, in OpenAI's header or in Anthropic's; empty: none."""
+    return key_in(headers.get(b"authorization", b"")) or headers.get(_ANTHROPIC_KEY, b"").strip()
 
 
 def key_in(given: bytes) -> bytes:
@@ -95,20 +96,20 @@ class Guard:
         try:
             self._check(scope, headers)
         except errors.OstinatoError as e:
-            await respond(e)(scope, receive, send)
+            await respond(e, scope["path"])(scope, receive, send)
             return
         bounded = b"content-length" in headers and b"transfer-encoding" not in headers
         if not bounded:
             receive = self._counted(receive)
             scope.pop(DIRECT, None)  # its body would not be counted
         # `inference/fast_path.py` reads bodies of inference calls at once and bounds them at less cost.
-        if scope["path"] not in FIELDS:
+        if scope["path"] not in ENDPOINTS:
             receive = _readable(_within(receive, self._body_timeout_s), self._max_parts)
         await self._app(scope, receive, send)
 
     def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         if scope["path"] not in OPEN_PATHS:
-            caller = scope[_CALLER] = self._caller(headers.get(b"authorization", b""))
+            caller = scope[_CALLER] = self._caller(headers)
             require_role(caller.tenant, scope["method"], scope["path"])
         if self._hosts and scope["path"] not in OPEN_PATHS:
             self._check_host(headers)
@@ -132,20 +133,20 @@ class Guard:
                     "OSTINATO_CORS_ORIGINS, or set OSTINATO_API_KEY, with which every name is allowed"
                 )
 
-    def _caller(self, given: bytes) -> Caller:
+    def _caller(self, headers: Mapping[bytes, bytes]) -> Caller:
         """The caller with this key. Errors: Unauthorized for an unknown key."""
         tenants = self._tenants()
         if not self._key:
             return INSTALLATION
-        key = key_in(given)
+        key = given_key(headers)
         if hmac.compare_digest(key, self._key):
             return Caller(tenants.installation, self._own_digits)
         tenant = tenants.of_key(key) if key else None
         if tenant is None:
             raise errors.Unauthorized(
                 f"expected a valid API key of this installation, got {'another key' if key else 'no key'}; "
-                "send it as `Authorization: Bearer KEY`; the key is the installation's OSTINATO_API_KEY, or "
-                "a tenant's key, which an administrator makes with `ostinato keys new`"
+                "send it as `Authorization: Bearer KEY` or `x-api-key: KEY`; the key is the installation's "
+                "OSTINATO_API_KEY, or a tenant's key, which an administrator makes with `ostinato keys new`"
             )
         return Caller(tenant, shown(key))
 

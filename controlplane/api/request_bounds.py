@@ -19,14 +19,24 @@ from controlplane.traffic.request_terms import (
 )
 
 # An engine reads each of these for every token, or for every word of its vocabulary.
-LISTS = ("stop", "stop_token_ids", "bad_words", "allowed_token_ids", "logit_bias", "logprob_token_ids")
+LISTS = (
+    "stop",
+    "stop_sequences",
+    "stop_token_ids",
+    "bad_words",
+    "allowed_token_ids",
+    "logit_bias",
+    "logprob_token_ids",
+)
 # An engine compiles these, with some work for every word of its vocabulary.
 GRAMMARS = ("response_format", "structured_outputs")
+# Fields with a `format`, which is compiled.
+FORMATS = ("text", "output_config")
 MAX_SEQUENCES = 16  # of a request
 MAX_WORDS = 256  # in one list; OpenAI allows four stop sequences
 MAX_GRAMMAR_BYTES = 64 << 10
 DEEPEST = 32  # levels of a grammar; schemas written by people have at most ten
-_COMPILED = frozenset({*GRAMMARS, "tools"})
+_COMPILED = frozenset({*GRAMMARS, *FORMATS, "tools"})
 # The fields that `check` may refuse; most requests have none of them.
 _BOUNDED = frozenset({*LISTS, *_COMPILED, "n", "prompt", "prompt_logprobs", "echo"})
 _FREE_CHOICES = (None, "auto", "none")  # of tools: the engine compiles nothing for them
@@ -86,30 +96,38 @@ def _check_lists(body: Mapping[str, Any], most: int) -> None:
             )
 
 
-def grammars_of(body: Mapping[str, Any]) -> list[str]:
-    """The fields that an engine compiles into a grammar for the answer."""
+def grammars_of(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that an engine compiles into a grammar for the answer, and what it compiles of each."""
     if body.keys().isdisjoint(_COMPILED):
-        return []
-    names = [name for name in GRAMMARS if isinstance(body.get(name), dict | list | str)]
-    if body.get("tools") and body.get("tool_choice") not in _FREE_CHOICES:
-        names.append("tools")
-    return names
+        return {}
+    found = {name: body[name] for name in GRAMMARS if isinstance(body.get(name), dict | list | str)}
+    for name in FORMATS:
+        settings = body.get(name)
+        if isinstance(settings, dict) and isinstance(settings.get("format"), dict):
+            found[name] = settings["format"]
+    if body.get("tools") and not _is_free(body.get("tool_choice")):
+        found["tools"] = body["tools"]
+    return found
+
+
+def _is_free(choice: Any) -> bool:
+    return (choice.get("type") if isinstance(choice, dict) else choice) in _FREE_CHOICES
 
 
 def _check_grammars(body: Mapping[str, Any], most: int) -> None:
-    for name in grammars_of(body):
-        if _depth(body[name]) > DEEPEST:
+    for name, grammar in grammars_of(body).items():
+        if _depth(grammar) > DEEPEST:
             raise errors.InvalidRequest(
                 f"{name}: expected at most {DEEPEST} levels of lists and objects, got more; make it flatter",
                 param=name,
             )
-        if (size := len(json.dumps(body[name]))) > most:
+        if (size := len(json.dumps(grammar))) > most:
             raise errors.InvalidRequest(
                 f"{name} has {size} bytes, but at most {most} bytes may be compiled; make it smaller",
                 param=name,
             )
         try:
-            check_grammar(body[name])
+            check_grammar(grammar)
         except ValueError as e:
             raise errors.InvalidRequest(
                 f"{name} would take too long to compile: {e}; make it simpler", param=name

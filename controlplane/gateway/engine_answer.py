@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from controlplane.gateway.admission_queue import late
+from controlplane.gateway.stream_events import has_token
 from controlplane.traffic.request import InferenceRequest
 from workers import request_headers
 from workers.http1.client import Connection
@@ -15,17 +16,17 @@ from workers.http1.client import Connection
 T = TypeVar("T")
 
 _FAULT = request_headers.FAULT.encode()
-_USAGE = re.compile(rb'"completion_tokens":\s*(\d+)')
+_USAGE = re.compile(rb'"(?:completion|output)_tokens":\s*(\d+)')
 # Events of a stream without a token: one at its beginning or with the reason of its end, and the last one.
 _OTHER_EVENTS = 2
 _TAIL_BYTES = 4096
 
 
 class EngineAnswer:
-    """An answer that is being read. `on_first` is called once, at the first piece of a stream or at an answer
+    """An answer that is being read. `on_first` is called once, at a stream's first token or at an answer
     that is not streamed. `tokens` is known after everything was read.
 
-    Reading raises Late when the request is to be dropped: a stream's first piece after the request's
+    Reading raises Late when the request is to be dropped: a stream's first token after the request's
     `first_by_s`, everything else after its `whole_by_s`.
     """
 
@@ -37,6 +38,7 @@ class EngineAnswer:
         self._connection = connection
         self._on_first = on_first
         self._events = 0
+        self._has_token = False
         self._last = self._before_last = b""
         self.status = connection.status
         self.content_type = connection.headers.get(b"content-type", b"application/json").decode("latin-1")
@@ -53,12 +55,13 @@ class EngineAnswer:
 
     async def piece(self) -> bytes | None:
         """The next piece of a stream. Raises BrokenOff, Late."""
-        limit_s = self._request.whole_by_s if self._events else self._request.first_by_s
+        limit_s = self._request.whole_by_s if self._has_token else self._request.first_by_s
         piece = await in_time(self._base, self._request, limit_s, self._connection.piece())
         if piece is None:
             self._count(self._before_last + self._last, self._events - _OTHER_EVENTS)
             return None
-        if not self._events:
+        if not self._has_token and has_token(piece):
+            self._has_token = True
             self._on_first()
         self._events += max(1, piece.count(b"\n\n"))
         self._before_last, self._last = self._last, piece

@@ -11,13 +11,16 @@ from dataclasses import dataclass
 
 from controlplane import errors
 from controlplane.gateway.rate_sharing import EXCHANGE_S, Key, Others, RateReport, Share
+from controlplane.gateway.stream_events import NamedUsage
 from controlplane.gateway.stream_usage import StreamUsage
 from controlplane.traffic import rate_limits
 from controlplane.traffic.body_bounds import SMALL_BYTES
+from controlplane.traffic.endpoints import Format
 from controlplane.traffic.rate_limits import Bucket
 from controlplane.traffic.tenants import Tenant
 
-_USAGE = re.compile(rb'"total_tokens":\s*(\d+)')
+_TOTAL = re.compile(rb'"total_tokens":\s*(\d+)')
+_PARTS = re.compile(rb'"(input|output)_tokens":\s*(\d+)')
 LARGE_BODY_BYTES = 256 << 20  # bytes of larger bodies that a gateway reads per tenant and minute
 # Events of a stream without a token: one at its beginning or with the reason of its end, and the last one.
 _OTHER_EVENTS = 2
@@ -34,7 +37,8 @@ class Charge:
     tenant: Tenant
     tokens: float
     settled: bool = False
-    usage: StreamUsage | None = None
+    format: Format = Format.OPENAI
+    usage: StreamUsage | NamedUsage | None = None
     events: int = 0
     end: bytes = b""
 
@@ -46,11 +50,13 @@ class Charge:
     def streamed(self, prompt_tokens: int) -> None:
         """The stream ended or was cut: it cost what the engine reported, else a token for each event."""
         counted = None if self.usage is None else self.usage.tokens
-        self.settle(counted or _said(self.end) or prompt_tokens + max(0, self.events - _OTHER_EVENTS))
+        self.settle(
+            counted or _said(self.end, self.format) or prompt_tokens + max(0, self.events - _OTHER_EVENTS)
+        )
 
     def whole(self, body: bytes) -> None:
         """The answer was not streamed; without a report of its cost it cost what was charged."""
-        self.settle(_said(body[-_TAIL_BYTES:]) or self.tokens)
+        self.settle(_said(body[-_TAIL_BYTES:], self.format) or self.tokens)
 
     def settle(self, used: float) -> None:
         if not self.settled:
@@ -58,9 +64,13 @@ class Charge:
             self.book.settle(self.tenant, self.tokens, used)
 
 
-def _said(end: bytes) -> int | None:
-    """Tokens of prompt and answer as the engine counted them; text of the model is escaped."""
-    said = _USAGE.findall(end)
+def _said(end: bytes, written: Format) -> int | None:
+    """Tokens of prompt and answer as the engine counted them; text of the model is escaped. A message's calls
+    of tools are not, so only the last counts in it are the engine's."""
+    if written is Format.ANTHROPIC:
+        counted = {kind: int(tokens) for kind, tokens in _PARTS.findall(end)}
+        return sum(counted.values()) if len(counted) == 2 else None
+    said = _TOTAL.findall(end)
     return int(said[-1]) if said else None
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from controlplane import errors
 from controlplane.state.records import ServingTargets
 from controlplane.state.terms import EXPECTED_OUTPUT_TOKENS, MAX_TARGET_MS, LatePolicy, Priority
+from controlplane.traffic.endpoints import ENDPOINTS
 from controlplane.traffic.request_fields import output_limit
 from controlplane.traffic.tenants import DEFAULT, Tenant
 
@@ -36,6 +37,8 @@ BYTES_PER_TOKEN = 4
 UNLIMITED_TOKENS = EXPECTED_OUTPUT_TOKENS
 # Characters of a prompt that make its beginning; a prompt with less than a quarter of them has no beginning.
 BEGINNING = 4096
+# Fields with the beginning of a prompt, of all endpoints.
+_OPENINGS = ("system", "instructions", "messages", "prompt", "input")
 _MAX_SHOWN = 100
 
 Headers = Iterable[tuple[bytes, bytes]]
@@ -123,7 +126,10 @@ def request_terms(
 
 def cut_at(path: str, body: Mapping[str, Any], most: int | None) -> int | None:
     """Tokens at which each answer is cut: the request's limit, in the field that the engine uses on this
-    path, but at most `most`, the deployment's limit. None: at the context's end."""
+    path, but at most `most`, the deployment's limit. None: at the context's end. 0: the call generates
+    nothing."""
+    if not ENDPOINTS[path].generates:
+        return 0
     limits = [limit for limit in (output_limit(path, body), most) if limit is not None]
     return min(limits, default=None)
 
@@ -165,14 +171,20 @@ def estimated_prompt(body_bytes: int) -> int:
 
 
 def _beginning(body: Mapping[str, Any], salt: str) -> int:
-    """A hash of the beginning of the prompt, or of its first message (the system's, if there is one)."""
-    text = body.get("prompt")
-    messages = body.get("messages")
-    if isinstance(messages, list) and messages and isinstance(messages[0], dict):
-        text = messages[0].get("content")
-    if not isinstance(text, str) or len(text) < BEGINNING // 4:
+    """A hash of the beginning of the prompt: its instructions, if there are any, or else its first
+    message."""
+    text = next((text for name in _OPENINGS if (text := _text(body.get(name)))), "")
+    if len(text) < BEGINNING // 4:
         return 0
     return hash((body.get("model"), text[:BEGINNING], salt))
+
+
+def _text(value: Any) -> str:
+    """A text, or the text of the first of messages, items or blocks; "": none."""
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        first = value[0]
+        value = first.get("content", first.get("text"))
+    return value if isinstance(value, str) else ""
 
 
 def _ours(headers: Headers) -> dict[str, str]:

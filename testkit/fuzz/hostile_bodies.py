@@ -23,7 +23,7 @@ from controlplane.api.inference.body import parse_body
 from controlplane.api.inference.engine_call import engine_call
 from controlplane.gateway.engine_errors import from_engine, from_engine_event
 from controlplane.traffic.body_bounds import MAX_BODY_PARTS, check_parts
-from controlplane.traffic.request_fields import CHAT, COMPLETIONS, FIELDS
+from controlplane.traffic.endpoints import CHAT, COMPLETIONS, ENDPOINTS
 from controlplane.traffic.route_table import Route
 from controlplane.traffic.tenants import Quota, Tenant
 from testkit import random_adapters, random_variants, started_worker
@@ -67,7 +67,9 @@ SCHEMAS: tuple[Any, ...] = (
 CHOICES: tuple[Any, ...] = ([], [""], ["a", ""], ["\x00"], ["\ud800"], ["é"] * 3, [1])
 # The fields of both supported versions of vLLM: bodies have fields of the other version, too.
 NAMED = {
-    path: sorted({name for fields in OF_VERSIONS.values() for name in fields[path]} | FIELDS[path].keys())
+    path: sorted(
+        {name for fields in OF_VERSIONS.values() for name in fields[path]} | ENDPOINTS[path].fields.keys()
+    )
     for path in PATHS
 }
 # Bodies that harmed an engine or its other requests before they were bounded.
@@ -449,7 +451,7 @@ async def ask(to: Served, seeds: range, rows: int = ROWS) -> Found:
     def passes(call: EngineCall) -> None:
         fields = {name for name, value in json.loads(call.body).items() if value is not None}
         found.passed.update(fields)
-        if unknown := fields - FIELDS[call.path].keys():
+        if unknown := fields - ENDPOINTS[call.path].fields.keys():
             raise AssertionError(f"fields that the table does not name reached the worker: {unknown}")
 
     to.on_call = passes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import inspect
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +20,34 @@ from controlplane.api.inference.engine_call import engine_call
 from controlplane.api.request_bounds import Bounds
 from controlplane.settings import Settings
 from controlplane.template_arguments import RESERVED_ARGUMENTS, TEMPLATE_ARGUMENTS, template_arguments_of
-from controlplane.traffic.request_fields import (
+from controlplane.traffic.endpoints import (
     CHAT,
     COMPLETIONS,
-    FIELDS,
-    REPETITION_DETECTION,
-    STREAM_OPTIONS,
-    STRUCTURED_OUTPUTS,
-    check_fields,
+    COUNT_TOKENS,
+    DETOKENIZE,
+    ENDPOINTS,
+    MESSAGES,
+    RESPONSES,
+    TOKENIZE,
 )
+from controlplane.traffic.openai_fields import REPETITION_DETECTION, STREAM_OPTIONS, STRUCTURED_OUTPUTS
+from controlplane.traffic.request_fields import check_fields
 from controlplane.traffic.route_table import Route
+from controlplane.traffic.tenants import Tenant
 from testkit.api.installations import Installation, Start
 
 BASE = Route("m", "m", 64, None, 0.0)
+SAID = [{"role": "user", "content": "a"}]
 ASKED: dict[str, dict[str, Any]] = {
-    CHAT: {"model": "m", "messages": [{"role": "user", "content": "a"}]},
+    CHAT: {"model": "m", "messages": SAID},
     COMPLETIONS: {"model": "m", "prompt": "a"},
+    RESPONSES: {"model": "m", "input": "a"},
+    MESSAGES: {"model": "m", "messages": SAID, "max_tokens": 5},
+    COUNT_TOKENS: {"model": "m", "messages": SAID},
+    TOKENIZE: {"model": "m", "prompt": "a"},
+    DETOKENIZE: {"model": "m", "tokens": [1]},
 }
+FIELDS = {path: endpoint.fields for path, endpoint in ENDPOINTS.items()}
 # By version and model, the names of their fields in those versions' sources.
 OF_VERSIONS: dict[str, dict[str, list[str]]] = json.loads(
     Path(__file__).with_name("vllm_request_fields.json").read_text()
@@ -70,16 +82,25 @@ def test_the_table_names_every_field_of_a_version(version: str, model: str) -> N
 
 
 def test_and_every_field_of_the_installed_version() -> None:
-    """A new version of vLLM may bring fields: each is to be decided in `request_fields`."""
+    """A new version of vLLM may bring fields: each is to be decided in the table of its endpoint."""
     pytest.importorskip("vllm")
+    from vllm.entrypoints.anthropic.protocol import AnthropicCountTokensRequest, AnthropicMessagesRequest
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
     from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+    from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+    from vllm.entrypoints.serve.tokenize import protocol as tokens
     from vllm.sampling_params import RepetitionDetectionParams, StructuredOutputsParams
 
     options = CompletionRequest.model_fields["stream_options"].annotation.__args__[0]
+    chats, texts = tokens.TokenizeChatRequest.model_fields, tokens.TokenizeCompletionRequest.model_fields
     found = {
         COMPLETIONS: set(CompletionRequest.model_fields),
         CHAT: set(ChatCompletionRequest.model_fields),
+        RESPONSES: set(ResponsesRequest.model_fields),
+        MESSAGES: set(AnthropicMessagesRequest.model_fields),
+        COUNT_TOKENS: set(AnthropicCountTokensRequest.model_fields),
+        TOKENIZE: {*chats, *texts},
+        DETOKENIZE: set(tokens.DetokenizeRequest.model_fields),
         "stream_options": set(options.model_fields),
         "structured_outputs": public(StructuredOutputsParams),
         "repetition_detection": public(RepetitionDetectionParams),
@@ -259,7 +280,152 @@ FINE: dict[str, dict[str, Any]] = {
             {"role": "tool", "content": "5", "tool_call_id": "1"},
         ],
     },
+    RESPONSES: {
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "a"}]},
+            {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "b"}]},
+            {"type": "function_call", "name": "f", "arguments": "{}", "call_id": "1"},
+            {"type": "function_call_output", "call_id": "1", "output": "5"},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "c"}]},
+        ],
+        **{"instructions": "b", "max_output_tokens": 5, "store": False, "reasoning": {"effort": "low"}},
+        **{"include": ["reasoning.encrypted_content"], "truncation": "auto", "parallel_tool_calls": False},
+        "text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}},
+        "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}}],
+        "tool_choice": {"type": "function", "name": "f"},
+    },
+    MESSAGES: {
+        "system": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}],
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "a"}]},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "b", "signature": "c"},
+                    {"type": "tool_use", "id": "1", "name": "f", "input": {}},
+                ],
+            },
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "5"}]},
+        ],
+        **{"stop_sequences": ["a"], "temperature": 0.5, "top_k": 5, "metadata": {"user_id": "me"}},
+        **{"thinking": {"type": "enabled", "budget_tokens": 1024}, "tool_choice": {"type": "auto"}},
+        "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+        "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": {}}},
+    },
+    COUNT_TOKENS: {"system": "a", "tools": [{"name": "f", "input_schema": {}}]},
+    TOKENIZE: {"add_special_tokens": False, "return_token_strs": True},
+    DETOKENIZE: {"tokens": [0, 5]},
 }
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "value"),
+    [
+        *((RESPONSES, name, value) for name, value in [("store", True), ("background", True)]),
+        *((RESPONSES, name, "resp_1") for name in ("previous_response_id", "conversation")),
+        (RESPONSES, "prompt", {"id": "a"}),
+        (RESPONSES, "messages", SAID),
+        (RESPONSES, "max_tokens", 5),
+        (RESPONSES, "tools", [{"type": "web_search"}]),
+        (RESPONSES, "tools", [{"type": "mcp", "server_label": "a", "server_url": "http://x"}]),
+        (RESPONSES, "tool_choice", {"type": "allowed_tools"}),
+        (RESPONSES, "input", [{"type": "item_reference", "id": "a"}]),
+        (RESPONSES, "input", [{"type": ["a"]}]),
+        (RESPONSES, "input", [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]),
+        (RESPONSES, "input", [{"type": "function_call_output", "call_id": "a", "output": 5}]),
+        (RESPONSES, "text", {"format": {"type": "grammar"}}),
+        (RESPONSES, "text", {"format": {"type": "json_schema"}}),
+        (RESPONSES, "enable_response_messages", True),
+        (RESPONSES, "kv_transfer_params", {}),
+        (RESPONSES, "top_logprobs", 21),
+        (MESSAGES, "max_tokens", 0),
+        (MESSAGES, "system", [{"type": "image"}]),
+        (MESSAGES, "messages", [{"role": "user", "content": [{"type": "image", "source": {}}]}]),
+        (MESSAGES, "messages", [{"role": "user", "content": None}]),
+        (MESSAGES, "messages", [{"role": "tool", "content": "a"}]),
+        (
+            MESSAGES,
+            "messages",
+            [
+                {
+                    "role": "user",
+                    "content": [{"type": "tool_result", "tool_use_id": "1", "content": [{"type": "image"}]}],
+                }
+            ],
+        ),
+        (MESSAGES, "tools", [{"type": "bash_20250124", "name": "bash"}]),
+        (MESSAGES, "tool_choice", "auto"),
+        (MESSAGES, "thinking", {"type": "enabled"}),
+        (MESSAGES, "output_config", {"format": {"type": "json_schema"}}),
+        (MESSAGES, "mcp_servers", [{"url": "http://x"}]),
+        (MESSAGES, "stop_sequences", "a"),
+        (MESSAGES, "vllm_xargs", {}),
+        (COUNT_TOKENS, "stream", True),
+        (TOKENIZE, "chat_template", "{{ 1 }}"),
+        (TOKENIZE, "prompt", ["a"]),
+        (DETOKENIZE, "tokens", [-1]),
+        (DETOKENIZE, "tokens", ["a"]),
+        (DETOKENIZE, "prompt", "a"),
+    ],
+)
+def test_other_endpoints_refuse_what_their_engines_must_not_read(path: str, name: str, value: Any) -> None:
+    param, message = refusal(path, **{name: value})
+    assert param is not None
+    assert param.startswith(name)
+    assert name in message
+
+
+def test_an_answer_is_cut_by_each_endpoint_s_own_field() -> None:
+    """Without a limit of its own, a request gets the deployment's; a larger limit is lowered."""
+    cut = replace(BASE, max_output_tokens=8)
+    for path, name in ((RESPONSES, "max_output_tokens"), (MESSAGES, "max_tokens")):
+        for limit, expected in (({}, 8), ({name: 99}, 8), ({name: 3}, 3)):
+            asked = {key: value for key, value in ASKED[path].items() if key != name}
+            assert json.loads(engine_call(path, {**asked, **limit}, cut).body)[name] == expected
+    for path in (COUNT_TOKENS, TOKENIZE, DETOKENIZE):
+        assert json.loads(engine_call(path, ASKED[path], cut).body) == ASKED[path]
+
+
+def test_only_what_reads_kv_blocks_has_a_cache_salt() -> None:
+    tenant = Tenant("a", cache_salt="secret")
+    salted = {
+        path
+        for path, asked in ASKED.items()
+        if "cache_salt" in json.loads(engine_call(path, asked, BASE, tenant=tenant).body)
+    }
+    assert salted == {CHAT, COMPLETIONS, RESPONSES, MESSAGES}
+
+
+def test_a_tokenizer_gets_a_bounded_text() -> None:
+    raw = json.dumps({"model": "m", "prompt": "a" * (1 << 20)}).encode()
+    with pytest.raises(errors.InvalidRequest, match="at most 1048576"):
+        engine_call(TOKENIZE, json.loads(raw), BASE, raw)
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "form"),
+    [
+        (RESPONSES, "text", {"format": {"type": "json_schema", "name": "n", "schema": "DEEP"}}),
+        (MESSAGES, "output_config", {"format": {"type": "json_schema", "schema": "DEEP"}}),
+    ],
+)
+def test_grammars_are_bounded_wherever_they_are(path: str, field: str, form: dict[str, Any]) -> None:
+    deep: dict[str, Any] = {"type": "string"}
+    for _ in range(40):
+        deep = {"type": "array", "items": deep}
+    form = {"format": {**form["format"], "schema": deep}}
+    param, message = refusal(path, **{field: form})
+    assert (param, "levels" in message) == (field, True)
+    fine = {"format": {**form["format"], "schema": {"type": "string"}}}
+    assert engine_call(path, {**ASKED[path], field: fine}, BASE).grammar == field
+
+
+@pytest.mark.parametrize("choice", [{"type": "auto"}, {"type": "none"}, None])
+def test_large_tools_that_no_grammar_forces_pass(choice: Any) -> None:
+    """Claude Code sends more of them than an engine may compile."""
+    tool = {"name": "f", "description": "a" * 100_000, "input_schema": {"type": "object"}}
+    engine_call(MESSAGES, {**ASKED[MESSAGES], "tools": [tool], "tool_choice": choice}, BASE)
+    assert refusal(MESSAGES, tools=[tool], tool_choice={"type": "any"})[0] == "tools"
 
 
 @pytest.mark.parametrize("path", FINE)
@@ -272,7 +438,7 @@ def test_a_client_s_fields_pass_unchanged(path: str) -> None:
 @pytest.mark.parametrize("path", FINE)
 def test_null_is_for_what_was_left_out(path: str) -> None:
     for name in FIELDS[path]:
-        if name not in ("model", "prompt", "messages"):
+        if name not in ("model", "prompt", "messages", "input", "max_tokens"):
             engine_call(path, {**ASKED[path], name: None}, BASE)
 
 
@@ -355,7 +521,7 @@ values = st.recursive(
 )
 
 
-@given(st.sampled_from([CHAT, COMPLETIONS]), st.data())
+@given(st.sampled_from(list(ENDPOINTS)), st.data())
 def test_every_field_that_passes_is_in_the_table(path: str, data: st.DataObject) -> None:
     names = st.sampled_from(sorted(FIELDS[path])) | st.text(max_size=5)
     body = {**data.draw(st.dictionaries(names, values, max_size=4)), "model": "m"}

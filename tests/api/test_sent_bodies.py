@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from controlplane import errors
 from controlplane.api.inference.body import parse_body
 from controlplane.api.inference.engine_call import engine_call
-from controlplane.traffic.request_fields import CHAT, COMPLETIONS
+from controlplane.traffic.endpoints import CHAT, COMPLETIONS
 from controlplane.traffic.route_table import Route
 from workers.messages import VariantRef
 

@@ -15,6 +15,7 @@ from controlplane.api.services import Services
 from controlplane.api.time_limit import TimeLimit, timed_out
 from controlplane.gateway.engine_errors import from_engine
 from controlplane.traffic.body_bounds import check_parts
+from controlplane.traffic.endpoints import ENDPOINTS
 from controlplane.traffic.request_terms import (
     Headers,
     RequestTerms,
@@ -47,9 +48,9 @@ async def answer(
         limit = cut_at(path, body, route.max_output_tokens)
         terms = terms_of(route, headers, body, len(raw), limit, tenant)
         if body.get("stream") is True:
-            record.charge_tenant(terms, stream=body)
-            return await streamed(services.cluster.stream(route.base, call, terms), call.grammar, record)
-        record.charge_tenant(terms)
+            record.charge_tenant(terms, ENDPOINTS[path], stream=body)
+            return await streamed(services.cluster.stream(route.base, call, terms), call, record)
+        record.charge_tenant(terms, ENDPOINTS[path])
         return await _whole(services, route, call, record)
 
 

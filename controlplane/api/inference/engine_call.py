@@ -10,13 +10,12 @@ from controlplane import errors
 from controlplane.api.inference.body import is_plain
 from controlplane.api.request_bounds import DEFAULTS, Bounds, check, grammars_of
 from controlplane.gateway.stream_usage import OPTIONS
-from controlplane.traffic.request_fields import CHAT, LENGTHS, check_fields
+from controlplane.traffic.endpoints import ENDPOINTS, Endpoint, Format
+from controlplane.traffic.request_fields import check_fields
 from controlplane.traffic.route_table import Route
 from controlplane.traffic.tenants import DEFAULT, Tenant
 from workers.cache_salt import cache_salt
 from workers.messages import EngineCall
-
-COMPLETION_TOKENS = 16  # the default length of a completion
 
 
 def engine_call(
@@ -37,14 +36,16 @@ def engine_call(
 
     Errors: InvalidRequest for a field that may not reach the engine, or a value beyond `bounds`.
     """
+    endpoint = ENDPOINTS[path]
+    _check_bytes(endpoint, len(raw))
     check_fields(path, body, bounds.template_arguments)
     check(body, len(raw), bounds, route.requests_at_once)
-    changes: dict[str, Any] = {**_bounded(path, body, route.max_output_tokens)}
+    changes: dict[str, Any] = {**_bounded(endpoint, body, route.max_output_tokens)}
     if body["model"] != route.model:
         changes["model"] = route.model
-    if (salt := cache_salt(tenant.cache_salt, route.variant, body.get("cache_salt"))) is not None:
+    if endpoint.generates and (salt := _salt(tenant, route, body)) is not None:
         changes["cache_salt"] = salt
-    if tenant.quota.tokens_per_minute is not None and body.get("stream"):
+    if endpoint.format is Format.OPENAI and tenant.quota.tokens_per_minute is not None and body.get("stream"):
         changes["stream_options"] = {**(body.get("stream_options") or {}), **OPTIONS}
     # The gateway acts on a numeric priority; vLLM would refuse it.
     is_written = type(body.get("priority")) is int or "stream_options" in changes
@@ -79,13 +80,24 @@ def _written(body: dict[str, Any], changes: dict[str, Any]) -> bytes:
         raise errors.InvalidRequest("the body is nested too deeply") from e
 
 
-def _bounded(path: str, body: dict[str, Any], most: int | None) -> dict[str, int]:
+def _bounded(endpoint: Endpoint, body: dict[str, Any], most: int | None) -> dict[str, int]:
     """The fields that make the engine cut an answer at `most` tokens; None: the context's end."""
-    if most is None:
+    if most is None or not endpoint.generates:
         return {}
-    asked = {name: body[name] for name in LENGTHS[path] if body.get(name) is not None}
+    asked = {name: body[name] for name in endpoint.lengths if body.get(name) is not None}
     if asked:
         return {name: most for name, value in asked.items() if value > most}
-    if path == CHAT:
-        return {"max_completion_tokens": most}
-    return {"max_tokens": most} if "max_tokens" in body or most < COMPLETION_TOKENS else {}
+    name, default = endpoint.lengths[0], endpoint.default_length
+    return {name: most} if default is None or name in body or most < default else {}
+
+
+def _salt(tenant: Tenant, route: Route, body: dict[str, Any]) -> str | None:
+    return cache_salt(tenant.cache_salt, route.variant, body.get("cache_salt"))
+
+
+def _check_bytes(endpoint: Endpoint, size: int) -> None:
+    if endpoint.body_bytes is not None and size > endpoint.body_bytes:
+        raise errors.InvalidRequest(
+            f"the body has {size} bytes, but this call takes at most {endpoint.body_bytes}; send the text in"
+            " several requests"
+        )

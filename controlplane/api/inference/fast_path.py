@@ -1,7 +1,7 @@
-"""Answers the two inference calls before FastAPI looks for their route.
+"""Answers the inference calls before FastAPI looks for their route.
 
 FastAPI's routing, dependencies and stacks cost as much as all our own work on such a request. The routes stay
-(`routes/openai.py`) for the documentation and for the names of Serve's metrics.
+(`routes/inference.py`) for the documentation and for the names of Serve's metrics.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from controlplane.api.inference import answering
 from controlplane.api.middleware import body_too_slow, tenant_of
 from controlplane.api.services import Services
 from controlplane.api.time_limit import TimeLimit
-from controlplane.traffic.request_fields import FIELDS
+from controlplane.traffic.endpoints import ENDPOINTS
 from workers.asgi import DIRECT, DirectRequest
 
 log = logging.getLogger(__name__)
 
-PATHS = frozenset(FIELDS)
+PATHS = frozenset(ENDPOINTS)
 # The scope's key for the header with an answer's id.
 _ID = "ostinato.request_id"
 
@@ -58,7 +58,7 @@ class InferencePath:
                 return
             response = answer
         except errors.OstinatoError as e:
-            response = respond(self._services.hide(e))
+            response = respond(self._services.hide(e), scope["path"])
         except Exception as e:
             response = unexpected(scope, e)
         await response(scope, receive, send)

@@ -13,8 +13,10 @@ from controlplane import errors
 from controlplane.api.services import Services
 from controlplane.gateway.metrics import UNKNOWN
 from controlplane.gateway.rate_book import Charge
+from controlplane.gateway.stream_events import NAMED, NamedUsage, has_token, tokens_in
 from controlplane.gateway.stream_usage import StreamUsage
 from controlplane.traffic.attainment import Outcome, attained
+from controlplane.traffic.endpoints import Endpoint, Format
 from controlplane.traffic.request_terms import NO_TERMS, RequestTerms
 from controlplane.traffic.route_table import Route
 from workers.messages import EngineHead
@@ -48,6 +50,7 @@ class RequestRecord:
     streams: bool = False
     first_s: float | None = None
     chunks: int = 0
+    deltas: int = 0  # events that stand for a token, if the events have names
     charge: Charge | None = None
 
     def __post_init__(self) -> None:
@@ -72,20 +75,31 @@ class RequestRecord:
         if self.counted:
             self.services.metrics.of(self.model).begin()
 
-    def charge_tenant(self, terms: RequestTerms, stream: Mapping[str, Any] | None = None) -> None:
+    def charge_tenant(
+        self, terms: RequestTerms, endpoint: Endpoint, stream: Mapping[str, Any] | None = None
+    ) -> None:
         """Charge the tenant for the most tokens that the request may cost. `stream` is the body of a request
         for a stream. Errors: RateLimited."""
         self.terms, self.streams = terms, stream is not None
+        if not endpoint.generates:
+            return
         self.charge = self.services.rates.charge(terms.tenant, terms.tokens)
-        if self.charge is not None and stream is not None:
-            self.charge.usage = StreamUsage(stream)
+        if self.charge is None:
+            return
+        self.charge.format = endpoint.format
+        if stream is not None:
+            is_named = endpoint.format is not Format.OPENAI
+            self.charge.usage = NamedUsage(terms.prompt_tokens) if is_named else StreamUsage(stream)
 
     def chunk(self, item: EngineHead | bytes) -> None:
         """A piece of the stream came."""
         self.chunks += 1
-        if self.charge is not None and isinstance(item, bytes):
-            self.charge.saw(item)
-        if self.first_s is None:
+        if isinstance(item, bytes):
+            if item.startswith(NAMED):
+                self.deltas += tokens_in(item)
+            if self.charge is not None:
+                self.charge.saw(item)
+        if self.first_s is None and isinstance(item, bytes) and has_token(item):
             self.first_s = time.perf_counter() - self.start_s
             if self.counted:
                 self.services.metrics.of(self.model).ttft.observe(self.first_s)
@@ -117,8 +131,7 @@ class RequestRecord:
         if self.model != UNKNOWN:
             of_model.in_flight -= 1
             of_model.duration.observe(took_s)
-            seen = Outcome(
-                CLIENT_GONE if by_client else code, self.streams, self.first_s, took_s, self.chunks
-            )
+            chunks = self.deltas + 1 if self.deltas else self.chunks
+            seen = Outcome(CLIENT_GONE if by_client else code, self.streams, self.first_s, took_s, chunks)
             for target, is_kept in attained(self.terms, seen):
                 metrics.targets.labels(self.model, target, str(is_kept).lower()).inc()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
@@ -13,12 +12,15 @@ from starlette.types import Receive, Scope, Send
 
 from controlplane import errors
 from controlplane.api.departure import unless_client_leaves
+from controlplane.api.error_formats import error_event
 from controlplane.api.inference.request_record import CLIENT_GONE, RequestRecord
 from controlplane.api.request_limits import WRITE_TIMEOUT_S
 from controlplane.api.time_limit import TimeLimit, WriteLimit, timed_out
 from controlplane.gateway.engine_errors import from_engine, from_engine_event
+from controlplane.gateway.stream_events import has_token
+from controlplane.traffic.endpoints import format_of
 from workers.asgi import DIRECT
-from workers.messages import ERROR_EVENT, EngineHead
+from workers.messages import ERROR_EVENT, EngineCall, EngineHead
 
 log = logging.getLogger(__name__)
 
@@ -26,14 +28,15 @@ CUT = "cut"  # the client read nothing of its answer for too long
 Items = AsyncGenerator[EngineHead | bytes, None]
 
 
-async def streamed(items: Items, grammar: str, record: RequestRecord) -> Response:
-    """The response that streams `items`, the engine's head and events. `grammar`: the request's, for errors.
+async def streamed(items: Items, call: EngineCall, record: RequestRecord) -> Response:
+    """The response that streams `items`, the engine's head and events. `call`: the request, for errors.
 
     The head has come when this returns, so an engine's refusal keeps its status. If the request may be
     dropped for being late, its first event has come, too.
 
     Errors: TimedOut, EngineFailed, those of the engine's status.
     """
+    grammar = call.grammar
     limit_s = record.services.settings.request_timeout_s
     write_s = record.services.limits.stream_write_s
     first: bytes | None = None
@@ -60,7 +63,7 @@ async def streamed(items: Items, grammar: str, record: RequestRecord) -> Respons
         )
         record.end(CUT, by_client=True)
 
-    chunks = _chunks(items, first, record, limit_s, grammar)
+    chunks = _chunks(items, first, record, limit_s, call)
     return ClosingStream(chunks, close, head.content_type, cut, write_s)
 
 
@@ -75,20 +78,23 @@ async def _head(items: Items, grammar: str) -> EngineHead:
 
 
 async def _first(items: Items, grammar: str, record: RequestRecord) -> bytes | None:
-    """The first event; None if the stream has no event."""
-    item = await anext(items, None)
-    if item is None:
-        return None
-    record.chunk(item)
-    return _checked(item, grammar)
+    """The events up to the first that comes from a token; None if the stream has no event."""
+    seen = b""
+    async for item in items:
+        record.chunk(item)
+        piece = _checked(item, grammar)
+        seen += piece
+        if has_token(piece):
+            break
+    return seen or None
 
 
 async def _chunks(
-    items: Items, first: bytes | None, record: RequestRecord, limit_s: float, grammar: str
+    items: Items, first: bytes | None, record: RequestRecord, limit_s: float, call: EngineCall
 ) -> AsyncGenerator[bytes, None]:
     """The events for the client. The engine's `first` event may have come already. An error on the way is
     the last event."""
-    code = CLIENT_GONE
+    code, of = CLIENT_GONE, format_of(call.path)
     try:
         with TimeLimit(limit_s) as limit:
             async with contextlib.aclosing(items):
@@ -98,7 +104,7 @@ async def _chunks(
                     limit.go_on()
                 async for item in items:
                     record.chunk(item)
-                    if not (piece := record.shown(_checked(item, grammar))):
+                    if not (piece := record.shown(_checked(item, call.grammar))):
                         continue
                     limit.pause()  # the response limits the time that the client takes
                     yield piece
@@ -106,17 +112,16 @@ async def _chunks(
         code = "ok"
     except TimeoutError:
         code = errors.TimedOut.code
-        yield _event(timed_out(limit_s))
+        yield error_event(timed_out(limit_s), of)
     except errors.OstinatoError as e:
         code = e.code
         record.fail(e)
-        yield _event(record.services.hide(e))
+        yield error_event(record.services.hide(e), of)
     except Exception:
         log.exception("a stream of '%s' broke", record.model)
         code = errors.OstinatoError.code
-        yield _event(
-            errors.OstinatoError("an unexpected error in the gateway; the gateway's log has its details")
-        )
+        error = errors.OstinatoError("an unexpected error in the gateway; the gateway's log has its details")
+        yield error_event(error, of)
     finally:
         record.end(code)
 
@@ -128,10 +133,6 @@ def _checked(item: EngineHead | bytes, grammar: str) -> bytes:
     if item.startswith(ERROR_EVENT):
         raise from_engine_event(item, grammar)
     return item
-
-
-def _event(error: errors.OstinatoError) -> bytes:
-    return b"data: " + json.dumps(error.body()).encode() + b"\n\n"
 
 
 class ClosingStream(StreamingResponse):

@@ -39,7 +39,7 @@ from controlplane.management.schemas.status import DeviceView, EngineView, Statu
 from controlplane.state import queries
 from controlplane.state.repository import State
 from controlplane.state.worker_groups import base_of
-from controlplane.traffic.request_fields import CHAT, COMPLETIONS
+from controlplane.traffic.endpoints import CHAT, COMPLETIONS, ENDPOINTS
 from controlplane.traffic.request_terms import (
     Headers,
     RequestTerms,
@@ -223,7 +223,8 @@ async def infer(
         route = await services.routes.resolve(body.model, tenant)
         record.resolved(route)
         limit = cut_at(CHAT, {"max_tokens": body.maxOutputLength}, route.max_output_tokens)
-        record.charge_tenant(answering.terms_of(route, headers, {}, len(body.inputText), limit, tenant))
+        terms = answering.terms_of(route, headers, {}, len(body.inputText), limit, tenant)
+        record.charge_tenant(terms, ENDPOINTS[CHAT])
         answer = await _answer(services, route, body, record.terms)
         if record.charge is not None:
             record.charge.settle(answer.inputTokens + answer.outputTokens)

@@ -1,16 +1,14 @@
-"""The OpenAI-compatible routes, and vLLM's two for adapters."""
+"""OpenAI's list of models, and vLLM's two calls for adapters."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse
 
 from controlplane import errors
-from controlplane.api import operations, request_bounds
-from controlplane.api.inference import answering
-from controlplane.api.middleware import tenant_of
+from controlplane.api import operations
 from controlplane.api.own_names import ADAPTERS, spoken_of_as
 from controlplane.api.routes.management import ERRORS, TEXT
 from controlplane.api.routes.parameters import Asking
@@ -22,66 +20,12 @@ from controlplane.management.schemas.models import (
     UnloadLoraAdapterRequest,
 )
 from controlplane.state.records import Phase
-from controlplane.traffic.request_fields import CHAT, COMPLETIONS
 from controlplane.traffic.route_table import RouteTable
 from controlplane.traffic.tenants import Caller, Tenant
-
-_MESSAGE = {
-    "type": "object",
-    "required": ["role", "content"],
-    "properties": {
-        "role": {"type": "string", "enum": ["system", "user", "assistant"]},
-        "content": {"type": "string"},
-    },
-}
-_COMMON = {
-    "model": {"type": "string", "minLength": 1, "description": "A deployed name, or base:variant."},
-    "stream": {"type": "boolean"},
-    "max_tokens": {"type": "integer", "minimum": 1},
-    "temperature": {"type": "number", "minimum": 0, "maximum": 2},
-    "top_p": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
-    "seed": {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
-    "stop": {
-        "anyOf": [
-            {"type": "string"},
-            {"type": "array", "items": {"type": "string"}, "maxItems": request_bounds.MAX_WORDS},
-        ]
-    },
-}
-
-
-def _body(required: dict[str, Any]) -> dict[str, Any]:
-    """The documented part of a request; `controlplane/traffic/request_fields.py` has all of it."""
-    schema = {
-        "type": "object",
-        "required": ["model", *required],
-        "properties": {**_COMMON, **required},
-        "additionalProperties": True,
-    }
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
-
-
-_CHAT_BODY = _body({"messages": {"type": "array", "minItems": 1, "items": _MESSAGE}})
-_TEXT_BODY = _body({"prompt": {"type": "string", "minLength": 1}})
-_ANSWERS: dict[int | str, dict[str, Any]] = {
-    200: {
-        "description": "The completion; server-sent events when `stream` is true.",
-        "content": {"application/json": {"schema": {"type": "object"}}, "text/event-stream": {}},
-    },
-}
 
 
 def router(services: Services) -> APIRouter:
     routes = APIRouter(prefix="/v1", tags=["openai"], responses=ERRORS)
-
-    # Never called: `inference/fast_path.py` answers first. They are documented, and Serve names metrics so.
-    @routes.post("/chat/completions", openapi_extra=_CHAT_BODY, responses=_ANSWERS)
-    async def chat_completions(request: Request) -> Response:
-        return await _asked(services, CHAT, request)
-
-    @routes.post("/completions", openapi_extra=_TEXT_BODY, responses=_ANSWERS)
-    async def completions(request: Request) -> Response:
-        return await _asked(services, COMPLETIONS, request)
 
     @routes.get("/models")
     async def models(caller: Asking) -> dict[str, Any]:
@@ -107,11 +51,6 @@ def router(services: Services) -> APIRouter:
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
     return routes
-
-
-async def _asked(services: Services, path: str, request: Request) -> Response:
-    tenant = tenant_of(request.scope)
-    return await answering.answer(services, path, await request.body(), request.headers.raw, tenant)
 
 
 def model_cards(table: RouteTable, tenant: Tenant) -> list[dict[str, Any]]:

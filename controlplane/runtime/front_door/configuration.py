@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from controlplane.runtime.front_door.sign_of_life import OFFSET
+from controlplane.traffic.endpoints import ENDPOINTS
 
 # Time from the first byte of a request's head to its last.
 HEAD_S = 8
@@ -137,7 +138,7 @@ def _edits(limits: Limits, folder: str, listens_on_all: bool, backends: int, gat
 _RETRIES = "    retry-on conn-failure empty-response\n    retries 2"
 _REPEATABLE = (
     "acl repeatable method GET HEAD OPTIONS",
-    "acl repeatable path /v1/completions /v1/chat/completions",
+    f"acl repeatable path {' '.join(ENDPOINTS)}",
     "acl repeatable req.hdr(idempotency-key) -m found",
     "http-request disable-l7-retry if !repeatable",
 )

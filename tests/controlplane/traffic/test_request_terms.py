@@ -16,8 +16,8 @@ from controlplane.state.records import Deployment, Phase, ServingTargets
 from controlplane.state.repository import Put
 from controlplane.state.terms import LatePolicy, Priority
 from controlplane.state.transactions import Context
+from controlplane.traffic.endpoints import CHAT, COMPLETIONS
 from controlplane.traffic.output_lengths import FIRST_GUESS, OutputLengths
-from controlplane.traffic.request_fields import CHAT, COMPLETIONS
 from controlplane.traffic.request_terms import (
     HEADERS,
     NO_TERMS,

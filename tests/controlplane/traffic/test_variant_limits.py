@@ -10,7 +10,7 @@ from controlplane import errors
 from controlplane.api.inference.engine_call import engine_call
 from controlplane.management.commands import limit_variants
 from controlplane.state.records import Deployment, Phase, dump, load
-from controlplane.traffic.request_fields import CHAT
+from controlplane.traffic.endpoints import CHAT
 from controlplane.traffic.route_table import build_table
 from testkit.controlplane.builders import PLACED, deployment, model, state
 
