@@ -62,6 +62,12 @@ def application() -> FastAPI:
     async def breaks_late() -> StreamingResponse:
         return StreamingResponse(pieces(breaks=ZeroDivisionError("late")), media_type="text/event-stream")
 
+    @app.post("/refuses")
+    async def refuses() -> StreamingResponse:
+        error = ValueError("no such rule")
+        error.parameter = "structured_outputs"  # type: ignore[attr-defined]  # as vLLM's errors have it
+        return StreamingResponse(pieces(breaks=error), media_type="text/event-stream")
+
     @app.post("/gives-up")
     async def gives_up() -> StreamingResponse:
         error = ValueError("no valid event")
@@ -155,6 +161,14 @@ async def test_a_stream_that_breaks_ends_with_an_error_event_while_the_engine_ru
         error = json.loads(pieces[2].removeprefix(b"data: "))["error"]
         assert (error["code"], message in error["message"]) == (500, True)
         assert len(pieces) == 3
+
+
+async def test_a_value_that_the_engine_refuses_in_a_stream_is_the_request_s_mistake() -> None:
+    """vLLM's Responses begin before the engine has seen the grammar."""
+    items = [item async for item in asgi.stream(served(), EngineCall("/refuses", b"{}"))]
+    assert isinstance(items[2], bytes)
+    error = json.loads(items[2].removeprefix(b"data: "))["error"]
+    assert error == {"message": "no such rule", "code": 400, "param": "structured_outputs"}
 
 
 async def test_a_stream_of_a_dead_engine_breaks_off() -> None:

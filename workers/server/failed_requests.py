@@ -91,17 +91,21 @@ def _not_understood(error: Exception) -> bytes:
 
 
 def _failed_event(error: Exception) -> bytes:
-    """The event that ends a stream whose generator failed, as vLLM's streams of chats end."""
+    """The event that ends a stream whose generator failed, as vLLM's streams of chats end. A value that the
+    engine refuses is the request's mistake, although the stream has begun."""
     causes: list[BaseException] = [error]
     while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
         causes.append(cause)
-    given_up = any(type(cause).__name__ == _GENERATION_ERROR for cause in causes)
-    said = GIVEN_UP if given_up else f"the engine failed: {error!r:.{_LONGEST}}"
-    return b"data: " + _error(FAILED, said) + b"\n\n"
+    if any(type(cause).__name__ == _GENERATION_ERROR for cause in causes):
+        return b"data: " + _error(FAILED, GIVEN_UP) + b"\n\n"
+    if (refused := next((cause for cause in causes if isinstance(cause, ValueError)), None)) is not None:
+        return b"data: " + _error(REFUSED, str(refused), getattr(refused, "parameter", None)) + b"\n\n"
+    return b"data: " + _error(FAILED, f"the engine failed: {error!r:.{_LONGEST}}") + b"\n\n"
 
 
-def _error(code: int, message: str) -> bytes:
-    return json.dumps({"error": {"message": message, "code": code}}).encode()
+def _error(code: int, message: str, param: str | None = None) -> bytes:
+    named = {} if param is None else {"param": param}
+    return json.dumps({"error": {"message": message, "code": code, **named}}).encode()
 
 
 class _Sending:

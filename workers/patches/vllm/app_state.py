@@ -62,10 +62,10 @@ def mend_streams(state: Any) -> None:
     vLLM's Messages convert the stream of a chat, and replace its error by one of their own. Its Responses
     convert an error to an event that they refuse to send. vLLM 0.26 drops the salt of a message.
     """
-    if (messages := state.anthropic_serving_messages) is not None:
+    if (messages := getattr(state, "anthropic_serving_messages", None)) is not None:
         CHAT.replace(_salted, messages)
         MESSAGE_STREAM.replace(_with_errors, messages)
-    if (responses := state.openai_serving_responses) is not None:
+    if (responses := getattr(state, "openai_serving_responses", None)) is not None:
         GIVEN_UP.replace(_raising, responses)
 
 
