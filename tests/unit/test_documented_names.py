@@ -37,7 +37,7 @@ BLOCK = re.compile(r"^(?:    |\s*- )?(ostinato .+)$", re.M)
 CALL = re.compile(r"\b(GET|POST|PUT|PATCH|DELETE) (/[\w./{}-]*)")
 METRIC = re.compile(r"`(ostinato_\w+)`")
 OF_ALL = {"--json", "--url", "--debug", "--help"}
-MAX_WORDS = {"README.md": 600, "ARCHITECTURE.md": 2000, "docs": 23_700}  # docs/settings.md is generated
+MAX_WORDS = {"README.md": 600, "ARCHITECTURE.md": 2000, "docs": 24_000}  # docs/settings.md is generated
 
 
 def test_the_page_of_settings_is_made_from_the_code() -> None:
