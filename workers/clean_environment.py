@@ -44,8 +44,18 @@ OURS = (
 )
 
 
-# Secrets that open the installation; no engine needs them.
-SECRETS = ("OSTINATO_API_KEY", "OSTINATO_STORE_URL")
+# Secrets that open the installation or the sources of models; no engine needs them.
+SECRETS = (
+    "OSTINATO_API_KEY",
+    "OSTINATO_STORE_URL",
+    "OSTINATO_SOURCE_CREDENTIALS",
+    "HF_TOKEN",
+    "HUGGING_FACE_HUB_TOKEN",
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "GOOGLE_APPLICATION_CREDENTIALS",
+)
 
 
 def without_secrets(environment: Mapping[str, str] = os.environ) -> dict[str, str]:

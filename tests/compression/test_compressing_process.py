@@ -207,11 +207,12 @@ def test_the_compressing_process_has_limits_and_no_secrets(
 
 
 def test_processes_with_vllm_have_its_settings_and_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("OSTINATO_API_KEY", "OSTINATO_STORE_URL", "VLLM_CPU_KVCACHE_SPACE"):
+    secret = ("OSTINATO_API_KEY", "OSTINATO_STORE_URL", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY")
+    for name in (*secret, "VLLM_CPU_KVCACHE_SPACE"):
         monkeypatch.setenv(name, "value")
     kept = without_secrets()
     assert kept["VLLM_CPU_KVCACHE_SPACE"] == "value"
-    assert not {"OSTINATO_API_KEY", "OSTINATO_STORE_URL"} & kept.keys()
+    assert not set(secret) & kept.keys()
     forget_secrets()
     assert dict(os.environ) == kept
 
