@@ -67,8 +67,8 @@ def _allowed(path: Path, roots: Sequence[Path], param: str) -> Path:
         raise errors.PathNotAllowed(
             f"'{path}' is outside the folders that this installation reads from "
             "(OSTINATO_ALLOWED_ROOTS, with ':' between folders; for a tenant, the folder of its name in "
-            "each); move the files there, or add their folder and start Ostinato again (`ostinato down`, then "
-            "`OSTINATO_ALLOWED_ROOTS=FOLDER:FOLDER ostinato up`)",
+            "each); move the files there, or add their folder and start Ostinato again (`ostinato down`, "
+            "then `OSTINATO_ALLOWED_ROOTS=FOLDER:FOLDER ostinato up`)",
             param=param,
         )
     return real
