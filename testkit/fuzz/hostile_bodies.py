@@ -10,13 +10,11 @@ import contextlib
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple, TypeVar
-
-import psutil
+from typing import Any, TypeVar
 
 from controlplane import errors
 from controlplane.api.inference.body import parse_body
@@ -28,7 +26,8 @@ from controlplane.traffic.route_table import Route
 from controlplane.traffic.tenants import Quota, Tenant
 from testkit import random_adapters, random_variants, started_worker
 from testkit.engine_configs import ranks_of, vllm_config
-from testkit.fuzz import hostile_json
+from testkit.fuzz import engine_memory, hostile_json
+from testkit.fuzz.engine_memory import Growth
 from testkit.fuzz.hostile_requests import Drawer
 from testkit.random_adapters import RandomLora
 from workers.engine.grammar_queue import AT_ONCE
@@ -44,8 +43,8 @@ WAIT_S = 120.0  # the machine may be busy
 KV_CACHE_BYTES = 32 << 20  # 10,900 tokens, filled before memory is measured: planned memory is no growth
 FILLING, FILLED_AT_ONCE = 64, 16  # prompts of nearly MAX_MODEL_LEN tokens
 MEMORY_BYTES = 256 << 20  # most memory that bodies may add to an engine's processes
-GRAMMAR_PROCESS = "VLLM::grammars"  # the name of the process that compiles grammars
 GRAMMAR_BYTES = AT_ONCE * grammar_process.MEMORY_BYTES  # most memory of the children that compile them
+NO_SEED = -1  # of a failure that no single body caused
 GOOD_EVERY = 50  # after this number of bodies, a good request must be answered
 NAMES = ("base", "v1")
 COUNTED = Tenant("t", quota=Quota(tokens_per_minute=1e9), cache_salt="t")
@@ -147,8 +146,7 @@ TAGS = (
 @dataclass
 class Found:
     """`codes` of the answers: "ok", or an error's. `passed`: how often each field reached the worker.
-    `broken`: seeds and their failures. `growth_bytes`: growth of the worker processes' memory.
-    `grammar_bytes`: most memory of the children that each compile one grammar. `alone_s` and
+    `broken`: seeds and their failures. `growth`: of the memory of one engine's processes. `alone_s` and
     `beside_s`: times of two other tenants' answers before and during these bodies."""
 
     codes: Counter[str] = field(default_factory=Counter)
@@ -156,8 +154,7 @@ class Found:
     broken: list[dict[str, Any]] = field(default_factory=list)
     slowest_s: float = 0.0
     slowest_seed: int = -1
-    growth_bytes: int = 0
-    grammar_bytes: int = 0
+    growth: Growth = field(default_factory=Growth)
     alone_s: list[float] = field(default_factory=list)
     beside_s: list[float] = field(default_factory=list)
 
@@ -165,8 +162,7 @@ class Found:
         self.codes += other.codes
         self.passed += other.passed
         self.broken += other.broken
-        self.growth_bytes = max(self.growth_bytes, other.growth_bytes)
-        self.grammar_bytes = max(self.grammar_bytes, other.grammar_bytes)
+        self.growth.add(other.growth)
         self.alone_s += other.alone_s
         self.beside_s += other.beside_s
         if other.slowest_s > self.slowest_s:
@@ -299,20 +295,42 @@ def _raise_errors(reply: EngineReply, grammar: str) -> None:
 
 
 @contextlib.contextmanager
-def serving(folder: Path, smollm2: Path) -> Iterator[tuple[Served, asyncio.AbstractEventLoop]]:
-    """A worker with the first layers of SmolLM2 and an adapter. Takes 25 s."""
-    base = random_variants.first_layers(smollm2, folder / "base", LAYERS)
+def serving(
+    folder: Path, base: Path, device: Device | None = None
+) -> Iterator[tuple[Served, asyncio.AbstractEventLoop]]:
+    """A worker with `base` (of LAYERS layers) and an adapter; without a device on the CPU. Takes 25 s."""
     adapter = random_adapters.write(base, folder / "v1", RandomLora("v1", rank=4, seed=1))
-    with started_worker.started(_config(base), started_worker.ONE_THREAD) as (worker, loop):
+    config = _config(base, device or ON_CPU)
+    with started_worker.started(config, started_worker.ONE_THREAD) as (worker, loop):
         description = worker.engine.app.openapi()  # type: ignore[attr-defined]  # it is vLLM's
         yield Served(worker, {"v1": VariantRef("v1", 1, str(adapter))}, description), loop
 
 
-def _config(base: Path) -> EngineConfig:
+@dataclass(frozen=True)
+class Device:
+    """The device of an engine's rank, and the memory that it may take there."""
+
+    kind: str
+    memory_bytes: int
+
+
+ON_CPU = Device("cpu", 2 << 30)
+
+
+def smollm2_layers(smollm2: Path, folder: Path) -> Path:
+    """The first LAYERS layers of SmolLM2, for `serving`."""
+    return random_variants.first_layers(smollm2, folder / "base", LAYERS)
+
+
+def _config(base: Path, device: Device) -> EngineConfig:
     return vllm_config(
         base,
         ranks_of(
-            (LAYERS,), kv_cache_bytes=KV_CACHE_BYTES, memory_bytes=2 << 30, variant_memory_bytes=64 << 20
+            (LAYERS,),
+            kv_cache_bytes=KV_CACHE_BYTES,
+            memory_bytes=device.memory_bytes,
+            variant_memory_bytes=64 << 20,
+            device_kind=device.kind,
         ),
         max_model_len=MAX_MODEL_LEN,
         max_num_seqs=16,
@@ -329,22 +347,41 @@ FIRST: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 
 
-async def ask_with_others(to: Served, seeds: range, rows: int, alone_s: float) -> Found:
-    """The same, while two tenants each send one request after the other; also measures the memory."""
-    for path, body in FIRST:  # processes that start with their first request are no growth
+async def prepare(to: Served) -> None:
+    """Start what starts with its first request, and use the memory that is planned: neither is growth."""
+    for path, body in FIRST:
         await to.asked(path, json.dumps(body).encode())
     await _fill_memory(to)
-    alone, beside = Others(to), Others(to)
-    await alone.go_on(asyncio.sleep(alone_s))
-    memory = Memory()
-    found = await beside.go_on(memory.watched(ask(to, seeds, rows)))
-    found.alone_s, found.beside_s, found.growth_bytes = alone.took_s, beside.took_s, memory.growth_bytes
-    found.grammar_bytes = memory.grammar_bytes
-    if found.growth_bytes > MEMORY_BYTES:
-        found.broken.append({"seed": seeds.start, "what": f"memory grew by {found.growth_bytes} bytes"})
-    if found.grammar_bytes > GRAMMAR_BYTES:
-        what = f"grammars that were compiled took {found.grammar_bytes} bytes"
-        found.broken.append({"seed": seeds.start, "what": what})
+
+
+async def ask_with_others(
+    to: Served,
+    seeds: Iterable[int],
+    rows: int,
+    alone_s: float,
+    together: Callable[[], Awaitable[None]] | None = None,
+    found: Found | None = None,
+) -> Found:
+    """Ask the bodies of these seeds, while two tenants each send one request after the other.
+
+    Before that the two are alone for `alone_s`. `together` waits for other engines of this machine, so that
+    all of them are alone at the same time. Results are added to `found` as they come.
+    """
+    found = Found() if found is None else found
+    await prepare(to)
+    if together:
+        await together()
+    await Others(to, found.alone_s).go_on(asyncio.sleep(alone_s))
+    if together:
+        await together()
+    watch = engine_memory.Watch()
+    found.growth = watch.growth
+    await Others(to, found.beside_s).go_on(watch.watched(ask(to, seeds, rows, found)))
+    if found.growth.own > MEMORY_BYTES:
+        found.broken.append({"seed": NO_SEED, "what": f"memory grew by {found.growth.own} bytes"})
+    if found.growth.grammar_bytes > GRAMMAR_BYTES:
+        what = f"grammars that were compiled took {found.growth.grammar_bytes} bytes"
+        found.broken.append({"seed": NO_SEED, "what": what})
     return found
 
 
@@ -366,9 +403,8 @@ async def _fill_memory(to: Served) -> None:
 class Others:
     """Two tenants, who are answered at the base and at a variant."""
 
-    def __init__(self, to: Served) -> None:
-        self._to = to
-        self.took_s: list[float] = []
+    def __init__(self, to: Served, took_s: list[float]) -> None:
+        self._to, self._took_s = to, took_s
 
     async def go_on(self, during: Coroutine[Any, Any, T]) -> T:
         asking = [asyncio.create_task(self._one_after_the_other(name)) for name in NAMES]
@@ -385,68 +421,13 @@ class Others:
             began_s = time.monotonic()
             code = await self._to.asked(COMPLETIONS, json.dumps(body).encode())
             assert code == "ok", code
-            self.took_s.append(time.monotonic() - began_s)
+            self._took_s.append(time.monotonic() - began_s)
 
 
-class Memory:
-    """Growth of the memory of this process and of its child processes.
-
-    Children that compile one grammar are counted apart: each ends after its grammar, within its own limits.
-    """
-
-    def __init__(self) -> None:
-        self._before = _taken().own_bytes
-        self.growth_bytes = self.grammar_bytes = 0
-
-    async def watched(self, during: Coroutine[Any, Any, T]) -> T:
-        watching = asyncio.create_task(self._watch())
-        try:
-            return await during
-        finally:
-            watching.cancel()
-            self._look()
-
-    async def _watch(self) -> None:
-        while True:
-            self._look()
-            await asyncio.sleep(5)  # reading the shares of all pages takes a while
-
-    def _look(self) -> None:
-        taken = _taken()
-        self.growth_bytes = max(self.growth_bytes, taken.own_bytes - self._before)
-        self.grammar_bytes = max(self.grammar_bytes, taken.grammar_bytes)
-
-
-class Taken(NamedTuple):
-    """Memory of this process and its children, and memory of children that compile one grammar."""
-
-    own_bytes: int
-    grammar_bytes: int
-
-
-def _taken() -> Taken:
-    """Each process counts with its proportional share of shared pages: a forked process shares nearly all
-    pages of its parent."""
-    own = grammars = 0
-    for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
-        with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-            took_bytes = process.memory_full_info().pss
-            if _compiles_one_grammar(process):
-                grammars += took_bytes
-            else:
-                own += took_bytes
-    return Taken(own, grammars)
-
-
-def _compiles_one_grammar(process: psutil.Process) -> bool:
-    """Whether this is a child of the process of grammars, whose name it inherits."""
-    parent = process.parent()
-    return parent is not None and process.cmdline()[:1] == parent.cmdline()[:1] == [GRAMMAR_PROCESS]
-
-
-async def ask(to: Served, seeds: range, rows: int = ROWS) -> Found:
+async def ask(to: Served, seeds: Iterable[int], rows: int = ROWS, found: Found | None = None) -> Found:
     """The bodies of these seeds, as many at once as there are rows, and good ones among them."""
-    found, bodies, left = Found(), Bodies(to.description), iter(seeds)
+    found = Found() if found is None else found
+    bodies, left = Bodies(to.description), iter(seeds)
 
     def passes(call: EngineCall) -> None:
         fields = {name for name, value in json.loads(call.body).items() if value is not None}
@@ -463,9 +444,9 @@ async def ask(to: Served, seeds: range, rows: int = ROWS) -> Found:
             await _look(to, found, seed, *bodies.draw(seed))
 
     await asyncio.gather(*(one_after_the_other() for _ in range(rows)))
-    await _look(to, found, seeds.stop, PATHS[0], GOOD)
+    await _look(to, found, NO_SEED, PATHS[0], GOOD)
     if to.worker.engine.failed:
-        found.broken.append({"seed": seeds.stop, "what": "the engine ended"})
+        found.broken.append({"seed": NO_SEED, "what": "the engine ended"})
     return found
 
 
