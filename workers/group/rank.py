@@ -17,6 +17,7 @@ from workers.group.journal import READY, Journal
 from workers.group.memory_check import NoMemory, refusal, shortage
 from workers.group.plan import from_environment
 from workers.group.storage import storage_bytes
+from workers.patches.vllm import prompt_rows
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,7 @@ class PlannedRank(WorkerBase):  # type: ignore[misc]  # vLLM is untyped here
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         with self._doing("loading weights"):
             super().load_model(*args, **kwargs)
+        prompt_rows.bound(self.model_runner)
 
     def determine_available_memory(self) -> int:
         with self._doing("profiling a forward pass"):
