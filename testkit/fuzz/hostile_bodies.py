@@ -30,7 +30,7 @@ from testkit.fuzz import engine_memory, hostile_json
 from testkit.fuzz.engine_memory import Growth
 from testkit.fuzz.hostile_requests import Drawer
 from testkit.random_adapters import RandomLora
-from workers.engine.grammar_queue import AT_ONCE
+from workers.engine.tenant_queue import AT_ONCE
 from workers.group import grammar_process
 from workers.messages import ERROR_EVENT, EngineCall, EngineConfig, EngineReply, VariantRef
 from workers.server.worker import Worker

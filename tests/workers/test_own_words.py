@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import shutil
@@ -221,6 +222,27 @@ def test_the_bases_own_template_is_bounded_too(lab: Lab, template: str, said: by
         tokenizer.chat_template = None
     assert (reply.status, said in reply.body) == (400, True), reply.body
     assert lab.base_answers
+
+
+def test_a_chat_that_takes_long_to_render_delays_no_other_tenants_chat(lab: Lab) -> None:
+    own = lab.variant(chat_template__jinja="{% if messages[0].content == 'w9' %}" + ENDLESS + "{% endif %}w5")
+
+    async def chat(word: str, tenant: str) -> EngineReply:
+        body = {"model": own.name, "messages": [{"role": "user", "content": word}], "max_tokens": 2}
+        raw = json.dumps({**body, "cache_salt": f"{tenant}:"}).encode()
+        reply: EngineReply = await lab.worker.call(EngineCall("/v1/chat/completions", raw, own))
+        return reply
+
+    async def together() -> list[EngineReply]:
+        assert (await chat("w5", "b")).status == 200, "the variant is loaded"
+        slow = [asyncio.create_task(chat("w9", "a")) for _ in range(2)]
+        quick = await chat("w5", "b")  # after them in every queue
+        assert not any(task.done() for task in slow)
+        return [quick, *await asyncio.gather(*slow)]
+
+    quick, *slow = lab.run(together())
+    assert quick.status == 200, quick.body
+    assert [b"more than 5 s of CPU time" in reply.body for reply in slow] == [True, True]
 
 
 def test_a_template_that_takes_content_in_parts_gets_parts(lab: Lab) -> None:

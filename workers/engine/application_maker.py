@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from workers.engine import chat_parsers
+from workers.engine.template_turns import take_turns
 from workers.messages import EngineConfig
 from workers.patches.vllm import app_state
 
@@ -30,6 +31,7 @@ class ApplicationMaker:
         cls, vllm: dict[str, Any], config: EngineConfig, args: Any, llm: Any
     ) -> ApplicationMaker:
         """Make the base's application around the engine client `llm`."""
+        take_turns(llm.renderer)
         tasks = await llm.get_supported_tasks()
         maker = cls(vllm, config, args, tasks, vllm["build_app"](args, tasks, llm.model_config))
         await maker._prepare(maker.app, llm, args)
@@ -41,6 +43,7 @@ class ApplicationMaker:
         A template may need another reasoning parser than the base's. A second copy with the base's parser
         then answers chats that a grammar forces.
         """
+        take_turns(client.renderer)
         if template is None:
             return await self._copy(client, self.args)
         parsers = chat_parsers.of_variant(self.config, template, client.renderer.tokenizer)

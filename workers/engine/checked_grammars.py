@@ -4,7 +4,7 @@
 vLLM's own validation runs on the event loop, where one large schema stops every stream. A grammar from the
 other process needs no such validation: its request uses that result. The result of each grammar is
 remembered, so that only its first request waits. Each tenant has its share of the process
-(`grammar_queue`).
+(`tenant_queue`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 
 from workers.cache_salt import tenant_of
 from workers.clean_environment import clean_environment
-from workers.engine.grammar_queue import GrammarQueue
+from workers.engine.tenant_queue import TenantQueue
 from workers.group import grammar_process
 from workers.group.grammar_process import CPU_S, FIELDS, TOO_LARGE
 from workers.patches.vllm import grammar_validation
@@ -70,7 +70,7 @@ class Grammars:
         self._with = {"tokenizer": tokenizer, "mode": mode, "vocabulary": vocabulary}
         self._known: OrderedDict[bytes, Outcome] = OrderedDict()
         self._asked: dict[bytes, _Asked] = {}
-        self._queue = GrammarQueue()
+        self._queue = TenantQueue()
         self._tasks: set[asyncio.Task[None]] = set()
         self._started: subprocess.Popen[bytes] | None = None
 

@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 
 from workers.cache_salt import cache_salt, tenant_of
 from workers.engine.checked_grammars import Grammars, Outcome
-from workers.engine.grammar_queue import AT_ONCE, OF_A_TENANT, GrammarQueue
+from workers.engine.tenant_queue import AT_ONCE, OF_A_TENANT, TenantQueue
 from workers.messages import VariantRef
 
 
-def begun(queue: GrammarQueue) -> list[bytes]:
+def begun(queue: TenantQueue) -> list[bytes]:
     """All grammars that may begin now."""
     return list(iter(queue.begin, None))
 
 
 def test_a_tenant_leaves_a_place_for_others() -> None:
-    queue = GrammarQueue()
+    queue = TenantQueue()
     for grammar in (b"a1", b"a2", b"a3", b"a4"):
         queue.join(grammar, "a")
     assert begun(queue) == [b"a1", b"a2"]
@@ -42,7 +42,7 @@ def test_a_tenant_leaves_a_place_for_others() -> None:
 
 
 def test_a_grammar_that_two_tenants_wait_for_is_compiled_in_the_share_of_either() -> None:
-    queue = GrammarQueue()
+    queue = TenantQueue()
     for grammar in (b"a1", b"a2", b"common"):
         queue.join(grammar, "a")
     assert begun(queue) == [b"a1", b"a2"]
@@ -52,7 +52,7 @@ def test_a_grammar_that_two_tenants_wait_for_is_compiled_in_the_share_of_either(
 
 
 def test_a_grammar_without_requests_leaves_the_queue() -> None:
-    queue = GrammarQueue()
+    queue = TenantQueue()
     for tenant in ("a", "a", "b"):
         queue.join(b"x", tenant)
     assert not queue.leave(b"x", "a")
@@ -64,7 +64,7 @@ def test_a_grammar_without_requests_leaves_the_queue() -> None:
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 9), st.booleans()), max_size=60))
 def test_shares_hold_and_no_grammar_is_forgotten(steps: list[tuple[str, int, bool]]) -> None:
     """A grammar's first letter is its tenant."""
-    queue, running, waiting = GrammarQueue(), list[bytes](), set[bytes]()
+    queue, running, waiting = TenantQueue(), list[bytes](), set[bytes]()
 
     def go_on() -> None:
         for grammar in begun(queue):
