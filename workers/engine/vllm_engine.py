@@ -12,6 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
+import psutil
+
 from profiler.model_files import is_tekken
 from workers.asgi import AsgiApp, Message
 from workers.bus.client import VariantClient
@@ -222,5 +224,6 @@ class VllmEngine:
         self._applications.close()
         self._llm.grammars.close()
         self._client.close()
-        self._llm.shutdown()
+        with suppress(psutil.NoSuchProcess):  # vLLM asks a child that has just ended for its name
+            self._llm.shutdown()
         self._launch.close()
