@@ -48,7 +48,7 @@ class Settings(BaseSettings):
     source_credentials: str = Field(
         default="",
         description="YAML or JSON file of tenants' credentials for sources, on every node. Empty: only the "
-        "environment's, for the installation.",
+        "environment has credentials, for the installation.",
     )
     source_private_hosts: str = Field(
         default="",

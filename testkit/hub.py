@@ -114,7 +114,7 @@ class _Handler(BaseHTTPRequestHandler):
         token = self.headers.get("Authorization", "").removeprefix("Bearer ")
         hidden = repository is not None and not repository.gated and self._is_closed(repository, token)
         if repository is None or hidden:
-            # As the public hub: without a token nobody learns whether a repository exists.
+            # The public hub, too, tells a client without a token only that a repository may not exist.
             self._refuse(404 if token else 401, "RepoNotFound", "Repository not found")
             return None
         if revision not in (None, "main", repository.commit):

@@ -42,7 +42,7 @@ HINTS: dict[str, str] = {
     "source_not_found": "check the name, the revision and the address of the source",
     "source_denied": "set HF_TOKEN or other credentials before `ostinato up`, or OSTINATO_SOURCE_CREDENTIALS",
     "wrong_digest": "register again; if it fails again, the file is damaged at its source",
-    "source_unreachable": "check the network and the source, then register again: the fetch goes on",
+    "source_unreachable": "check the network and the source, then register again: the fetch continues",
     "disk_budget_too_small": "raise OSTINATO_SOURCE_BYTES, undeploy a model, or free space on the disk",
     "model_not_found": "`ostinato models` lists the names",
     "not_deployed": "deploy the model with `ostinato deploy MODEL`",

@@ -1,4 +1,4 @@
-"""Whose credentials are sent to which source. They are read where they are used, and written nowhere."""
+"""The credentials that each source gets. They are read where they are used, and written nowhere."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ class _Fetch:
         if self._request.digest and done.digest != self._request.digest:
             raise FetchError(
                 WRONG_DIGEST,
-                f"the contents of {source.uri} differ from those that were registered; register them under a "
+                f"the contents of {source.uri} differ from the registered contents; register them under a "
                 "new name",
             )
         write_manifest(self._folder, done)

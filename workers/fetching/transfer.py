@@ -62,7 +62,7 @@ def retried(
                     UNREACHABLE, f"{failures} attempts failed (the last one: {e}); try again when it answers"
                 ) from e
             pause_s = min(rules.pause_s * 2.0 ** (failures - 1), MAX_PAUSE_S)
-            say(f"{e}; the fetch goes on in {pause_s:.0f} s")
+            say(f"{e}; the fetch continues in {pause_s:.0f} s")
             time.sleep(pause_s)
 
 

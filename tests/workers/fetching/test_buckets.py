@@ -175,7 +175,7 @@ def test_a_folder_of_google_cloud_storage_is_fetched_and_completed(
     assert google.ranges[-1] == "bytes=1000-"
 
 
-def test_what_google_cloud_storage_refuses_is_named(google: type[_Google], tmp_path: Path) -> None:
+def test_a_refusal_of_google_cloud_storage_is_named(google: type[_Google], tmp_path: Path) -> None:
     absent = last("gs://models/absent", tmp_path)
     google.refused = True
     refused = last("gs://models/team/small", tmp_path)

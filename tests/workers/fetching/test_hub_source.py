@@ -200,7 +200,9 @@ def test_a_part_that_a_crash_damaged_is_fetched_again(hub: HubStandIn, tmp_path:
         ("hf://org/pickles", "source_unreadable", "pytorch_model.bin"),
     ],
 )
-def test_what_is_wrong_is_named(hub: HubStandIn, tmp_path: Path, uri: str, code: str, says: str) -> None:
+def test_an_error_of_the_hub_is_named(
+    hub: HubStandIn, tmp_path: Path, uri: str, code: str, says: str
+) -> None:
     hub.repositories["org/private"] = Repository(MODEL, readers=frozenset({"hf_right"}))
     hub.repositories["org/gated"] = Repository(MODEL, readers=frozenset({"hf_right"}), gated=True)
     hub.repositories["org/pickles"] = Repository({"config.json": b"{}", "pytorch_model.bin": b"b"})

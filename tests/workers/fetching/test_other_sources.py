@@ -116,7 +116,7 @@ def test_other_locations_are_not_remote(uri: str) -> None:
         "https://host/../x",
     ],
 )
-def test_what_is_no_plain_source_is_refused(uri: str) -> None:
+def test_a_uri_that_is_no_plain_source_is_refused(uri: str) -> None:
     with pytest.raises(ValueError, match="expected"):
         parse_remote(uri)
 
