@@ -47,8 +47,8 @@ class Settings(BaseSettings):
     )
     source_credentials: str = Field(
         default="",
-        description="YAML or JSON file of tenants' credentials for sources, on every node. Empty: only the "
-        "environment has credentials, for the installation.",
+        description="YAML or JSON file of tenants' credentials for sources, on every node. Empty: the "
+        "installation has only the credentials in its environment.",
     )
     source_private_hosts: str = Field(
         default="",
