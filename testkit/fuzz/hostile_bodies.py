@@ -194,12 +194,12 @@ class Bodies:
         value = self._drawer.example(self._schemas[path], random, random.choice((0.0, 0.03, 0.08, 0.2)))
         chance = random.random()
         if chance < 0.3:
-            value |= _asking_for_a_form(random)
+            value = {**value, **_asking_for_a_form(random)}  # the schema's own example stays as it is
         elif chance < 0.8:
             value = hostile_json.mutated(value, random, random.choice((1, 1, 1, 2)))
         if isinstance(value, dict):
             if random.random() < 0.2:
-                value |= {random.choice(NAMED[path]): hostile_json.hostile(random)}
+                value = {**value, random.choice(NAMED[path]): hostile_json.hostile(random)}
             value = {**value, "model": random.choice(NAMES)}
             if random.random() < 0.8:
                 value["max_tokens"] = random.choice((1, 4, 8))
