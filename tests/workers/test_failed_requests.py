@@ -24,6 +24,14 @@ class GenerationError(Exception):
     """As vLLM names the end of a request that it gave up."""
 
 
+class VLLMClientError(Exception):
+    """As vLLM names the errors about a request."""
+
+
+class VLLMValidationError(VLLMClientError):
+    parameter: str
+
+
 def application() -> FastAPI:
     """Like vLLM's: a handler for whatever it does not expect, which Starlette calls before it raises on."""
     app = FastAPI()
@@ -64,8 +72,8 @@ def application() -> FastAPI:
 
     @app.post("/refuses")
     async def refuses() -> StreamingResponse:
-        error = ValueError("no such rule")
-        error.parameter = "structured_outputs"  # type: ignore[attr-defined]  # as vLLM's errors have it
+        error = VLLMValidationError("no such rule")
+        error.parameter = "structured_outputs"
         return StreamingResponse(pieces(breaks=error), media_type="text/event-stream")
 
     @app.post("/gives-up")

@@ -31,6 +31,7 @@ _LONGEST = 200  # characters of an error's text
 _EVENTS = b"text/event-stream"
 # vLLM's error for a request that it gave up, and its words for it in every API.
 _GENERATION_ERROR, GIVEN_UP = "GenerationError", "Internal server error"
+_CLIENT_ERROR = "VLLMClientError"  # vLLM's class of errors about a request
 
 Why = Callable[[], Awaitable[Exception | None]]
 Lives = Callable[[], bool]
@@ -98,9 +99,14 @@ def _failed_event(error: Exception) -> bytes:
         causes.append(cause)
     if any(type(cause).__name__ == _GENERATION_ERROR for cause in causes):
         return b"data: " + _error(FAILED, GIVEN_UP) + b"\n\n"
-    if (refused := next((cause for cause in causes if isinstance(cause, ValueError)), None)) is not None:
+    if (refused := next(filter(_is_refusal, causes), None)) is not None:
         return b"data: " + _error(REFUSED, str(refused), getattr(refused, "parameter", None)) + b"\n\n"
     return b"data: " + _error(FAILED, f"the engine failed: {error!r:.{_LONGEST}}") + b"\n\n"
+
+
+def _is_refusal(error: BaseException) -> bool:
+    """Whether the error is about the request: vLLM 0.26 raises ValueError, 0.32 a class of its own."""
+    return any(kind.__name__ in ("ValueError", _CLIENT_ERROR) for kind in type(error).__mro__)
 
 
 def _error(code: int, message: str, param: str | None = None) -> bytes:
