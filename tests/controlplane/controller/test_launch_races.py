@@ -57,7 +57,7 @@ async def launched(world: World, meanwhile: Callable[[World, Operation], None]) 
     async def note(*_: object, **__: object) -> None:
         meanwhile(world, deploying)
 
-    async def nothing(*_: Any) -> None: ...
+    async def nothing(*_: Any, **__: Any) -> None: ...
 
     hooks = Hooks(note, nothing, lambda base: None, active, nothing)
     await GroupActions(world.settings, world.repository, world.cluster, hooks, nothing).launch("base")
