@@ -156,13 +156,24 @@ def test_register_adds_a_base(cli: Cli, api: FakeApi) -> None:
 
 
 def test_register_a_variant_from_a_relative_folder(cli: Cli, api: FakeApi) -> None:
-    assert cli("register", "v1", "--base", "smol", "--adapter", "some/folder").code == 0
+    assert cli("register", "v1", "--base", "smol", "--adapter", "./some/folder").code == 0
     body = api.calls("POST /register_model")[0][0]
     assert (body["base"], body["adapter"]) == ("smol", str(Path.cwd() / "some/folder"))
 
 
+def test_a_name_of_the_hub_is_sent_as_it_is_unless_it_is_a_folder(
+    cli: Cli, api: FakeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli("register", "v1", "--base", "smol", "--adapter", "some/folder").code == 0
+    Path("some/folder").mkdir(parents=True)
+    assert cli("register", "v1", "--base", "smol", "--adapter", "some/folder").code == 0
+    sent = [body["adapter"] for body, *_ in api.calls("POST /register_model")]
+    assert sent == ["some/folder", str(tmp_path / "some/folder")]
+
+
 def test_register_a_fine_tune_of_a_base(cli: Cli, api: FakeApi) -> None:
-    line = "register v1 some/tuned --base smol --method deltamix --ratio 0.0625 --max-widths 3 --lossless"
+    line = "register v1 ./some/tuned --base smol --method deltamix --ratio 0.0625 --max-widths 3 --lossless"
     ended = cli(*line.split(), "--evaluation", "tasks.jsonl", "--calibration", "/c.jsonl", "--rows", "9")
     assert ended.code == 0, ended.err
     assert api.calls("POST /register_model")[0][0] == {

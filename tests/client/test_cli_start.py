@@ -36,7 +36,7 @@ CLIENTS = {
     ),
     *("controlplane.state", "controlplane.state.base", "controlplane.state.terms"),
     *("workers", "workers.tiers", "profiler", "profiler.quantization", "profiler.variant_limit"),
-    *("profiler.figures", "profiler.parser_names"),
+    *("profiler.figures", "profiler.parser_names", "workers.fetching", "workers.fetching.remote_source"),
 }
 WITH_OTHERS_BELOW = ("controlplane.cli.", "controlplane.client.", "controlplane.management.schemas")
 OF_OTHER_COMMANDS = {

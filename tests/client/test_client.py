@@ -86,7 +86,7 @@ def test_url_and_key_come_from_the_environment(api: FakeApi, monkeypatch: pytest
 
 
 def test_a_name_cannot_change_the_path(client: Client, api: FakeApi) -> None:
-    with pytest.raises(errors.ModelNotFound):
+    with pytest.raises(errors.InvalidRequest):
         client.model("../status")
     assert "GET /status" not in [route for route, _, _ in api.asked]
 

