@@ -18,6 +18,12 @@ PURE = {
     "forecast",
     "request_terms",
     "tenants",
+    # the table of endpoints, which the terms of a request read
+    "endpoints",
+    "messages_fields",
+    "openai_fields",
+    "responses_fields",
+    "token_fields",
 }
 HEAVY = {"ray", "torch", "vllm", "fastapi", "httpx", "redis", "uvicorn", "prometheus_client"}
 
