@@ -62,6 +62,7 @@ LONGEST = (
     "tests/benchmarks/test_rehearsals.py::test_every_rehearsal_runs[overloaded_engine]",
     "tests/benchmarks/test_engine_rehearsals.py::test_those_that_measure_inside_an_engine_run",
     "tests/workers/test_families.py",
+    "tests/workers/fetching/test_hub_source.py",
     "tests/benchmarks/test_rehearsals.py::test_every_rehearsal_runs[compression.quality]",
     "tests/benchmarks/test_rehearsals.py::test_every_rehearsal_runs[kernels]",
 )
