@@ -230,12 +230,14 @@ async def until_answered(port: int, by: bytes) -> None:
 
 
 async def test_the_front_door_without_a_gateway_tells_when_to_retry() -> None:
-    for gateways in ([], [free_port()]):
-        with front_door(gateways) as door:
-            answer = await asked(door.port, GET + b"\r\n")
-            assert error_of(answer)[0] == 503
-            assert error_of(answer)[1]["code"] == "unavailable"
-            assert re.search(rb"(?i)\r\nretry-after: 1\r\n", answer)
+    with socket.socket() as held:  # bound and without a listener: no other test gets this port
+        held.bind(("127.0.0.1", 0))
+        for gateways in ([], [held.getsockname()[1]]):
+            with front_door(gateways) as door:
+                answer = await asked(door.port, GET + b"\r\n")
+                assert error_of(answer)[0] == 503
+                assert error_of(answer)[1]["code"] == "unavailable"
+                assert re.search(rb"(?i)\r\nretry-after: 1\r\n", answer)
 
 
 async def end(_: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
