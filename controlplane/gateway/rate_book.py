@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from controlplane import errors
 from controlplane.gateway.rate_sharing import EXCHANGE_S, Key, Others, RateReport, Share
-from controlplane.gateway.stream_events import NamedUsage
+from controlplane.gateway.stream_events import NamedUsage, counted_in
 from controlplane.gateway.stream_usage import StreamUsage
 from controlplane.traffic import rate_limits
 from controlplane.traffic.body_bounds import SMALL_BYTES
@@ -20,7 +20,6 @@ from controlplane.traffic.rate_limits import Bucket
 from controlplane.traffic.tenants import Tenant
 
 _TOTAL = re.compile(rb'"total_tokens":\s*(\d+)')
-_PARTS = re.compile(rb'"(input|output)_tokens":\s*(\d+)')
 LARGE_BODY_BYTES = 256 << 20  # bytes of larger bodies that a gateway reads per tenant and minute
 # Events of a stream without a token: one at its beginning or with the reason of its end, and the last one.
 _OTHER_EVENTS = 2
@@ -68,7 +67,7 @@ def _said(end: bytes, written: Format) -> int | None:
     """Tokens of prompt and answer as the engine counted them; text of the model is escaped. A message's calls
     of tools are not, so only the last counts in it are the engine's."""
     if written is Format.ANTHROPIC:
-        counted = {kind: int(tokens) for kind, tokens in _PARTS.findall(end)}
+        counted = counted_in(end)
         return sum(counted.values()) if len(counted) == 2 else None
     said = _TOTAL.findall(end)
     return int(said[-1]) if said else None

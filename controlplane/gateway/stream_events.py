@@ -35,6 +35,11 @@ def tokens_in(piece: bytes) -> int:
     return sum(b"delta" in event.partition(b"\n")[0] for event in piece.split(b"\n\n"))
 
 
+def counted_in(text: bytes) -> dict[bytes, int]:
+    """The engine's counts of tokens by `input` and `output`; of several counts the last."""
+    return {kind: int(tokens) for kind, tokens in _USAGE.findall(text)}
+
+
 class NamedUsage:
     """The tokens that a stream with named events has cost so far: by the engine's own count where an event
     has it, or else one for each event with a part of the answer. `prompt_tokens` is an estimate."""
@@ -61,7 +66,7 @@ class NamedUsage:
         if not event.startswith(_COUNTING):
             return
         # The answer's text is escaped, and what a response repeats of its request comes before its usage.
-        counted = {kind: int(tokens) for kind, tokens in _USAGE.findall(event)}
+        counted = counted_in(event)
         if event.startswith(_COUNTING[2]):
             self._prompt = counted.get(b"input", self._prompt)
         elif counted:
